@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Sets up what a build and the tests need. Idempotent: a second call only looks.
+#
+#   scripts/setup.sh           system packages, and libtorch for the CPU in .libtorch/
+#   scripts/setup.sh --cuda    the libraries to link a CUDA build as well, in .libtorch-cuda/
+#   scripts/setup.sh --venv    a Python environment in .venv/ with the readers that tests compare with
+#
+# libtorch comes out of the wheel that the Python package index serves: the C++ library and its
+# headers are a tenth of what a `pip install torch` unpacks. Nothing outside the checkout is
+# written, except by apt, and that only as root.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+main() {
+  system_packages
+  need_rust
+  case "${1:-}" in
+    "") libtorch .libtorch cpu ;;
+    --cuda) libtorch .libtorch-cuda cuda ;;
+    --venv) python_readers ;;
+    *) die "unknown argument '$1': --cuda or --venv, or none" ;;
+  esac
+}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 2; }
+
+# What the C++ parts of the build call. Looked for by what they provide, so that a machine that
+# has them from elsewhere is left alone.
+system_packages() {
+  local missing=()
+  have g++ || missing+=(g++)
+  have cmake || missing+=(cmake)
+  have pkg-config || missing+=(pkg-config)
+  have python3 || missing+=(python3)
+  python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+  python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  [ ${#missing[@]} -eq 0 ] && return
+  have apt-get || die "please install: ${missing[*]} (this is not a Debian system, so you know how)"
+  if [ "$(id -u)" -ne 0 ]; then
+    die "please run once:  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
+  fi
+  say "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q >/dev/null || die "apt-get update failed; is the network there?"
+  apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null ||
+    die "apt-get could not install ${missing[*]}"
+}
+
+need_rust() {
+  have cargo || die "no cargo on the PATH: install Rust 1.90 or newer with rustup or your distribution, then call again"
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# libtorch FOLDER cpu|cuda: unpacks the wheels into FOLDER, laid out as in site-packages, because
+# the libraries find one another by paths relative to themselves.
+libtorch() {
+  local folder=$1 kind=$2 stamp="2.11.0-$2-1"
+  if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
+    return
+  fi
+  [ "$(uname -m)" = x86_64 ] || die "libtorch for $(uname -m) is not set up by this script; the other crates build without it"
+  local wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+  if [ "$kind" = cuda ]; then
+    wheels+=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9)
+  fi
+  local tmp="$folder.tmp"
+  rm -rf "$tmp"
+  mkdir -p "$tmp"
+  say "fetching libtorch 2.11.0 ($kind; about 550 MB, kept in pip's cache)"
+  python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.11 \
+    --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64 \
+    --platform manylinux_2_18_x86_64 --platform manylinux2014_x86_64 -d "$tmp" "${wheels[@]}" ||
+    die "libtorch could not be fetched from the Python package index; the crates other than trainer build without it"
+  python3 scripts/unpack_libtorch.py "$kind" "$tmp" || die "a wheel did not hold what was due"
+  rm "$tmp"/*.whl
+  echo "$stamp" >"$tmp/stamp"
+  rm -rf "$folder"
+  mv "$tmp" "$folder"
+  say "libtorch is in $folder ($(du -sm "$folder" | cut -f1) MB)"
+}
+
+# Programs of others that the tests compare with: Megatron's own reader, numpy, safetensors,
+# Hugging Face tokenizers.
+python_readers() {
+  local stamp
+  stamp=$(sha256sum scripts/readers.txt | cut -c1-16)
+  if [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then
+    return
+  fi
+  rm -rf .venv
+  say "making .venv with $(grep -vc '^#' scripts/readers.txt) packages"
+  python3 -m venv .venv || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
+  .venv/bin/python -m pip install -q --no-deps -r scripts/readers.txt ||
+    die "the packages of scripts/readers.txt could not be installed"
+  echo "$stamp" >.venv/stamp
+}
+
+main "$@"

@@ -1,0 +1,249 @@
+//! Bytes at offsets: write-once objects on local, parallel and object stores.
+//!
+//! Everything that Feedline reads or writes goes through [`Storage`], a flat namespace of objects
+//! that are written once. A key is absent or complete, never partial: an [`Upload`] is invisible
+//! until it is durable, and one that is dropped leaves nothing behind. A folder of objects becomes
+//! visible in one step by [`Storage::publish`], and is complete if and only if its [`Manifest`]
+//! says so. The rest of the toolkit leans on those two sentences.
+//!
+//! In reading order: [`Key`] and [`locate`] name things, [`Storage`], [`Object`] and [`Upload`] are
+//! the contract, `posix` keeps it on file systems, [`Manifest`] is the commit record.
+
+mod checksum;
+mod error;
+mod key;
+mod manifest;
+mod posix;
+mod units;
+
+pub use checksum::{Crc64, crc64, crc64_join};
+pub use error::{Error, Result};
+pub use key::Key;
+pub use manifest::{FileEntry, Manifest, VerifyReport};
+pub use units::{ByteSize, rate_text};
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A flat namespace of write-once objects: a key is absent or complete, never partial.
+pub trait Storage: fmt::Debug + Send + Sync {
+    /// Opens a complete object for reading.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none; [`Error::Io`] for what the store says else.
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>>;
+
+    /// Begins a new object. Folders in the key are made as needed. `len_bytes_max` is the most that
+    /// will be written: space is looked for before the first byte. Zero if it is not known.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the key is taken: nothing is ever overwritten. [`Error::NoSpace`] if the
+    /// store says that so much will not fit.
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>>;
+
+    /// The complete objects below a folder, at any depth, sorted by key. An absent folder is empty.
+    /// Uploads in flight are not among them.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>>;
+
+    /// The names directly below a folder, folders and objects alike, sorted. An absent folder is
+    /// empty.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn names(&self, folder: &Key) -> Result<Vec<String>>;
+
+    /// Deletes one object, durably.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none.
+    fn delete(&self, key: &Key) -> Result<()>;
+
+    /// Makes a whole folder visible under its final name in one step: after a crash it has either
+    /// name, never half of each. All uploads into it must have finished.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the target exists, [`Error::NotFound`] if the staged folder does not.
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()>;
+
+    /// Deletes a folder and all in it. An absent folder is no error.
+    ///
+    /// # Errors
+    /// What the store says; what was deleted by then stays deleted.
+    fn delete_folder(&self, folder: &Key) -> Result<()>;
+
+    /// Bytes that may still be written, or `None` if the store has no such limit.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn free_bytes(&self) -> Result<Option<u64>>;
+
+    /// How a message names this key: a full path or URL.
+    fn display(&self, key: &Key) -> String;
+}
+
+/// One complete, immutable object.
+pub trait Object: fmt::Debug + Send + Sync {
+    /// Its length.
+    fn len_bytes(&self) -> u64;
+
+    /// Fills every buffer from its offset, or fails. When it returns nothing is in flight, so no
+    /// buffer outlives its request. Reads may be carried out in any order.
+    ///
+    /// # Errors
+    /// [`Error::ShortRead`] if a read reaches past the end; [`Error::Io`] after the bounded retries
+    /// for interrupted calls are spent. The buffers' contents are then unspecified.
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()>;
+
+    /// The object as one slice of memory, for index files. Data files are read, never mapped.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it can be neither mapped nor read.
+    fn map(&self) -> Result<Map>;
+
+    /// How a message names this object.
+    fn display(&self) -> String;
+}
+
+/// One object being written, invisible until it is finished.
+pub trait Upload: fmt::Debug + Send {
+    /// Appends bytes. After an error every later call fails the same way.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] for a full disk or quota, [`Error::Io`] for the rest.
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Bytes written so far.
+    fn len_bytes(&self) -> u64;
+
+    /// Makes the object durable, then visible. Until this returns the key is absent, also after a
+    /// crash; when it has returned the key is complete, also after a crash. Dropped unfinished, an
+    /// upload is as if never begun.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the key was taken meanwhile; [`Error::NoSpace`], [`Error::Io`]. The key
+    /// is then absent, or what another wrote.
+    fn finish(self: Box<Self>) -> Result<FileEntry>;
+}
+
+/// A wish: fill `buf` with the bytes that begin at `offset`.
+#[derive(Debug)]
+pub struct Read<'a> {
+    /// First byte, counted from the start of the object.
+    pub offset: u64,
+    /// What to fill, whole.
+    pub buf: &'a mut [u8],
+}
+
+/// One object in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its key, from the root of the store.
+    pub key: Key,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// The bytes of a committed object, mapped or copied; dereferences to `[u8]`.
+#[derive(Debug)]
+pub struct Map(MapInner);
+
+#[derive(Debug)]
+enum MapInner {
+    Mapped(memmap2::Mmap),
+    Owned(Vec<u8>),
+}
+
+impl Map {
+    pub(crate) fn mapped(map: memmap2::Mmap) -> Self {
+        Map(MapInner::Mapped(map))
+    }
+
+    /// Bytes that are in memory anyway, as a store without files has them.
+    #[must_use]
+    pub fn owned(bytes: Vec<u8>) -> Self {
+        Map(MapInner::Owned(bytes))
+    }
+}
+
+impl std::ops::Deref for Map {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            MapInner::Mapped(map) => map,
+            MapInner::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// Opens the store whose root is the folder named by a URL or a plain path.
+///
+/// # Errors
+/// [`Error::BadUrl`] for a scheme that is not known. The folder need not exist yet.
+pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
+    posix::open(&path_of(url)?)
+}
+
+/// Splits a URL or plain path into the store of its folder and the key of its last component, as
+/// `data/wiki_text_document` or `file:///lustre/run/step-000100` are given on a command line.
+///
+/// # Errors
+/// [`Error::BadUrl`] for an unknown scheme or a path without a last component.
+pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
+    let path = path_of(url)?;
+    let bad = |why: &str| Error::BadUrl { url: url.to_owned(), why: why.to_owned() };
+    let name = path.file_name().ok_or_else(|| bad("it has no last component"))?;
+    let name = name.to_str().ok_or_else(|| bad("its last component is not UTF-8"))?;
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => std::path::PathBuf::from("."),
+    };
+    Ok((posix::open(&folder)?, Key::new(name)?))
+}
+
+/// Reads a whole object into memory.
+///
+/// # Errors
+/// As [`Storage::open`] and [`Object::read_many`].
+pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
+    let object = store.open(key)?;
+    let too_big = |_| Error::Corrupt {
+        what: object.display(),
+        offset: 0,
+        got: format!("{} bytes", object.len_bytes()),
+        due: "no more than this machine can address".to_owned(),
+    };
+    let mut bytes = vec![0; usize::try_from(object.len_bytes()).map_err(too_big)?];
+    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    Ok(bytes)
+}
+
+/// Writes a whole object.
+///
+/// # Errors
+/// As [`Storage::create`], [`Upload::write`] and [`Upload::finish`].
+pub fn write_all(store: &dyn Storage, key: &Key, bytes: &[u8]) -> Result<FileEntry> {
+    let mut upload = store.create(key, bytes.len() as u64)?;
+    upload.write(bytes)?;
+    upload.finish()
+}
+
+fn path_of(url: &str) -> Result<std::path::PathBuf> {
+    let bad = |why: &str| Error::BadUrl { url: url.to_owned(), why: why.to_owned() };
+    if url.is_empty() {
+        return Err(bad("it is empty"));
+    }
+    if let Some(path) = url.strip_prefix("file:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        return if path.is_empty() { Err(bad("it names no path")) } else { Ok(path.into()) };
+    }
+    match url.split_once("://") {
+        Some((scheme, _)) => {
+            Err(bad(&format!("the scheme '{scheme}' is not known; due: file:, or a plain path")))
+        }
+        None => Ok(url.into()),
+    }
+}

@@ -1,0 +1,223 @@
+//! The commit record of a folder: which files make it up, how long they are and what they sum to.
+//!
+//! A folder is complete if and only if its manifest exists and every file in it has the listed
+//! length and checksum. The manifest is written last, and sums up itself: it is a JSON object whose
+//! last line is `"manifest_crc64"`, the CRC-64/NVME, in 16 hexadecimal digits, of every byte before
+//! that line. So it can be read by anything that reads JSON, and checked by a dozen lines.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Crc64, Error, Key, Read, Result, Storage, crc64, read_all, write_all};
+
+/// One file of a folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its path below the folder of the manifest; from an upload, the last component of its key.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-64/NVME of all its bytes, in 16 hexadecimal digits.
+    #[serde(with = "hex")]
+    pub crc64: u64,
+}
+
+/// What a folder must hold to be complete.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// What the folder is, such as `feedline-tokens` or `feedline-ckpt`.
+    pub format: String,
+    /// The version of that format. A reader refuses one that it does not know.
+    pub version: u32,
+    /// Every file but the manifest itself.
+    pub files: Vec<FileEntry>,
+    /// What the format wants to say of them.
+    pub meta: serde_json::Value,
+}
+
+/// What [`Manifest::verify`] read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// Files that are as listed.
+    pub files: usize,
+    /// Their bytes, all of which were read and summed.
+    pub bytes: u64,
+}
+
+/// The line that closes the JSON object, after which nothing may follow.
+const SEAL: &str = "\n  \"manifest_crc64\": \"";
+
+/// A manifest is read whole; 1 GiB would be five million chunks.
+const MANIFEST_BYTES_MAX: u64 = 1 << 30;
+
+/// 4 MiB reads keep every device busy and cost two buffers.
+const VERIFY_READ_BYTES: usize = 4 << 20;
+
+impl Manifest {
+    /// Writes the manifest, which commits the folder it is in. All files must be durable by then.
+    ///
+    /// # Errors
+    /// As [`write_all`].
+    pub fn write(&self, store: &dyn Storage, key: &Key) -> Result<FileEntry> {
+        write_all(store, key, self.to_text().as_bytes())
+    }
+
+    /// Reads a manifest and checks it against its own sum.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or [`Error::Corrupt`] for anything that [`Manifest::write`] did not write.
+    pub fn read(store: &dyn Storage, key: &Key) -> Result<Self> {
+        let what = store.display(key);
+        let len_bytes = store.open(key)?.len_bytes();
+        if len_bytes > MANIFEST_BYTES_MAX {
+            let got = format!("{len_bytes} bytes");
+            let due = format!("a manifest of at most {MANIFEST_BYTES_MAX}");
+            return Err(Error::Corrupt { what, offset: 0, got, due });
+        }
+        Self::from_bytes(&read_all(store, key)?, &what)
+    }
+
+    /// Reads every file that the manifest lists below `folder` and compares its length and checksum.
+    ///
+    /// # Errors
+    /// The first file that is absent ([`Error::NotFound`]) or not as listed ([`Error::Corrupt`]).
+    pub fn verify(&self, store: &dyn Storage, folder: &Key) -> Result<VerifyReport> {
+        let mut report = VerifyReport::default();
+        for file in &self.files {
+            file.verify(store, folder)?;
+            report.files += 1;
+            report.bytes += file.bytes;
+        }
+        Ok(report)
+    }
+
+    fn to_text(&self) -> String {
+        let json =
+            serde_json::to_string_pretty(self).expect("strings and numbers always serialize");
+        let open = json.strip_suffix("\n}").expect("a pretty object ends so");
+        let sum = crc64(format!("{open},").as_bytes());
+        format!("{open},{SEAL}{sum:016x}\"\n}}\n")
+    }
+
+    fn from_bytes(bytes: &[u8], what: &str) -> Result<Self> {
+        let corrupt = |offset: usize, got: String, due: &str| Error::Corrupt {
+            what: what.to_owned(),
+            offset: offset as u64,
+            got,
+            due: due.to_owned(),
+        };
+        let text = std::str::from_utf8(bytes).map_err(|e| {
+            corrupt(e.valid_up_to(), "bytes that are not UTF-8".to_owned(), "a manifest")
+        })?;
+        let seal = text.rfind(SEAL).ok_or_else(|| {
+            corrupt(text.len(), "no checksum".to_owned(), "a last line \"manifest_crc64\"")
+        })?;
+        let digits = text[seal + SEAL.len()..]
+            .strip_suffix("\"\n}\n")
+            .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+            .ok_or_else(|| corrupt(seal, "a torn last line".to_owned(), "16 hexadecimal digits"))?;
+        let sum = crc64(&bytes[..seal]);
+        if sum != digits {
+            return Err(corrupt(
+                seal,
+                format!("manifest_crc64 {digits:016x}"),
+                &format!("{sum:016x}, the sum of what stands before it"),
+            ));
+        }
+        let body = text[..seal].strip_suffix(',').unwrap_or(&text[..seal]);
+        serde_json::from_str(&format!("{body}\n}}"))
+            .map_err(|e| corrupt(0, e.to_string(), "the fields of a manifest and no others"))
+    }
+}
+
+impl FileEntry {
+    /// Reads the file below `folder` and compares its length and checksum.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] or [`Error::Corrupt`].
+    pub fn verify(&self, store: &dyn Storage, folder: &Key) -> Result<()> {
+        let key = folder.join(&self.path)?;
+        let object = store.open(&key)?;
+        let corrupt = |got: String, due: String| {
+            Err(Error::Corrupt { what: store.display(&key), offset: 0, got, due })
+        };
+        if object.len_bytes() != self.bytes {
+            let got = format!("{} bytes", object.len_bytes());
+            return corrupt(got, format!("{} by the manifest", self.bytes));
+        }
+        let mut sum = Crc64::new();
+        let mut buf = vec![
+            0;
+            VERIFY_READ_BYTES
+                .min(usize::try_from(self.bytes).unwrap_or(VERIFY_READ_BYTES))
+        ];
+        let mut offset = 0;
+        while offset < self.bytes {
+            let len = (self.bytes - offset).min(buf.len() as u64) as usize; // fits: at most the buffer
+            object.read_many(&mut [Read { offset, buf: &mut buf[..len] }])?;
+            sum.update(&buf[..len]);
+            offset += len as u64;
+        }
+        if sum.value() != self.crc64 {
+            let got = format!("CRC-64 {:016x} of its {} bytes", sum.value(), self.bytes);
+            return corrupt(got, format!("{:016x} by the manifest", self.crc64));
+        }
+        Ok(())
+    }
+}
+
+mod hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(value: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{value:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        if text.len() != 16 {
+            return Err(D::Error::custom(format!(
+                "a CRC-64 has 16 hexadecimal digits, not '{text}'"
+            )));
+        }
+        u64::from_str_radix(&text, 16).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        let file = FileEntry { path: "a.bin".to_owned(), bytes: 3, crc64: 7 };
+        let meta = serde_json::json!({ "step": 5, "note": "\n  \"manifest_crc64\": \"0\"" });
+        Manifest { format: "test".to_owned(), version: 1, files: vec![file], meta }
+    }
+
+    #[test]
+    fn is_json_and_comes_back() {
+        let text = sample().to_text();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["files"][0]["crc64"], "0000000000000007");
+        assert_eq!(Manifest::from_bytes(text.as_bytes(), "m").unwrap(), sample());
+    }
+
+    #[test]
+    fn every_changed_byte_is_seen() {
+        let text = sample().to_text().into_bytes();
+        for place in 0..text.len() {
+            for bit in 0..8 {
+                let mut bad = text.clone();
+                bad[place] ^= 1 << bit;
+                // The case of a hexadecimal digit of the sum is the one thing that may differ.
+                let same = bad.eq_ignore_ascii_case(&text) && place > text.len() - 22;
+                let read = Manifest::from_bytes(&bad, "m");
+                assert!(read.is_err() || same, "bit {bit} of byte {place} went unseen");
+            }
+        }
+        for len in 0..text.len() {
+            assert!(Manifest::from_bytes(&text[..len], "m").is_err(), "cut to {len} bytes");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+# The front door. `make demo` runs the main job on the text in demo/data; `make test` passes the
+# tests. Each sets up what it needs first.
+
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
+	@echo "make test        all tests"
+	@echo "make lint        formatting and clippy, warnings refused"
+	@echo "make bench       the benchmarks of every crate: a table each"
+	@echo "make setup       what the two need (CUDA=1: the libraries of a CUDA build as well)"
+	@echo "make clean       remove what was built and the demo's output; keeps libtorch"
+
+setup:
+	@scripts/setup.sh
+ifdef CUDA
+	@scripts/setup.sh --cuda
+endif
+
+demo: setup
+	@scripts/demo.sh
+
+test: setup
+	@scripts/setup.sh --venv
+	@scripts/test.sh
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+bench: setup
+	cargo bench --workspace --locked
+
+clean:
+	cargo clean
+	rm -rf demo-run

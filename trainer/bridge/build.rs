@@ -1,1 +1,35 @@
-fn main() {}
+//! Compiles the shim against the libtorch that `torch-sys` links, and tells dependents where it is.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+
+/// One subject each.
+const SOURCES: [&str; 4] =
+    ["shim/shim.cpp", "shim/autograd.cpp", "shim/optim.cpp", "shim/runtime.cpp"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Printed by torch-sys, which has `links = "tch"`; seen only by its direct dependents.
+    let lib = PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB")?);
+    let include = lib.parent().ok_or("the folder of libtorch has no parent")?.join("include");
+    println!("cargo:rerun-if-changed=shim");
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").define("_GLIBCXX_USE_CXX11_ABI", "1");
+    // The warnings inside libtorch's headers are not ours.
+    for folder in [include.clone(), include.join("torch/csrc/api/include")] {
+        build.flag("-isystem").flag(folder);
+    }
+    build.flag("-fvisibility=hidden").warnings(true).extra_warnings(true);
+    build.files(SOURCES).compile("feedline_bridge");
+    println!("cargo:rustc-link-lib=dylib=torch_cpu");
+    println!("cargo:rustc-link-lib=dylib=c10");
+
+    // A link argument does not reach other packages: each that makes binaries or tests prints its
+    // own, from this. Resolved, because a library finds its neighbours from where it really lies.
+    let real = fs::canonicalize(lib.join("libtorch_cpu.so"))?;
+    let folder = real.parent().ok_or("libtorch_cpu.so lies in no folder")?.display();
+    println!("cargo:libtorch_lib={folder}");
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
+    Ok(())
+}

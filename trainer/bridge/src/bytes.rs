@@ -1,0 +1,55 @@
+use std::slice;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::ffi::fb_is_sole_owner;
+use crate::{Error, Result};
+
+/// The elements of a contiguous CPU tensor as bytes, in the machine's order, without a copy.
+///
+/// # Errors
+/// [`Error::NotLendable`] if the tensor lies elsewhere, is not contiguous, or shares its memory with
+/// another handle, view or graph, through which it could change while the bytes are lent.
+pub fn bytes(tensor: &Tensor) -> Result<&[u8]> {
+    let len = lendable_bytes(tensor)?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: `lendable_bytes` found `len` initialized bytes there, reachable through this handle
+    // alone, which is borrowed for as long as the slice.
+    Ok(unsafe { slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), len) })
+}
+
+/// As [`bytes`], to be written.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn bytes_mut(tensor: &mut Tensor) -> Result<&mut [u8]> {
+    let len = lendable_bytes(tensor)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: as in `bytes`, and the handle is borrowed mutably.
+    Ok(unsafe { slice::from_raw_parts_mut(tensor.data_ptr().cast::<u8>(), len) })
+}
+
+fn lendable_bytes(tensor: &Tensor) -> Result<usize> {
+    let refuse = |why| Err(Error::NotLendable { why });
+    if !tensor.defined() {
+        return refuse("it is undefined");
+    }
+    if tensor.device() != Device::Cpu {
+        return refuse("it is not in the memory of the CPU");
+    }
+    if tensor.kind() == Kind::Bool {
+        return refuse("not every byte is a bool");
+    }
+    if tensor.is_sparse() || tensor.is_mkldnn() || !tensor.is_contiguous() {
+        return refuse("it is not contiguous");
+    }
+    // SAFETY: the handle is defined and alive during the call.
+    if unsafe { fb_is_sole_owner(tensor.as_ptr()) } == 0 {
+        return refuse("another handle, view or graph refers to its memory");
+    }
+    Ok(tensor.numel() * tensor.kind().elt_size_in_bytes())
+}

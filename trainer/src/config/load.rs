@@ -1,0 +1,202 @@
+//! Files, their bases and the command line, merged into one table.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::node::{Node, Refusal};
+use super::{Config, ConfigError};
+
+/// A config is a page; what is larger is some other file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// A base, a size, a site, an experiment: four levels are plenty. More is a cycle in disguise.
+const EXTENDS_MAX: usize = 16;
+/// Tables that hold one of several keys. A later file replaces them whole: with a base that says
+/// `budget = { samples = .. }`, `budget = { steps = .. }` means the steps alone.
+const WHOLE: [&str; 3] = ["run.budget", "optim.lr.warmup", "optim.lr.decay"];
+
+/// One file, or one `--set`.
+struct Layer {
+    name: String,
+    table: Table,
+}
+
+impl Config {
+    /// Reads a file, the files it extends, and `key=value` overrides from the command line, the
+    /// later over the earlier, and checks every value.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the file and the full name of the key.
+    pub fn load(file: &str, sets: &[String]) -> Result<Self, ConfigError> {
+        let mut layers = Vec::new();
+        read_with_bases(Path::new(file), &mut Vec::new(), &mut layers)?;
+        for argument in sets {
+            layers.push(set_layer(argument)?);
+        }
+        merged(file, &layers)
+    }
+
+    /// Reads a config from text, as a checkpoint holds it, and checks every value. `name` is what
+    /// messages call it.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn from_toml(name: &str, text: &str) -> Result<Self, ConfigError> {
+        merged(name, &[parse(name, text)?])
+    }
+
+    /// The config as TOML, which [`Config::from_toml`] reads back to an equal one.
+    ///
+    /// # Panics
+    /// Never: every value has a TOML form, and the checked ranges fit it.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("checked values have a TOML form")
+    }
+}
+
+/// Pushes the bases of a file first, then the file.
+fn read_with_bases(
+    path: &Path,
+    chain: &mut Vec<String>,
+    layers: &mut Vec<Layer>,
+) -> Result<(), ConfigError> {
+    let name = tidy(path).display().to_string();
+    let seen = chain.contains(&name);
+    chain.push(name.clone());
+    let refuse = |problem: &str| {
+        Err(ConfigError::Extends { chain: chain.clone(), problem: problem.to_owned() })
+    };
+    if seen {
+        return refuse("'extends' comes back to a file that it started from");
+    }
+    if chain.len() > EXTENDS_MAX {
+        return refuse("'extends' goes more than 16 files deep");
+    }
+    let mut layer = parse(&name, &read(&name)?)?;
+    match layer.table.remove("extends") {
+        None => {}
+        Some(Value::String(base)) => {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            read_with_bases(&folder.join(base), chain, layers)?;
+        }
+        Some(other) => return refuse(&format!("extends is {other}, due a file name in quotes")),
+    }
+    layers.push(layer);
+    Ok(())
+}
+
+/// The path without `x/..`, so that one file has one name. Symbolic links are not followed; the
+/// depth limit catches what they hide.
+fn tidy(path: &Path) -> PathBuf {
+    let mut tidy = PathBuf::new();
+    for part in path.components() {
+        let after_name = matches!(tidy.components().next_back(), Some(Component::Normal(_)));
+        match part {
+            Component::ParentDir if after_name => _ = tidy.pop(),
+            Component::CurDir => {}
+            _ => tidy.push(part),
+        }
+    }
+    tidy
+}
+
+fn read(file: &str) -> Result<String, ConfigError> {
+    let refuse = |source| ConfigError::Read { file: file.to_owned(), source };
+    let (store, key) = storage::locate(file).map_err(refuse)?;
+    let object = store.open(&key).map_err(refuse)?;
+    let corrupt = |got: String, due: &str| {
+        let what = object.display();
+        refuse(storage::Error::Corrupt { what, offset: 0, got, due: due.to_owned() })
+    };
+    if object.len_bytes() > FILE_BYTES_MAX {
+        return Err(corrupt(format!("{} bytes", object.len_bytes()), "at most 1 MiB"));
+    }
+    let bytes = storage::read_all(store.as_ref(), &key).map_err(refuse)?;
+    String::from_utf8(bytes).map_err(|bad| {
+        corrupt(format!("invalid UTF-8 at byte {}", bad.utf8_error().valid_up_to()), "text")
+    })
+}
+
+fn parse(name: &str, text: &str) -> Result<Layer, ConfigError> {
+    match text.parse() {
+        Ok(table) => Ok(Layer { name: name.to_owned(), table }),
+        Err(error) => {
+            let error: toml::de::Error = error;
+            Err(ConfigError::Syntax { file: name.to_owned(), message: error.to_string() })
+        }
+    }
+}
+
+/// `a.b=v` as a table. A value that is no TOML is a text: `--set run.dir=/tmp/x` needs no quotes.
+fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
+    let refuse = |problem: &str| {
+        Err(ConfigError::Set { argument: argument.to_owned(), problem: problem.to_owned() })
+    };
+    let Some((key, text)) = argument.split_once('=') else {
+        return refuse("due key=value, as optim.lr.peak=1e-3");
+    };
+    let (key, text) = (key.trim(), text.trim());
+    if key.split('.').any(|part| part.trim().is_empty()) {
+        return refuse("a part of the key is empty");
+    }
+    if key == "extends" {
+        return refuse("only a file can extend another");
+    }
+    let mut value = match format!("value = {text}").parse::<Table>() {
+        Ok(mut table) if table.len() == 1 => table.remove("value").expect("the one key it has"),
+        _ => Value::String(text.to_owned()),
+    };
+    let mut parts = key.split('.').rev().map(|part| part.trim().to_owned());
+    let first = parts.next_back().expect("split yields at least one part");
+    for part in parts {
+        value = Value::Table(Table::from_iter([(part, value)]));
+    }
+    let table = Table::from_iter([(first, value)]);
+    Ok(Layer { name: "--set".to_owned(), table })
+}
+
+fn merged(file: &str, layers: &[Layer]) -> Result<Config, ConfigError> {
+    let mut all = Table::new();
+    for layer in layers {
+        merge(&mut all, layer.table.clone(), "");
+    }
+    let config = Config::deserialize(Node(Value::Table(all)));
+    config.and_then(|config| config.checked().map(|()| config)).map_err(|refusal| {
+        let key = refusal.key();
+        let owner = layers.iter().rev().find(|layer| holds(&layer.table, &key));
+        let file = owner.map_or(file, |layer| &layer.name).to_owned();
+        ConfigError::Key { file, key, problem: refusal.problem, hint: refusal.hint }
+    })
+}
+
+fn merge(into: &mut Table, from: Table, prefix: &str) {
+    for (key, value) in from {
+        let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(old)), Value::Table(new)) if !WHOLE.contains(&name.as_str()) => {
+                merge(old, new, &name);
+            }
+            (_, value) => _ = into.insert(key, value),
+        }
+    }
+}
+
+/// Whether a table has the key, or a value where the key has its parent.
+fn holds(table: &Table, key: &str) -> bool {
+    let (first, rest) = key.split_once('.').map_or((key, None), |(a, b)| (a, Some(b)));
+    match (table.get(first), rest) {
+        (None, _) => false,
+        (Some(Value::Table(inner)), Some(rest)) => holds(inner, rest),
+        (Some(_), _) => true,
+    }
+}
+
+impl From<Refusal> for ConfigError {
+    fn from(refusal: Refusal) -> Self {
+        let key = refusal.key();
+        let (problem, hint) = (refusal.problem, refusal.hint);
+        ConfigError::Key { file: "in memory".to_owned(), key, problem, hint }
+    }
+}

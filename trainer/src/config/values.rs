@@ -1,0 +1,312 @@
+//! The values of a config that are more than a number or a text.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::value::{MapAccessDeserializer, StrDeserializer};
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// GPT-2's.
+    #[default]
+    Gpt,
+}
+
+/// The function inside the feed-forward block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// GELU by its tanh formula.
+    #[default]
+    GeluTanh,
+}
+
+/// The numbers of the matrix multiplications.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dtype {
+    /// 32-bit floats throughout.
+    #[default]
+    Fp32,
+    /// bfloat16, from fp32 master weights.
+    Bf16,
+}
+
+/// The course of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LrStyle {
+    /// Stays at the peak.
+    Constant,
+    /// Falls along a line.
+    Linear,
+    /// Falls along half a period of a cosine.
+    #[default]
+    Cosine,
+}
+
+/// When a run is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Budget {
+    /// After so many optimizer steps.
+    Steps(u64),
+    /// After so many samples.
+    Samples(u64),
+    /// After so many tokens.
+    Tokens(u64),
+}
+
+/// A stretch of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Length {
+    /// In optimizer steps.
+    Steps(u64),
+    /// In samples.
+    Samples(u64),
+}
+
+/// How long the learning rate rises.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Warmup {
+    /// In optimizer steps.
+    Steps(u64),
+    /// In samples.
+    Samples(u64),
+    /// As a part of the decay, 0 to 1; rounded down to whole samples.
+    Fraction(f64),
+}
+
+impl Default for Warmup {
+    fn default() -> Self {
+        Warmup::Fraction(0.01)
+    }
+}
+
+/// One corpus: the prefix of a `.bin/.idx` pair.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Corpus {
+    /// The prefix, as a path or URL.
+    pub path: String,
+    /// Its weight among the corpora. With one corpus any positive number says the same. Default: 1.
+    pub weight: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CorpusTable {
+    path: String,
+    #[serde(default = "one")]
+    weight: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl<'de> Deserialize<'de> for Corpus {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct CorpusVisitor;
+        impl<'de> Visitor<'de> for CorpusVisitor {
+            type Value = Corpus;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a prefix, or { path = \"...\" }")
+            }
+
+            fn visit_str<E: de::Error>(self, path: &str) -> Result<Corpus, E> {
+                Ok(Corpus { path: path.to_owned(), weight: 1.0 })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Corpus, A::Error> {
+                let table = CorpusTable::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Corpus { path: table.path, weight: table.weight })
+            }
+        }
+        from.deserialize_any(CorpusVisitor)
+    }
+}
+
+/// Reads a prefix alone as a list of one.
+pub(super) fn corpora<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Corpus>, D::Error> {
+    struct CorporaVisitor;
+    impl<'de> Visitor<'de> for CorporaVisitor {
+        type Value = Vec<Corpus>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a prefix, or [{ path = \"...\" }]")
+        }
+
+        fn visit_str<E: de::Error>(self, path: &str) -> Result<Vec<Corpus>, E> {
+            Ok(vec![Corpus::deserialize(StrDeserializer::<E>::new(path))?])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Corpus>, A::Error> {
+            let mut corpora = Vec::new();
+            while let Some(corpus) = list.next_element()? {
+                corpora.push(corpus);
+            }
+            Ok(corpora)
+        }
+    }
+    from.deserialize_any(CorporaVisitor)
+}
+
+/// Shares of the documents in Megatron's syntax, kept letter by letter: the text is part of what
+/// names the index cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct SplitText(pub String);
+
+impl Default for SplitText {
+    fn default() -> Self {
+        SplitText("949,50,1".to_owned())
+    }
+}
+
+impl SplitText {
+    /// The shares: every run of digits and points is a number, whatever stands between.
+    ///
+    /// # Errors
+    /// What is wrong with the text: a run that is no number, more than three, or nothing but zeros.
+    pub fn shares(&self) -> Result<Vec<f64>, String> {
+        let runs = self.0.split(|c: char| !c.is_ascii_digit() && c != '.');
+        let shares = runs
+            .filter(|run| !run.is_empty())
+            .map(|run| run.parse().map_err(|_| format!("'{run}' is no number")))
+            .collect::<Result<Vec<f64>, String>>()?;
+        if shares.len() > 3 {
+            return Err(format!("got {} shares, due at most 3", shares.len()));
+        }
+        if !shares.iter().any(|share| *share > 0.0) {
+            return Err("no share is above 0".to_owned());
+        }
+        Ok(shares)
+    }
+}
+
+impl<'de> Deserialize<'de> for SplitText {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct SplitVisitor;
+        impl<'de> Visitor<'de> for SplitVisitor {
+            type Value = SplitText;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("shares as \"949,50,1\" or [949, 50, 1]")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<SplitText, E> {
+                Ok(SplitText(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<SplitText, A::Error> {
+                let mut shares = Vec::new();
+                while let Some(share) = list.next_element::<f64>()? {
+                    shares.push(share.to_string());
+                }
+                Ok(SplitText(shares.join(",")))
+            }
+        }
+        from.deserialize_any(SplitVisitor)
+    }
+}
+
+/// Where a run starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Load {
+    /// From the newest complete checkpoint of its own, if there is one.
+    #[default]
+    Auto,
+    /// From new weights. Checkpoints that are there already are an error, not overwritten.
+    None,
+    /// From this checkpoint's folder.
+    Path(String),
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Load::Auto => "auto",
+            Load::None => "none",
+            Load::Path(path) => path,
+        })
+    }
+}
+
+impl Serialize for Load {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Load {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(match String::deserialize(from)?.as_str() {
+            "auto" => Load::Auto,
+            "none" => Load::None,
+            path => Load::Path(path.to_owned()),
+        })
+    }
+}
+
+/// A stretch of time that reads and writes itself as `23h50m`. A bare number is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WallTime(pub Duration);
+
+/// Largest first, each at most once.
+const TIME_UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
+
+impl FromStr for WallTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse = || format!("'{text}' is no time, write it as 23h50m or 90s");
+        let (mut seconds, mut rest, mut units) = (0_u64, text, TIME_UNITS.iter());
+        while !rest.is_empty() {
+            let at = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
+            let count: u64 = rest[..at].parse().map_err(|_| refuse())?;
+            let unit = rest[at..].chars().next().ok_or_else(refuse)?;
+            let (_, unit_seconds) =
+                units.by_ref().find(|(name, _)| *name == unit).ok_or_else(refuse)?;
+            let part = count.checked_mul(*unit_seconds).ok_or_else(refuse)?;
+            seconds = seconds.checked_add(part).ok_or_else(refuse)?;
+            rest = &rest[at + unit.len_utf8()..];
+        }
+        if text.is_empty() { Err(refuse()) } else { Ok(WallTime(Duration::from_secs(seconds))) }
+    }
+}
+
+impl fmt::Display for WallTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut seconds = self.0.as_secs();
+        if seconds == 0 {
+            return f.write_str("0s");
+        }
+        for (name, unit_seconds) in TIME_UNITS {
+            if seconds >= unit_seconds {
+                write!(f, "{}{name}", seconds / unit_seconds)?;
+                seconds %= unit_seconds;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for WallTime {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for WallTime {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(de::Error::custom)
+    }
+}

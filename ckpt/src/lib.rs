@@ -1,1 +1,68 @@
-//! Being laid.
+//! Tensors to shards and back: checkpoints that are durable, verified, and never half there.
+//!
+//! A checkpoint is a folder, `step-000012000`, that comes into being in one step: its files are
+//! written and made durable under a hidden name, then the manifest that lists and sums them, then
+//! the folder gets its name. So a reader needs no `latest` file: the newest folder whose manifest
+//! agrees with its files is the newest checkpoint. `FORMAT.md` has every byte of it.
+//!
+//! Names and shapes are those of the whole model; nothing stored knows how many processes wrote it.
+//!
+//! ```
+//! use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = folder.path().to_str().ok_or("path")?;
+//! let steps = Checkpoints::open(storage::open_url(url)?, storage::Key::new("run-7")?);
+//! let weight = TensorData {
+//!     name: "lm_head.weight",
+//!     group: Group::Model,
+//!     dtype: Dtype::F32,
+//!     shape: &[2],
+//!     bytes: &[0, 0, 128, 63, 0, 0, 0, 64],
+//! };
+//! let loader = Blob { name: "loader.json", bytes: b"{\"samples_consumed\": 96}" };
+//! steps.save(12, &[weight], &[loader], serde_json::json!({ "loss": 3.5 }))?;
+//! steps.retain(3)?;
+//!
+//! let newest = steps.newest()?.ok_or("nothing saved")?;
+//! let mut bytes = [0; 8];
+//! newest.read_tensor("lm_head.weight", Group::Model, &mut bytes)?;
+//! assert_eq!(bytes[4..], 2_f32.to_le_bytes());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! In reading order: [`Checkpoints`] is the folder of steps; `plan` decides which bytes go into
+//! which file and `save` writes them; `catalog` is the manifest's contents and what must hold of
+//! them; [`Checkpoint`] reads through `fetch` and `scatter`, and `verify` reads everything;
+//! `retention` deletes, `lease` and `owner` keep a second writer out.
+
+#![forbid(unsafe_code)]
+
+mod catalog;
+mod checkpoint;
+mod checkpoints;
+mod dtype;
+mod error;
+mod fetch;
+mod lease;
+mod owner;
+mod parallel;
+mod plan;
+mod region;
+mod retention;
+mod save;
+mod scatter;
+mod shard;
+mod verify;
+
+pub use catalog::{Chunk, TensorEntry};
+pub use checkpoint::{Checkpoint, TensorRead};
+pub use checkpoints::{Checkpoints, Options};
+pub use dtype::{Dtype, Group};
+pub use error::{Error, Result};
+pub use lease::Lease;
+pub use region::Span;
+pub use retention::SweepReport;
+pub use save::{Blob, SaveReport, TensorData};
+pub use verify::VerifyReport;

@@ -1,0 +1,215 @@
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
+use crate::checkpoint::{Checkpoint, Listing};
+use crate::{Error, Lease, Result};
+use storage::{Key, Storage};
+
+/// Twelve decimal digits hold it.
+const STEP_MAX: u64 = 999_999_999_999;
+
+/// A folder of checkpoints, one a step.
+#[derive(Debug)]
+pub struct Checkpoints {
+    pub(crate) store: Arc<dyn Storage>,
+    pub(crate) folder: Key,
+    pub(crate) options: Options,
+    /// Held by whatever changes the folder: the lease keeps other processes out, not our threads.
+    writing: Mutex<()>,
+    lease: Mutex<Weak<Lease>>,
+}
+
+/// How checkpoints are written. Readers take the sizes from the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes of tensors in one file. A larger tensor is cut between rows. Small files cost metadata
+    /// operations, large ones keep writers from working side by side. Default: 4 GiB. Minimum: 1.
+    pub shard_bytes_max: u64,
+    /// Bytes under one checksum. A read of a part of a tensor reads whole blocks, and every block
+    /// takes 16 bytes of the manifest. Default: 4 MiB. Minimum: 4 KiB. Maximum: 64 MiB.
+    pub block_bytes: u64,
+    /// Files written, or batches of 16 MiB read, at the same time. More than a device can use
+    /// slows it down. Default: 2. Minimum: 1.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { shard_bytes_max: 4 << 30, block_bytes: 4 << 20, threads: 2 }
+    }
+}
+
+impl Checkpoints {
+    /// The checkpoints below `folder`, which need not exist yet. Nothing is read or written by this.
+    #[must_use]
+    pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
+        let (options, lease) = (Options::default(), Mutex::new(Weak::new()));
+        Checkpoints { store, folder, options, writing: Mutex::new(()), lease }
+    }
+
+    /// The same with other options.
+    #[must_use]
+    pub fn with_options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Keeps every other writer out of the folder until the lease, and each of its clones, is
+    /// dropped. A trainer takes it when it starts; without it every single save takes one for
+    /// itself. The lease of a process that died on this machine counts for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Held`] names the process that writes here. Of two writers that come at the same
+    /// moment both may be refused.
+    pub fn lock(&self) -> Result<Arc<Lease>> {
+        let mut held = self.lease.lock().expect("nothing panics while it holds this");
+        if let Some(lease) = held.upgrade() {
+            return Ok(lease);
+        }
+        let lease = Arc::new(Lease::take(&self.store, &self.folder)?);
+        *held = Arc::downgrade(&lease);
+        Ok(lease)
+    }
+
+    /// The steps whose manifest agrees with their files, the oldest first. A warning is logged for
+    /// each of the others.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn steps(&self) -> Result<Vec<u64>> {
+        let mut complete = Vec::new();
+        let there = self.listing()?;
+        for step in self.named_steps()? {
+            if self.open_if_complete(step, &there)?.is_some() {
+                complete.push(step);
+            }
+        }
+        Ok(complete)
+    }
+
+    /// The newest step whose manifest agrees with its files; `None` if there is none. Newer ones
+    /// that are incomplete or damaged are passed over with a warning that says why. No `latest`
+    /// file is asked.
+    ///
+    /// # Errors
+    /// What the store says, such as that it cannot be read: falling back to an older step then
+    /// would lose the work in between.
+    pub fn newest(&self) -> Result<Option<Checkpoint>> {
+        let there = self.listing()?;
+        for step in self.named_steps()?.into_iter().rev() {
+            if let Some(checkpoint) = self.open_if_complete(step, &there)? {
+                return Ok(Some(checkpoint));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens one step.
+    ///
+    /// # Errors
+    /// [`Error::NoStep`] tells which there are; [`Error::BadManifest`], [`Error::Corrupt`] or
+    /// [`storage::Error::NotFound`] within [`Error::Storage`] what is wrong with it.
+    pub fn open_step(&self, step: u64) -> Result<Checkpoint> {
+        let mut near = self.named_steps()?;
+        if !near.contains(&step) {
+            near.sort_by_key(|there| there.abs_diff(step));
+            near.truncate(5);
+            let what = self.store.display(&self.folder.join(&step_name(step))?);
+            return Err(Error::NoStep { what, near });
+        }
+        self.open_named(step, &self.listing()?)
+    }
+
+    /// Waits until no other thread changes the folder, and keeps other processes out.
+    pub(crate) fn begin_change(&self) -> Result<(MutexGuard<'_, ()>, Arc<Lease>)> {
+        // A thread that panicked here left only what a crash leaves, and readers bear that.
+        let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((alone, self.lock()?))
+    }
+
+    /// The steps that have a folder, complete or not, the oldest first.
+    fn named_steps(&self) -> Result<Vec<u64>> {
+        // Ascending: names are sorted, and all steps have the same number of digits.
+        Ok(self.store.names(&self.folder)?.iter().filter_map(|name| step_of(name)).collect())
+    }
+
+    /// Opens a step, unless it is damaged.
+    pub(crate) fn open_if_complete(
+        &self,
+        step: u64,
+        there: &Listing,
+    ) -> Result<Option<Checkpoint>> {
+        match self.open_named(step, there) {
+            Ok(checkpoint) => Ok(Some(checkpoint)),
+            Err(error) if error.is_damage() => {
+                log::warn!("step {step} is not complete and is passed over: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open_named(&self, step: u64, there: &Listing) -> Result<Checkpoint> {
+        let folder = self.folder.join(&step_name(step))?;
+        Checkpoint::open(&self.store, folder, step, there, self.options.threads)
+    }
+
+    pub(crate) fn listing(&self) -> Result<Listing> {
+        let entries = self.store.list(&self.folder)?;
+        Ok(entries.into_iter().map(|entry| (entry.key, entry.bytes)).collect())
+    }
+
+    /// Refuses a step and options that no checkpoint can have.
+    pub(crate) fn check_options(&self, step: u64) -> Result<()> {
+        let bad = |why: String| Err(Error::BadInput { what: format!("step {step}"), why });
+        let Options { shard_bytes_max, block_bytes, threads } = self.options;
+        if step > STEP_MAX {
+            return bad(format!("a step is at most {STEP_MAX}"));
+        }
+        if shard_bytes_max == 0 {
+            return bad("shard_bytes_max is 0; the least is 1".to_owned());
+        }
+        if !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes) {
+            let range = format!("{BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}");
+            return bad(format!("block_bytes is {block_bytes}; due is {range}"));
+        }
+        if threads == 0 {
+            return bad("threads is 0; the least is 1".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// `step-000012000`.
+pub(crate) fn step_name(step: u64) -> String {
+    format!("step-{step:012}")
+}
+
+/// The step that a folder is named for; `None` for all other names.
+fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    let is_step = digits.len() == 12 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if is_step { digits.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_have_one_name() {
+        for step in [0, 7, 12_000, STEP_MAX] {
+            assert_eq!(step_of(&step_name(step)), Some(step));
+        }
+        for foreign in [
+            "latest",
+            "step-",
+            "step-12",
+            "step-0000000000001",
+            "step--00000000001",
+            "step-+00000000001",
+        ] {
+            assert_eq!(step_of(foreign), None, "{foreign}");
+        }
+    }
+}

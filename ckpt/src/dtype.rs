@@ -1,0 +1,159 @@
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The element type of a tensor, under its safetensors name. Elements are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Dtype {
+    /// One byte, 0 or 1.
+    #[serde(rename = "BOOL")]
+    Bool,
+    /// Unsigned 8-bit integer.
+    U8,
+    /// Signed 8-bit integer.
+    I8,
+    /// 8-bit float of 4 exponent and 3 mantissa bits.
+    #[serde(rename = "F8_E4M3")]
+    F8E4M3,
+    /// 8-bit float of 5 exponent and 2 mantissa bits.
+    #[serde(rename = "F8_E5M2")]
+    F8E5M2,
+    /// Unsigned 16-bit integer.
+    U16,
+    /// Signed 16-bit integer.
+    I16,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an IEEE single.
+    BF16,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Signed 32-bit integer.
+    I32,
+    /// IEEE single precision.
+    F32,
+    /// Unsigned 64-bit integer.
+    U64,
+    /// Signed 64-bit integer.
+    I64,
+    /// IEEE double precision.
+    F64,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    #[must_use]
+    pub fn item_bytes(self) -> u64 {
+        match self {
+            Dtype::Bool | Dtype::U8 | Dtype::I8 | Dtype::F8E4M3 | Dtype::F8E5M2 => 1,
+            Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
+            Dtype::U64 | Dtype::I64 | Dtype::F64 => 8,
+        }
+    }
+
+    /// The name that stands in a safetensors header and in the manifest.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::Bool => "BOOL",
+            Dtype::U8 => "U8",
+            Dtype::I8 => "I8",
+            Dtype::F8E4M3 => "F8_E4M3",
+            Dtype::F8E5M2 => "F8_E5M2",
+            Dtype::U16 => "U16",
+            Dtype::I16 => "I16",
+            Dtype::F16 => "F16",
+            Dtype::BF16 => "BF16",
+            Dtype::U32 => "U32",
+            Dtype::I32 => "I32",
+            Dtype::F32 => "F32",
+            Dtype::U64 => "U64",
+            Dtype::I64 => "I64",
+            Dtype::F64 => "F64",
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a tensor is to the training step. The same parameter has one tensor in each group, all
+/// under the parameter's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Group {
+    /// The weights, in the precision that the model computes in.
+    Model,
+    /// The fp32 weights that the optimizer updates, where the model computes in less.
+    Master,
+    /// The running mean of the gradient (Adam's m).
+    ExpAvg,
+    /// The running mean of its square (Adam's v).
+    ExpAvgSq,
+}
+
+impl Group {
+    /// All groups, in the order in which they are written.
+    pub const ALL: [Group; 4] = [Group::Model, Group::Master, Group::ExpAvg, Group::ExpAvgSq];
+
+    /// The name that stands in the manifest.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Group::Model => "model",
+            Group::Master => "master",
+            Group::ExpAvg => "exp_avg",
+            Group::ExpAvgSq => "exp_avg_sq",
+        }
+    }
+
+    /// The first word of the names of the files that hold this group.
+    pub(crate) fn family(self) -> &'static str {
+        match self {
+            Group::Model => "model",
+            Group::Master | Group::ExpAvg | Group::ExpAvgSq => "optim",
+        }
+    }
+
+    /// The name of a tensor inside a safetensors file. Weights keep their own name, so that every
+    /// tool finds them; `piece` tells the parts of a tensor that was cut into several.
+    pub(crate) fn entry_name(self, name: &str, piece: Option<usize>) -> String {
+        let whole = match self {
+            Group::Model => name.to_owned(),
+            _ => format!("{}/{name}", self.name()),
+        };
+        piece.map_or_else(|| whole.clone(), |k| format!("{whole}#{k}"))
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names are the same in JSON and in messages, and are those of the safetensors crate.
+    #[test]
+    fn names_agree() {
+        use Dtype::*;
+        let all = [Bool, U8, I8, F8E4M3, F8E5M2, U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64];
+        for dtype in all {
+            let json = serde_json::to_value(dtype).unwrap();
+            assert_eq!(json, dtype.name());
+            let theirs: safetensors::Dtype = serde_json::from_value(json).unwrap();
+            assert_eq!(theirs.bitsize() as u64, dtype.item_bytes() * 8, "{dtype}");
+        }
+        for group in Group::ALL {
+            assert_eq!(serde_json::to_value(group).unwrap(), group.name());
+        }
+    }
+}

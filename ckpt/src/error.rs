@@ -1,0 +1,174 @@
+use std::fmt;
+
+use crate::Group;
+
+/// What went wrong: what we were doing, to what, what came, what was due.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store failed, or is full.
+    Storage(storage::Error),
+    /// That step has been saved already, and is not overwritten.
+    StepExists {
+        /// The step's folder.
+        what: String,
+    },
+    /// There is no such step.
+    NoStep {
+        /// The step's folder, as it would be.
+        what: String,
+        /// Steps that are there, the nearest first.
+        near: Vec<u64>,
+    },
+    /// The checkpoint has no such tensor.
+    NoTensor {
+        /// The checkpoint's folder.
+        what: String,
+        /// The name asked for.
+        name: String,
+        /// The group asked for.
+        group: Group,
+        /// Tensors that are there and most like it, as `group name`.
+        near: Vec<String>,
+    },
+    /// The checkpoint has no such blob.
+    NoBlob {
+        /// The checkpoint's folder.
+        what: String,
+        /// The name asked for.
+        name: String,
+        /// Blobs that are there.
+        near: Vec<String>,
+    },
+    /// The buffer or region that the caller gave does not fit the tensor.
+    BadRequest {
+        /// The tensor, as `group name`.
+        what: String,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// What the caller wants saved cannot be.
+    BadInput {
+        /// The tensor, blob or step.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The bytes on the store are not those that were saved.
+    Corrupt {
+        /// The file.
+        what: String,
+        /// Where in it.
+        offset: u64,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// The manifest is whole, and says what cannot be.
+    BadManifest {
+        /// The manifest.
+        what: String,
+        /// The field or tensor in it.
+        place: String,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// Somebody else writes into this folder.
+    Held {
+        /// The folder.
+        what: String,
+        /// The process that holds it.
+        holder: String,
+        /// The lease to delete if that process is known to be gone.
+        lease: String,
+    },
+}
+
+/// `std`'s, with our [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Whether the error says that a checkpoint is damaged or unfinished, rather than that the
+    /// store could not be asked.
+    pub(crate) fn is_damage(&self) -> bool {
+        use storage::Error as Store;
+        match self {
+            Error::Corrupt { .. } | Error::BadManifest { .. } | Error::NoStep { .. } => true,
+            Error::Storage(error) => matches!(
+                error,
+                Store::NotFound { .. }
+                    | Store::Corrupt { .. }
+                    | Store::ShortRead { .. }
+                    | Store::BadKey { .. }
+            ),
+            _ => false,
+        }
+    }
+}
+
+impl From<storage::Error> for Error {
+    fn from(error: storage::Error) -> Self {
+        Error::Storage(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Storage(error) => error.fmt(f),
+            Error::StepExists { what } => {
+                write!(f, "save {what}: this step is saved already, and is not overwritten")
+            }
+            Error::NoStep { what, near } => {
+                write!(f, "open {what}: no such step")?;
+                near_text(f, "steps", &near.iter().map(u64::to_string).collect::<Vec<_>>())
+            }
+            Error::NoTensor { what, name, group, near } => {
+                write!(f, "read {group} '{name}' of {what}: no such tensor")?;
+                near_text(f, "tensors", near)
+            }
+            Error::NoBlob { what, name, near } => {
+                write!(f, "read extra '{name}' of {what}: no such blob")?;
+                near_text(f, "blobs", near)
+            }
+            Error::BadRequest { what, got, due } => {
+                write!(f, "read {what}: got {got}, due {due}")
+            }
+            Error::BadInput { what, why } => write!(f, "save {what}: {why}"),
+            Error::Corrupt { what, offset, got, due } => {
+                write!(f, "{what}, at byte {offset}: got {got}, due {due}")
+            }
+            Error::BadManifest { what, place, got, due } => {
+                write!(f, "{what}, {place}: got {got}, due {due}")
+            }
+            Error::Held { what, holder, lease } => write!(
+                f,
+                "write into {what}: {holder} holds it; hint: stop that run, or if it is gone \
+                 for certain, delete {lease}"
+            ),
+        }
+    }
+}
+
+fn near_text(f: &mut fmt::Formatter<'_>, kind: &str, near: &[String]) -> fmt::Result {
+    if near.is_empty() {
+        write!(f, "; there are no {kind}")
+    } else {
+        write!(f, "; hint: there are {kind} {}", near.join(", "))
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Its text is ours, so the chain goes on below it.
+            Error::Storage(error) => error.source(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Who made a temporary folder or a lease, written into its very name, and whether that process
+//! still lives. A name is made in one step; a note inside a folder could be missing after a crash.
+
+use std::fmt;
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A process, told apart from every other that ever had its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// The machine's name, which may itself hold dots.
+    host: String,
+    /// The first 8 digits of the machine's id, since many machines are called `localhost`.
+    machine: String,
+    /// The first 8 digits of the id that the kernel drew when it booted.
+    boot: String,
+    /// The inode of the namespace in which `pid` counts.
+    namespace: u64,
+    pid: u32,
+    /// When the process began, in clock ticks since the boot: numbers are used again.
+    started: u64,
+    /// Tells the things that one process makes apart.
+    number: u64,
+}
+
+/// What can be known of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// This very process.
+    Ours,
+    /// It runs.
+    Alive,
+    /// It is gone, whatever happens.
+    Dead,
+    /// It counts as alive: it is on another machine or in another container.
+    Unknown,
+}
+
+impl Owner {
+    /// This process. Every call gives another name.
+    pub(crate) fn new() -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let pid = std::process::id();
+        Owner {
+            host: host(),
+            machine: id_digits("/etc/machine-id"),
+            boot: id_digits("/proc/sys/kernel/random/boot_id"),
+            namespace: namespace(),
+            pid,
+            started: started(pid).unwrap_or(0),
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Reads what [`Owner::to_string`] wrote.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.rsplitn(7, '.');
+        let number = parts.next()?.parse().ok()?;
+        let started = parts.next()?.parse().ok()?;
+        let pid = parts.next()?.parse().ok()?;
+        let namespace = parts.next()?.parse().ok()?;
+        let [boot, machine, host] =
+            [parts.next()?, parts.next()?, parts.next()?].map(str::to_owned);
+        Some(Owner { host, machine, boot, namespace, pid, started, number })
+    }
+
+    /// Whether the process lives, as far as this one can tell.
+    pub(crate) fn life(&self) -> Life {
+        let here = Owner::new();
+        if (&self.host, &self.machine) != (&here.host, &here.machine) {
+            Life::Unknown
+        } else if self.boot != here.boot {
+            Life::Dead
+        } else if self.namespace != here.namespace {
+            Life::Unknown
+        } else if self.pid == here.pid && self.started == here.started {
+            Life::Ours
+        } else if started(self.pid) == Some(self.started) {
+            Life::Alive
+        } else if started(here.pid).is_none() {
+            // No /proc here: nothing can be told of anybody.
+            Life::Unknown
+        } else {
+            Life::Dead
+        }
+    }
+
+    /// `process 12 on host`, for messages.
+    pub(crate) fn label(&self) -> String {
+        format!("process {} on {}", self.pid, self.host)
+    }
+}
+
+/// `host.machine.boot.namespace.pid.started.number`, fit for a file name.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Owner { host, machine, boot, namespace, pid, started, number } = self;
+        write!(f, "{host}.{machine}.{boot}.{namespace}.{pid}.{started}.{number}")
+    }
+}
+
+fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    let plain = |c| if is_plain(c) { c } else { '_' };
+    // A file name has room for 255 bytes, and POSIX host names have at most 64.
+    let name: String = name.trim().chars().take(64).map(plain).collect();
+    if name.is_empty() { "unnamed".to_owned() } else { name }
+}
+
+fn id_digits(path: &str) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(8).collect();
+    if digits.is_empty() { "0".to_owned() } else { digits }
+}
+
+/// The link reads `pid:[4026531836]`.
+fn namespace() -> u64 {
+    let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let digits: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
+}
+
+/// When a process began, in clock ticks since the boot; `None` if it is gone, or only its exit
+/// status still waits to be fetched.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in brackets, and may hold spaces and brackets:
+    // proc_pid_stat(5). State is the third field, the start time the twenty-second.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        let here = Owner::new();
+        assert_eq!(Owner::parse(&here.to_string()), Some(here.clone()));
+        let dotted = Owner { host: "node-7.rack.example".to_owned(), ..here };
+        assert_eq!(Owner::parse(&dotted.to_string()), Some(dotted));
+        for bad in ["", "host", "h.m.b.1.2.3.x", "h.m.b.1.-2.3.4", "m.b.1.2.3.4"] {
+            assert_eq!(Owner::parse(bad), None, "{bad}");
+        }
+        assert_ne!(Owner::new().to_string(), Owner::new().to_string());
+    }
+
+    #[test]
+    fn tells_the_living_from_the_dead() {
+        let here = Owner::new();
+        assert_eq!(here.life(), Life::Ours);
+        let other = |host: &str, boot: &str| Owner {
+            host: host.to_owned(),
+            boot: boot.to_owned(),
+            ..here.clone()
+        };
+        assert_eq!(other("elsewhere.example", &here.boot).life(), Life::Unknown);
+        assert_eq!(other(&here.host, "00000000").life(), Life::Dead);
+        assert_eq!(Owner { namespace: 1, ..here.clone() }.life(), Life::Unknown);
+        // The same number, but another process had it.
+        assert_eq!(Owner { started: here.started + 1, ..here.clone() }.life(), Life::Dead);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let theirs = Owner { pid, started: started(pid).unwrap(), ..here };
+        assert_eq!(theirs.life(), Life::Alive);
+        child.kill().unwrap();
+        // Killed, but not waited for: it is dead long before its entry goes.
+        while theirs.life() == Life::Alive {
+            std::thread::yield_now();
+        }
+        assert_eq!(theirs.life(), Life::Dead);
+        child.wait().unwrap();
+        assert_eq!(theirs.life(), Life::Dead);
+    }
+}

@@ -1,0 +1,48 @@
+use std::sync::Mutex;
+use std::thread;
+
+use crate::Result;
+
+/// Does the work for every item on up to `threads` threads, and gives the results in the order of
+/// the items. The first error stops all of them. Each thread has scratch space that it keeps from
+/// item to item. One thread is the caller's own, and then the order of the work is that of the
+/// items.
+pub(crate) fn each<T: Send, R: Send>(
+    items: Vec<T>,
+    threads: usize,
+    work: impl Fn(T, &mut Vec<u8>) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let threads = threads.min(items.len());
+    if threads <= 1 {
+        let mut scratch = Vec::new();
+        return items.into_iter().map(|item| work(item, &mut scratch)).collect();
+    }
+    let queue = Mutex::new(items.into_iter().enumerate());
+    let next = || queue.lock().expect("nothing panics while it holds the queue").next();
+    let drain = || queue.lock().expect("nothing panics while it holds the queue").by_ref().count();
+    let run = || {
+        let mut scratch = Vec::new();
+        let mut done = Vec::new();
+        while let Some((place, item)) = next() {
+            let result = work(item, &mut scratch).inspect_err(|_| {
+                drain();
+            })?;
+            done.push((place, result));
+        }
+        Ok(done)
+    };
+    let parts: Vec<Result<Vec<(usize, R)>>> = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        let join = |other: thread::ScopedJoinHandle<'_, _>| {
+            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        std::iter::once(own).chain(others.into_iter().map(join)).collect()
+    });
+    let mut all = Vec::new();
+    for part in parts {
+        all.extend(part?);
+    }
+    all.sort_by_key(|(place, _)| *place);
+    Ok(all.into_iter().map(|(_, result)| result).collect())
+}

@@ -1,0 +1,357 @@
+//! A save: everything under a hidden name, durable, then the manifest, then the name.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::catalog::{BlobEntry, FORMAT, Meta, VERSION, block_count, join_blocks};
+use crate::checkpoint::MANIFEST;
+use crate::checkpoints::step_name;
+use crate::owner::Owner;
+use crate::plan::{Limits, Shard, plan};
+use crate::{Checkpoints, Chunk, Dtype, Error, Group, Result, TensorEntry, parallel};
+use storage::{FileEntry, Key, Manifest, Storage, crc64, crc64_join, rate_text, write_all};
+
+/// Hidden folders that are being written.
+pub(crate) const STAGING: &str = ".tmp-";
+
+/// Hidden folders of steps that turned out to be damaged when they were to be saved again.
+pub(crate) const DAMAGED: &str = ".damaged-";
+
+/// Where the bytes lie that belong to no tensor.
+const EXTRA: &str = "extra";
+
+/// Half of what stock readers take, so that no estimate can miss it.
+const HEADER_BYTES_MAX: u64 = 50_000_000;
+
+/// A tensor to be saved. The bytes stay the caller's, and are written from where they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorData<'a> {
+    /// The parameter's name; the same in every group. Without `#`, which marks pieces.
+    pub name: &'a str,
+    /// What the tensor is to the parameter.
+    pub group: Group,
+    /// Its elements, little-endian.
+    pub dtype: Dtype,
+    /// Elements along each axis; empty for a scalar.
+    pub shape: &'a [u64],
+    /// All elements, row-major.
+    pub bytes: &'a [u8],
+}
+
+/// Bytes that belong to no tensor: the state of a loader, of a random generator, a configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Blob<'a> {
+    /// A file name, without `/` and not hidden.
+    pub name: &'a str,
+    /// Its contents.
+    pub bytes: &'a [u8],
+}
+
+/// What a save did, and how long that took. Its text is a line for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveReport {
+    /// The step.
+    pub step: u64,
+    /// Bytes written, without the manifest.
+    pub bytes: u64,
+    /// Files written, without the manifest.
+    pub files: usize,
+    /// Laying out, and looking for space.
+    pub plan: Duration,
+    /// Checksumming, writing, and making durable.
+    pub write: Duration,
+    /// Manifest and name.
+    pub commit: Duration,
+}
+
+impl SaveReport {
+    /// From the call to its return.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.plan + self.write + self.commit
+    }
+}
+
+impl fmt::Display for SaveReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SaveReport { step, bytes, files, plan, write, commit } = self;
+        write!(
+            f,
+            "step {step}: {} in {files} files, {} (plan {:.3} s, write {:.3} s, commit {:.3} s)",
+            storage::ByteSize(*bytes),
+            rate_text(*bytes, self.total()),
+            plan.as_secs_f64(),
+            write.as_secs_f64(),
+            commit.as_secs_f64()
+        )
+    }
+}
+
+impl Checkpoints {
+    /// Saves a step. When this returns, it is there and stays there, also after a crash. If it
+    /// fails, nothing of it is visible, and all earlier steps are as they were; the one exception
+    /// is a failure of the very last operation, the sync of a folder that has its name already:
+    /// then the step may be there, and complete.
+    ///
+    /// `meta` is kept for the caller and given back by [`Checkpoint::meta`](crate::Checkpoint::meta).
+    /// The files are a pure function of the arguments and the [`Options`](crate::Options).
+    ///
+    /// # Errors
+    /// [`Error::StepExists`]; [`Error::BadInput`] for tensors that cannot be saved;
+    /// [`Error::Held`]; [`storage::Error::NoSpace`] within [`Error::Storage`], before the first
+    /// byte is written wherever the store knows its free space; or what else the store says.
+    pub fn save(
+        &self,
+        step: u64,
+        tensors: &[TensorData<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveReport> {
+        let begun = Instant::now();
+        self.check_options(step)?;
+        check_blobs(blobs)?;
+        let limits = Limits {
+            data_bytes_max: self.options.shard_bytes_max,
+            header_bytes_max: HEADER_BYTES_MAX,
+        };
+        let shards = plan(tensors, step, limits)?;
+        let index = weight_index(tensors, &shards);
+        let _alone = self.begin_change()?;
+        let place = self.find_place(step)?;
+        let sizes = shards.iter().map(Shard::bytes);
+        let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
+        let bytes = sizes.chain(others.map(|len| len as u64)).sum();
+        check_space(&*self.store, &place.target, bytes)?;
+        let planned = Instant::now();
+
+        let staging = Staging { steps: self, tensors, folder: &place.staging };
+        let saved = staging.write(&shards, blobs, index.as_deref()).and_then(|written| {
+            let durable = Instant::now();
+            self.commit(step, &place, written, meta)?;
+            Ok(durable)
+        });
+        let durable = saved.inspect_err(|_| staging.remove())?;
+        Ok(SaveReport {
+            step,
+            bytes,
+            files: shards.len() + blobs.len() + usize::from(index.is_some()),
+            plan: planned - begun,
+            write: durable - planned,
+            commit: durable.elapsed(),
+        })
+    }
+
+    /// Where the step goes. A damaged one of that name is to be set aside.
+    fn find_place(&self, step: u64) -> Result<Place> {
+        let name = step_name(step);
+        let target = self.folder.join(&name)?;
+        let is_taken = self.store.names(&self.folder)?.contains(&name);
+        if is_taken && self.open_if_complete(step, &self.listing()?)?.is_some() {
+            return Err(Error::StepExists { what: self.store.display(&target) });
+        }
+        let owner = Owner::new();
+        let staging = self.folder.join(&format!("{STAGING}{name}-{owner}"))?;
+        let aside = self.folder.join(&format!("{DAMAGED}{name}-{owner}"))?;
+        Ok(Place { target, staging, aside: is_taken.then_some(aside) })
+    }
+
+    fn commit(
+        &self,
+        step: u64,
+        place: &Place,
+        written: Written,
+        user: serde_json::Value,
+    ) -> Result<()> {
+        let Written { files, tensors, blobs } = written;
+        let block_bytes = self.options.block_bytes;
+        let meta = Meta { step, block_bytes, tensors, blobs, user };
+        let meta = serde_json::to_value(meta)
+            .expect("strings, numbers and lists always serialize, and all keys are strings");
+        let manifest = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
+        manifest.write(&*self.store, &place.staging.join(MANIFEST)?)?;
+        if let Some(aside) = &place.aside {
+            let from = self.store.display(&place.target);
+            log::warn!("{from} is damaged and moves to {}", self.store.display(aside));
+            self.store.publish(&place.target, aside)?;
+        }
+        self.store.publish(&place.staging, &place.target)?;
+        Ok(())
+    }
+}
+
+/// Folders of a save.
+struct Place {
+    target: Key,
+    staging: Key,
+    /// Where a damaged step goes that has the target's name.
+    aside: Option<Key>,
+}
+
+/// What stands in the staging folder.
+struct Written {
+    files: Vec<FileEntry>,
+    tensors: Vec<TensorEntry>,
+    blobs: Vec<BlobEntry>,
+}
+
+/// The hidden folder that is being filled.
+struct Staging<'a> {
+    steps: &'a Checkpoints,
+    tensors: &'a [TensorData<'a>],
+    folder: &'a Key,
+}
+
+impl Staging<'_> {
+    fn write(&self, shards: &[Shard], blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<Written> {
+        let jobs: Vec<&Shard> = shards.iter().collect();
+        let written =
+            parallel::each(jobs, self.steps.options.threads, |shard, _| self.write_shard(shard))?;
+        let mut files = Vec::new();
+        let mut chunks: Vec<Vec<(usize, Chunk)>> =
+            self.tensors.iter().map(|_| Vec::new()).collect();
+        for (shard, (file, in_file)) in shards.iter().zip(written) {
+            files.push(file);
+            for (piece, chunk) in shard.pieces.iter().zip(in_file) {
+                chunks[piece.tensor].push((piece.k, chunk));
+            }
+        }
+        let entry = |(tensor, mut chunks): (&TensorData<'_>, Vec<(usize, Chunk)>)| {
+            chunks.sort_by_key(|(k, _)| *k);
+            TensorEntry {
+                name: tensor.name.to_owned(),
+                group: tensor.group,
+                dtype: tensor.dtype,
+                shape: tensor.shape.to_vec(),
+                chunks: chunks.into_iter().map(|(_, chunk)| chunk).collect(),
+            }
+        };
+        let tensors = self.tensors.iter().zip(chunks).map(entry).collect();
+        if let Some(index) = index {
+            files.push(self.write_file(INDEX, index)?);
+        }
+        let mut blob_entries = Vec::new();
+        for blob in blobs {
+            let file = format!("{EXTRA}/{}", blob.name);
+            files.push(self.write_file(&file, blob.bytes)?);
+            blob_entries.push(BlobEntry { name: blob.name.to_owned(), file });
+        }
+        Ok(Written { files, tensors, blobs: blob_entries })
+    }
+
+    fn write_file(&self, path: &str, bytes: &[u8]) -> Result<FileEntry> {
+        let entry = write_all(&*self.steps.store, &self.folder.join(path)?, bytes)?;
+        Ok(FileEntry { path: path.to_owned(), ..entry })
+    }
+
+    /// Streams one file, and sums each block while it is warm in the cache.
+    fn write_shard(&self, shard: &Shard) -> Result<(FileEntry, Vec<Chunk>)> {
+        let store = &*self.steps.store;
+        let key = self.folder.join(&shard.file)?;
+        let mut upload = store.create(&key, shard.bytes())?;
+        upload.write(&shard.header)?;
+        let mut offset = shard.header.len() as u64;
+        let mut sum = crc64(&shard.header);
+        let mut chunks = Vec::with_capacity(shard.pieces.len());
+        let block_bytes = self.steps.options.block_bytes;
+        for piece in &shard.pieces {
+            let bytes = &self.tensors[piece.tensor].bytes[piece.bytes.clone()];
+            let mut blocks = Vec::new();
+            for block in bytes.chunks(block_bytes as usize) {
+                // fits: at most 64 MiB
+                blocks.push(crc64(block));
+                upload.write(block)?;
+            }
+            let len = bytes.len() as u64;
+            let joined = join_blocks(&blocks, len, block_bytes);
+            blocks.truncate(block_count(len, block_bytes) as usize); // fits: no more than there are
+            sum = crc64_join(sum, joined, len);
+            let (file, spans) = (shard.file.clone(), piece.spans.clone());
+            chunks.push(Chunk { file, offset, bytes: len, crc64: joined, blocks, spans });
+            offset += len;
+        }
+        let entry = upload.finish()?;
+        if (entry.bytes, entry.crc64) != (offset, sum) {
+            // What was stored is not what was handed over: memory, or a tensor that changed.
+            return Err(Error::Corrupt {
+                what: store.display(&key),
+                offset: 0,
+                got: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
+                due: format!("{sum:016x} of {offset}, as they were handed over"),
+            });
+        }
+        Ok((FileEntry { path: shard.file.clone(), ..entry }, chunks))
+    }
+
+    fn remove(&self) {
+        if let Err(error) = self.steps.store.delete_folder(self.folder) {
+            log::warn!("a failed save leaves its folder to the next sweep: {error}");
+        }
+    }
+}
+
+/// The file by which other tools find the weights.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Which file has which weight, as other tools expect it; `None` if there are no weights, or one is
+/// cut, which those tools cannot read.
+fn weight_index(tensors: &[TensorData<'_>], shards: &[Shard]) -> Option<Vec<u8>> {
+    let mut files = serde_json::Map::new();
+    let mut total_bytes = 0;
+    for shard in shards {
+        for piece in &shard.pieces {
+            let tensor = &tensors[piece.tensor];
+            if tensor.group != Group::Model {
+                continue;
+            }
+            if piece.bytes.len() < tensor.bytes.len() {
+                return None;
+            }
+            files.insert(tensor.name.to_owned(), shard.file.clone().into());
+            total_bytes += tensor.bytes.len();
+        }
+    }
+    if files.is_empty() {
+        return None;
+    }
+    files.sort_keys();
+    let index =
+        serde_json::json!({ "metadata": { "total_size": total_bytes }, "weight_map": files });
+    Some(format!("{index:#}\n").into_bytes())
+}
+
+fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
+    let mut seen = HashSet::new();
+    for blob in blobs {
+        let bad = |why: &str| {
+            Err(Error::BadInput { what: format!("extra '{}'", blob.name), why: why.to_owned() })
+        };
+        if blob.name.contains('/') || blob.name.starts_with('.') {
+            return bad("its name is to be a plain file name, not hidden and without '/'");
+        }
+        if blob.name.len() > BLOB_NAME_BYTES_MAX {
+            return bad("its name is longer than 200 bytes");
+        }
+        Key::new(blob.name)?;
+        if !seen.insert(blob.name) {
+            return bad("it is there twice");
+        }
+    }
+    Ok(())
+}
+
+/// File systems take 255, of which an unfinished upload needs some for its own name.
+const BLOB_NAME_BYTES_MAX: usize = 200;
+
+/// Looks for room for all bytes, the manifest, and the file system's own needs, before the first
+/// byte is written: a disk that fills up halfway costs minutes, and may take others down with us.
+fn check_space(store: &dyn Storage, target: &Key, bytes: u64) -> Result<()> {
+    let need_bytes = bytes.saturating_add(bytes / 50).saturating_add(1 << 20);
+    match store.free_bytes()? {
+        Some(free) if free < need_bytes => {
+            let (what, free_bytes) = (store.display(target), Some(free));
+            Err(storage::Error::NoSpace { what, need_bytes, free_bytes }.into())
+        }
+        _ => Ok(()),
+    }
+}

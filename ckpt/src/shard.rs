@@ -1,0 +1,147 @@
+//! The header of a safetensors file: 8 bytes of length, JSON, and spaces up to a page boundary.
+//!
+//! The format's own rules hold (at most 100 MB of header, no byte that no tensor claims, names
+//! once), and one of ours: the first tensor begins at a multiple of 4096, so that whole files and
+//! single tensors can be read and written without passing through the page cache.
+
+use std::fmt;
+
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{Dtype, Error, Result};
+use storage::{Object, Read};
+
+/// Tensors begin at a multiple of this: the page of the memory and the block of the device.
+const ALIGN_BYTES: usize = 4096;
+
+/// Stock readers refuse a longer header.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// The length prefix.
+const PREFIX_BYTES: usize = 8;
+
+/// Where the header keeps what is not a tensor.
+const METADATA: &str = "__metadata__";
+
+/// One tensor as a header has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    /// First byte and the one after the last, counted from the end of the header.
+    pub(crate) data_offsets: [u64; 2],
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+/// The bytes before the first tensor.
+pub(crate) fn header(step: u64, entries: impl Iterator<Item = Entry>) -> Result<Vec<u8>> {
+    let mut fields = serde_json::Map::new();
+    // `format` is what transformers asks for; the values may only be strings.
+    fields.insert(METADATA.to_owned(), json!({ "format": "pt", "step": step.to_string() }));
+    for Entry { name, dtype, shape, data_offsets } in entries {
+        let tensor = json!({ "dtype": dtype, "shape": shape, "data_offsets": data_offsets });
+        fields.insert(name, tensor);
+    }
+    let text = Value::Object(fields).to_string();
+    let total = (PREFIX_BYTES + text.len()).next_multiple_of(ALIGN_BYTES);
+    let len = (total - PREFIX_BYTES) as u64;
+    if len > HEADER_BYTES_MAX {
+        let why = format!("its header has {len} bytes; readers take {HEADER_BYTES_MAX}");
+        return Err(Error::BadInput { what: "a safetensors file".to_owned(), why });
+    }
+    let mut header = Vec::with_capacity(total);
+    header.extend(len.to_le_bytes());
+    header.extend(text.as_bytes());
+    header.resize(total, b' ');
+    Ok(header)
+}
+
+/// A header as it was read.
+#[derive(Debug)]
+pub(crate) struct Header {
+    /// All bytes before the first tensor.
+    pub(crate) bytes: Vec<u8>,
+    /// The tensors, in the order of the JSON.
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// Reads the header of a file.
+pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
+    let corrupt = |offset: usize, got: String, due: String| Error::Corrupt {
+        what: object.display(),
+        offset: offset as u64,
+        got,
+        due,
+    };
+    let mut prefix = [0; PREFIX_BYTES];
+    object.read_many(&mut [Read { offset: 0, buf: &mut prefix }])?;
+    let len = u64::from_le_bytes(prefix);
+    let len_max = HEADER_BYTES_MAX.min(object.len_bytes().saturating_sub(PREFIX_BYTES as u64));
+    if len > len_max {
+        return Err(corrupt(0, format!("a header of {len} bytes"), format!("at most {len_max}")));
+    }
+    let mut bytes = vec![0; PREFIX_BYTES + len as usize]; // fits: at most 100 MB, and the file's length
+    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    let json = &bytes[PREFIX_BYTES..];
+    let due = "the JSON of a safetensors header".to_owned();
+    if json.first() != Some(&b'{') {
+        return Err(corrupt(PREFIX_BYTES, "no '{'".to_owned(), due));
+    }
+    let pairs: Pairs = serde_json::from_slice(json)
+        .map_err(|error| corrupt(PREFIX_BYTES, error.to_string(), due))?;
+    let mut entries = Vec::with_capacity(pairs.0.len());
+    for (name, value) in pairs.0 {
+        if name == METADATA {
+            continue;
+        }
+        let Fields { dtype, shape, data_offsets } = serde_json::from_value(value).map_err(|e| {
+            corrupt(PREFIX_BYTES, format!("{e} in '{name}'"), "a tensor".to_owned())
+        })?;
+        entries.push(Entry { name, dtype, shape, data_offsets });
+    }
+    Ok(Header { bytes, entries })
+}
+
+/// The keys and values of a JSON object as they stand, so that a key which is there twice is seen.
+struct Pairs(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Collect;
+
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Pairs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Pairs, A::Error> {
+                let mut seen = std::collections::HashSet::new();
+                let mut pairs = Vec::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if !seen.insert(name.clone()) {
+                        return Err(de::Error::custom(format!("'{name}' is there twice")));
+                    }
+                    pairs.push((name, value));
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+
+        from.deserialize_map(Collect)
+    }
+}

@@ -1,0 +1,139 @@
+use crate::catalog::{Placed, join_blocks};
+use crate::checkpoint::{Checkpoint, chunk_blocks};
+use crate::fetch::{Target, fetch};
+use crate::shard::{self, Entry};
+use crate::{Error, Result};
+use std::collections::HashSet;
+use storage::{FileEntry, crc64, crc64_join};
+
+/// What [`Checkpoint::verify`] read and found as it should be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// Files, without the manifest.
+    pub files: usize,
+    /// Their bytes, all of which were read and summed.
+    pub bytes: u64,
+    /// Tensors.
+    pub tensors: usize,
+}
+
+impl Checkpoint {
+    /// Reads everything once: every byte against its checksum, every safetensors header against the
+    /// manifest, and the checksums of blocks, chunks and files against each other.
+    ///
+    /// # Errors
+    /// The first thing that is not as it was saved: [`Error::Corrupt`] or [`Error::BadManifest`],
+    /// [`storage::Error::NotFound`] within [`Error::Storage`], or what the store says.
+    pub fn verify(&self) -> Result<VerifyReport> {
+        let shards = self.catalog.by_file();
+        let in_shards: HashSet<&str> = shards.iter().map(|(file, _)| file.path.as_str()).collect();
+        for (file, chunks) in &shards {
+            self.verify_shard(file, chunks)?;
+        }
+        for file in &self.catalog.files {
+            if !in_shards.contains(file.path.as_str()) {
+                file.verify(&*self.store, &self.folder)?;
+            }
+        }
+        let (files, bytes) = self.size();
+        Ok(VerifyReport { files, bytes, tensors: self.tensors().len() })
+    }
+
+    fn verify_shard(&self, file: &FileEntry, chunks: &[Placed<'_>]) -> Result<()> {
+        let object = self.open_file(&file.path)?;
+        let header = shard::read_header(&*object)?;
+        let data_start = header.bytes.len() as u64;
+        check_entries(&object.display(), data_start, header.entries, chunks)?;
+
+        let sums_disagree = |place: String, got: u64, due: u64| Error::BadManifest {
+            what: self.display(),
+            place,
+            got: format!("CRC-64 {due:016x}"),
+            due: format!("{got:016x}, which its parts sum up to"),
+        };
+        let block_bytes = self.catalog.meta.block_bytes;
+        let mut end = data_start;
+        let mut sum = crc64(&header.bytes);
+        let mut blocks = Vec::new();
+        for Placed { tensor, k, chunk } in chunks {
+            if chunk.offset != end {
+                return Err(Error::Corrupt {
+                    what: object.display(),
+                    offset: end,
+                    got: format!("{} at {}", tensor.entry_name(*k), chunk.offset),
+                    due: "tensors without holes between them".to_owned(),
+                });
+            }
+            if !chunk.blocks.is_empty() {
+                let joined = join_blocks(&chunk.blocks, chunk.bytes, block_bytes);
+                if joined != chunk.crc64 {
+                    return Err(sums_disagree(tensor.label(), joined, chunk.crc64));
+                }
+            }
+            sum = crc64_join(sum, chunk.crc64, chunk.bytes);
+            end += chunk.bytes;
+            blocks.extend(chunk_blocks(&*object, chunk, unread(chunk.bytes, block_bytes)));
+        }
+        if end != file.bytes {
+            return Err(Error::Corrupt {
+                what: object.display(),
+                offset: end,
+                got: format!("{} bytes after the last tensor", file.bytes - end),
+                due: "none".to_owned(),
+            });
+        }
+        fetch(blocks, self.threads)?;
+        if sum != file.crc64 {
+            // The tensors are right, so it is the header, or the manifest disagrees with itself.
+            return Err(Error::Corrupt {
+                what: object.display(),
+                offset: 0,
+                got: format!("CRC-64 {sum:016x} of its {} bytes", file.bytes),
+                due: format!("{:016x} by the manifest", file.crc64),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// So many bytes in blocks, to be checked only.
+fn unread<'a>(bytes: u64, block_bytes: u64) -> impl Iterator<Item = Target<'a>> {
+    (0..bytes.div_ceil(block_bytes)).map(move |block| {
+        // fits: at most a block, and blocks are at most 64 MiB.
+        Target::Nowhere(block_bytes.min(bytes - block * block_bytes) as usize)
+    })
+}
+
+/// Whether a file's own header says what the manifest says of it.
+fn check_entries(
+    what: &str,
+    data_start: u64,
+    mut got: Vec<Entry>,
+    chunks: &[Placed<'_>],
+) -> Result<()> {
+    let entry = |placed: &Placed<'_>| {
+        let begin = placed.chunk.offset.checked_sub(data_start)?;
+        Some(Entry {
+            name: placed.tensor.entry_name(placed.k),
+            dtype: placed.tensor.dtype,
+            shape: placed.chunk.spans.iter().map(|span| span.len).collect(),
+            data_offsets: [begin, begin + placed.chunk.bytes],
+        })
+    };
+    let corrupt = |got: String, due: String| {
+        Err(Error::Corrupt { what: what.to_owned(), offset: 8, got, due })
+    };
+    let Some(mut due) = chunks.iter().map(entry).collect::<Option<Vec<_>>>() else {
+        let got = format!("a header of {data_start} bytes");
+        return corrupt(got, "one that ends before the first tensor of the manifest".to_owned());
+    };
+    got.sort_by(|a, b| a.name.cmp(&b.name));
+    due.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some((got, due)) = got.iter().zip(&due).find(|(got, due)| got != due) {
+        return corrupt(format!("{got:?}"), format!("{due:?} by the manifest"));
+    }
+    if got.len() != due.len() {
+        return corrupt(format!("{} tensors", got.len()), format!("{} by the manifest", due.len()));
+    }
+    Ok(())
+}

@@ -1,1 +1,46 @@
-//! Being laid.
+//! Token files and their order: Megatron's `.bin`/`.idx` and its sample indexes, byte for byte.
+//!
+//! A dataset is a pair of files: the tokens of all sequences back to back in a `.bin`, and in an
+//! `.idx` where each sequence and document begins. [`IndexedDataset`] reads a pair, [`Builder`]
+//! writes one. A GPT reads a dataset in an order that follows from the sequences' lengths and a
+//! seed: [`GptIndex`]. Several datasets are mixed by a [`BlendIndex`]. Both are kept in `.npy`
+//! files under Megatron's names, so that either program finds what the other has built.
+//!
+//! What is read is never trusted: [`Error::Malformed`] names the file, the byte, what came and what
+//! was due. What is computed is pure: same lengths and settings, same bytes.
+//!
+//! In reading order: `dtype`, `idx`, `dataset`, `builder` are the files; `rng`, `split`,
+//! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `gpt_verify`
+//! how it is kept; `blend` and `masked_index` the other indexes of Megatron.
+
+#![forbid(unsafe_code)]
+
+mod blend;
+mod builder;
+mod cache;
+mod compact;
+mod dataset;
+mod dtype;
+mod error;
+mod gpt_index;
+mod gpt_plan;
+mod gpt_verify;
+mod idx;
+mod masked_index;
+mod npy;
+mod python_json;
+pub mod rng;
+mod sample_index;
+mod split;
+
+pub use blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
+pub use builder::{Builder, Built};
+pub use cache::default_cache_folder;
+pub use dataset::{CheckReport, IndexedDataset};
+pub use dtype::Dtype;
+pub use error::{Error, Fault, Result};
+pub use gpt_index::{GptIndex, GptIndexConfig, Part};
+pub use masked_index::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
+pub use npy::{Descr, Element, Npy};
+pub use sample_index::{SampleRule, build_sample_index};
+pub use split::{Split, SplitMatrix};

@@ -1,0 +1,244 @@
+//! Mixing several datasets into one order: Megatron's `build_blending_indices` and its exhaustive
+//! sister, and their cache.
+
+use serde_json::{Value, json};
+use storage::{Key, Storage};
+
+use crate::cache::{self, Names};
+use crate::npy::{Descr, Npy};
+use crate::rng::numpy_sum;
+use crate::sample_index::try_vec;
+use crate::{Error, Result, Split};
+
+/// Megatron builds half a percent more samples of each dataset than its share of the blend.
+const SURPLUS: f64 = 0.005;
+
+/// Datasets are numbered with 16 bits and a sign, and Megatron keeps the last number unused.
+const DATASETS_MAX: usize = 32_766;
+
+/// How much of each dataset there is in a blend.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BlendWeights {
+    /// So many samples in all, in these proportions.
+    Weighted {
+        /// One for each dataset; they sum to 1, as [`normalize_weights`] gives them.
+        weights: Vec<f64>,
+        /// Samples in all.
+        size: u64,
+    },
+    /// Every sample of every dataset once, spread evenly.
+    Exhaustive {
+        /// The samples of each dataset.
+        sizes: Vec<u64>,
+    },
+}
+
+/// The settings that decide a blend, all of which are in the name of its cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlendConfig {
+    /// The [description](crate::GptIndexConfig::description) of each dataset's index.
+    pub datasets: Vec<Value>,
+    /// The part that they are of.
+    pub which: Split,
+    /// How much of each there is.
+    pub weights: BlendWeights,
+}
+
+/// The order of the samples of a blend.
+#[derive(Debug)]
+pub struct BlendIndex {
+    /// Which dataset each sample is of.
+    dataset: Npy,
+    /// Which of that dataset's samples it is.
+    dataset_sample: Npy,
+}
+
+/// Weights divided by their sum, as numpy adds them.
+///
+/// # Errors
+/// [`Error::BadSetting`] if one is negative or not finite, or they are all 0.
+pub fn normalize_weights(weights: &[f64]) -> Result<Vec<f64>> {
+    let sum = numpy_sum(weights);
+    if weights.iter().any(|weight| !weight.is_finite() || *weight < 0.0) || sum <= 0.0 {
+        let due = "numbers of 0 or more, not all of them 0".to_owned();
+        return Err(Error::BadSetting { name: "blend weights", got: format!("{weights:?}"), due });
+    }
+    Ok(weights.iter().map(|weight| weight / sum).collect())
+}
+
+/// How many samples to build of each dataset, by its normalized weight, for a blend of `samples`,
+/// and how many the blend then has.
+#[must_use]
+pub fn blend_sizes(weights: &[f64], samples: u64) -> (Vec<u64>, u64) {
+    // fits: shares of a count that is small enough to be trained on
+    let shares = weights.iter().map(|weight| (samples as f64 * weight).ceil());
+    let build = shares.clone().map(|share| (share * (1.0 + SURPLUS)).ceil() as u64).collect();
+    (build, shares.map(|share| share as u64).sum())
+}
+
+impl BlendIndex {
+    /// Builds the order: each next sample is of the dataset that is furthest behind its weight, the
+    /// first of several.
+    ///
+    /// # Errors
+    /// [`Error::TooBig`] for too many datasets, [`Error::OutOfMemory`].
+    pub fn build(weights: &BlendWeights) -> Result<Self> {
+        match weights {
+            BlendWeights::Weighted { weights, size } => blend(weights, &[], *size),
+            BlendWeights::Exhaustive { sizes } => {
+                let total: u64 = sizes.iter().sum();
+                let share = |&size: &u64| size as f64 / total as f64;
+                blend(&sizes.iter().map(share).collect::<Vec<_>>(), sizes, total)
+            }
+        }
+    }
+
+    /// Maps the order from the files of Megatron or ours, or builds it and leaves them there. As
+    /// with [`GptIndex::load_or_build`](crate::GptIndex::load_or_build), files that are not what
+    /// they must be are rebuilt with a warning.
+    ///
+    /// # Errors
+    /// As [`BlendIndex::build`], and [`Error::Storage`] if a file that exists cannot be read.
+    pub fn load_or_build(
+        config: &BlendConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let suffix = format!("BlendedDataset-{}", config.which);
+        let names = Names::new(&config.description(), folder, &suffix);
+        let arrays = ["dataset_index", "dataset_sample_index"];
+        let check = |[dataset, dataset_sample]: [Npy; 2]| {
+            let index = BlendIndex { dataset, dataset_sample };
+            index.verify(config.weights.sample_count(), config.datasets.len()).map(|()| index)
+        };
+        if let Some(index) = cache::load(store, &names, arrays, check)? {
+            return Ok(index);
+        }
+        let index = BlendIndex::build(&config.weights)?;
+        cache::save(store, &names, arrays, [&index.dataset, &index.dataset_sample]);
+        Ok(index)
+    }
+
+    /// How many samples there are.
+    #[must_use]
+    pub fn sample_count(&self) -> u64 {
+        self.dataset.shape()[0]
+    }
+
+    /// The dataset of a sample, and which of its samples it is.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    #[must_use]
+    pub fn sample(&self, sample: u64) -> (usize, u64) {
+        (self.dataset.at(sample) as usize, self.dataset_sample.at(sample) as u64) // fits: counts
+    }
+
+    /// Which dataset each sample is of, int16, shape `[samples]`.
+    #[must_use]
+    pub fn dataset_index(&self) -> &Npy {
+        &self.dataset
+    }
+
+    /// Which of its dataset's samples each is, int64, shape `[samples]`.
+    #[must_use]
+    pub fn dataset_sample_index(&self) -> &Npy {
+        &self.dataset_sample
+    }
+
+    /// What is wrong with a cached order: within each dataset, samples must count up from 0.
+    fn verify(&self, samples: u64, datasets: usize) -> std::result::Result<(), String> {
+        let shapes = (self.dataset.shape(), self.dataset_sample.shape());
+        let descrs = (self.dataset.descr(), self.dataset_sample.descr());
+        if shapes != (&[samples], &[samples]) || descrs != (Descr::I16, Descr::I64) {
+            return Err(format!("its arrays are {shapes:?}, and {samples} samples are due"));
+        }
+        let mut counts = vec![0; datasets];
+        for place in 0..samples {
+            let (dataset, sample) = self.sample(place);
+            match counts.get_mut(dataset) {
+                Some(count) if *count == sample => *count += 1,
+                _ => return Err(format!("sample {place} of it is {sample} of dataset {dataset}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl BlendWeights {
+    /// How many samples the blend has.
+    #[must_use]
+    pub fn sample_count(&self) -> u64 {
+        match self {
+            BlendWeights::Weighted { size, .. } => *size,
+            BlendWeights::Exhaustive { sizes } => sizes.iter().sum(),
+        }
+    }
+}
+
+impl BlendConfig {
+    /// What names the cache of the blend, as Megatron says it.
+    #[must_use]
+    pub fn description(&self) -> Value {
+        let (weights, size) = match &self.weights {
+            BlendWeights::Weighted { weights, size } => (json!(weights), json!(size)),
+            BlendWeights::Exhaustive { sizes } => (json!(sizes), Value::Null),
+        };
+        json!({
+            "class": "BlendedDataset",
+            "datasets": self.datasets,
+            "split": self.which.name(),
+            "weights": weights,
+            "size": size,
+        })
+    }
+}
+
+/// `sizes` is empty if datasets never run out.
+fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
+    if weights.len() > DATASETS_MAX {
+        let (got, most) = (weights.len() as u128, DATASETS_MAX as u128);
+        return Err(Error::TooBig { what: "datasets in a blend", got, most });
+    }
+    if weights.is_empty() && total > 0 {
+        let (got, due) = ("none".to_owned(), "one for each dataset".to_owned());
+        return Err(Error::BadSetting { name: "blend weights", got, due });
+    }
+    let mut dataset: Vec<i16> = try_vec("dataset index", total.into())?;
+    let mut dataset_sample: Vec<i64> = try_vec("dataset sample index", total.into())?;
+    // Numbers, weights and counts of the datasets that are not used up, in ascending order.
+    let mut numbers: Vec<i16> = (0..weights.len() as i16).collect(); // fits: seen above
+    let mut weights = weights.to_vec();
+    let mut counts = vec![0.0_f64; weights.len()];
+    let used_up = |number: i16, count: f64| {
+        sizes.get(number as usize).is_some_and(|&size| count >= size as f64) // fits: not negative
+    };
+    for place in (0..weights.len()).rev() {
+        if used_up(numbers[place], 0.0) {
+            (numbers.remove(place), weights.remove(place), counts.remove(place));
+        }
+    }
+    for sample in 0..total {
+        let chosen = furthest_behind(&weights, &counts, sample.max(1) as f64);
+        dataset.push(numbers[chosen]);
+        dataset_sample.push(counts[chosen] as i64); // fits: a count
+        counts[chosen] += 1.0;
+        if used_up(numbers[chosen], counts[chosen]) {
+            (numbers.remove(chosen), weights.remove(chosen), counts.remove(chosen));
+        }
+    }
+    let (dataset, dataset_sample) = (Npy::from_column(&dataset), Npy::from_column(&dataset_sample));
+    Ok(BlendIndex { dataset, dataset_sample })
+}
+
+/// The first place with the largest `weight * drawn - count`, in doubles as Megatron's.
+fn furthest_behind(weights: &[f64], counts: &[f64], drawn: f64) -> usize {
+    let (mut chosen, mut most) = (0, f64::NEG_INFINITY);
+    for (place, (weight, count)) in weights.iter().zip(counts).enumerate() {
+        let behind = weight * drawn - count;
+        if behind > most {
+            (chosen, most) = (place, behind);
+        }
+    }
+    chosen
+}

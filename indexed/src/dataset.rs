@@ -1,0 +1,274 @@
+//! Reading a pair of `.bin` and `.idx`.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storage::{Crc64, Key, Map, Object, Read, Storage};
+
+use crate::idx::{I32Le, Layout, Tables, malformed};
+use crate::{Dtype, Error, Fault, Result};
+
+/// 8 MiB reads keep every device busy and cost one buffer.
+pub(crate) const READ_BYTES: u64 = 8 << 20;
+
+/// A dataset of Megatron: sequences of tokens in a `.bin`, and where they and the documents begin
+/// in an `.idx`.
+///
+/// The index is mapped, so it costs no memory that the page cache does not share; the tokens are
+/// read through [`Object::read_many`], never mapped.
+#[derive(Debug)]
+pub struct IndexedDataset {
+    prefix: Key,
+    display: String,
+    bin: Arc<dyn Object>,
+    idx: Map,
+    layout: Layout,
+    bin_bytes: u64,
+}
+
+/// What [`IndexedDataset::check`] read and found good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Sequences.
+    pub sequences: u64,
+    /// Sequences without a token.
+    pub sequences_empty: u64,
+    /// Tokens of the longest sequence.
+    pub sequence_len_max: u32,
+    /// Documents.
+    pub documents: u64,
+    /// Documents without a sequence.
+    pub documents_empty: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// The smallest and the largest id, if there are tokens and they are integers.
+    pub token_range: Option<(i64, i64)>,
+    /// Bytes of the `.bin`.
+    pub bin_bytes: u64,
+    /// CRC-64/NVME of the `.bin`.
+    pub bin_crc64: u64,
+    /// Bytes of the `.idx`.
+    pub idx_bytes: u64,
+    /// CRC-64/NVME of the `.idx`.
+    pub idx_crc64: u64,
+}
+
+impl IndexedDataset {
+    /// Opens `prefix.bin` and `prefix.idx`, and checks every entry of the index in one pass, so
+    /// that no later call can reach outside the files.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] with the [`Fault`], the file and the byte; [`Error::Storage`].
+    pub fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
+        let idx = store.open(&prefix.with_suffix(".idx")?)?;
+        let bin = store.open(&prefix.with_suffix(".bin")?)?;
+        let file = idx.display();
+        // An empty file cannot be mapped, and is too short for a header anyway.
+        let map = if idx.len_bytes() == 0 { Map::owned(Vec::new()) } else { idx.map()? };
+        let layout = Layout::parse(&map, &file)?;
+        let bin_bytes = layout.tables(&map).check(layout.dtype.item_bytes(), &file)?;
+        check_bin_len(bin.as_ref(), bin_bytes, &file)?;
+        let display = store.display(prefix);
+        Ok(IndexedDataset { prefix: prefix.clone(), display, bin, idx: map, layout, bin_bytes })
+    }
+
+    /// The type of its tokens.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.layout.dtype
+    }
+
+    /// How many sequences it has.
+    #[must_use]
+    pub fn sequence_count(&self) -> u64 {
+        self.layout.sequences as u64
+    }
+
+    /// How many documents it has.
+    #[must_use]
+    pub fn document_count(&self) -> u64 {
+        self.layout.document_index_len as u64 - 1
+    }
+
+    /// How many tokens it has.
+    #[must_use]
+    pub fn token_count(&self) -> u64 {
+        self.bin_bytes / self.layout.dtype.item_bytes()
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    #[must_use]
+    pub fn sequence_len(&self, seq: u64) -> u32 {
+        u32::from_le_bytes(self.tables().lengths[seq as usize]) // fits: a larger one is out of range
+    }
+
+    /// Where a sequence begins in the `.bin`.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    #[must_use]
+    pub fn sequence_offset_bytes(&self, seq: u64) -> u64 {
+        u64::from_le_bytes(self.tables().pointers[seq as usize]) // fits: as above
+    }
+
+    /// The sequences of a document; none if it is empty.
+    ///
+    /// # Panics
+    /// If there is no such document.
+    #[must_use]
+    pub fn document(&self, document: u64) -> Range<u64> {
+        let documents = self.tables().documents;
+        let at = document as usize; // fits: as above
+        u64::from_le_bytes(documents[at])..u64::from_le_bytes(documents[at + 1])
+    }
+
+    /// The `.bin`.
+    #[must_use]
+    pub fn bin(&self) -> &Arc<dyn Object> {
+        &self.bin
+    }
+
+    /// The key of both files without their suffix.
+    #[must_use]
+    pub fn prefix(&self) -> &Key {
+        &self.prefix
+    }
+
+    /// How a message names this dataset: the full path or URL of its prefix.
+    #[must_use]
+    pub fn display(&self) -> String {
+        self.display.clone()
+    }
+
+    /// Whether each sequence has a mode, as in multimodal sets.
+    #[must_use]
+    pub fn has_modes(&self) -> bool {
+        self.layout.has_modes
+    }
+
+    /// The mode of a sequence, 0 for text and 1 for an image; `None` if the set has no modes.
+    ///
+    /// # Panics
+    /// If it has modes, but there is no such sequence.
+    #[must_use]
+    pub fn sequence_mode(&self, seq: u64) -> Option<i8> {
+        let modes = self.tables().modes;
+        self.has_modes().then(|| i8::from_le_bytes([modes[seq as usize]])) // fits: as above
+    }
+
+    /// The tokens of a sequence, read in one request.
+    ///
+    /// # Errors
+    /// [`Error::NotTokens`] for floating-point elements; [`Error::Storage`].
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn read_sequence(&self, seq: u64) -> Result<Vec<i64>> {
+        let dtype = self.dtype();
+        if !dtype.is_integer() {
+            return Err(Error::NotTokens { file: self.display(), dtype });
+        }
+        let len = self.sequence_len(seq) as usize; // fits: 32 bits
+        let mut bytes = vec![0; len * dtype.item_bytes() as usize]; // bounded by the `.bin`
+        let offset = self.sequence_offset_bytes(seq);
+        self.bin.read_many(&mut [Read { offset, buf: &mut bytes }])?;
+        let mut tokens = vec![0; len];
+        dtype.decode_i64(&bytes, &mut tokens);
+        Ok(tokens)
+    }
+
+    /// Reads everything: sums both files, and finds the range of the ids. What [`Self::open`]
+    /// checks is known to be good by then.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if a byte cannot be read.
+    pub fn check(&self) -> Result<CheckReport> {
+        let (bin_crc64, token_range) = self.scan_bin()?;
+        let tables = self.tables();
+        let lengths = || tables.lengths.iter().map(|len| u32::from_le_bytes(*len));
+        let pairs = tables.documents.iter().zip(&tables.documents[1..]);
+        Ok(CheckReport {
+            sequences: self.sequence_count(),
+            sequences_empty: lengths().filter(|&len| len == 0).count() as u64,
+            sequence_len_max: lengths().max().unwrap_or(0),
+            documents: self.document_count(),
+            documents_empty: pairs.filter(|(start, end)| start == end).count() as u64,
+            tokens: self.token_count(),
+            token_range,
+            bin_bytes: self.bin_bytes,
+            bin_crc64,
+            idx_bytes: self.idx.len() as u64,
+            idx_crc64: storage::crc64(&self.idx),
+        })
+    }
+
+    fn scan_bin(&self) -> Result<(u64, Option<(i64, i64)>)> {
+        let mut sum = Crc64::new();
+        let mut range: Option<(i64, i64)> = None;
+        let mut tokens = Vec::new();
+        for_each_chunk(self.bin.as_ref(), |bytes| {
+            sum.update(bytes);
+            if self.dtype().is_integer() {
+                tokens.resize(bytes.len() / self.dtype().item_bytes() as usize, 0);
+                self.dtype().decode_i64(bytes, &mut tokens);
+                let (low, high) = range.unwrap_or((i64::MAX, i64::MIN));
+                let ends = |(low, high): (i64, i64), &id: &i64| (low.min(id), high.max(id));
+                range = Some(tokens.iter().fold((low, high), ends));
+            }
+            Ok(())
+        })?;
+        Ok((sum.value(), range))
+    }
+
+    pub(crate) fn tables(&self) -> Tables<'_> {
+        self.layout.tables(&self.idx)
+    }
+
+    pub(crate) fn lengths(&self) -> &[I32Le] {
+        self.tables().lengths
+    }
+
+    /// Tokens of consecutive sequences, from the pointers alone.
+    pub(crate) fn tokens_in(&self, sequences: &Range<u64>) -> u64 {
+        let offset = |seq| {
+            if seq == self.sequence_count() {
+                self.bin_bytes
+            } else {
+                self.sequence_offset_bytes(seq)
+            }
+        };
+        (offset(sequences.end) - offset(sequences.start)) / self.dtype().item_bytes()
+    }
+}
+
+/// Reads an object from front to back.
+pub(crate) fn for_each_chunk(
+    object: &dyn Object,
+    mut visit: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let len = object.len_bytes();
+    let mut buf = vec![0; len.min(READ_BYTES) as usize]; // fits: 8 MiB at most
+    let mut offset = 0;
+    while offset < len {
+        let chunk = &mut buf[..(len - offset).min(READ_BYTES) as usize]; // fits: as above
+        object.read_many(&mut [Read { offset, buf: chunk }])?;
+        visit(chunk)?;
+        offset += chunk.len() as u64;
+    }
+    Ok(())
+}
+
+fn check_bin_len(bin: &dyn Object, due: u64, idx_file: &str) -> Result<()> {
+    let got = bin.len_bytes();
+    let fault = match got.cmp(&due) {
+        std::cmp::Ordering::Equal => return Ok(()),
+        std::cmp::Ordering::Less => Fault::BinTooShort,
+        std::cmp::Ordering::Greater => Fault::BinTooLong,
+    };
+    let due_text = format!("{due} bytes, as {idx_file} says");
+    let at = got.min(due) as usize; // a place in a message
+    Err(malformed(&bin.display(), at, fault, format!("a file of {got} bytes"), due_text))
+}

@@ -1,0 +1,216 @@
+//! The element types of a token file.
+
+use std::fmt;
+
+/// The type of one token in a `.bin`, by its code in the `.idx`.
+///
+/// Codes 1 to 5 and 8 mean the same in every program. Codes 6 and 7 are read as Megatron core does;
+/// gpt-neox swaps them, and fairseq's descendants call both 64 bits wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// Unsigned, 8 bits.
+    U8,
+    /// Signed, 8 bits.
+    I8,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 64 bits.
+    I64,
+    /// Floating point, 64 bits.
+    F64,
+    /// Floating point, 32 bits.
+    F32,
+    /// Unsigned, 16 bits.
+    U16,
+}
+
+/// In the order of their codes, which begin at 1.
+const BY_CODE: [Dtype; 8] = [
+    Dtype::U8,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+    Dtype::F64,
+    Dtype::F32,
+    Dtype::U16,
+];
+
+/// Below this many ids Megatron's writer takes 16 bits. Its margin under 65,536 is in every file
+/// that it has written, so it decides whether ours are the same bytes.
+const VOCAB_U16_END: u64 = 65_500;
+
+impl Dtype {
+    /// The type of a code in the header, if there is one.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        BY_CODE.get(usize::from(code).checked_sub(1)?).copied()
+    }
+
+    /// Its code in the header.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Dtype::U8 => 1,
+            Dtype::I8 => 2,
+            Dtype::I16 => 3,
+            Dtype::I32 => 4,
+            Dtype::I64 => 5,
+            Dtype::F64 => 6,
+            Dtype::F32 => 7,
+            Dtype::U16 => 8,
+        }
+    }
+
+    /// Bytes of one token.
+    #[must_use]
+    pub fn item_bytes(self) -> u64 {
+        match self {
+            Dtype::U8 | Dtype::I8 => 1,
+            Dtype::I16 | Dtype::U16 => 2,
+            Dtype::I32 | Dtype::F32 => 4,
+            Dtype::I64 | Dtype::F64 => 8,
+        }
+    }
+
+    /// What Megatron's writer takes for a vocabulary of so many ids, or of a size it was not told.
+    #[must_use]
+    pub fn for_vocab(vocab_size: Option<u64>) -> Self {
+        match vocab_size {
+            Some(size) if size < VOCAB_U16_END => Dtype::U16,
+            _ => Dtype::I32,
+        }
+    }
+
+    /// Whether a token is an integer, as ids are.
+    #[must_use]
+    pub fn is_integer(self) -> bool {
+        !matches!(self, Dtype::F32 | Dtype::F64)
+    }
+
+    /// The largest id that a token can hold exactly.
+    #[must_use]
+    pub fn token_max(self) -> u32 {
+        match self {
+            Dtype::U8 => u32::from(u8::MAX),
+            Dtype::I8 => i8::MAX as u32,
+            Dtype::I16 => i16::MAX as u32,
+            Dtype::U16 => u32::from(u16::MAX),
+            Dtype::I32 => i32::MAX as u32,
+            Dtype::I64 | Dtype::F64 => u32::MAX,
+            Dtype::F32 => 1 << 24, // the last of the consecutive integers
+        }
+    }
+
+    /// Widens little-endian tokens.
+    ///
+    /// # Panics
+    /// If the type is no integer, or `bytes` are not `out.len()` tokens.
+    pub fn decode_i64(self, bytes: &[u8], out: &mut [i64]) {
+        assert_eq!(bytes.len() as u64, out.len() as u64 * self.item_bytes(), "bytes of the tokens");
+        match self {
+            Dtype::U8 => widen(bytes, out, |[byte]| i64::from(byte)),
+            Dtype::I8 => widen(bytes, out, |item| i64::from(i8::from_le_bytes(item))),
+            Dtype::I16 => widen(bytes, out, |item| i64::from(i16::from_le_bytes(item))),
+            Dtype::U16 => widen(bytes, out, |item| i64::from(u16::from_le_bytes(item))),
+            Dtype::I32 => widen(bytes, out, |item| i64::from(i32::from_le_bytes(item))),
+            Dtype::I64 => widen(bytes, out, i64::from_le_bytes),
+            Dtype::F32 | Dtype::F64 => panic!("{self} tokens are no integers"),
+        }
+    }
+
+    /// Appends ids, little-endian; those above [`Dtype::token_max`] would be cut, so look first.
+    pub(crate) fn encode(self, ids: &[u32], out: &mut Vec<u8>) {
+        match self {
+            Dtype::U8 | Dtype::I8 => out.extend(ids.iter().map(|&id| id as u8)),
+            Dtype::I16 | Dtype::U16 => narrow(ids, out, |id| (id as u16).to_le_bytes()),
+            Dtype::I32 => narrow(ids, out, u32::to_le_bytes),
+            Dtype::I64 => narrow(ids, out, |id| i64::from(id).to_le_bytes()),
+            Dtype::F32 => narrow(ids, out, |id| (id as f32).to_le_bytes()),
+            Dtype::F64 => narrow(ids, out, |id| f64::from(id).to_le_bytes()),
+        }
+    }
+}
+
+fn widen<const N: usize>(bytes: &[u8], out: &mut [i64], value: impl Fn([u8; N]) -> i64) {
+    for (to, item) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *to = value(*item);
+    }
+}
+
+fn narrow<const N: usize>(ids: &[u32], out: &mut Vec<u8>, item: impl Fn(u32) -> [u8; N]) {
+    let start = out.len();
+    out.resize(start + ids.len() * N, 0);
+    for (to, &id) in out[start..].as_chunks_mut::<N>().0.iter_mut().zip(ids) {
+        *to = item(id);
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dtype::U8 => "uint8",
+            Dtype::I8 => "int8",
+            Dtype::I16 => "int16",
+            Dtype::I32 => "int32",
+            Dtype::I64 => "int64",
+            Dtype::F64 => "float64",
+            Dtype::F32 => "float32",
+            Dtype::U16 => "uint16",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_a_table_from_1_to_8() {
+        for code in 0..=u8::MAX {
+            match Dtype::from_code(code) {
+                Some(dtype) => assert_eq!(dtype.code(), code),
+                None => assert!(!(1..=8).contains(&code), "code {code}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_vocabulary_decides() {
+        for (vocab_size, due) in [
+            (None, Dtype::I32),
+            (Some(0), Dtype::U16),
+            (Some(50_257), Dtype::U16),
+            (Some(65_499), Dtype::U16),
+            (Some(65_500), Dtype::I32),
+            (Some(65_536), Dtype::I32),
+        ] {
+            assert_eq!(Dtype::for_vocab(vocab_size), due, "{vocab_size:?}");
+        }
+    }
+
+    #[test]
+    fn every_integer_type_comes_back() {
+        for code in 1..=8 {
+            let dtype = Dtype::from_code(code).unwrap();
+            if !dtype.is_integer() {
+                continue;
+            }
+            let ids = [0, 1, 77, dtype.token_max()];
+            let mut bytes = Vec::new();
+            dtype.encode(&ids, &mut bytes);
+            let mut back = [0; 4];
+            dtype.decode_i64(&bytes, &mut back);
+            assert_eq!(back, ids.map(i64::from), "{dtype}");
+            dtype.decode_i64(&vec![0xff; bytes.len()], &mut back);
+            let ones = if matches!(dtype, Dtype::U8 | Dtype::U16) {
+                i64::from(dtype.token_max())
+            } else {
+                -1
+            };
+            assert_eq!(back, [ones; 4], "{dtype}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+use std::fmt;
+
+use crate::{Dtype, Split};
+
+/// What went wrong: what we were doing, to what, what came, what was due.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store failed.
+    Storage(storage::Error),
+    /// A file does not keep to its format.
+    Malformed {
+        /// The file.
+        file: String,
+        /// The byte where it shows.
+        offset: u64,
+        /// Which rule it breaks.
+        fault: Fault,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// A `.bin` stands without its `.idx` where a pair is to be written.
+    Orphan {
+        /// The `.bin`.
+        file: String,
+    },
+    /// The second file of a pair failed, and the first could not be taken back.
+    LeftBehind {
+        /// What stands there now without its partner.
+        file: String,
+        /// Why the second file failed.
+        source: storage::Error,
+        /// Why the first could not be deleted.
+        cleanup: storage::Error,
+    },
+    /// An id does not fit the file's element type.
+    TokenTooBig {
+        /// The file that was being written.
+        file: String,
+        /// The id.
+        token: u32,
+        /// The element type.
+        dtype: Dtype,
+    },
+    /// A sequence is longer than the format can say.
+    SequenceTooLong {
+        /// The file that was being written.
+        file: String,
+        /// Its length.
+        tokens: u64,
+    },
+    /// Sequences were written that no document holds.
+    UnendedDocument {
+        /// The file that was being written.
+        file: String,
+        /// Sequences since the last end of a document.
+        sequences: u64,
+    },
+    /// A dataset cannot be appended to another.
+    CannotMerge {
+        /// The dataset to append.
+        file: String,
+        /// The file that was being written.
+        into: String,
+        /// What differs.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// The elements are floating-point numbers where token ids are due.
+    NotTokens {
+        /// The dataset.
+        file: String,
+        /// Its element type.
+        dtype: Dtype,
+    },
+    /// A setting cannot be used.
+    BadSetting {
+        /// Its name.
+        name: &'static str,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// The split string gives nothing to the part that was asked for.
+    EmptySplit {
+        /// The split string.
+        split: String,
+        /// The part.
+        which: Split,
+    },
+    /// Samples are asked of a part without tokens: no number of epochs would do.
+    NoTokens {
+        /// The dataset.
+        file: String,
+        /// The part.
+        which: Split,
+        /// Sequences in the part.
+        sequences: u64,
+        /// Sequences in the dataset.
+        sequences_all: u64,
+        /// Samples that were asked for.
+        samples: u64,
+    },
+    /// A count is beyond what the index format can hold.
+    TooBig {
+        /// What is counted.
+        what: &'static str,
+        /// The count.
+        got: u128,
+        /// The most there may be.
+        most: u128,
+    },
+    /// Memory for a table could not be had.
+    OutOfMemory {
+        /// The table.
+        what: &'static str,
+        /// Its size.
+        bytes: u128,
+    },
+}
+
+/// A rule of the `.bin`/`.idx` or `.npy` format that a file may break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The `.idx` begins with its magic.
+    Magic,
+    /// It is of version 1.
+    Version,
+    /// Its dtype code is known.
+    Dtype,
+    /// It is as long as its counts say, and not shorter.
+    TooShort,
+    /// It is as long as its counts say, and not longer.
+    TooLong,
+    /// No sequence length is negative.
+    SequenceLength,
+    /// The pointers are the running sum of the lengths in bytes.
+    Pointer,
+    /// The document index begins with 0.
+    DocumentStart,
+    /// The document index never falls.
+    DocumentOrder,
+    /// The document index ends with the number of sequences.
+    DocumentEnd,
+    /// Documents were ended at all.
+    NoDocumentEnds,
+    /// The `.bin` is as long as the `.idx` says, and not shorter.
+    BinTooShort,
+    /// The `.bin` is as long as the `.idx` says, and not longer.
+    BinTooLong,
+    /// An `.npy` is as numpy writes it, and as long as its header says.
+    Npy,
+}
+
+/// `std`'s, with our [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Fault {
+    /// The likely cause, if there is one.
+    #[must_use]
+    pub fn hint(self) -> Option<&'static str> {
+        match self {
+            Fault::Magic => Some("the older TNTIDX index, and files that are no index, begin so"),
+            Fault::Dtype => Some("PaddleNLP alone writes codes 9 and 10; Megatron refuses them"),
+            Fault::TooShort => Some("the .idx was cut short; run preprocess again"),
+            Fault::NoDocumentEnds => Some(
+                "the writer never ended a document, as CPM-2's does not; a repair would set the \
+                 document index to 0, 1, 2 and so on up to the sequence count",
+            ),
+            Fault::BinTooShort => {
+                Some("the .bin was cut short, or the .idx is of another run; run preprocess again")
+            }
+            Fault::BinTooLong => Some("the .idx is of another run; run preprocess again"),
+            _ => None,
+        }
+    }
+}
+
+impl From<storage::Error> for Error {
+    fn from(error: storage::Error) -> Self {
+        Error::Storage(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Storage(error) => error.fmt(f),
+            Error::Malformed { file, offset, fault, got, due } => {
+                write!(f, "read {file}, at byte {offset}: got {got}, due {due}")?;
+                fault.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+            }
+            Error::Orphan { file } => write!(
+                f,
+                "{file}: exists already, but its .idx does not; hint: a run was killed between \
+                 the two files; delete the .bin and run again"
+            ),
+            Error::LeftBehind { file, source, cleanup } => {
+                write!(f, "{source}; and {file}, of the same dataset, could not be taken back: ")?;
+                write!(f, "{cleanup}; hint: delete it")
+            }
+            Error::TokenTooBig { file, token, dtype } => write!(
+                f,
+                "write {file}: got token {token}, due at most {} for {dtype}",
+                dtype.token_max()
+            ),
+            Error::SequenceTooLong { file, tokens } => write!(
+                f,
+                "write {file}: got a sequence of {tokens} tokens, due at most {}",
+                i32::MAX
+            ),
+            Error::UnendedDocument { file, sequences } => {
+                write!(f, "write {file}: {sequences} sequences came after the last document's end")
+            }
+            Error::CannotMerge { file, into, got, due } => {
+                write!(f, "append {file} to {into}: got {got}, due {due}")
+            }
+            Error::NotTokens { file, dtype } => {
+                write!(f, "read tokens of {file}: got {dtype} elements, due integers")
+            }
+            Error::BadSetting { name, got, due } => write!(f, "{name}: got {got}, due {due}"),
+            Error::EmptySplit { split, which } => {
+                write!(f, "index the {which} part: the split '{split}' gives it no share")
+            }
+            Error::NoTokens { file, which, sequences, sequences_all, samples } => write!(
+                f,
+                "index the {which} part of {file}: {samples} samples are due, but its {sequences} \
+                 of {sequences_all} sequences hold no tokens; hint: give {which} a larger share \
+                 of the split, or ask for none of its samples"
+            ),
+            Error::TooBig { what, got, most } => write!(f, "{what}: got {got}, due at most {most}"),
+            Error::OutOfMemory { what, bytes } => {
+                write!(f, "hold the {what}: {bytes} bytes of memory could not be had")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Storage(error) => std::error::Error::source(error),
+            Error::LeftBehind { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The order in which a GPT reads a dataset: Megatron's document, sample and shuffle index.
+//!
+//! The sequences of a part, once for each epoch, are shuffled into one stream of tokens (the
+//! document index). The stream is cut into samples of equal length (the sample index), and those
+//! are shuffled again (the shuffle index). All three follow from the sequences' lengths and the
+//! settings, to the byte.
+
+use serde_json::Value;
+use storage::{Key, Storage};
+
+use crate::cache::{self, Names};
+use crate::gpt_plan::Plan;
+use crate::idx::I32Le;
+use crate::npy::{Descr, Element, Npy};
+use crate::rng::RandomState;
+use crate::sample_index::{build_rows, try_vec};
+use crate::split::SplitMatrix;
+use crate::{IndexedDataset, Result, Split};
+
+/// The settings that decide the order. Those marked * are part of a cache's name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptIndexConfig {
+    /// * The dataset's prefix, as it was given to the training run.
+    pub dataset_path: String,
+    /// * The shares of train, valid and test, such as `949,50,1`.
+    pub split: String,
+    /// * Tokens of a sample, without the extra one.
+    pub seq_len: u64,
+    /// * The seed of both shuffles.
+    pub seed: u32,
+    /// * Samples that are needed, which decides the number of epochs. `None`: one epoch.
+    pub num_samples: Option<u64>,
+    /// Whether a sample has one token more than `seq_len`, the label of its last.
+    pub add_extra_token: bool,
+    /// Whether the validation part drops the tokens that fill no sample, as the others do.
+    pub drop_last_partial_valid: bool,
+    /// * What the tokenizer says of itself.
+    pub tokenizer: Value,
+}
+
+/// The order of the samples of one part of a dataset.
+#[derive(Debug)]
+pub struct GptIndex {
+    /// The sequences in their order, one after the other in the stream of tokens.
+    document: Npy,
+    /// Where in the stream each sample begins, and where the last one ends.
+    sample: Npy,
+    /// The samples in their order.
+    shuffle: Npy,
+    extra_tokens: u64,
+}
+
+/// Consecutive tokens of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The sequence.
+    pub sequence: u64,
+    /// The first of the tokens, counted from the start of the sequence.
+    pub token_offset: u64,
+    /// How many they are, at least 1.
+    pub token_count: u64,
+}
+
+impl GptIndexConfig {
+    /// What names the cache of an index, as Megatron says it. The settings without a star are not
+    /// in it, and neither is anything of the data.
+    ///
+    /// # Errors
+    /// [`Error::BadSetting`](crate::Error::BadSetting) for the split.
+    pub fn description(&self, which: Split) -> Result<Value> {
+        Ok(serde_json::json!({
+            "class": "GPTDataset",
+            "dataset_path": self.dataset_path,
+            "num_samples": self.num_samples,
+            "index_split": which.name(),
+            "random_seed": self.seed,
+            "sequence_length": self.seq_len,
+            "split": self.split,
+            "split_matrix": SplitMatrix::parse(&self.split)?.to_json(),
+            "tokenizer": self.tokenizer,
+        }))
+    }
+}
+
+impl GptIndex {
+    /// Builds the index of a part. Same lengths and settings, same bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoTokens`](crate::Error::NoTokens) if samples are asked of a part that has no
+    /// tokens, [`Error::EmptySplit`](crate::Error::EmptySplit) if the split gives it no share,
+    /// [`Error::BadSetting`](crate::Error::BadSetting), and
+    /// [`Error::TooBig`](crate::Error::TooBig) and
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if it would have too many samples.
+    pub fn build(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig) -> Result<Self> {
+        build_planned(dataset, &Plan::new(dataset, which, config)?, config.seed)
+    }
+
+    /// Maps the index from the files that Megatron or we have left in a folder, or builds it and
+    /// leaves them there. Files are used only if every number in them is what it must be: a cache
+    /// says nothing of the data it was made from, and a killed writer leaves short files. One that
+    /// is not is rebuilt with a warning; so is going without a cache if it cannot be written.
+    ///
+    /// # Errors
+    /// As [`GptIndex::build`], and [`Error::Storage`](crate::Error::Storage) if a file that exists
+    /// cannot be read.
+    pub fn load_or_build(
+        dataset: &IndexedDataset,
+        which: Split,
+        config: &GptIndexConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let plan = Plan::new(dataset, which, config)?;
+        let suffix = format!("GPTDataset-{which}");
+        let names = Names::new(&config.description(which)?, folder, &suffix);
+        let arrays = ["document_index", "sample_index", "shuffle_index"];
+        let check = |[document, sample, shuffle]: [Npy; 3]| {
+            let extra_tokens = plan.rule.extra_tokens();
+            let index = GptIndex { document, sample, shuffle, extra_tokens };
+            crate::gpt_verify::verify(&index, dataset, &plan).map(|()| index)
+        };
+        if let Some(index) = cache::load(store, &names, arrays, check)? {
+            return Ok(index);
+        }
+        let index = build_planned(dataset, &plan, config.seed)?;
+        cache::save(store, &names, arrays, [&index.document, &index.sample, &index.shuffle]);
+        Ok(index)
+    }
+
+    /// How many samples there are: at least those asked for, up to the end of the last epoch.
+    #[must_use]
+    pub fn sample_count(&self) -> u64 {
+        self.shuffle.shape()[0]
+    }
+
+    /// The tokens of a sample: `seq_len` of them and the extra one, if there is one; fewer only in
+    /// a last partial sample. `sample` is the place in the shuffled order; `parts` is emptied first.
+    ///
+    /// # Panics
+    /// If there is no such sample, or the index is of another dataset.
+    pub fn parts(&self, dataset: &IndexedDataset, sample: u64, parts: &mut Vec<Part>) {
+        parts.clear();
+        let row = 2 * self.shuffle.at(sample) as u64; // fits: no table has negative places
+        let [first, start, last, end] = [0, 1, 2, 3].map(|i| self.sample.at(row + i));
+        for place in first..=last {
+            let sequence = self.document.at(place as u64) as u64; // fits: as above
+            let len = u64::from(dataset.sequence_len(sequence));
+            let token_offset = if place == first { start as u64 } else { 0 };
+            let end = if place == last { (end + self.extra_tokens as i64) as u64 } else { len };
+            // Where samples touch at the end of a document, one of its parts has no tokens.
+            let token_count = end.min(len).saturating_sub(token_offset);
+            if token_count > 0 {
+                parts.push(Part { sequence, token_offset, token_count });
+            }
+        }
+    }
+
+    /// The sequences in their order, int32, shape `[sequences * epochs]`.
+    #[must_use]
+    pub fn document_index(&self) -> &Npy {
+        &self.document
+    }
+
+    /// Where samples begin, shape `[samples + 1, 2]`: place in the document index, and token.
+    #[must_use]
+    pub fn sample_index(&self) -> &Npy {
+        &self.sample
+    }
+
+    /// The order of the samples, shape `[samples]`.
+    #[must_use]
+    pub fn shuffle_index(&self) -> &Npy {
+        &self.shuffle
+    }
+}
+
+fn build_planned(dataset: &IndexedDataset, plan: &Plan, seed: u32) -> Result<GptIndex> {
+    let mut rng = RandomState::new(seed); // one generator for both shuffles, in this order
+    let document = document_index(plan, &mut rng)?;
+    let documents: &[I32Le] = document.data().as_chunks().0;
+    let (lengths, count) = (dataset.lengths(), plan.sample_count);
+    let sample = match plan.sample_descr() {
+        Descr::I64 => build_rows::<i64>(lengths, documents, &plan.rule, count)?,
+        _ => build_rows::<i32>(lengths, documents, &plan.rule, count)?,
+    };
+    let shuffle = match plan.shuffle_descr() {
+        Descr::I64 => shuffle_index::<i64>(plan, &mut rng)?,
+        _ => shuffle_index::<u32>(plan, &mut rng)?,
+    };
+    Ok(GptIndex { document, sample, shuffle, extra_tokens: plan.rule.extra_tokens() })
+}
+
+fn document_index(plan: &Plan, rng: &mut RandomState) -> Result<Npy> {
+    let mut documents: Vec<i32> = try_vec("document index", plan.document_index_len().into())?;
+    for _ in 0..plan.epochs {
+        documents.extend(plan.sequences.clone().map(|seq| seq as i32)); // fits: below 2^31
+    }
+    let last_epoch = documents.len() - plan.sequences.len();
+    match plan.samples_before_last_epoch {
+        None => rng.shuffle(&mut documents),
+        Some(_) => {
+            let (before, last) = documents.split_at_mut(last_epoch);
+            rng.shuffle(before);
+            rng.shuffle(last);
+        }
+    }
+    Ok(Npy::from_column(&documents))
+}
+
+fn shuffle_index<T: Element>(plan: &Plan, rng: &mut RandomState) -> Result<Npy> {
+    let count = plan.sample_count;
+    let mut samples: Vec<T> = try_vec("shuffle index", count.into())?;
+    samples.extend((0..count).map(|sample| T::from_i64(sample as i64))); // fits: in memory
+    let before = plan.samples_before_last_epoch.unwrap_or(count) as usize; // fits: as above
+    let (before, last) = samples.split_at_mut(before);
+    rng.shuffle(before);
+    rng.shuffle(last);
+    Ok(Npy::from_column(&samples))
+}

@@ -1,0 +1,235 @@
+//! The layout of an `.idx`: one header, then tables without padding.
+//!
+//! | offset     | bytes | field                                                             |
+//! |------------|-------|-------------------------------------------------------------------|
+//! | 0          | 9     | magic                                                             |
+//! | 9          | 8     | version, 1                                                        |
+//! | 17         | 1     | dtype code                                                        |
+//! | 18         | 8     | S, the number of sequences                                        |
+//! | 26         | 8     | N, the length of the document index: documents + 1                |
+//! | 34         | 4 S   | sequence lengths in tokens                                        |
+//! | 34+4S      | 8 S   | sequence pointers: byte offsets in the `.bin`, the running sum    |
+//! | 34+12S     | 8 N   | document index: first sequence of each document, and S at the end |
+//! | 34+12S+8N  | S     | sequence modes, in multimodal sets only                           |
+//!
+//! All integers are signed and little-endian. The tables begin at byte 34, so they have no
+//! alignment: they are read as arrays of bytes and decoded one by one, which costs nothing.
+
+use storage::Upload;
+
+use crate::{Dtype, Error, Fault, Result};
+
+/// "MMIDIDX" and two NULs.
+const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
+const VERSION: u64 = 1;
+/// Where the tables begin.
+pub(crate) const HEADER_BYTES: u64 = 34;
+
+/// Four bytes of a table, as they lie in the file.
+pub(crate) type I32Le = [u8; 4];
+/// Eight bytes of a table, as they lie in the file.
+pub(crate) type I64Le = [u8; 8];
+
+/// What the header says, checked against the length of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub dtype: Dtype,
+    /// S.
+    pub sequences: usize,
+    /// N.
+    pub document_index_len: usize,
+    pub has_modes: bool,
+}
+
+/// The tables of an `.idx`, as slices of the file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables<'a> {
+    pub lengths: &'a [I32Le],
+    pub pointers: &'a [I64Le],
+    pub documents: &'a [I64Le],
+    pub modes: &'a [u8],
+}
+
+impl Layout {
+    /// Reads the header. Every count is held against the length of the file before it is used.
+    pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Self> {
+        let len = bytes.len();
+        let Some(header) = bytes.first_chunk::<{ HEADER_BYTES as usize }>() else {
+            // Of a short file, say first that it is no index at all, if so it begins.
+            check_magic(&bytes[..len.min(MAGIC.len())], &MAGIC[..len.min(MAGIC.len())], file)?;
+            let due = format!("a header of {HEADER_BYTES} bytes");
+            return Err(malformed(file, len, Fault::TooShort, end_at(len), due));
+        };
+        check_magic(&header[..9], &MAGIC, file)?;
+        let version = u64_at(header, 9);
+        if version != VERSION {
+            let due = format!("version {VERSION}");
+            return Err(malformed(file, 9, Fault::Version, format!("version {version}"), due));
+        }
+        let code = header[17];
+        let dtype = Dtype::from_code(code).ok_or_else(|| {
+            malformed(file, 17, Fault::Dtype, format!("dtype code {code}"), "1 to 8")
+        })?;
+        let (sequences, documents) = (u64_at(header, 18), u64_at(header, 26));
+        if documents == 0 {
+            let due = "at least 1, the leading 0";
+            let got = "a document index of length 0";
+            return Err(malformed(file, 26, Fault::DocumentStart, got, due));
+        }
+        let due = u128::from(HEADER_BYTES) + 12 * u128::from(sequences) + 8 * u128::from(documents);
+        let has_modes = len as u128 == due + u128::from(sequences) && sequences > 0;
+        if len as u128 != due && !has_modes {
+            let counts = format!("{sequences} sequences and a document index of {documents}");
+            let too_short = (len as u128) < due;
+            let fault = if too_short { Fault::TooShort } else { Fault::TooLong };
+            let offset = if too_short { len as u128 } else { due };
+            let due = format!("{due} bytes for {counts}");
+            return Err(malformed(file, offset as usize, fault, end_at(len), due));
+        }
+        // fits: both tables lie within the file, which is in memory.
+        let (sequences, document_index_len) = (sequences as usize, documents as usize);
+        Ok(Layout { dtype, sequences, document_index_len, has_modes })
+    }
+
+    /// The tables of the file that this header was read from.
+    pub(crate) fn tables<'a>(&self, bytes: &'a [u8]) -> Tables<'a> {
+        let (lengths, rest) = bytes[HEADER_BYTES as usize..].split_at(4 * self.sequences);
+        let (pointers, rest) = rest.split_at(8 * self.sequences);
+        let (documents, modes) = rest.split_at(8 * self.document_index_len);
+        Tables {
+            lengths: lengths.as_chunks().0,
+            pointers: pointers.as_chunks().0,
+            documents: documents.as_chunks().0,
+            modes,
+        }
+    }
+}
+
+impl Tables<'_> {
+    /// Checks every entry of every table in one pass, and gives the bytes that the `.bin` must have.
+    pub(crate) fn check(&self, item_bytes: u64, file: &str) -> Result<u64> {
+        let bin_bytes = self.check_sequences(item_bytes, file)?;
+        self.check_documents(file)?;
+        Ok(bin_bytes)
+    }
+
+    fn check_sequences(&self, item_bytes: u64, file: &str) -> Result<u64> {
+        // All faults of the whole table are gathered in one word, so that the loop has no exits;
+        // a second pass finds the place, if there is one to be found.
+        let (mut sum, mut bad) = (0_u64, 0_u64);
+        for (len, pointer) in self.lengths.iter().zip(self.pointers) {
+            let len = i64::from(i32::from_le_bytes(*len)) as u64; // negative: above 2^63
+            // A sum grows by at most 2^34 at a time, so it meets bit 62 before it wraps.
+            bad |= (u64::from_le_bytes(*pointer) ^ sum) | (len >> 63) | (sum >> 62);
+            sum = sum.wrapping_add(len.wrapping_mul(item_bytes));
+        }
+        if bad == 0 { Ok(sum) } else { Err(self.first_bad_sequence(item_bytes, file)) }
+    }
+
+    #[cold]
+    fn first_bad_sequence(&self, item_bytes: u64, file: &str) -> Error {
+        let mut sum = 0_u64;
+        for (seq, (len, pointer)) in self.lengths.iter().zip(self.pointers).enumerate() {
+            let (len, pointer) = (i32::from_le_bytes(*len), i64::from_le_bytes(*pointer));
+            if len < 0 {
+                let offset = HEADER_BYTES as usize + 4 * seq;
+                let got = format!("length {len} of sequence {seq}");
+                return malformed(file, offset, Fault::SequenceLength, got, "0 or more");
+            }
+            if pointer as u64 != sum || sum >> 62 != 0 {
+                let offset = HEADER_BYTES as usize + 4 * self.lengths.len() + 8 * seq;
+                let got = format!("pointer {pointer} of sequence {seq}");
+                let due = format!("{sum}, the bytes of the sequences before it");
+                return malformed(file, offset, Fault::Pointer, got, due);
+            }
+            sum += len as u64 * item_bytes;
+        }
+        unreachable!("called for a table with a fault")
+    }
+
+    fn check_documents(&self, file: &str) -> Result<()> {
+        let at = |entry: usize| HEADER_BYTES as usize + 12 * self.lengths.len() + 8 * entry;
+        let value = |entry: usize| i64::from_le_bytes(self.documents[entry]);
+        let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
+        if value(0) != 0 {
+            let got = format!("first document at sequence {}", value(0));
+            return Err(malformed(file, at(0), Fault::DocumentStart, got, "0"));
+        }
+        if last == 0 && sequences > 0 {
+            let got = format!("a document index of the single entry 0 for {sequences} sequences");
+            let due = format!("more entries, the last of them {sequences}");
+            return Err(malformed(file, at(0), Fault::NoDocumentEnds, got, due));
+        }
+        let pairs = self.documents.iter().zip(&self.documents[1..]);
+        if !pairs.fold(true, |ok, (a, b)| ok & (i64::from_le_bytes(*a) <= i64::from_le_bytes(*b))) {
+            let falls = |&entry: &usize| value(entry) < value(entry - 1);
+            let entry = (1..=last).find(falls).expect("one entry falls, as was seen above");
+            let got = format!("entry {entry} of the document index {}", value(entry));
+            let due = format!("{} or more, as the entry before it", value(entry - 1));
+            return Err(malformed(file, at(entry), Fault::DocumentOrder, got, due));
+        }
+        if value(last) as u64 != sequences as u64 {
+            let got = format!("a document index that ends with {}", value(last));
+            let due = format!("{sequences}, the number of sequences");
+            return Err(malformed(file, at(last), Fault::DocumentEnd, got, due));
+        }
+        Ok(())
+    }
+}
+
+/// The first 34 bytes.
+pub(crate) fn header(dtype: Dtype, sequences: u64, document_index_len: u64) -> [u8; 34] {
+    let mut bytes = [0; HEADER_BYTES as usize];
+    bytes[..9].copy_from_slice(&MAGIC);
+    bytes[9..17].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[17] = dtype.code();
+    bytes[18..26].copy_from_slice(&sequences.to_le_bytes());
+    bytes[26..34].copy_from_slice(&document_index_len.to_le_bytes());
+    bytes
+}
+
+/// Streams the items of a table, without ever holding it.
+pub(crate) fn write_table<const N: usize>(
+    upload: &mut dyn Upload,
+    items: impl Iterator<Item = [u8; N]>,
+) -> Result<()> {
+    /// A multiple of 4 and 8, large enough that the call costs nothing.
+    const CHUNK_BYTES: usize = 1 << 16;
+    let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+    for item in items {
+        chunk.extend_from_slice(&item);
+        if chunk.len() >= CHUNK_BYTES {
+            upload.write(&chunk)?;
+            chunk.clear();
+        }
+    }
+    Ok(upload.write(&chunk)?)
+}
+
+pub(crate) fn malformed(
+    file: &str,
+    offset: usize,
+    fault: Fault,
+    got: impl Into<String>,
+    due: impl Into<String>,
+) -> Error {
+    let (file, offset) = (file.to_owned(), offset as u64);
+    Error::Malformed { file, offset, fault, got: got.into(), due: due.into() }
+}
+
+fn check_magic(got: &[u8], due: &[u8], file: &str) -> Result<()> {
+    if got == due {
+        return Ok(());
+    }
+    let (got, due) = (format!("\"{}\"", got.escape_ascii()), format!("\"{}\"", due.escape_ascii()));
+    Err(malformed(file, 0, Fault::Magic, got, due))
+}
+
+fn end_at(len: usize) -> String {
+    format!("a file of {len} bytes")
+}
+
+fn u64_at(header: &[u8; HEADER_BYTES as usize], at: usize) -> u64 {
+    let field = header[at..].first_chunk().expect("every field ends within the header");
+    u64::from_le_bytes(*field)
+}

@@ -1,0 +1,308 @@
+//! Arrays in numpy's `.npy`, version 1.0, the bytes as numpy's own.
+
+use std::fmt;
+
+use storage::{Key, Map, Storage, Upload};
+
+use crate::idx::malformed;
+use crate::{Fault, Result};
+
+const MAGIC: [u8; 8] = *b"\x93NUMPY\x01\x00";
+/// The header with all before it. numpy leaves room for the first axis to grow to 21 digits and
+/// then fills up to a multiple of 64, which for one or two axes is always 128.
+const DATA_AT: usize = 128;
+/// A header that describes one of our arrays is far shorter; a longer one is not ours.
+const HEADER_BYTES_MAX: usize = 4096;
+
+/// An element of an array.
+pub trait Element: Copy + fmt::Debug + PartialEq {
+    /// numpy's name of the type.
+    const DESCR: Descr;
+
+    /// From a number that is known to fit.
+    fn from_i64(value: i64) -> Self;
+
+    #[doc(hidden)]
+    fn append(items: &[Self], out: &mut Vec<u8>);
+}
+
+/// numpy's name of an element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descr {
+    /// `<i2`
+    I16,
+    /// `<i4`
+    I32,
+    /// `<u4`
+    U32,
+    /// `<i8`
+    I64,
+    /// `<u8`
+    U64,
+}
+
+const DESCRS: [(&str, Descr, usize); 5] = [
+    ("<i2", Descr::I16, 2),
+    ("<i4", Descr::I32, 4),
+    ("<u4", Descr::U32, 4),
+    ("<i8", Descr::I64, 8),
+    ("<u8", Descr::U64, 8),
+];
+
+/// One array, as the bytes of its file: built in memory or mapped from a store.
+#[derive(Debug)]
+pub struct Npy {
+    file: Map,
+    data_at: usize,
+    descr: Descr,
+    /// Rows, and the numbers in a row.
+    shape: Vec<u64>,
+}
+
+impl Npy {
+    /// An array of one axis.
+    #[must_use]
+    pub fn from_column<T: Element>(items: &[T]) -> Self {
+        Npy::build(items, vec![items.len() as u64])
+    }
+
+    /// An array of two axes.
+    ///
+    /// # Panics
+    /// If the items are no whole number of rows.
+    #[must_use]
+    pub fn from_rows<T: Element>(items: &[T], row_len: usize) -> Self {
+        assert_eq!(items.len() % row_len, 0, "whole rows");
+        Npy::build(items, vec![(items.len() / row_len) as u64, row_len as u64])
+    }
+
+    fn build<T: Element>(items: &[T], shape: Vec<u64>) -> Self {
+        let mut file = Vec::with_capacity(DATA_AT + size_of_val(items));
+        file.extend_from_slice(&header(T::DESCR, &shape));
+        T::append(items, &mut file);
+        Npy { file: Map::owned(file), data_at: DATA_AT, descr: T::DESCR, shape }
+    }
+
+    /// Maps an array, and holds its header against the length of the file.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] with [`Fault::Npy`]; [`Error::Storage`].
+    pub fn open(store: &dyn Storage, key: &Key) -> Result<Self> {
+        let object = store.open(key)?;
+        let file = if object.len_bytes() == 0 { Map::owned(Vec::new()) } else { object.map()? };
+        Npy::parse(file, &object.display())
+    }
+
+    fn parse(file: Map, name: &str) -> Result<Self> {
+        let bad = |at: usize, got: String, due: &str| malformed(name, at, Fault::Npy, got, due);
+        let (magic, rest) = file.split_at_checked(8).unwrap_or((&file, &[]));
+        if magic != MAGIC {
+            let got = format!("\"{}\"", magic.escape_ascii());
+            return Err(bad(0, got, "the magic of an .npy of version 1.0"));
+        }
+        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
+        let header = rest.get(2..2 + len).filter(|_| (1..=HEADER_BYTES_MAX).contains(&len));
+        let text = header
+            .and_then(|header| std::str::from_utf8(header).ok())
+            .ok_or_else(|| bad(8, format!("a header of {len} bytes"), "one of text, in the file"))?;
+        let (descr, shape) = parse_header(text)
+            .ok_or_else(|| bad(10, format!("{:?}", text.trim_end()), "integers in C order"))?;
+        let data_at = 10 + len;
+        let due = shape
+            .iter()
+            .try_fold(descr.item_bytes() as u64, |bytes, &axis| bytes.checked_mul(axis))
+            .and_then(|bytes| bytes.checked_add(data_at as u64));
+        if due != Some(file.len() as u64) {
+            let due = format!("{data_at} and an array of shape {shape:?} of {}", descr.name());
+            return Err(bad(file.len(), format!("a file of {} bytes", file.len()), &due));
+        }
+        Ok(Npy { file, data_at, descr, shape })
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    pub fn write(&self, store: &dyn Storage, key: &Key) -> Result<()> {
+        let mut upload: Box<dyn Upload> = store.create(key, self.file.len() as u64)?;
+        upload.write(&self.file)?;
+        upload.finish()?;
+        Ok(())
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn descr(&self) -> Descr {
+        self.descr
+    }
+
+    /// Rows, and the numbers in a row if there are two axes.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn file(&self) -> &[u8] {
+        &self.file
+    }
+
+    /// The elements alone, little-endian.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.file[self.data_at..]
+    }
+
+    /// The number at a place in row-major order; unsigned ones of 64 bits are given modulo 2^64.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    #[must_use]
+    pub fn at(&self, place: u64) -> i64 {
+        let place = place as usize; // fits: a larger one is out of range
+        let data = self.data();
+        match self.descr {
+            Descr::I16 => i64::from(i16::from_le_bytes(data.as_chunks().0[place])),
+            Descr::I32 => i64::from(i32::from_le_bytes(data.as_chunks().0[place])),
+            Descr::U32 => i64::from(u32::from_le_bytes(data.as_chunks().0[place])),
+            Descr::I64 | Descr::U64 => i64::from_le_bytes(data.as_chunks().0[place]),
+        }
+    }
+}
+
+impl Descr {
+    /// As it stands in a header.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        DESCRS[self as usize].0
+    }
+
+    /// Bytes of one element.
+    #[must_use]
+    pub fn item_bytes(self) -> usize {
+        DESCRS[self as usize].2
+    }
+}
+
+fn header(descr: Descr, shape: &[u64]) -> [u8; DATA_AT] {
+    let axes = match shape {
+        [rows] => format!("{rows},"),
+        _ => shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+    };
+    let descr = descr.name();
+    let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({axes}), }}");
+    let mut header = [b' '; DATA_AT];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..10].copy_from_slice(&(DATA_AT as u16 - 10).to_le_bytes());
+    header[10..10 + text.len()].copy_from_slice(text.as_bytes());
+    header[DATA_AT - 1] = b'\n';
+    header
+}
+
+/// The Python dictionary that numpy writes, and only that: its keys in its order.
+fn parse_header(text: &str) -> Option<(Descr, Vec<u64>)> {
+    let rest = text.trim_end().strip_prefix("{'descr': '")?;
+    let (descr, rest) = rest.split_once('\'')?;
+    let descr = DESCRS.iter().find(|(name, ..)| *name == descr)?.1;
+    let axes = rest.strip_prefix(", 'fortran_order': False, 'shape': (")?.strip_suffix("), }")?;
+    let axes = axes.strip_suffix(',').unwrap_or(axes);
+    let shape: Vec<u64> =
+        axes.split(", ").map(|axis| axis.parse().ok()).collect::<Option<_>>()?;
+    matches!(shape.len(), 1 | 2).then_some((descr, shape))
+}
+
+macro_rules! element {
+    ($type:ty, $descr:expr) => {
+        impl Element for $type {
+            const DESCR: Descr = $descr;
+
+            fn from_i64(value: i64) -> Self {
+                value as $type
+            }
+
+            fn append(items: &[Self], out: &mut Vec<u8>) {
+                let start = out.len();
+                out.resize(start + size_of_val(items), 0);
+                for (to, item) in out[start..].as_chunks_mut().0.iter_mut().zip(items) {
+                    *to = item.to_le_bytes();
+                }
+            }
+        }
+    };
+}
+
+element!(i16, Descr::I16);
+element!(i32, Descr::I32);
+element!(u32, Descr::U32);
+element!(i64, Descr::I64);
+element!(u64, Descr::U64);
+
+impl From<&Npy> for Vec<i64> {
+    fn from(array: &Npy) -> Self {
+        (0..array.shape.iter().product()).map(|place| array.at(place)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(bytes: &[u8]) -> Result<Npy> {
+        Npy::parse(Map::owned(bytes.to_vec()), "a.npy")
+    }
+
+    #[test]
+    fn comes_back() {
+        let array = Npy::from_rows(&[1_i32, -2, 3, 4, 5, 6], 2);
+        let back = parse(array.file()).unwrap();
+        assert_eq!((back.descr(), back.shape()), (Descr::I32, &[3, 2][..]));
+        assert_eq!(Vec::from(&back), [1, -2, 3, 4, 5, 6]);
+        let empty = Npy::from_column::<u32>(&[]);
+        assert_eq!(parse(empty.file()).unwrap().shape(), [0]);
+    }
+
+    #[test]
+    fn the_largest_shape_fits_the_header() {
+        let header = header(Descr::I64, &[u64::MAX, 3]);
+        assert_eq!(header.len(), DATA_AT);
+        let due = b"{'descr': '<i8', 'fortran_order': False, 'shape': (18446744073709551615, 3), }";
+        assert_eq!(&header[10..10 + due.len()], due);
+    }
+
+    #[test]
+    fn refuses_what_numpy_did_not_write() {
+        let good = Npy::from_column(&[7_u32, 8, 9]).file().to_vec();
+        for len in 0..good.len() {
+            assert!(parse(&good[..len]).is_err(), "cut to {len} bytes");
+        }
+        let patched = |from: &str, to: &str| {
+            assert_eq!(from.len(), to.len(), "the header keeps its length");
+            let at = good.windows(from.len()).position(|at| at == from.as_bytes()).unwrap();
+            let mut bad = good.clone();
+            bad[at..at + to.len()].copy_from_slice(to.as_bytes());
+            bad
+        };
+        for (from, to) in [
+            ("'<u4'", "'>u4'"),
+            ("'<u4'", "'|O8'"),
+            ("False", "True "),
+            ("(3,), }", "(4,), }"),
+            ("(3,), }", "(-3), }"),
+            ("(3,), }          ", "(3, 9999999999999)"),
+            ("(3,), }                 ", "(99999999999999999999), }"),
+        ] {
+            let (from, to) = (&from[..from.len().min(to.len())], &to[..to.len().min(from.len())]);
+            assert!(parse(&patched(from, to)).is_err(), "{to}");
+        }
+        let mut long = good.clone();
+        long.push(0);
+        assert!(parse(&long).is_err(), "one byte more");
+        let mut version = good.clone();
+        version[6] = 2;
+        assert!(parse(&version).is_err(), "version 2");
+        let mut header_len = good;
+        header_len[8..10].copy_from_slice(&u16::MAX.to_le_bytes());
+        assert!(parse(&header_len).is_err(), "a header past the end");
+    }
+}

@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::catalog::Catalog;
@@ -16,12 +17,17 @@ pub(crate) const MANIFEST: &str = "MANIFEST.json";
 pub(crate) type Listing = HashMap<Key, u64>;
 
 /// A complete step, opened for reading. Every byte that it gives has passed its checksum.
-#[derive(Debug)]
 pub struct Checkpoint {
     pub(crate) store: Arc<dyn Storage>,
     pub(crate) folder: Key,
     pub(crate) catalog: Catalog,
     pub(crate) threads: usize,
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoint({}, {} tensors)", self.display(), self.tensors().len())
+    }
 }
 
 /// A wish: fill `into` with a whole tensor.
@@ -47,15 +53,17 @@ impl Checkpoint {
     ) -> Result<Self> {
         let key = folder.join(MANIFEST)?;
         let what = store.display(&key);
+        let bad = |place: &str, got: String, due: String| {
+            Err(Error::BadManifest { what: what.clone(), place: place.to_owned(), got, due })
+        };
+        if !there.contains_key(&key) {
+            let due = "a file in a folder of its own; links are not followed".to_owned();
+            return bad("the record of its commit", "none".to_owned(), due);
+        }
         let catalog = Catalog::new(Manifest::read(&**store, &key)?, &what)?;
         if catalog.meta.step != step {
-            let got = format!("step {}", catalog.meta.step);
             let due = format!("{step}, the step that its folder is named for");
-            return Err(Error::BadManifest { what, place: "meta".to_owned(), got, due });
-        }
-        if !there.contains_key(&key) {
-            let (got, due) = ("a link to elsewhere".to_owned(), "a folder of its own".to_owned());
-            return Err(Error::BadManifest { what, place: "folder".to_owned(), got, due });
+            return bad("meta", format!("step {}", catalog.meta.step), due);
         }
         for file in &catalog.files {
             let key = folder.join(&file.path)?;

@@ -137,6 +137,12 @@ impl Folder {
         Folder { temp: tempfile::tempdir().unwrap() }
     }
 
+    /// One in memory if the system has such a place, for tests that make hundreds.
+    pub fn in_memory() -> Self {
+        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        Folder { temp: temp.unwrap() }
+    }
+
     pub fn store(&self) -> Arc<dyn Storage> {
         storage::open_url(self.temp.path().to_str().unwrap()).unwrap()
     }

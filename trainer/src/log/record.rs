@@ -1,0 +1,73 @@
+//! What is logged, in numbers with their units.
+
+use serde::Serialize;
+
+/// A training step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepRecord {
+    /// Steps done, this one included.
+    pub step: u64,
+    /// Samples consumed, those of this step included.
+    pub samples: u64,
+    /// Tokens consumed.
+    pub tokens: u64,
+    /// Mean loss of the step's tokens, in nats, before the update.
+    pub loss: f64,
+    /// The learning rate of the update.
+    pub lr: f64,
+    /// Norm of the gradients before clipping.
+    pub grad_norm: f64,
+    /// How fast it went. The one part that differs between two runs in the same bits.
+    pub perf: Perf,
+}
+
+/// How fast the steps since the previous record went, in means per step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Perf {
+    /// Tokens trained on per second of wall time.
+    pub tokens_per_s: f64,
+    /// Wall time of a step.
+    pub step_ms: f64,
+    /// The part of it spent waiting for data.
+    pub data_wait_ms: f64,
+    /// The part of it that saving held up.
+    pub ckpt_stall_ms: f64,
+    /// Wall time since this process began to train: not a mean.
+    pub elapsed_s: f64,
+}
+
+/// An evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvalRecord {
+    /// Steps done when it was made.
+    pub step: u64,
+    /// Samples consumed by training when it was made.
+    pub samples: u64,
+    /// Mean loss of the validation tokens, in nats.
+    pub eval_loss: f64,
+    /// Validation tokens.
+    pub eval_tokens: u64,
+    /// How fast it went. The one part that differs between two runs in the same bits.
+    pub perf: EvalPerf,
+}
+
+/// How fast an evaluation went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct EvalPerf {
+    /// Validation tokens per second of wall time.
+    pub tokens_per_s: f64,
+    /// Wall time of the evaluation.
+    pub eval_ms: f64,
+}
+
+impl StepRecord {
+    pub(super) fn measured(&self) -> [(&'static str, f64); 3] {
+        [("loss", self.loss), ("lr", self.lr), ("grad_norm", self.grad_norm)]
+    }
+}
+
+impl EvalRecord {
+    pub(super) fn measured(&self) -> [(&'static str, f64); 1] {
+        [("eval_loss", self.eval_loss)]
+    }
+}

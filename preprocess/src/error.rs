@@ -1,0 +1,163 @@
+use std::{fmt, io};
+
+/// What went wrong: what we were doing, to what, what came, what was due.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store failed.
+    Storage(storage::Error),
+    /// The token files could not be written.
+    Indexed(indexed::Error),
+    /// A line of an input is not what it should be.
+    BadLine(Box<BadLine>),
+    /// An input cannot be used at all.
+    BadInput {
+        /// The input.
+        input: String,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// An option has a value that cannot be used.
+    BadOption {
+        /// Its name, as on the command line but without the dashes.
+        name: &'static str,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// A file of a vocabulary is not what it should be.
+    BadVocab {
+        /// The file.
+        file: String,
+        /// The line, counted from 1, where lines have a meaning.
+        line: Option<u64>,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
+    /// An id that no token has.
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// How many there are.
+        vocab_size: u32,
+    },
+    /// An input that is a stream broke off: standard input, or what a decoder makes.
+    Stream {
+        /// The input.
+        input: String,
+        /// Bytes that came before, decompressed.
+        offset: u64,
+        /// What the system or the decoder said.
+        source: io::Error,
+    },
+    /// Some outputs were finished when a later one failed, and could not be taken back.
+    LeftBehind {
+        /// The output that is there still.
+        file: String,
+        /// Why the later one failed.
+        source: Box<Error>,
+    },
+}
+
+/// A line of an input that is not what it should be, and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BadLine {
+    /// The input.
+    pub input: String,
+    /// The line, counted from 1.
+    pub line: u64,
+    /// Where the line begins, in bytes from the start of the file.
+    pub offset: u64,
+    /// Where in the line the fault is, in bytes from its start, counted from 0.
+    pub column: u64,
+    /// The input is compressed, and `offset` counts decompressed bytes.
+    pub decompressed: bool,
+    /// What came.
+    pub got: String,
+    /// What was due.
+    pub due: String,
+    /// The likely cause.
+    pub hint: Option<&'static str>,
+}
+
+/// `std`'s, with our [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<storage::Error> for Error {
+    fn from(error: storage::Error) -> Self {
+        Error::Storage(error)
+    }
+}
+
+impl From<indexed::Error> for Error {
+    fn from(error: indexed::Error) -> Self {
+        match error {
+            indexed::Error::Storage(error) => Error::Storage(error),
+            other => Error::Indexed(other),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Storage(error) => error.fmt(f),
+            Error::Indexed(error) => error.fmt(f),
+            Error::BadLine(line) => line.fmt(f),
+            Error::BadInput { input, got, due } => {
+                write!(f, "read {input}: got {got}, due {due}")
+            }
+            Error::BadOption { name, got, due } => write!(f, "--{name}: got {got}, due {due}"),
+            Error::BadVocab { file, line: None, got, due } => {
+                write!(f, "read {file}: got {got}, due {due}")
+            }
+            Error::BadVocab { file, line: Some(line), got, due } => {
+                write!(f, "read {file}, line {line}: got {got}, due {due}")
+            }
+            Error::UnknownToken { id, vocab_size } => {
+                write!(f, "decode token {id}: due an id below {vocab_size}")?;
+                write!(f, "; hint: the tokens may be of another tokenizer")
+            }
+            Error::Stream { input, offset, source } => {
+                write!(f, "read {input}, after {offset} bytes: {source}")?;
+                match source.kind() {
+                    io::ErrorKind::UnexpectedEof => {
+                        write!(f, "; hint: the file may have been cut short")
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Error::LeftBehind { file, source } => {
+                write!(f, "{source}; and {file} could not be taken back; hint: delete it")
+            }
+        }
+    }
+}
+
+impl fmt::Display for BadLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BadLine { input, line, offset, column, got, due, .. } = self;
+        let stream = if self.decompressed { "decompressed stream" } else { "file" };
+        write!(f, "read {input}, line {line} (byte {offset} of the {stream}), ")?;
+        write!(f, "at byte {column} of the line: got {got}, due {due}")?;
+        self.hint.map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Storage(error) => std::error::Error::source(error),
+            Error::Indexed(error) => std::error::Error::source(error),
+            Error::Stream { source, .. } => Some(source),
+            Error::LeftBehind { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! One string out of a line of JSON, as Python's `json.loads(line)[key]` gives it.
+//!
+//! The whole line is checked, not only the part before the key: a line that was cut short, or two
+//! objects on one line, must not pass for a document. As in Python the last of two equal keys counts,
+//! `NaN` and `Infinity` are numbers, and control characters may not stand bare in a string. Half a
+//! surrogate pair is refused in the text alone: Python takes it, and fails when it encodes it.
+
+use memchr::{memchr, memchr2};
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// Where, in bytes from the start of the line.
+    pub(crate) column: usize,
+    pub(crate) got: String,
+    pub(crate) due: String,
+    pub(crate) hint: Option<&'static str>,
+}
+
+/// Finds the text in one line after another, without allocating for each.
+#[derive(Debug)]
+pub(crate) struct TextFinder {
+    key: String,
+    /// The text, when escapes in it had to be resolved.
+    text: String,
+    /// Brackets that are open, from the outermost.
+    open: Vec<u8>,
+}
+
+/// Keys that a message lists.
+const KEYS_SHOWN_MAX: usize = 8;
+
+/// Between the quotes of a string.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: usize,
+    end: usize,
+    escaped: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    Text(Span),
+    /// Something else, from its first byte.
+    Other(usize),
+}
+
+impl TextFinder {
+    pub(crate) fn new(key: &str) -> Self {
+        TextFinder { key: key.to_owned(), text: String::new(), open: Vec::new() }
+    }
+
+    /// The string under the key, with its escapes resolved.
+    pub(crate) fn find<'a>(&'a mut self, line: &'a str) -> Result<&'a str, Fault> {
+        let TextFinder { key, text, open } = self;
+        let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open };
+        match scanner.object(key, text)? {
+            Some(Found::Text(span)) if span.escaped => {
+                resolve(line, span, text)?;
+                Ok(text)
+            }
+            Some(Found::Text(span)) => Ok(&line[span.start..span.end]),
+            Some(Found::Other(at)) => {
+                let got = format!("{} under the key '{key}'", kind_of(line.as_bytes()[at]));
+                Err(fault(at, got, "a string"))
+            }
+            None => Err(scanner.without_key(key)),
+        }
+    }
+
+    /// Gives memory back that only an uncommonly long line needed.
+    pub(crate) fn shrink_to(&mut self, bytes: usize) {
+        self.text.clear();
+        self.text.shrink_to(bytes);
+    }
+}
+
+#[derive(Debug)]
+struct Scanner<'a> {
+    line: &'a str,
+    bytes: &'a [u8],
+    at: usize,
+    open: &'a mut Vec<u8>,
+}
+
+impl Scanner<'_> {
+    /// The last value under the key in the object that the line must be.
+    fn object(&mut self, key: &str, scratch: &mut String) -> Result<Option<Found>, Fault> {
+        self.skip_space();
+        match self.peek() {
+            Some(b'{') => self.at += 1,
+            Some(0xef) if self.line.starts_with('\u{feff}') => {
+                let hint = "the file begins with a byte order mark; write it without one";
+                let mut fault = fault(0, "a byte order mark".to_owned(), "an object, '{'");
+                fault.hint = Some(hint);
+                return Err(fault);
+            }
+            Some(byte) if matches!(byte, b'[' | b'"' | b'-' | b'0'..=b'9') => {
+                return Err(fault(self.at, kind_of(byte).to_owned(), "an object, '{'"));
+            }
+            _ => return Err(self.unexpected("an object, '{'")),
+        }
+        let mut found = None;
+        self.skip_space();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+        } else {
+            loop {
+                let name = self.member_name()?;
+                let start = self.at;
+                let is_text = self.peek() == Some(b'"');
+                if self.is_key(name, key, scratch) {
+                    found = Some(if is_text {
+                        Found::Text(self.string()?)
+                    } else {
+                        self.skip_value()?;
+                        Found::Other(start)
+                    });
+                } else {
+                    self.skip_value()?;
+                }
+                self.skip_space();
+                match self.peek() {
+                    Some(b',') => self.at += 1,
+                    Some(b'}') => break self.at += 1,
+                    _ => return Err(self.unexpected("',' or '}'")),
+                }
+                self.skip_space();
+            }
+        }
+        self.skip_space();
+        if self.at < self.bytes.len() {
+            let mut fault = self.unexpected("the end of the line after the object");
+            fault.hint = Some("each line holds one object");
+            return Err(fault);
+        }
+        Ok(found)
+    }
+
+    /// A key and its colon; what follows is its value.
+    fn member_name(&mut self) -> Result<Span, Fault> {
+        if self.peek() != Some(b'"') {
+            return Err(self.unexpected("a key in double quotes"));
+        }
+        let name = self.string()?;
+        self.skip_space();
+        self.expect(b':', "':'")?;
+        self.skip_space();
+        Ok(name)
+    }
+
+    fn is_key(&self, name: Span, key: &str, scratch: &mut String) -> bool {
+        if !name.escaped {
+            return &self.bytes[name.start..name.end] == key.as_bytes();
+        }
+        // Half a surrogate pair, refused here, is in no key that can be asked for.
+        resolve(self.line, name, scratch).is_ok() && scratch == key
+    }
+
+    /// Any value, checked and passed over. Depth costs a byte a bracket, and no stack.
+    fn skip_value(&mut self) -> Result<(), Fault> {
+        self.open.clear();
+        loop {
+            match self.peek() {
+                Some(b'"') => drop(self.string()?),
+                Some(open @ (b'{' | b'[')) => {
+                    self.at += 1;
+                    self.skip_space();
+                    let close = open + 2; // '{' and '}' are two apart, and so are '[' and ']'
+                    if self.peek() != Some(close) {
+                        self.open.push(close);
+                        if open == b'{' {
+                            self.member_name()?;
+                        }
+                        continue;
+                    }
+                    self.at += 1;
+                }
+                _ => self.scalar()?,
+            }
+            if self.close_value()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// After a value: passes over what closes here, up to the next value. True: all is closed.
+    fn close_value(&mut self) -> Result<bool, Fault> {
+        loop {
+            let Some(&close) = self.open.last() else { return Ok(true) };
+            self.skip_space();
+            match self.peek() {
+                Some(byte) if byte == close => {
+                    self.at += 1;
+                    self.open.pop();
+                }
+                Some(b',') => {
+                    self.at += 1;
+                    self.skip_space();
+                    if close == b'}' {
+                        self.member_name()?;
+                    }
+                    return Ok(false);
+                }
+                _ if close == b'}' => return Err(self.unexpected("',' or '}'")),
+                _ => return Err(self.unexpected("',' or ']'")),
+            }
+        }
+    }
+
+    fn scalar(&mut self) -> Result<(), Fault> {
+        let rest = &self.bytes[self.at..];
+        for word in ["true", "false", "null", "NaN", "Infinity", "-Infinity"] {
+            if rest.starts_with(word.as_bytes()) {
+                self.at += word.len();
+                return Ok(());
+            }
+        }
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        match self.peek() {
+            Some(b'0') => self.at += 1,
+            Some(b'1'..=b'9') => self.digits("a digit")?,
+            _ => return Err(self.unexpected("a value")),
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits("a digit after the point")?;
+        }
+        if let Some(b'e' | b'E') = self.peek() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.peek() {
+                self.at += 1;
+            }
+            self.digits("a digit of the exponent")?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self, due: &str) -> Result<(), Fault> {
+        let count = self.bytes[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if count == 0 {
+            return Err(self.unexpected(due));
+        }
+        self.at += count;
+        Ok(())
+    }
+
+    /// A string, checked and passed over.
+    fn string(&mut self) -> Result<Span, Fault> {
+        self.at += 1;
+        let start = self.at;
+        let mut escaped = false;
+        loop {
+            let Some(len) = memchr2(b'"', b'\\', &self.bytes[self.at..]) else {
+                self.no_controls(self.at, self.bytes.len())?;
+                self.at = self.bytes.len();
+                return Err(self.unexpected("'\"', which closes the string"));
+            };
+            self.no_controls(self.at, self.at + len)?;
+            self.at += len + 1;
+            if self.bytes[self.at - 1] == b'"' {
+                return Ok(Span { start, end: self.at - 1, escaped });
+            }
+            escaped = true;
+            self.escape()?;
+        }
+    }
+
+    /// What follows a backslash.
+    fn escape(&mut self) -> Result<(), Fault> {
+        match self.peek() {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 1,
+            Some(b'u') => {
+                self.at += 1;
+                for _ in 0..4 {
+                    if !self.peek().is_some_and(|byte| byte.is_ascii_hexdigit()) {
+                        return Err(self.unexpected("four hexadecimal digits after \\u"));
+                    }
+                    self.at += 1;
+                }
+            }
+            _ => return Err(self.unexpected("one of \" \\ / b f n r t u after a backslash")),
+        }
+        Ok(())
+    }
+
+    fn no_controls(&self, start: usize, end: usize) -> Result<(), Fault> {
+        let bytes = &self.bytes[start..end];
+        // Looked for in all bytes at once, which is quick, and only then one by one.
+        if bytes.iter().fold(false, |any, &byte| any | (byte < 0x20)) {
+            let at = bytes.iter().position(|&byte| byte < 0x20).unwrap_or(0);
+            let got = format!("the control character {:#04x} bare in a string", bytes[at]);
+            return Err(fault(start + at, got, "an escape, such as \\n or \\u0000"));
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, byte: u8, due: &str) -> Result<(), Fault> {
+        if self.peek() != Some(byte) {
+            return Err(self.unexpected(due));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn skip_space(&mut self) {
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.peek() {
+            self.at += 1;
+        }
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn unexpected(&self, due: &str) -> Fault {
+        match self.line.get(self.at..).and_then(|rest| rest.chars().next()) {
+            Some(char) => fault(self.at, format!("{char:?}"), due),
+            None => {
+                let mut fault = fault(self.at, "the end of the line".to_owned(), due);
+                fault.hint = Some("the line may have been cut short");
+                fault
+            }
+        }
+    }
+
+    /// The object is sound, but the key is not among its own.
+    fn without_key(&mut self, key: &str) -> Fault {
+        let due = format!("the key '{key}'");
+        let names = self.names();
+        if names.is_empty() {
+            return fault(0, "an object without keys".to_owned(), &due);
+        }
+        let more = if names.len() > KEYS_SHOWN_MAX { ", and more" } else { "" };
+        let shown: Vec<_> =
+            names.iter().take(KEYS_SHOWN_MAX).map(|name| format!("'{name}'")).collect();
+        let mut fault = fault(0, format!("only {}{more}", shown.join(", ")), &due);
+        fault.hint = Some("--json-key names the key that holds the text");
+        fault
+    }
+
+    /// The keys of an object that has been found sound, up to one more than are shown.
+    fn names(&mut self) -> Vec<String> {
+        let mut names = Vec::new();
+        self.at = 0;
+        self.skip_space();
+        self.at += 1;
+        self.skip_space();
+        while self.peek() == Some(b'"') && names.len() <= KEYS_SHOWN_MAX {
+            let Ok(name) = self.member_name() else { break };
+            names.push(self.line[name.start..name.end].to_owned());
+            if self.skip_value().is_err() {
+                break;
+            }
+            self.skip_space();
+            self.at += 1;
+            self.skip_space();
+        }
+        names
+    }
+}
+
+/// Writes what a string stands for, its escapes resolved. They have been checked.
+fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
+    text.clear();
+    let mut at = span.start;
+    while let Some(len) = memchr(b'\\', &line.as_bytes()[at..span.end]) {
+        text.push_str(&line[at..at + len]);
+        at += len;
+        let escape = line.as_bytes()[at + 1];
+        if escape == b'u' {
+            let (char, len) = char_of_escape(&line[at..span.end]).map_err(|unit| {
+                let got = format!("\\u{unit:04x}, half of a surrogate pair");
+                let mut fault = fault(at, got, "both halves, for no UTF-8 can hold one");
+                fault.hint = Some("the text was cut inside a character before it was written");
+                fault
+            })?;
+            text.push(char);
+            at += len;
+        } else {
+            text.push(match escape {
+                b'b' => '\u{8}',
+                b'f' => '\u{c}',
+                b'n' => '\n',
+                b'r' => '\r',
+                b't' => '\t',
+                itself => char::from(itself),
+            });
+            at += 2;
+        }
+    }
+    text.push_str(&line[at..span.end]);
+    Ok(())
+}
+
+/// The character of `\uXXXX`, or of two such that are a surrogate pair, and how long that was.
+/// Else the half that has no other.
+fn char_of_escape(escape: &str) -> Result<(char, usize), u32> {
+    let unit = |text: &str| u32::from_str_radix(text.get(2..6)?, 16).ok();
+    let first = unit(escape).expect("checked when it was scanned");
+    if let Some(char) = char::from_u32(first) {
+        return Ok((char, 6));
+    }
+    let second = escape.get(6..).filter(|rest| rest.starts_with("\\u")).and_then(unit);
+    match second {
+        Some(second @ 0xdc00..=0xdfff) if first < 0xdc00 => {
+            let code = 0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+            Ok((char::from_u32(code).expect("below U+110000"), 12))
+        }
+        _ => Err(first),
+    }
+}
+
+/// What a value is, by its first byte.
+fn kind_of(first: u8) -> &'static str {
+    match first {
+        b'{' => "an object",
+        b'[' => "a list",
+        b'"' => "a string",
+        b't' | b'f' => "a boolean",
+        b'n' => "null",
+        _ => "a number",
+    }
+}
+
+fn fault(column: usize, got: String, due: &str) -> Fault {
+    Fault { column, got, due: due.to_owned(), hint: None }
+}

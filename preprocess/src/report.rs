@@ -1,0 +1,95 @@
+use serde::Serialize;
+use storage::FileEntry;
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Bytes taken from the inputs, as they are stored.
+    pub stored_bytes: u64,
+    /// The bytes of all inputs, unless one is a stream.
+    pub stored_bytes_all: Option<u64>,
+    /// Bytes of JSON, decompressed.
+    pub json_bytes: u64,
+    /// Documents written.
+    pub documents: u64,
+    /// Tokens written, ends of documents included.
+    pub tokens: u64,
+}
+
+/// What a run did. It serializes with units in the keys.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The tokenizer's name.
+    pub tokenizer: String,
+    /// Its number of ids.
+    pub vocab_size: u32,
+    /// The element type of the `.bin`, as numpy names it.
+    pub dtype: &'static str,
+    /// Threads that tokenized.
+    pub workers: usize,
+    /// Documents written, empty ones included.
+    pub documents: u64,
+    /// Documents whose text was empty: they have no tokens and no end.
+    pub documents_empty: u64,
+    /// Sequences written: documents that have tokens.
+    pub sequences: u64,
+    /// Tokens written, ends of documents included.
+    pub tokens: u64,
+    /// Lines skipped because there was nothing on them.
+    pub blank_lines: u64,
+    /// Bytes read, as they are stored.
+    pub stored_bytes: u64,
+    /// Bytes of JSON, decompressed.
+    pub json_bytes: u64,
+    /// Bytes of the texts, in UTF-8.
+    pub text_bytes: u64,
+    /// Wall-clock time from the first check to the last file.
+    pub elapsed_s: f64,
+    /// `json_bytes` in MB (10^6 bytes) per second.
+    pub json_mb_per_s: f64,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// Tokens per document.
+    pub tokens_per_document: f64,
+    /// Bytes of text per token.
+    pub text_bytes_per_token: f64,
+    /// The inputs, in order.
+    pub inputs: Vec<InputReport>,
+    /// The outputs: `.bin`, `.idx` and manifest.
+    pub outputs: Vec<Output>,
+}
+
+/// What one input held.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct InputReport {
+    /// As it was given.
+    pub name: String,
+    /// Its bytes, as they are stored.
+    pub stored_bytes: u64,
+    /// Its bytes of JSON, decompressed.
+    pub json_bytes: u64,
+    /// Its lines, blank ones included.
+    pub lines: u64,
+    /// Its documents.
+    pub documents: u64,
+}
+
+/// One file that was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Output {
+    /// Its full name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-64/NVME of all its bytes, in 16 hexadecimal digits.
+    pub crc64: String,
+}
+
+impl Output {
+    pub(crate) fn new(name: String, entry: &FileEntry) -> Self {
+        Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) }
+    }
+}

@@ -1,0 +1,226 @@
+//! A run from its inputs to its files.
+//!
+//! One thread reads and cuts at newlines, workers parse and tokenize, and the thread that called
+//! commits what they made in the order of the input. [`Parcel`]s go round between them; there are so
+//! many and no more, which bounds the memory and makes whoever is ahead wait.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use crate::commit::Commit;
+use crate::input::Input;
+use crate::parcel::{Cutter, Parcel};
+use crate::work::{Work, Worker};
+use crate::{Error, Options, Progress, Report, Result, Tokenizer, open_tokenizer};
+
+/// A parcel of this size is tens of milliseconds of work, so that handing it over costs nothing.
+const BLOCK_BYTES_MAX: usize = 2 << 20;
+
+/// Small inputs are cut finer, so that all workers have some, but not into crumbs.
+const BLOCK_BYTES_MIN: usize = 64 << 10;
+
+/// A worker finds its next parcel waiting while one is read and one is committed. A parcel holds a
+/// block and its tokens, at worst two bytes a byte (four with ids of 32 bits): with 64 workers
+/// 194 parcels of at most 6 MiB, so 1.2 GiB; on plain text, at four bytes a token, 600 MiB.
+const PARCELS_PER_WORKER: usize = 3;
+
+/// One is being read, one is being committed.
+const PARCELS_BESIDE: usize = 2;
+
+/// A line's tokens must be counted in an i32.
+const LINE_BYTES_MAX: u64 = 1 << 30;
+
+/// Turns JSON lines into a token dataset: `PREFIX_KEY_document.bin`, `.idx` and `.manifest.json`.
+///
+/// Documents are written in the order of the input, and the files are the same bytes for every
+/// number of workers. All options, inputs and outputs are checked before any work. `progress` is
+/// called after every few megabytes. If standard input is an input and the run fails, a thread may
+/// stay behind that waits for it.
+///
+/// # Errors
+/// The first bad line in the order of the input as [`Error::BadLine`]; [`Error::BadOption`],
+/// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], [`Error::Indexed`], and
+/// [`Error::Storage`], which also tells of outputs that exist. Nothing is left under the outputs'
+/// names, unless it is [`Error::LeftBehind`].
+pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
+    let start = Instant::now();
+    check(options)?;
+    let tokenizer = open_tokenizer(&options.tokenizer)?;
+    let eod = eod(options, tokenizer.as_ref())?;
+    let inputs: Vec<_> =
+        options.inputs.iter().map(|name| Input::check(name)).collect::<Result<_>>()?;
+    let mut commit = Commit::begin(options, tokenizer.as_ref(), &inputs)?;
+    let work = Work {
+        key: options.key.clone(),
+        eod,
+        dtype: commit.dtype(),
+        line_bytes_max: options.line_bytes_max as usize, // fits: at most 1 GiB
+    };
+    let block_bytes = options.block_bytes.unwrap_or_else(|| block_bytes(&inputs, options.workers));
+    let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max);
+    pump(cutter, &work, tokenizer.as_ref(), options.workers, &mut |parcel| {
+        commit.add(parcel)?;
+        progress(&commit.progress());
+        Ok(())
+    })?;
+    commit.finish(options, tokenizer.as_ref(), start)
+}
+
+fn check(options: &Options) -> Result<()> {
+    let bad = |name: &'static str, got: String, due: &str| {
+        Err(Error::BadOption { name, got, due: due.to_owned() })
+    };
+    if options.inputs.is_empty() {
+        return bad("json-in", "no input".to_owned(), "at least one");
+    }
+    if options.inputs.iter().filter(|name| *name == "-").count() > 1 {
+        return bad("json-in", "'-' twice".to_owned(), "standard input once at most");
+    }
+    if options.workers == 0 {
+        return bad("workers", "0".to_owned(), "at least 1");
+    }
+    if options.key.is_empty() || options.key.contains('/') {
+        return bad("json-key", format!("'{}'", options.key), "a name that a file may bear");
+    }
+    if options.out_prefix.ends_with('/') {
+        let due = "a prefix for file names, such as data/corpus";
+        return bad("out", format!("the folder '{}'", options.out_prefix), due);
+    }
+    if options.block_bytes == Some(0) {
+        return bad("block-bytes", "0".to_owned(), "at least 1");
+    }
+    if !(1..=LINE_BYTES_MAX).contains(&options.line_bytes_max) {
+        let got = storage::ByteSize(options.line_bytes_max).to_string();
+        return bad("line-max", got, "at least 1B and at most 1GiB");
+    }
+    Ok(())
+}
+
+fn eod(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
+    if !options.append_eod {
+        return Ok(None);
+    }
+    let eod = tokenizer.eod().ok_or_else(|| Error::BadOption {
+        name: "append-eod",
+        got: format!("the vocabulary of {}, which has no such token", tokenizer.name()),
+        due: "one with <|endoftext|>".to_owned(),
+    })?;
+    Ok(Some(eod))
+}
+
+fn block_bytes(inputs: &[Input], workers: usize) -> usize {
+    let all: Option<u64> = inputs.iter().map(|input| input.stored_bytes).sum();
+    let share = all.map_or(u64::MAX, |all| all / (workers as u64 * 8));
+    share.clamp(BLOCK_BYTES_MIN as u64, BLOCK_BYTES_MAX as u64) as usize // fits: clamped
+}
+
+/// What comes to the committer.
+enum Done {
+    Parcel(Box<Parcel>),
+    /// A thread ended by a panic; its parcel will not come.
+    Panicked,
+}
+
+/// Tells the committer if its thread panics: it would wait for ever otherwise.
+struct Alarm(Sender<Done>);
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.send(Done::Panicked);
+        }
+    }
+}
+
+/// Runs the threads and hands every parcel to `commit`, in order, until there are no more or one
+/// fails.
+fn pump(
+    cutter: Cutter,
+    work: &Work,
+    tokenizer: &dyn Tokenizer,
+    workers: usize,
+    commit: &mut dyn FnMut(&mut Parcel) -> Result<()>,
+) -> Result<()> {
+    let (free, frees) = mpsc::channel();
+    let (job, jobs) = mpsc::channel();
+    let (done, dones) = mpsc::channel();
+    for _ in 0..workers * PARCELS_PER_WORKER + PARCELS_BESIDE {
+        free.send(Box::default()).expect("its receiver is here");
+    }
+    let jobs = Mutex::new(jobs);
+    let to_commit = done.clone();
+    // Not of the scope: it may wait for standard input, which need not ever come.
+    thread::spawn(move || read(cutter, &frees, &job, to_commit));
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let (jobs, done) = (&jobs, done.clone());
+            // Made on its own thread, so that its memory is near the core it runs on.
+            scope.spawn(move || encode(Worker::new(work, tokenizer.encoder()), jobs, done));
+        }
+        drop(done);
+        commit_in_order(dones, free, commit)
+    })
+}
+
+/// The reader. It ends when there is nothing more, or when the committer has gone.
+fn read(
+    mut cutter: Cutter,
+    frees: &Receiver<Box<Parcel>>,
+    job: &Sender<Box<Parcel>>,
+    done: Sender<Done>,
+) {
+    let alarm = Alarm(done);
+    while let Ok(mut parcel) = frees.recv() {
+        parcel.reset();
+        if !cutter.fill(&mut parcel) {
+            return;
+        }
+        if parcel.stop.is_some() {
+            let _ = alarm.0.send(Done::Parcel(parcel));
+            return;
+        }
+        if job.send(parcel).is_err() {
+            return;
+        }
+    }
+}
+
+/// A worker. It ends when the reader has, and all is encoded.
+fn encode(mut worker: Worker<'_>, jobs: &Mutex<Receiver<Box<Parcel>>>, done: Sender<Done>) {
+    let alarm = Alarm(done);
+    loop {
+        // A worker that panicked holds no lock: it was at work.
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(mut parcel) = job else { return };
+        worker.encode(&mut parcel);
+        if alarm.0.send(Done::Parcel(parcel)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes both channels, so that whoever is at the other ends learns when it returns.
+#[expect(clippy::needless_pass_by_value, reason = "dropping them is what ends the other threads")]
+fn commit_in_order(
+    dones: Receiver<Done>,
+    free: Sender<Box<Parcel>>,
+    commit: &mut dyn FnMut(&mut Parcel) -> Result<()>,
+) -> Result<()> {
+    let mut early = BTreeMap::new();
+    let mut next_seq = 0;
+    for done in &dones {
+        let Done::Parcel(parcel) = done else { panic!("a thread of the pipeline panicked") };
+        early.insert(parcel.seq, parcel);
+        while let Some(mut parcel) = early.remove(&next_seq) {
+            next_seq += 1;
+            commit(&mut parcel)?;
+            // The reader has gone when it has read all.
+            let _ = free.send(parcel);
+        }
+    }
+    assert!(early.is_empty(), "every parcel up to the last has come");
+    Ok(())
+}

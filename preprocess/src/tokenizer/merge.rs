@@ -1,0 +1,243 @@
+//! Byte-pair merging: of all neighbours the pair of lowest rank becomes one token, the leftmost
+//! first, until no pair of neighbours has a rank.
+//!
+//! Short pieces, which nearly all are, scan an array on the stack. Long ones, such as a line of
+//! a hundred thousand dashes, use a heap, so that the time grows as n log n and not as n squared.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Ids below this fit a slot of the pair table.
+pub(super) const ID_LIMIT: usize = (1 << ID_BITS) - 1;
+/// So do ranks below this.
+pub(super) const RANK_LIMIT: usize = 1 << RANK_BITS;
+
+const ID_BITS: u32 = 21;
+const RANK_BITS: u32 = 22;
+const _: () = assert!(2 * ID_BITS + RANK_BITS == u64::BITS);
+
+/// The positions of a short piece are the bits of one word.
+const SHORT_BYTES_MAX: usize = 64;
+
+/// No merge. It is more than any rank.
+const NONE: u32 = u32::MAX;
+const _: () = assert!(RANK_LIMIT < NONE as usize);
+
+/// One merge, in ids: `left` followed by `right` becomes `merged`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Merge {
+    pub(super) left: u32,
+    pub(super) right: u32,
+    pub(super) merged: u32,
+}
+
+/// The merges of a vocabulary, ready to be applied.
+#[derive(Debug)]
+pub(super) struct Merger {
+    byte_ids: [u32; 256],
+    /// What the merge of each rank makes.
+    merged: Vec<u32>,
+    pairs: Pairs,
+}
+
+/// The memory of [`Merger::merge`] between calls.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    nodes: Vec<Node>,
+    /// Rank and position of pairs that may have gone since: the lowest rank first, then the leftmost.
+    heap: BinaryHeap<Reverse<(u32, u32)>>,
+}
+
+/// A token of a long piece, at the position of its first byte.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    id: u32,
+    /// The rank of the pair that it is the left half of, or [`NONE`].
+    rank: u32,
+    prev: u32,
+    next: u32,
+}
+
+/// Scratch is given back to the system when it is larger: 16 bytes a node, about as many for the
+/// heap, so a piece of 2 MiB keeps its memory.
+const SCRATCH_NODES_KEPT_MAX: usize = 2 << 20;
+
+impl Merger {
+    /// `merges` are in rank order and no pair is in it twice; ids and ranks are within their limits.
+    pub(super) fn new(byte_ids: [u32; 256], merges: &[Merge]) -> Self {
+        assert!(merges.len() <= RANK_LIMIT, "the ranks fit a slot");
+        let merged = merges.iter().map(|merge| merge.merged).collect();
+        Merger { byte_ids, merged, pairs: Pairs::new(merges) }
+    }
+
+    /// Appends the ids of a piece.
+    ///
+    /// # Panics
+    /// If the piece is 4 GiB or longer.
+    pub(super) fn merge(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        match piece.len() {
+            0..=16 => self.merge_short::<16>(piece, ids),
+            17..=32 => self.merge_short::<32>(piece, ids),
+            33..=SHORT_BYTES_MAX => self.merge_short::<SHORT_BYTES_MAX>(piece, ids),
+            _ => self.merge_long(piece, scratch, ids),
+        }
+    }
+
+    /// Tokens stand where their first byte stood, and bit i of `alive` says that one stands at i.
+    fn merge_short<const BYTES: usize>(&self, piece: &[u8], ids: &mut Vec<u32>) {
+        const { assert!(BYTES <= SHORT_BYTES_MAX) };
+        let len = piece.len();
+        let mut at = [0_u32; BYTES];
+        let mut ranks = [NONE; BYTES];
+        for (id, &byte) in at.iter_mut().zip(piece) {
+            *id = self.byte_ids[usize::from(byte)];
+        }
+        for i in 1..len {
+            ranks[i - 1] = self.pairs.rank(at[i - 1], at[i]);
+        }
+        let mut alive = if len == 64 { u64::MAX } else { (1 << len) - 1 };
+        loop {
+            let lowest = ranks.iter().fold(NONE, |lowest, &rank| lowest.min(rank));
+            if lowest == NONE {
+                break;
+            }
+            let left = ranks.iter().position(|&rank| rank == lowest).unwrap_or(0);
+            let right = next(alive, left);
+            at[left] = self.merged[lowest as usize];
+            alive &= !(1 << right);
+            ranks[right] = NONE;
+            let after = next(alive, left);
+            ranks[left] = if after < len { self.pairs.rank(at[left], at[after]) } else { NONE };
+            let before = alive & ((1 << left) - 1);
+            if before != 0 {
+                let before = 63 - before.leading_zeros() as usize;
+                ranks[before] = self.pairs.rank(at[before], at[left]);
+            }
+        }
+        while alive != 0 {
+            ids.push(at[alive.trailing_zeros() as usize]);
+            alive &= alive - 1;
+        }
+    }
+
+    fn merge_long(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        let len = u32::try_from(piece.len()).expect("a piece is shorter than 4 GiB");
+        let Scratch { nodes, heap } = scratch;
+        nodes.clear();
+        nodes.extend(piece.iter().zip(0..len).map(|(&byte, i)| Node {
+            id: self.byte_ids[usize::from(byte)],
+            rank: NONE,
+            prev: i.wrapping_sub(1),
+            next: i + 1,
+        }));
+        heap.clear();
+        for i in 0..len {
+            self.rank_pair(nodes, heap, i);
+        }
+        while let Some(Reverse((rank, left))) = heap.pop() {
+            // An entry is stale when its pair has changed since.
+            if nodes[left as usize].rank != rank {
+                continue;
+            }
+            let right = nodes[left as usize].next;
+            let after = nodes[right as usize].next;
+            nodes[right as usize].rank = NONE;
+            nodes[left as usize].id = self.merged[rank as usize];
+            nodes[left as usize].next = after;
+            if after < len {
+                nodes[after as usize].prev = left;
+            }
+            self.rank_pair(nodes, heap, left);
+            let before = nodes[left as usize].prev;
+            if left > 0 {
+                self.rank_pair(nodes, heap, before);
+            }
+        }
+        let mut i = 0;
+        while i < len {
+            ids.push(nodes[i as usize].id);
+            i = nodes[i as usize].next;
+        }
+        if nodes.capacity() > SCRATCH_NODES_KEPT_MAX {
+            *scratch = Scratch::default();
+        }
+    }
+
+    /// Ranks the pair whose left half is at `left` anew.
+    fn rank_pair(&self, nodes: &mut [Node], heap: &mut BinaryHeap<Reverse<(u32, u32)>>, left: u32) {
+        let Node { id, next, .. } = nodes[left as usize];
+        let rank = nodes.get(next as usize).map_or(NONE, |right| self.pairs.rank(id, right.id));
+        nodes[left as usize].rank = rank;
+        if rank != NONE {
+            heap.push(Reverse((rank, left)));
+        }
+    }
+}
+
+/// The first token after the one at `i`; 64 or more if there is none.
+#[inline]
+fn next(alive: u64, i: usize) -> usize {
+    (alive & (u64::MAX << i << 1)).trailing_zeros() as usize
+}
+
+/// From a pair of ids to its rank: open addressing, one word a slot, less than half full. GPT-2's
+/// 50,000 merges take 1 MiB, which a core's second-level cache holds.
+#[derive(Debug)]
+struct Pairs {
+    /// `left`, `right` and rank from the top bit down, or [`EMPTY`].
+    slots: Vec<u64>,
+    shift: u32,
+}
+
+/// No pair: its ids would be [`ID_LIMIT`].
+const EMPTY: u64 = u64::MAX;
+
+impl Pairs {
+    fn new(merges: &[Merge]) -> Self {
+        let slot_count = (merges.len() * 2 + 1).next_power_of_two().max(2);
+        let shift = u64::BITS - slot_count.trailing_zeros();
+        let mut pairs = Pairs { slots: vec![EMPTY; slot_count], shift };
+        for (rank, merge) in merges.iter().enumerate() {
+            let pair = key(merge.left, merge.right);
+            let mut slot = pairs.slot_of(pair);
+            while pairs.slots[slot] != EMPTY {
+                slot = pairs.after(slot);
+            }
+            pairs.slots[slot] = (pair << RANK_BITS) | rank as u64;
+        }
+        pairs
+    }
+
+    /// The rank of a pair, or [`NONE`].
+    #[inline]
+    fn rank(&self, left: u32, right: u32) -> u32 {
+        let pair = key(left, right);
+        let mut slot = self.slot_of(pair);
+        loop {
+            let found = self.slots[slot];
+            if found >> RANK_BITS == pair {
+                return (found & (RANK_LIMIT as u64 - 1)) as u32; // fits: 22 bits
+            }
+            if found == EMPTY {
+                return NONE;
+            }
+            slot = self.after(slot);
+        }
+    }
+
+    /// Fibonacci hashing: the top bits of a product by 2^64 divided by the golden ratio.
+    #[inline]
+    fn slot_of(&self, pair: u64) -> usize {
+        (pair.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
+    #[inline]
+    fn after(&self, slot: usize) -> usize {
+        (slot + 1) & (self.slots.len() - 1)
+    }
+}
+
+#[inline]
+fn key(left: u32, right: u32) -> u64 {
+    (u64::from(left) << ID_BITS) | u64::from(right)
+}

@@ -1,0 +1,99 @@
+//! Text to token ids and back.
+
+mod cache;
+mod classes;
+mod gpt2;
+mod merge;
+mod split;
+mod vocab;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use gpt2::Gpt2;
+pub use split::{Pieces, pieces};
+
+use crate::{Error, Result};
+
+/// Between text and the ids of one vocabulary. The same text gives the same ids everywhere.
+pub trait Tokenizer: fmt::Debug + Send + Sync {
+    /// Appends the ids of a text. Special tokens spelled in the text are ordinary text. For many
+    /// texts take an [`Tokenizer::encoder`], which remembers words.
+    fn encode(&self, text: &str, ids: &mut Vec<u32>);
+
+    /// Something that encodes many texts, one for each thread.
+    fn encoder(&self) -> Box<dyn Encode + '_>;
+
+    /// Appends the bytes that the ids stand for. Those of a whole text are UTF-8; a part of them may
+    /// begin or end within a character.
+    ///
+    /// # Errors
+    /// [`Error::UnknownToken`] for an id at or above [`Tokenizer::vocab_size`].
+    fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()>;
+
+    /// How many ids there are; all are below.
+    fn vocab_size(&self) -> u32;
+
+    /// The id that ends a document, if the vocabulary has one.
+    fn eod(&self) -> Option<u32>;
+
+    /// What the command line calls it.
+    fn name(&self) -> &str;
+
+    /// A checksum of the whole vocabulary, in 16 hexadecimal digits: tokenizers that may give
+    /// different ids differ in it.
+    fn fingerprint(&self) -> String;
+
+    /// What Megatron writes for this tokenizer into the description of a cached sample order, which
+    /// is hashed to name the cache.
+    fn identifiers(&self) -> serde_json::Value;
+}
+
+/// Encodes one text after another. What it remembers changes its speed, never its ids.
+pub trait Encode: fmt::Debug {
+    /// Appends the ids of a text.
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>);
+}
+
+/// Which tokenizer, and the files it is made from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenizerSpec {
+    /// `gpt2`, or Megatron's name for it, `GPT2BPETokenizer`.
+    pub kind: String,
+    /// `vocab.json`. None: GPT-2's own vocabulary, which is built in.
+    pub vocab_file: Option<String>,
+    /// `merges.txt`. None: GPT-2's own.
+    pub merge_file: Option<String>,
+}
+
+/// Makes a tokenizer.
+///
+/// # Errors
+/// [`Error::BadOption`] for a kind that is not known or one file without the other,
+/// [`Error::BadVocab`] for files that are no vocabulary, [`Error::Storage`].
+pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
+    Ok(Arc::new(open_gpt2(spec)?))
+}
+
+/// As [`open_tokenizer`], for what only byte-level BPE has.
+///
+/// # Errors
+/// As [`open_tokenizer`].
+pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
+    if !["gpt2", "GPT2BPETokenizer"].contains(&spec.kind.as_str()) {
+        let got = format!("'{}'", spec.kind);
+        return Err(Error::BadOption { name: "tokenizer", got, due: "gpt2".to_owned() });
+    }
+    match (&spec.vocab_file, &spec.merge_file) {
+        (None, None) => Gpt2::built_in(),
+        (Some(vocab), Some(merges)) => Gpt2::from_files(vocab, merges),
+        (vocab, _) => {
+            let (name, other) = match vocab {
+                Some(_) => ("vocab-file", "merge-file"),
+                None => ("merge-file", "vocab-file"),
+            };
+            let (got, due) = (format!("no {other}"), "both or neither".to_owned());
+            Err(Error::BadOption { name, got, due })
+        }
+    }
+}

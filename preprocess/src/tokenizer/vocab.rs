@@ -1,0 +1,251 @@
+//! Vocabularies of byte-level BPE: GPT-2's, built in, and those in `vocab.json` and `merges.txt`.
+//!
+//! Both files spell a token in characters that each stand for one byte, so that white space and
+//! controls can be printed: 188 bytes stand for themselves, the others for U+0100 onwards.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use super::merge::{ID_LIMIT, Merge, RANK_LIMIT};
+use crate::{Error, Result};
+
+/// Ends a document in GPT-2's training data, and is no merge's result.
+const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The first line of GPT-2's `merges.txt`.
+const VERSION_LINE: &str = "#version: 0.2\n";
+
+/// The vocabularies in use are 1 to 10 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// Its length, uncompressed, a little over 456,318 bytes so that more would show.
+const BUILT_IN_BYTES_MAX: usize = 456_319;
+
+/// Tokens and merges.
+#[derive(Debug)]
+pub(super) struct Vocab {
+    /// The tokens' bytes, back to back.
+    bytes: Vec<u8>,
+    /// Where each token ends.
+    ends: Vec<usize>,
+    /// The id of each byte.
+    pub(super) byte_ids: [u32; 256],
+    /// In rank order.
+    pub(super) merges: Vec<Merge>,
+    pub(super) eod: Option<u32>,
+}
+
+impl Vocab {
+    pub(super) fn size(&self) -> u32 {
+        self.ends.len() as u32 // fits: below ID_LIMIT
+    }
+
+    /// The bytes of a token.
+    pub(super) fn token(&self, id: u32) -> Option<&[u8]> {
+        let id = id as usize;
+        let end = *self.ends.get(id)?;
+        let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(&self.bytes[start..end])
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        let mut json = String::from("{");
+        for id in 0..self.size() {
+            json.push_str(if id == 0 { "\"" } else { ", \"" });
+            for spelled in self.spell(id).chars() {
+                match spelled {
+                    '"' | '\\' => json.extend(['\\', spelled]),
+                    ' '..='~' => json.push(spelled),
+                    // fits: characters that stand for bytes are below U+0144
+                    _ => write!(json, "\\u{:04x}", spelled as u32).expect("to a string"),
+                }
+            }
+            write!(json, "\": {id}").expect("to a string");
+        }
+        json.push('}');
+        json
+    }
+
+    pub(super) fn to_merges_txt(&self) -> String {
+        let mut text = VERSION_LINE.to_owned();
+        for merge in &self.merges {
+            let (left, right) = (self.spell(merge.left), self.spell(merge.right));
+            writeln!(text, "{left} {right}").expect("to a string");
+        }
+        text
+    }
+
+    fn spell(&self, id: u32) -> String {
+        let chars = byte_chars();
+        let token = self.token(id).unwrap_or_default();
+        token.iter().map(|&byte| chars[usize::from(byte)]).collect()
+    }
+
+    /// `ids` gives every token below its length an id of its own.
+    fn new(ids: &HashMap<String, u32>, files: &Files<'_>) -> Result<Self> {
+        let chars = byte_chars();
+        let mut byte_ids = [0; 256];
+        for (byte, (id, char)) in byte_ids.iter_mut().zip(chars).enumerate() {
+            *id = *ids.get(char.encode_utf8(&mut [0; 4]) as &str).ok_or_else(|| {
+                files.vocab(format!("no token '{char}'"), &format!("one for byte {byte:#04x}"))
+            })?;
+        }
+        let merges = merges(ids, &byte_ids, files)?;
+        let byte_of: HashMap<char, u8> = chars.into_iter().zip(0..=255).collect();
+        let mut spelled = vec![""; ids.len()];
+        for (token, &id) in ids {
+            spelled[id as usize] = token;
+        }
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(ids.len()));
+        for token in spelled {
+            match token.chars().map(|char| byte_of.get(&char).copied()).collect() {
+                Some(token_bytes) => bytes.append(&mut { token_bytes }),
+                // An added token is spelled as it is.
+                None => bytes.extend_from_slice(token.as_bytes()),
+            }
+            ends.push(bytes.len());
+        }
+        let eod = ids.get(END_OF_TEXT).copied();
+        Ok(Vocab { bytes, ends, byte_ids, merges, eod })
+    }
+}
+
+/// The characters that bytes are spelled with, by byte.
+fn byte_chars() -> [char; 256] {
+    let mut next_free = 0x100;
+    std::array::from_fn(|byte| {
+        let byte = byte as u32; // fits: below 256
+        let code = if stands_for_itself(byte) {
+            byte
+        } else {
+            next_free += 1;
+            next_free - 1
+        };
+        char::from_u32(code).expect("at most U+0143")
+    })
+}
+
+fn stands_for_itself(byte: u32) -> bool {
+    matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff)
+}
+
+/// GPT-2's own: the bytes that stand for themselves, the other bytes, then what each merge makes.
+pub(super) fn built_in() -> Result<Vocab> {
+    let packed = include_bytes!("../../assets/gpt2/merges.txt.zst");
+    let text = zstd::bulk::decompress(packed, BUILT_IN_BYTES_MAX).expect("an asset of ours");
+    let text = String::from_utf8(text).expect("an asset of ours");
+    let chars = byte_chars();
+    let (first, rest): (Vec<u32>, Vec<u32>) = (0..256).partition(|&byte| stands_for_itself(byte));
+    let bytes = first.into_iter().chain(rest).map(|byte| chars[byte as usize].to_string());
+    let made = merge_lines(&text).map(|(_, line)| line.replacen(' ', "", 1));
+    let tokens = bytes.chain(made).chain([END_OF_TEXT.to_owned()]);
+    let ids = tokens.zip(0..).collect();
+    Vocab::new(&ids, &Files { vocab: "GPT-2's vocabulary", merges: "GPT-2's merges", text: &text })
+}
+
+/// What stands in a `vocab.json` and a `merges.txt`.
+pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
+    let vocab = read_text(vocab_file)?;
+    let text = read_text(merge_file)?;
+    let files = Files { vocab: vocab_file, merges: merge_file, text: &text };
+    let ids: HashMap<String, u32> = serde_json::from_str(&vocab)
+        .map_err(|e| files.vocab(e.to_string(), "a JSON object from token to id"))?;
+    if ids.len() >= ID_LIMIT {
+        return Err(files.vocab(format!("{} tokens", ids.len()), "at most 2097150"));
+    }
+    let mut taken = vec![false; ids.len()];
+    for (token, &id) in &ids {
+        let place = taken.get_mut(id as usize).filter(|taken| !**taken);
+        let due = || format!("each of 0 to {} once, for {} tokens", ids.len() - 1, ids.len());
+        *place.ok_or_else(|| files.vocab(format!("id {id} for '{token}'"), &due()))? = true;
+    }
+    Vocab::new(&ids, &files)
+}
+
+fn read_text(file: &str) -> Result<String> {
+    let bad = |got: String, due: &str| Error::BadVocab {
+        file: file.to_owned(),
+        line: None,
+        got,
+        due: due.to_owned(),
+    };
+    let (store, key) = storage::locate(file)?;
+    let len_bytes = store.open(&key)?.len_bytes();
+    if len_bytes > FILE_BYTES_MAX {
+        return Err(bad(format!("{len_bytes} bytes"), "a vocabulary of at most 256 MiB"));
+    }
+    String::from_utf8(storage::read_all(store.as_ref(), &key)?).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        bad(format!("a byte at {at} that is no UTF-8"), "UTF-8")
+    })
+}
+
+/// The names of the files, for messages, and the text of the merges.
+struct Files<'a> {
+    vocab: &'a str,
+    merges: &'a str,
+    text: &'a str,
+}
+
+impl Files<'_> {
+    fn vocab(&self, got: String, due: &str) -> Error {
+        Error::BadVocab { file: self.vocab.to_owned(), line: None, got, due: due.to_owned() }
+    }
+
+    fn merges(&self, line: u64, got: String, due: &str) -> Error {
+        let file = self.merges.to_owned();
+        Error::BadVocab { file, line: Some(line), got, due: due.to_owned() }
+    }
+}
+
+/// The lines that are merges, and their numbers from 1.
+fn merge_lines(text: &str) -> impl Iterator<Item = (u64, &str)> {
+    let numbered = (1..).zip(text.lines());
+    numbered.filter(|(number, line)| {
+        let version = *number == 1 && line.starts_with("#version");
+        !version && !line.is_empty()
+    })
+}
+
+/// A merge may use only bytes and what an earlier merge made. Else it could come into play before
+/// one of lower rank has been applied everywhere, and programs differ in what they do then.
+fn merges(
+    ids: &HashMap<String, u32>,
+    byte_ids: &[u32; 256],
+    files: &Files<'_>,
+) -> Result<Vec<Merge>> {
+    let mut made = vec![false; ids.len()];
+    for &id in byte_ids {
+        made[id as usize] = true;
+    }
+    let mut merges = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for (number, line) in merge_lines(files.text) {
+        let bad = |got: String, due: &str| files.merges(number, got, due);
+        let (left, right) = line
+            .split_once(' ')
+            .filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '))
+            .ok_or_else(|| bad(format!("'{line}'"), "two tokens divided by a space"))?;
+        let id = |token: &str| {
+            let id = ids.get(token).copied();
+            id.ok_or_else(|| bad(format!("'{token}'"), "a token of the vocabulary"))
+        };
+        let merge =
+            Merge { left: id(left)?, right: id(right)?, merged: id(&format!("{left}{right}"))? };
+        for (token, id) in [(left, merge.left), (right, merge.right)] {
+            if !made[id as usize] {
+                return Err(bad(format!("'{token}'"), "a byte, or what an earlier line makes"));
+            }
+        }
+        if !seen.insert((merge.left, merge.right)) {
+            return Err(bad(format!("'{line}' again"), "every merge once"));
+        }
+        made[merge.merged as usize] = true;
+        merges.push(merge);
+    }
+    if merges.len() > RANK_LIMIT {
+        let last = merges.len() as u64;
+        return Err(files.merges(last, format!("{last} merges"), "at most 4194304"));
+    }
+    Ok(merges)
+}

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 use crate::region::{self, Span};
-use crate::{Dtype, Error, Group, Result};
+use crate::{Dtype, Error, Group, Result, hex};
 use storage::{FileEntry, Key, Manifest, crc64_join};
 
 /// `format` of our manifests.
@@ -67,7 +67,7 @@ pub struct Chunk {
     pub crc64: u64,
     /// CRC-64/NVME of each block of the chunk, if it is longer than one, so that a part of the
     /// chunk can be read and checked without the rest.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hex_list")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hex::list")]
     pub blocks: Vec<u64>,
     /// Which box of the tensor this is: one span an axis, row-major.
     #[serde(rename = "box")]
@@ -286,51 +286,5 @@ impl Refusal<'_> {
             got: got.to_owned(),
             due: due.to_owned(),
         })
-    }
-}
-
-mod hex {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(value: &u64, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&format!("{value:016x}"))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-        parse(&String::deserialize(from)?).map_err(D::Error::custom)
-    }
-
-    pub(super) fn parse(digits: &str) -> Result<u64, String> {
-        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        match u64::from_str_radix(digits, 16) {
-            Ok(value) if digits.len() == 16 && digits.bytes().all(is_hex) => Ok(value),
-            _ => Err(format!("a CRC-64 has 16 hexadecimal digits, not '{digits:.20}'")),
-        }
-    }
-}
-
-/// Checksums written one after the other, 16 digits each: a line a chunk, not a line a block.
-mod hex_list {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use std::fmt::Write as _;
-
-    pub(super) fn serialize<S: Serializer>(values: &[u64], to: S) -> Result<S::Ok, S::Error> {
-        let mut text = String::with_capacity(values.len() * 16);
-        for value in values {
-            write!(text, "{value:016x}").expect("a string takes all that is written to it");
-        }
-        to.serialize_str(&text)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
-        let text = String::deserialize(from)?;
-        if !text.is_ascii() || !text.len().is_multiple_of(16) {
-            return Err(D::Error::custom("block checksums are 16 hexadecimal digits each"));
-        }
-        let digits = text.as_bytes().chunks(16).map(|bytes| std::str::from_utf8(bytes));
-        let parse = |digits: Result<&str, _>| {
-            super::hex::parse(digits.map_err(D::Error::custom)?).map_err(D::Error::custom)
-        };
-        digits.map(parse).collect()
     }
 }

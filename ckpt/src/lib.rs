@@ -33,7 +33,7 @@
 //! ```
 //!
 //! In reading order: [`Checkpoints`] is the folder of steps; `plan` decides which bytes go into
-//! which file and `save` writes them; `catalog` is the manifest's contents and what must hold of
+//! which file, `staging` writes them and `save` commits them; `catalog` is the manifest's contents and what must hold of
 //! them; [`Checkpoint`] reads through `fetch` and `scatter`, and `verify` reads everything;
 //! `retention` deletes, `lease` and `owner` keep a second writer out.
 
@@ -45,6 +45,7 @@ mod checkpoints;
 mod dtype;
 mod error;
 mod fetch;
+mod hex;
 mod lease;
 mod owner;
 mod parallel;
@@ -54,6 +55,7 @@ mod retention;
 mod save;
 mod scatter;
 mod shard;
+mod staging;
 mod verify;
 
 pub use catalog::{Chunk, TensorEntry};

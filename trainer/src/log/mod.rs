@@ -29,6 +29,7 @@ use crate::config::Config;
 
 pub use jsonl::JsonLog;
 pub use progress::Progress;
+pub(crate) use progress::{thousands, time_text};
 pub use record::{EvalPerf, EvalRecord, Perf, StepRecord};
 pub use tensorboard::EventLog;
 

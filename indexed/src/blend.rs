@@ -5,9 +5,8 @@ use serde_json::{Value, json};
 use storage::{Key, Storage};
 
 use crate::cache::{self, Names};
-use crate::npy::{Descr, Npy};
+use crate::npy::{Descr, Npy, NpyBuilder};
 use crate::rng::numpy_sum;
-use crate::sample_index::try_vec;
 use crate::{Error, Result, Split};
 
 /// Megatron builds half a percent more samples of each dataset than its share of the blend.
@@ -99,11 +98,7 @@ impl BlendIndex {
     ///
     /// # Errors
     /// As [`BlendIndex::build`], and [`Error::Storage`] if a file that exists cannot be read.
-    pub fn load_or_build(
-        config: &BlendConfig,
-        store: &dyn Storage,
-        folder: &Key,
-    ) -> Result<Self> {
+    pub fn load_or_build(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
         let suffix = format!("BlendedDataset-{}", config.which);
         let names = Names::new(&config.description(), folder, &suffix);
         let arrays = ["dataset_index", "dataset_sample_index"];
@@ -204,31 +199,43 @@ fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
         let (got, due) = ("none".to_owned(), "one for each dataset".to_owned());
         return Err(Error::BadSetting { name: "blend weights", got, due });
     }
-    let mut dataset: Vec<i16> = try_vec("dataset index", total.into())?;
-    let mut dataset_sample: Vec<i64> = try_vec("dataset sample index", total.into())?;
-    // Numbers, weights and counts of the datasets that are not used up, in ascending order.
-    let mut numbers: Vec<i16> = (0..weights.len() as i16).collect(); // fits: seen above
-    let mut weights = weights.to_vec();
-    let mut counts = vec![0.0_f64; weights.len()];
-    let used_up = |number: i16, count: f64| {
-        sizes.get(number as usize).is_some_and(|&size| count >= size as f64) // fits: not negative
+    let mut dataset = NpyBuilder::<i16>::new("dataset index", &[total])?;
+    let mut dataset_sample = NpyBuilder::<i64>::new("dataset sample index", &[total])?;
+    let mut left = Left {
+        numbers: (0..weights.len() as i16).collect(), // fits: seen above
+        weights: weights.to_vec(),
+        counts: vec![0.0; weights.len()],
     };
     for place in (0..weights.len()).rev() {
-        if used_up(numbers[place], 0.0) {
-            (numbers.remove(place), weights.remove(place), counts.remove(place));
-        }
+        left.remove_if_used_up(place, sizes);
     }
     for sample in 0..total {
-        let chosen = furthest_behind(&weights, &counts, sample.max(1) as f64);
-        dataset.push(numbers[chosen]);
-        dataset_sample.push(counts[chosen] as i64); // fits: a count
-        counts[chosen] += 1.0;
-        if used_up(numbers[chosen], counts[chosen]) {
-            (numbers.remove(chosen), weights.remove(chosen), counts.remove(chosen));
+        let chosen = furthest_behind(&left.weights, &left.counts, sample.max(1) as f64);
+        dataset.push(left.numbers[chosen].into());
+        dataset_sample.push(left.counts[chosen] as i64); // fits: a count
+        left.counts[chosen] += 1.0;
+        left.remove_if_used_up(chosen, sizes);
+    }
+    Ok(BlendIndex { dataset: dataset.finish(), dataset_sample: dataset_sample.finish() })
+}
+
+/// The datasets that are not used up, in ascending order.
+struct Left {
+    numbers: Vec<i16>,
+    weights: Vec<f64>,
+    /// Samples drawn of each.
+    counts: Vec<f64>,
+}
+
+impl Left {
+    fn remove_if_used_up(&mut self, place: usize, sizes: &[u64]) {
+        let size = sizes.get(self.numbers[place] as usize); // fits: not negative
+        if size.is_some_and(|&size| self.counts[place] >= size as f64) {
+            self.numbers.remove(place);
+            self.weights.remove(place);
+            self.counts.remove(place);
         }
     }
-    let (dataset, dataset_sample) = (Npy::from_column(&dataset), Npy::from_column(&dataset_sample));
-    Ok(BlendIndex { dataset, dataset_sample })
 }
 
 /// The first place with the largest `weight * drawn - count`, in doubles as Megatron's.

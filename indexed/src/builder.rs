@@ -193,6 +193,7 @@ impl Builder {
                     Ok(()) => Error::Storage(source),
                     Err(cleanup) => {
                         let file = self.store.display(&self.bin_key);
+                        let (source, cleanup) = (Box::new(source), Box::new(cleanup));
                         Error::LeftBehind { file, source, cleanup }
                     }
                 });
@@ -204,11 +205,7 @@ impl Builder {
 
     fn write_idx(&mut self) -> Result<()> {
         let upload = self.idx.as_mut();
-        upload.write(&idx::header(
-            self.dtype,
-            self.lengths.count(),
-            self.documents.count() + 1,
-        ))?;
+        upload.write(&idx::header(self.dtype, self.lengths.count(), self.documents.count() + 1))?;
         idx::write_table(upload, self.lengths.iter().map(|len| (len as u32).to_le_bytes()))?;
         let item_bytes = self.dtype.item_bytes();
         let pointers = running_sum(self.lengths.iter().map(|len| len * item_bytes));

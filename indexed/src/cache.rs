@@ -63,8 +63,8 @@ pub(crate) fn load<T, const N: usize>(
         Err(error) => return Err(error.into()),
         Ok(object) => {
             let same_len = object.len_bytes() == names.description.len() as u64;
-            let is_due = same_len
-                && storage::read_all(store, &description)? == names.description.as_bytes();
+            let is_due =
+                same_len && storage::read_all(store, &description)? == names.description.as_bytes();
             if !is_due {
                 return rebuild(&shown, "its description.txt is not what its name says");
             }

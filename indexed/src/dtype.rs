@@ -27,16 +27,8 @@ pub enum Dtype {
 }
 
 /// In the order of their codes, which begin at 1.
-const BY_CODE: [Dtype; 8] = [
-    Dtype::U8,
-    Dtype::I8,
-    Dtype::I16,
-    Dtype::I32,
-    Dtype::I64,
-    Dtype::F64,
-    Dtype::F32,
-    Dtype::U16,
-];
+const BY_CODE: [Dtype; 8] =
+    [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::F64, Dtype::F32, Dtype::U16];
 
 /// Below this many ids Megatron's writer takes 16 bits. Its margin under 65,536 is in every file
 /// that it has written, so it decides whether ours are the same bytes.

@@ -31,9 +31,9 @@ pub enum Error {
         /// What stands there now without its partner.
         file: String,
         /// Why the second file failed.
-        source: storage::Error,
+        source: Box<storage::Error>,
         /// Why the first could not be deleted.
-        cleanup: storage::Error,
+        cleanup: Box<storage::Error>,
     },
     /// An id does not fit the file's element type.
     TokenTooBig {
@@ -245,7 +245,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Storage(error) => std::error::Error::source(error),
-            Error::LeftBehind { source, .. } => Some(source),
+            Error::LeftBehind { source, .. } => Some(source.as_ref()),
             _ => None,
         }
     }

@@ -11,9 +11,9 @@ use storage::{Key, Storage};
 use crate::cache::{self, Names};
 use crate::gpt_plan::Plan;
 use crate::idx::I32Le;
-use crate::npy::{Descr, Element, Npy};
+use crate::npy::{Descr, Element, Npy, NpyBuilder};
 use crate::rng::RandomState;
-use crate::sample_index::{build_rows, try_vec};
+use crate::sample_index::build_rows;
 use crate::split::SplitMatrix;
 use crate::{IndexedDataset, Result, Split};
 
@@ -184,36 +184,40 @@ fn build_planned(dataset: &IndexedDataset, plan: &Plan, seed: u32) -> Result<Gpt
         _ => build_rows::<i32>(lengths, documents, &plan.rule, count)?,
     };
     let shuffle = match plan.shuffle_descr() {
-        Descr::I64 => shuffle_index::<i64>(plan, &mut rng)?,
-        _ => shuffle_index::<u32>(plan, &mut rng)?,
+        Descr::I64 => shuffle_index::<i64, 8>(plan, &mut rng)?,
+        _ => shuffle_index::<u32, 4>(plan, &mut rng)?,
     };
     Ok(GptIndex { document, sample, shuffle, extra_tokens: plan.rule.extra_tokens() })
 }
 
 fn document_index(plan: &Plan, rng: &mut RandomState) -> Result<Npy> {
-    let mut documents: Vec<i32> = try_vec("document index", plan.document_index_len().into())?;
+    let len = plan.document_index_len();
+    let mut documents = NpyBuilder::<i32>::new("document index", &[len])?;
     for _ in 0..plan.epochs {
-        documents.extend(plan.sequences.clone().map(|seq| seq as i32)); // fits: below 2^31
+        plan.sequences.clone().for_each(|seq| documents.push(seq.into()));
     }
-    let last_epoch = documents.len() - plan.sequences.len();
-    match plan.samples_before_last_epoch {
-        None => rng.shuffle(&mut documents),
-        Some(_) => {
-            let (before, last) = documents.split_at_mut(last_epoch);
-            rng.shuffle(before);
-            rng.shuffle(last);
-        }
-    }
-    Ok(Npy::from_column(&documents))
+    let in_last_epoch = match plan.samples_before_last_epoch {
+        None => 0,
+        Some(_) => plan.sequences.len(),
+    };
+    let items = documents.data_mut().as_chunks_mut::<4>().0;
+    shuffle_in_two(items, items.len() - in_last_epoch, rng);
+    Ok(documents.finish())
 }
 
-fn shuffle_index<T: Element>(plan: &Plan, rng: &mut RandomState) -> Result<Npy> {
+/// `N` is the size of `T`.
+fn shuffle_index<T: Element, const N: usize>(plan: &Plan, rng: &mut RandomState) -> Result<Npy> {
     let count = plan.sample_count;
-    let mut samples: Vec<T> = try_vec("shuffle index", count.into())?;
-    samples.extend((0..count).map(|sample| T::from_i64(sample as i64))); // fits: in memory
-    let before = plan.samples_before_last_epoch.unwrap_or(count) as usize; // fits: as above
-    let (before, last) = samples.split_at_mut(before);
+    let mut samples = NpyBuilder::<T>::new("shuffle index", &[count])?;
+    (0..count).for_each(|sample| samples.push(sample as i64)); // fits: as many are in memory
+    let before_last_epoch = plan.samples_before_last_epoch.unwrap_or(count) as usize; // fits: as above
+    shuffle_in_two(samples.data_mut().as_chunks_mut::<N>().0, before_last_epoch, rng);
+    Ok(samples.finish())
+}
+
+/// Shuffles what is before a place, then the rest.
+fn shuffle_in_two<T>(items: &mut [T], place: usize, rng: &mut RandomState) {
+    let (before, rest) = items.split_at_mut(place);
     rng.shuffle(before);
-    rng.shuffle(last);
-    Ok(Npy::from_column(&samples))
+    rng.shuffle(rest);
 }

@@ -3,7 +3,8 @@
 //! A cache's name says nothing of the data, nor of all settings, so old files may lie under the
 //! right name. The counts, the types, and every row of the sample index are known from the
 //! dataset's lengths and the document index; the two shuffled tables must be permutations, which is
-//! seen by their range and sum. All of it is a third of the work of building them.
+//! seen by their range and sum. All of it is about half the work of
+//! building them.
 
 use crate::gpt_plan::Plan;
 use crate::npy::{Descr, Npy};
@@ -35,13 +36,7 @@ fn shape_is(name: &str, array: &Npy, descr: Descr, shape: &[u64]) -> Result<(), 
     Err(format!("its {name} is {got} {:?}, and {due} {shape:?} is due", array.shape()))
 }
 
-fn is_permutation(
-    name: &str,
-    array: &Npy,
-    start: i64,
-    end: i64,
-    times: u64,
-) -> Result<(), String> {
+fn is_permutation(name: &str, array: &Npy, start: i64, end: i64, times: u64) -> Result<(), String> {
     let (mut low, mut high, mut sum) = (start, end - 1, 0_i64);
     let mut see = |value: i64| {
         (low, high) = (low.min(value), high.max(value));
@@ -64,8 +59,8 @@ fn is_permutation(
             None => return Ok(()), // nothing in it, and nothing due
         });
     }
-    let due = i128::from(times) * (i128::from(start) + i128::from(end) - 1)
-        * i128::from(end - start) / 2;
+    let due =
+        i128::from(times) * (i128::from(start) + i128::from(end) - 1) * i128::from(end - start) / 2;
     if sum != due as i64 {
         return Err(format!("its {name} is no permutation: it sums to {sum}, and {due} is due"));
     }
@@ -75,12 +70,13 @@ fn is_permutation(
 fn rows_match(index: &GptIndex, dataset: &IndexedDataset, plan: &Plan) -> Result<(), String> {
     let (rows, documents) = (index.sample_index(), index.document_index().data().as_chunks().0);
     let (mut place, mut bad) = (0, None);
-    let missing = walk(dataset.lengths(), documents, &plan.rule, plan.sample_count, |document, token| {
-        if bad.is_none() && (rows.at(place), rows.at(place + 1)) != (document, token) {
-            bad = Some((place / 2, document, token));
-        }
-        place += 2;
-    });
+    let missing =
+        walk(dataset.lengths(), documents, &plan.rule, plan.sample_count, |document, token| {
+            if bad.is_none() && (rows.at(place), rows.at(place + 1)) != (document, token) {
+                bad = Some((place / 2, document, token));
+            }
+            place += 2;
+        });
     if missing > 0 {
         return Err(format!("its document_index holds {missing} samples less than are due"));
     }

@@ -1,6 +1,7 @@
 //! Runs of sentences for BERT, T5 and ICT: Megatron's `build_mapping` and `build_blocks_mapping`.
 
-use crate::npy::{Element, Npy};
+use crate::Result;
+use crate::npy::{Element, Npy, NpyBuilder};
 use crate::rng::{Mt19937, Mt19937x64};
 
 /// A document with a sentence longer than this is passed over.
@@ -13,7 +14,7 @@ pub struct MappingConfig {
     pub num_epochs: u64,
     /// No epoch is begun once there are so many samples; one that is begun is not cut.
     pub max_num_samples: u64,
-    /// Tokens that a sample should fill.
+    /// Tokens that a sample should fill, at least 2.
     pub max_seq_length: u32,
     /// The share of samples that get a shorter target at random.
     pub short_seq_prob: f64,
@@ -44,12 +45,18 @@ pub struct BlocksConfig {
 /// `documents` are the first sentences of the documents and, last, the number of sentences; `sizes`
 /// are the tokens of each sentence. `T` is `u32`, or `u64` for more sentences than that can count.
 ///
+/// # Errors
+/// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+///
 /// # Panics
 /// If `documents` fall or reach beyond `sizes`.
-#[must_use]
-pub fn build_mapping<T: Element>(documents: &[u64], sizes: &[u32], config: &MappingConfig) -> Npy {
+pub fn build_mapping<T: Element>(
+    documents: &[u64],
+    sizes: &[u32],
+    config: &MappingConfig,
+) -> Result<Npy> {
     let mut targets = Targets::new(config);
-    let mut rows: Vec<[T; 3]> = Vec::new();
+    let mut rows: Vec<[i64; 3]> = Vec::new();
     for _ in 0..config.num_epochs {
         let rows_before = rows.len();
         if rows_before as u64 >= config.max_num_samples {
@@ -68,7 +75,7 @@ pub fn build_mapping<T: Element>(documents: &[u64], sizes: &[u32], config: &Mapp
                 if length < target && !is_end {
                     return false;
                 }
-                rows.push([start + from, start + to, u64::from(target)].map(element));
+                rows.push([start + from, start + to, i64::from(target)]);
                 target = targets.draw(); // after the last of a document too
                 true
             });
@@ -77,23 +84,25 @@ pub fn build_mapping<T: Element>(documents: &[u64], sizes: &[u32], config: &Mapp
             break; // an epoch like all that would follow
         }
     }
-    shuffled(rows, config.seed)
+    shuffled::<T, _>(rows, config.seed)
 }
 
 /// Rows of (first sentence, sentence after the last, document, number of the block in its epoch),
 /// shuffled. `title_sizes` are the tokens of each document's title; the rest is as with
 /// [`build_mapping`].
 ///
+/// # Errors
+/// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+///
 /// # Panics
 /// If `documents` fall or reach beyond `sizes`, or a document has no title size.
-#[must_use]
 pub fn build_blocks_mapping<T: Element>(
     documents: &[u64],
     sizes: &[u32],
     title_sizes: &[u32],
     config: &BlocksConfig,
-) -> Npy {
-    let mut rows: Vec<[T; 4]> = Vec::new();
+) -> Result<Npy> {
+    let mut rows: Vec<[i64; 4]> = Vec::new();
     let min = config.min_num_sent;
     for _ in 0..config.num_epochs {
         let rows_before = rows.len();
@@ -111,7 +120,7 @@ pub fn build_blocks_mapping<T: Element>(
                 if i64::from(length) < target && !is_end {
                     return false;
                 }
-                rows.push([start + from, start + to, document as u64, block].map(element));
+                rows.push([start + from, start + to, document as i64, block]);
                 block += 1;
                 true
             });
@@ -120,7 +129,7 @@ pub fn build_blocks_mapping<T: Element>(
             break; // an epoch like all that would follow
         }
     }
-    shuffled(rows, config.seed)
+    shuffled::<T, _>(rows, config.seed)
 }
 
 /// Offers runs of sentences, growing, to `take`, which begins the next run by taking one: those of
@@ -129,7 +138,7 @@ fn cut(
     sentences: &[u32],
     min: u32,
     left_min: usize,
-    mut take: impl FnMut(u64, u64, bool, u32) -> bool,
+    mut take: impl FnMut(i64, i64, bool, u32) -> bool,
 ) {
     let (mut from, mut length) = (0, 0_u32);
     for (place, size) in sentences.iter().enumerate() {
@@ -138,7 +147,7 @@ fn cut(
         let (count, left) = (to - from, sentences.len() - to);
         let is_end = left == 0;
         let is_offered = is_end || left > left_min && count >= min as usize;
-        if is_offered && take(from as u64, to as u64, is_end, length) {
+        if is_offered && take(from as i64, to as i64, is_end, length) {
             (from, length) = (to, 0);
         }
     }
@@ -148,22 +157,20 @@ fn cut(
 fn documents_of<'a>(
     documents: &'a [u64],
     sizes: &'a [u32],
-) -> impl Iterator<Item = (u64, &'a [u32])> {
+) -> impl Iterator<Item = (i64, &'a [u32])> {
     // fits: one that is cut is out of the range of the sizes all the same
-    documents.windows(2).map(|ends| (ends[0], &sizes[ends[0] as usize..ends[1] as usize]))
+    documents.windows(2).map(|ends| (ends[0] as i64, &sizes[ends[0] as usize..ends[1] as usize]))
 }
 
 fn has_long_sentence(sentences: &[u32]) -> bool {
     sentences.iter().any(|&size| size > SENTENCE_TOKENS_MAX)
 }
 
-fn element<T: Element>(value: u64) -> T {
-    T::from_i64(value as i64) // fits: a place in a table in memory
-}
-
-fn shuffled<T: Element, const N: usize>(mut rows: Vec<[T; N]>, seed: u32) -> Npy {
+fn shuffled<T: Element, const N: usize>(mut rows: Vec<[i64; N]>, seed: u32) -> Result<Npy> {
     Mt19937x64::new(u64::from(seed) + 1).shuffle_by_remainder(&mut rows);
-    Npy::from_rows(rows.as_flattened(), N)
+    let mut array = NpyBuilder::<T>::new("mapping", &[rows.len() as u64, N as u64])?;
+    rows.as_flattened().iter().for_each(|&value| array.push(value));
+    Ok(array.finish())
 }
 
 /// The target length of each sample: the most, but for one in so many a random shorter one.
@@ -177,6 +184,7 @@ struct Targets {
 impl Targets {
     fn new(config: &MappingConfig) -> Self {
         let prob = config.short_seq_prob;
+        assert!(config.max_seq_length >= 2, "a target of 2 or more");
         // fits: probabilities small enough to be cut are none at all
         let ratio = if prob == 0.0 { 0 } else { (1.0 / prob).round() as u32 };
         Targets { rng: Mt19937::new(config.seed), ratio, max: config.max_seq_length }

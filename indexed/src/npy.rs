@@ -1,11 +1,12 @@
 //! Arrays in numpy's `.npy`, version 1.0, the bytes as numpy's own.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use storage::{Key, Map, Storage, Upload};
 
 use crate::idx::malformed;
-use crate::{Fault, Result};
+use crate::{Error, Fault, Result};
 
 const MAGIC: [u8; 8] = *b"\x93NUMPY\x01\x00";
 /// The header with all before it. numpy leaves room for the first axis to grow to 21 digits and
@@ -22,8 +23,8 @@ pub trait Element: Copy + fmt::Debug + PartialEq {
     /// From a number that is known to fit.
     fn from_i64(value: i64) -> Self;
 
-    #[doc(hidden)]
-    fn append(items: &[Self], out: &mut Vec<u8>);
+    /// Appends the number, little-endian.
+    fn append_to(self, out: &mut Vec<u8>);
 }
 
 /// numpy's name of an element type.
@@ -60,29 +61,6 @@ pub struct Npy {
 }
 
 impl Npy {
-    /// An array of one axis.
-    #[must_use]
-    pub fn from_column<T: Element>(items: &[T]) -> Self {
-        Npy::build(items, vec![items.len() as u64])
-    }
-
-    /// An array of two axes.
-    ///
-    /// # Panics
-    /// If the items are no whole number of rows.
-    #[must_use]
-    pub fn from_rows<T: Element>(items: &[T], row_len: usize) -> Self {
-        assert_eq!(items.len() % row_len, 0, "whole rows");
-        Npy::build(items, vec![(items.len() / row_len) as u64, row_len as u64])
-    }
-
-    fn build<T: Element>(items: &[T], shape: Vec<u64>) -> Self {
-        let mut file = Vec::with_capacity(DATA_AT + size_of_val(items));
-        file.extend_from_slice(&header(T::DESCR, &shape));
-        T::append(items, &mut file);
-        Npy { file: Map::owned(file), data_at: DATA_AT, descr: T::DESCR, shape }
-    }
-
     /// Maps an array, and holds its header against the length of the file.
     ///
     /// # Errors
@@ -102,9 +80,9 @@ impl Npy {
         }
         let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
         let header = rest.get(2..2 + len).filter(|_| (1..=HEADER_BYTES_MAX).contains(&len));
-        let text = header
-            .and_then(|header| std::str::from_utf8(header).ok())
-            .ok_or_else(|| bad(8, format!("a header of {len} bytes"), "one of text, in the file"))?;
+        let text = header.and_then(|header| std::str::from_utf8(header).ok()).ok_or_else(|| {
+            bad(8, format!("a header of {len} bytes"), "one of text, in the file")
+        })?;
         let (descr, shape) = parse_header(text)
             .ok_or_else(|| bad(10, format!("{:?}", text.trim_end()), "integers in C order"))?;
         let data_at = 10 + len;
@@ -171,6 +149,48 @@ impl Npy {
     }
 }
 
+/// An array being filled. It is laid out as its file from the start, so that the hundreds of
+/// megabytes that it may have are never copied.
+#[derive(Debug)]
+pub(crate) struct NpyBuilder<T> {
+    file: Vec<u8>,
+    shape: Vec<u64>,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> NpyBuilder<T> {
+    /// Takes memory for all of it, or fails where a vector would abort. `what` names it.
+    pub(crate) fn new(what: &'static str, shape: &[u64]) -> Result<Self> {
+        let items = shape.iter().map(|&axis| u128::from(axis)).product::<u128>();
+        let bytes = items.saturating_mul(size_of::<T>() as u128).saturating_add(DATA_AT as u128);
+        let refuse = || Error::OutOfMemory { what, bytes };
+        let mut file = Vec::new();
+        let len = usize::try_from(bytes).map_err(|_| refuse())?;
+        file.try_reserve_exact(len).map_err(|_| refuse())?;
+        file.extend_from_slice(&header(T::DESCR, shape));
+        Ok(NpyBuilder { file, shape: shape.to_vec(), element: PhantomData })
+    }
+
+    /// Appends a number that is known to fit.
+    pub(crate) fn push(&mut self, value: i64) {
+        T::from_i64(value).append_to(&mut self.file);
+    }
+
+    /// The elements so far, little-endian.
+    pub(crate) fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.file[DATA_AT..]
+    }
+
+    /// The array, which is full.
+    pub(crate) fn finish(self) -> Npy {
+        let items = self.shape.iter().product::<u64>();
+        let due = DATA_AT as u64 + items * size_of::<T>() as u64;
+        assert_eq!(self.file.len() as u64, due, "an array of shape {:?}", self.shape);
+        let file = Map::owned(self.file);
+        Npy { file, data_at: DATA_AT, descr: T::DESCR, shape: self.shape }
+    }
+}
+
 impl Descr {
     /// As it stands in a header.
     #[must_use]
@@ -207,8 +227,7 @@ fn parse_header(text: &str) -> Option<(Descr, Vec<u64>)> {
     let descr = DESCRS.iter().find(|(name, ..)| *name == descr)?.1;
     let axes = rest.strip_prefix(", 'fortran_order': False, 'shape': (")?.strip_suffix("), }")?;
     let axes = axes.strip_suffix(',').unwrap_or(axes);
-    let shape: Vec<u64> =
-        axes.split(", ").map(|axis| axis.parse().ok()).collect::<Option<_>>()?;
+    let shape: Vec<u64> = axes.split(", ").map(|axis| axis.parse().ok()).collect::<Option<_>>()?;
     matches!(shape.len(), 1 | 2).then_some((descr, shape))
 }
 
@@ -221,12 +240,8 @@ macro_rules! element {
                 value as $type
             }
 
-            fn append(items: &[Self], out: &mut Vec<u8>) {
-                let start = out.len();
-                out.resize(start + size_of_val(items), 0);
-                for (to, item) in out[start..].as_chunks_mut().0.iter_mut().zip(items) {
-                    *to = item.to_le_bytes();
-                }
+            fn append_to(self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
             }
         }
     };
@@ -252,14 +267,31 @@ mod tests {
         Npy::parse(Map::owned(bytes.to_vec()), "a.npy")
     }
 
+    fn array<T: Element>(shape: &[u64], items: &[i64]) -> Npy {
+        let mut array = NpyBuilder::<T>::new("array", shape).unwrap();
+        items.iter().for_each(|&item| array.push(item));
+        array.finish()
+    }
+
     #[test]
     fn comes_back() {
-        let array = Npy::from_rows(&[1_i32, -2, 3, 4, 5, 6], 2);
+        let array = array::<i32>(&[3, 2], &[1, -2, 3, 4, 5, 6]);
         let back = parse(array.file()).unwrap();
         assert_eq!((back.descr(), back.shape()), (Descr::I32, &[3, 2][..]));
         assert_eq!(Vec::from(&back), [1, -2, 3, 4, 5, 6]);
-        let empty = Npy::from_column::<u32>(&[]);
-        assert_eq!(parse(empty.file()).unwrap().shape(), [0]);
+    }
+
+    #[test]
+    fn an_array_may_be_empty() {
+        assert_eq!(parse(array::<u32>(&[0], &[]).file()).unwrap().shape(), [0]);
+    }
+
+    #[test]
+    fn too_large_an_array_is_an_error() {
+        for rows in [1 << 61, u64::MAX] {
+            let error = NpyBuilder::<i64>::new("array", &[rows, 2]).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+        }
     }
 
     #[test]
@@ -272,7 +304,7 @@ mod tests {
 
     #[test]
     fn refuses_what_numpy_did_not_write() {
-        let good = Npy::from_column(&[7_u32, 8, 9]).file().to_vec();
+        let good = array::<u32>(&[3], &[7, 8, 9]).file().to_vec();
         for len in 0..good.len() {
             assert!(parse(&good[..len]).is_err(), "cut to {len} bytes");
         }

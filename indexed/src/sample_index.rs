@@ -1,7 +1,7 @@
 //! Cutting a stream of documents into samples of equal length.
 
 use crate::idx::I32Le;
-use crate::npy::{Element, Npy};
+use crate::npy::{Element, Npy, NpyBuilder};
 use crate::{Error, Result};
 
 /// How a stream of tokens is cut into samples.
@@ -58,21 +58,20 @@ impl SampleRule {
 /// which samples begin; the last is where the last one ends. Row 0 is (0, 0).
 ///
 /// `lengths` are the tokens of each sequence and `document_index` the order of the sequences, both
-/// 32 bits, little-endian.
+/// 32 bits, little-endian; `tokens` is how many there are in that order.
 ///
 /// # Errors
 /// [`Error::TooBig`] as [`SampleRule::sample_count`]; [`Error::OutOfMemory`].
 ///
 /// # Panics
-/// If the document index names a sequence that has no length.
+/// If the document index names a sequence that has no length, or there are fewer tokens.
 pub fn build_sample_index<T: Element>(
     lengths: &[I32Le],
     document_index: &[I32Le],
+    tokens: u64,
     rule: &SampleRule,
 ) -> Result<Npy> {
-    let length = |seq: &I32Le| u64::from(length_of(lengths, seq));
-    let count = rule.sample_count(document_index.iter().map(length).sum())?;
-    build_rows::<T>(lengths, document_index, rule, count)
+    build_rows::<T>(lengths, document_index, rule, rule.sample_count(tokens)?)
 }
 
 /// [`build_sample_index`] of a count that is known.
@@ -82,12 +81,13 @@ pub(crate) fn build_rows<T: Element>(
     rule: &SampleRule,
     sample_count: u64,
 ) -> Result<Npy> {
-    let mut rows: Vec<T> = try_vec("sample index", 2 * (u128::from(sample_count) + 1))?;
+    let mut rows = NpyBuilder::<T>::new("sample index", &[sample_count + 1, 2])?;
     let missing = walk(lengths, document_index, rule, sample_count, |place, token| {
-        rows.extend_from_slice(&[T::from_i64(place), T::from_i64(token)]);
+        rows.push(place);
+        rows.push(token);
     });
     assert_eq!(missing, 0, "as many samples as there are tokens for");
-    Ok(Npy::from_rows(&rows, 2))
+    Ok(rows.finish())
 }
 
 /// Calls `row` with each row in turn, and says for how many samples there were no tokens. The work
@@ -134,16 +134,6 @@ pub(crate) fn walk(
         }
         _ => left,
     }
-}
-
-/// An empty vector with room, or an error instead of an abort.
-pub(crate) fn try_vec<T>(what: &'static str, len: u128) -> Result<Vec<T>> {
-    let mut items = Vec::new();
-    let bytes = len.saturating_mul(size_of::<T>() as u128);
-    let refuse = || Error::OutOfMemory { what, bytes };
-    let len = usize::try_from(len).map_err(|_| refuse())?;
-    items.try_reserve_exact(len).map_err(|_| refuse())?;
-    Ok(items)
 }
 
 fn length_of(lengths: &[I32Le], seq: &I32Le) -> u32 {

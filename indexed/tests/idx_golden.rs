@@ -1,5 +1,7 @@
 //! Every `.bin`/`.idx` pair that Megatron's own writer made, read and written again.
 
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use common::{golden, key, manifest, read, temp_store};

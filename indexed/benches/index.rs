@@ -1,0 +1,127 @@
+//! How long a GPT index takes: `cargo bench -p indexed [-- DOCUMENTS [SEQ_LEN]]`. Without numbers,
+//! ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes in a sparse
+//! file: nothing here reads them.
+
+#![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use indexed::rng::RandomState;
+use indexed::{
+    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SampleRule, Split, build_sample_index,
+};
+use storage::{Key, Storage};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Cargo passes `--bench`; what is left are our numbers.
+    let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse().ok());
+    let documents = numbers.next().unwrap_or(10_000_000);
+    let seq_len = numbers.next().unwrap_or(2048);
+    let folder = tempfile::tempdir()?;
+    let store = storage::open_url(folder.path().to_str().ok_or("a folder that is no UTF-8")?)?;
+    let prefix = Key::new("a")?;
+    time("Builder, 200,000 documents", || write(&store, &Key::new("b")?, 200_000))?;
+    lay_out(folder.path(), documents)?;
+    let dataset = time("open and check .idx", || Ok(IndexedDataset::open(&store, &prefix)?))?;
+    println!("{documents} documents, {} tokens, seq_len {seq_len}", dataset.token_count());
+    stages(documents as u32, seq_len)?;
+
+    let config = GptIndexConfig {
+        dataset_path: "a".to_owned(),
+        split: "1".to_owned(),
+        seq_len,
+        seed: 1234,
+        num_samples: None,
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: serde_json::Value::Null,
+    };
+    let index = time("GptIndex::build", || Ok(GptIndex::build(&dataset, Split::Train, &config)?))?;
+    for what in ["GptIndex::load_or_build, building", "GptIndex::load_or_build, from the cache"] {
+        time(what, || {
+            let cache = Key::new("cache")?;
+            let (part, store) = (Split::Train, store.as_ref());
+            Ok(GptIndex::load_or_build(&dataset, part, &config, store, &cache)?)
+        })?;
+    }
+    let mut parts = Vec::new();
+    time("GptIndex::parts of every sample", || {
+        (0..index.sample_count()).for_each(|sample| index.parts(&dataset, sample, &mut parts));
+        Ok(())
+    })
+}
+
+/// Document, sample and shuffle index, one by one, as numpy and Megatron's C++ are measured.
+fn stages(documents: u32, seq_len: u64) -> Result<(), Box<dyn Error>> {
+    let tokens = lengths().take(documents as usize).map(u64::from).sum();
+    let lengths: Vec<[u8; 4]> = lengths().take(documents as usize).map(u32::to_le_bytes).collect();
+    let mut rng = RandomState::new(1234);
+    let order = time("document index", || {
+        let mut order: Vec<u32> = (0..documents).collect();
+        rng.shuffle(&mut order);
+        Ok(order)
+    })?;
+    let order: Vec<[u8; 4]> = order.iter().map(|seq| seq.to_le_bytes()).collect();
+    let rule = SampleRule { seq_len, add_extra_token: true, keep_last_partial: false };
+    let samples =
+        time("sample index", || Ok(build_sample_index::<i32>(&lengths, &order, tokens, &rule)?))?;
+    time("shuffle index", || {
+        let mut order: Vec<u32> = (0..samples.shape()[0] as u32 - 1).collect();
+        rng.shuffle(&mut order);
+        Ok(())
+    })
+}
+
+fn write(store: &Arc<dyn Storage>, prefix: &Key, documents: u64) -> Result<(), Box<dyn Error>> {
+    let mut builder = Builder::create(store, prefix, Dtype::U8)?;
+    let zeros = [0; 1001];
+    for len in lengths().take(documents as usize) {
+        builder.add_encoded(&zeros[..len as usize], &[len])?;
+        builder.end_document()?;
+    }
+    builder.finish()?;
+    Ok(())
+}
+
+/// A dataset of one sequence a document, with a `.bin` that takes no room.
+fn lay_out(folder: &Path, documents: u64) -> Result<(), Box<dyn Error>> {
+    let mut idx = BufWriter::new(File::create(folder.join("a.idx"))?);
+    idx.write_all(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x01")?;
+    idx.write_all(&documents.to_le_bytes())?;
+    idx.write_all(&(documents + 1).to_le_bytes())?;
+    let lengths = || lengths().take(documents as usize);
+    for len in lengths() {
+        idx.write_all(&len.to_le_bytes())?;
+    }
+    let mut end = 0_u64;
+    for len in lengths() {
+        idx.write_all(&end.to_le_bytes())?;
+        end += u64::from(len);
+    }
+    for document in 0..=documents {
+        idx.write_all(&document.to_le_bytes())?;
+    }
+    idx.flush()?;
+    Ok(File::create(folder.join("a.bin"))?.set_len(end)?)
+}
+
+/// 1 to 1,000 tokens each, by a multiplicative generator that any language can repeat.
+fn lengths() -> impl Iterator<Item = u32> {
+    let next = |x: &u64| Some(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+    std::iter::successors(Some(1), next).map(|x: u64| 1 + (x >> 33) as u32 % 1000)
+}
+
+fn time<T>(
+    what: &str,
+    run: impl FnOnce() -> Result<T, Box<dyn Error>>,
+) -> Result<T, Box<dyn Error>> {
+    let start = Instant::now();
+    let result = run()?;
+    println!("{:8.3} s  {what}", start.elapsed().as_secs_f64());
+    Ok(result)
+}

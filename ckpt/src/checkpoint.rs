@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::fmt;
+use std::iter::Peekable;
 use std::sync::Arc;
 
 use crate::catalog::Catalog;
@@ -12,6 +13,9 @@ use storage::{Key, Manifest, Object, Storage, crc64, read_all};
 /// The commit record of a step.
 pub(crate) const MANIFEST: &str = "MANIFEST.json";
 
+/// A process may open 1,024 files unless it is told otherwise, and has others to open.
+const FILES_OPEN_MAX: usize = 64;
+
 /// The length of every object below a folder. Links are not followed by a listing, so what a link
 /// points to is not in it.
 pub(crate) type Listing = HashMap<Key, u64>;
@@ -23,6 +27,9 @@ pub struct Checkpoint {
     pub(crate) catalog: Catalog,
     pub(crate) threads: usize,
 }
+
+/// A chunk, and the part of the caller's buffer that it goes to.
+type Wish<'a> = (&'a Chunk, &'a mut [u8]);
 
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -179,20 +186,37 @@ impl Checkpoint {
             }
         }
         wishes.sort_by_key(|(chunk, _)| (chunk.file.as_str(), chunk.offset));
-        let mut objects: Vec<(&str, Arc<dyn Object>)> = Vec::new();
-        for (chunk, _) in &wishes {
-            if objects.last().is_none_or(|(file, _)| *file != chunk.file) {
-                objects.push((&chunk.file, self.open_file(&chunk.file)?));
+        let mut wishes = wishes.into_iter().peekable();
+        while wishes.peek().is_some() {
+            self.read_chunks(&mut wishes)?;
+        }
+        Ok(())
+    }
+
+    /// Reads chunks, sorted by file, from the next [`FILES_OPEN_MAX`] files.
+    fn read_chunks<'a>(
+        &'a self,
+        wishes: &mut Peekable<impl Iterator<Item = Wish<'a>>>,
+    ) -> Result<()> {
+        let mut files: Vec<(Arc<dyn Object>, Vec<Wish<'_>>)> = Vec::new();
+        let mut path = None;
+        while let Some((chunk, _)) = wishes.peek() {
+            if path != Some(&chunk.file) {
+                if files.len() == FILES_OPEN_MAX {
+                    break;
+                }
+                path = Some(&chunk.file);
+                files.push((self.open_file(&chunk.file)?, Vec::new()));
             }
+            let (_, chunks) = files.last_mut().expect("pushed above if there was none");
+            chunks.extend(wishes.next());
         }
         let mut blocks = Vec::new();
-        let mut place = 0;
-        for (chunk, into) in wishes {
-            if objects[place].0 != chunk.file {
-                place += 1;
+        for (object, chunks) in &mut files {
+            for (chunk, into) in chunks {
+                let parts = into.chunks_mut(self.block_bytes()).map(Target::Buffer);
+                blocks.extend(chunk_blocks(&**object, chunk, parts));
             }
-            let parts = into.chunks_mut(self.block_bytes()).map(Target::Buffer);
-            blocks.extend(chunk_blocks(&*objects[place].1, chunk, parts));
         }
         fetch(blocks, self.threads)
     }
@@ -294,10 +318,7 @@ fn is_rows(tensor: &TensorEntry, chunk: &Chunk) -> bool {
 }
 
 /// Each chunk with its part of the buffer, if all of them are ranges of rows.
-fn split_rows<'a, 'b>(
-    tensor: &'a TensorEntry,
-    mut into: &'b mut [u8],
-) -> Vec<(&'a Chunk, &'b mut [u8])> {
+fn split_rows<'a>(tensor: &'a TensorEntry, mut into: &'a mut [u8]) -> Vec<Wish<'a>> {
     let mut chunks: Vec<&Chunk> = tensor.chunks.iter().collect();
     chunks.sort_by_key(|chunk| chunk.spans.first().map_or(0, |rows| rows.start));
     let mut parts = Vec::with_capacity(chunks.len());

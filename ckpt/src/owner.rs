@@ -77,11 +77,10 @@ impl Owner {
             Life::Ours
         } else if started(self.pid) == Some(self.started) {
             Life::Alive
-        } else if started(here.pid).is_none() {
-            // No /proc here: nothing can be told of anybody.
-            Life::Unknown
-        } else {
+        } else if processes_are_visible() {
             Life::Dead
+        } else {
+            Life::Unknown
         }
     }
 
@@ -119,6 +118,13 @@ fn namespace() -> u64 {
     let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let digits: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap_or(0)
+}
+
+/// Whether a process that `/proc` does not show is not there. `/proc` may be that of another
+/// namespace, and may hide the processes of others, that of the first among them (`hidepid`).
+fn processes_are_visible() -> bool {
+    let own = fs::read_link("/proc/self").unwrap_or_default();
+    own.to_str() == Some(&std::process::id().to_string()) && started(1).is_some()
 }
 
 /// When a process began, in clock ticks since the boot; `None` if it is gone, or only its exit

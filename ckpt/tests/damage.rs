@@ -1,9 +1,12 @@
 //! Bytes that change after a save: seen by `verify` wherever they are, and by a read of what they
 //! belong to.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::fs;
+use std::sync::Mutex;
 
 use ckpt::{Dtype, Error, Group};
 use common::{Folder, Random, SMALL, State, Tensor};
@@ -103,9 +106,30 @@ fn a_damaged_blob_is_not_given() {
     checkpoint.blob("loader.json").unwrap();
 }
 
-/// Cut, longer, or gone: the step no longer counts, and the one before it does.
+/// What was logged, by all tests of this file.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.level() == log::Level::Warn {
+            WARNINGS.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Cut, longer, or gone: the step no longer counts, and the one before it does. A warning says why.
 #[test]
 fn the_newest_whole_step_is_found() {
+    log::set_logger(&Warnings).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
     let folder = Folder::new();
     let steps = folder.steps(SMALL);
     let older = State::of_model(4);
@@ -123,6 +147,11 @@ fn the_newest_whole_step_is_found() {
             fs::write(&path, &bad).unwrap();
             let newest = steps.newest().unwrap().unwrap();
             assert_eq!(newest.step(), 4, "{name} of {} bytes", bad.len());
+            let why = format!("step 5 is not complete and is passed over: {}", path.display());
+            let mut warnings = WARNINGS.lock().unwrap();
+            assert!(warnings.iter().any(|text| text.starts_with(&why)), "{why}: {warnings:?}");
+            warnings.clear();
+            drop(warnings);
             older.check(&newest);
             assert_eq!(steps.steps().unwrap(), [4]);
             assert!(steps.open_step(5).is_err());

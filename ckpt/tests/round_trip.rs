@@ -2,7 +2,7 @@
 
 mod common;
 
-use ckpt::{Dtype, Error, Group, Options, Span};
+use ckpt::{Dtype, Error, Group, Options, Span, TensorRead};
 use common::{Folder, Random, SMALL, State, Tensor};
 use serde_json::json;
 
@@ -129,6 +129,29 @@ fn the_same_state_gives_the_same_bytes() {
     State::of_model(5).save(&a.steps(SMALL), 9).unwrap();
     State::of_model(5).save(&b.steps(Options { threads: 1, ..SMALL }), 9).unwrap();
     assert!(a.files(9) == b.files(9));
+}
+
+/// More files than are kept open at a time, in one call and in no order.
+#[test]
+fn many_tensors_are_read_at_once() {
+    let mut random = Random(17);
+    let mut tensor = |i: u64| {
+        let name = format!("t{}", i * 7 % 150);
+        Tensor::new(&name, Group::Model, Dtype::U8, &[2000 + i], &mut random)
+    };
+    let tensors = (0..150).map(&mut tensor).collect();
+    let state = State { tensors, blobs: vec![], meta: json!(null) };
+    let folder = Folder::new();
+    let report = state.save(&folder.steps(SMALL), 0).unwrap();
+    assert_eq!(report.files, 151, "each tensor in its own, and the index");
+    let checkpoint = folder.steps(SMALL).newest().unwrap().unwrap();
+    let mut buffers: Vec<_> = state.tensors.iter().map(|t| vec![0; t.bytes.len()]).collect();
+    let reads = state.tensors.iter().zip(&mut buffers).rev();
+    let reads = reads.map(|(t, into)| TensorRead { name: &t.name, group: t.group, into });
+    checkpoint.read_tensors(reads.collect()).unwrap();
+    for (tensor, buffer) in state.tensors.iter().zip(&buffers) {
+        assert!(tensor.bytes == *buffer, "{}", tensor.name);
+    }
 }
 
 /// Boxes of a tensor that is cut into files and blocks, against slices of its bytes.

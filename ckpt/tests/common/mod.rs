@@ -1,5 +1,6 @@
 //! A training state in small, and folders to save it in.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::path::PathBuf;

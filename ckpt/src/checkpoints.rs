@@ -1,8 +1,8 @@
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use crate::checkpoint::{Checkpoint, Listing};
-use crate::{Error, Lease, Result};
+use crate::{Error, Lease, Result, lease};
 use storage::{Key, Storage};
 
 /// Twelve decimal digits hold it.
@@ -16,7 +16,7 @@ pub struct Checkpoints {
     pub(crate) options: Options,
     /// Held by whatever changes the folder: the lease keeps other processes out, not our threads.
     writing: Mutex<()>,
-    lease: Mutex<Weak<Lease>>,
+    lease: Arc<lease::Shared>,
 }
 
 /// How checkpoints are written. Readers take the sizes from the checkpoint.
@@ -43,8 +43,8 @@ impl Checkpoints {
     /// The checkpoints below `folder`, which need not exist yet. Nothing is read or written by this.
     #[must_use]
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
-        let (options, lease) = (Options::default(), Mutex::new(Weak::new()));
-        Checkpoints { store, folder, options, writing: Mutex::new(()), lease }
+        let lease = lease::Shared::new(Arc::clone(&store), folder.clone());
+        Checkpoints { store, folder, options: Options::default(), writing: Mutex::new(()), lease }
     }
 
     /// The same with other options.
@@ -54,21 +54,15 @@ impl Checkpoints {
         self
     }
 
-    /// Keeps every other writer out of the folder until the lease, and each of its clones, is
-    /// dropped. A trainer takes it when it starts; without it every single save takes one for
+    /// Keeps every other writer out of the folder until the lease, and every other that this
+    /// gave, is dropped. A trainer takes it when it starts; without it every single save takes one for
     /// itself. The lease of a process that died on this machine counts for nothing.
     ///
     /// # Errors
     /// [`Error::Held`] names the process that writes here. Of two writers that come at the same
     /// moment both may be refused.
-    pub fn lock(&self) -> Result<Arc<Lease>> {
-        let mut held = self.lease.lock().expect("nothing panics while it holds this");
-        if let Some(lease) = held.upgrade() {
-            return Ok(lease);
-        }
-        let lease = Arc::new(Lease::take(&self.store, &self.folder)?);
-        *held = Arc::downgrade(&lease);
-        Ok(lease)
+    pub fn lock(&self) -> Result<Lease> {
+        self.lease.take()
     }
 
     /// The steps whose manifest agrees with their files, the oldest first. A warning is logged for
@@ -121,10 +115,10 @@ impl Checkpoints {
     }
 
     /// Waits until no other thread changes the folder, and keeps other processes out.
-    pub(crate) fn begin_change(&self) -> Result<(MutexGuard<'_, ()>, Arc<Lease>)> {
+    pub(crate) fn begin_change(&self) -> Result<(Lease, MutexGuard<'_, ()>)> {
         // A thread that panicked here left only what a crash leaves, and readers bear that.
         let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok((alone, self.lock()?))
+        Ok((self.lock()?, alone))
     }
 
     /// The steps that have a folder, complete or not, the oldest first.

@@ -120,7 +120,8 @@ impl Checkpoints {
         let sizes = shards.iter().map(Shard::bytes);
         let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
         let bytes = sizes.chain(others.map(|len| len as u64)).sum();
-        check_space(&*self.store, &place.target, bytes)?;
+        let pieces = shards.iter().map(|shard| shard.pieces.len() as u64).sum();
+        check_space(&*self.store, &place.target, bytes, pieces)?;
         let planned = Instant::now();
 
         let staging = Staging { steps: self, folder: &place.staging, tensors };
@@ -211,8 +212,9 @@ const BLOB_NAME_BYTES_MAX: usize = 200;
 
 /// Looks for room for all bytes, the manifest, and the file system's own needs, before the first
 /// byte is written: a disk that fills up halfway costs minutes, and may take others down with us.
-fn check_space(store: &dyn Storage, target: &Key, bytes: u64) -> Result<()> {
-    let need_bytes = bytes.saturating_add(bytes / 50).saturating_add(1 << 20);
+fn check_space(store: &dyn Storage, target: &Key, bytes: u64, pieces: u64) -> Result<()> {
+    // A piece takes about 700 bytes of the manifest.
+    let need_bytes = bytes + bytes / 50 + (1 << 20) + 1024 * pieces;
     match store.free_bytes()? {
         Some(free) if free < need_bytes => {
             let (what, free_bytes) = (store.display(target), Some(free));

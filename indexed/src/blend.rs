@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
-use crate::cache::{self, Names};
+use crate::cache::{self, Kept, Names};
 use crate::npy::{Descr, Npy, NpyBuilder};
 use crate::rng::numpy_sum;
 use crate::{Error, Result, Split};
@@ -101,17 +101,11 @@ impl BlendIndex {
     pub fn load_or_build(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
         let suffix = format!("BlendedDataset-{}", config.which);
         let names = Names::new(&config.description(), folder, &suffix);
-        let arrays = ["dataset_index", "dataset_sample_index"];
         let check = |[dataset, dataset_sample]: [Npy; 2]| {
             let index = BlendIndex { dataset, dataset_sample };
             index.verify(config.weights.sample_count(), config.datasets.len()).map(|()| index)
         };
-        if let Some(index) = cache::load(store, &names, arrays, check)? {
-            return Ok(index);
-        }
-        let index = BlendIndex::build(&config.weights)?;
-        cache::save(store, &names, arrays, [&index.dataset, &index.dataset_sample]);
-        Ok(index)
+        cache::load_or_build(store, &names, check, || BlendIndex::build(&config.weights))
     }
 
     /// How many samples there are.
@@ -157,6 +151,14 @@ impl BlendIndex {
             }
         }
         Ok(())
+    }
+}
+
+impl Kept<2> for BlendIndex {
+    const ARRAYS: [&'static str; 2] = ["dataset_index", "dataset_sample_index"];
+
+    fn arrays(&self) -> [&Npy; 2] {
+        [&self.dataset, &self.dataset_sample]
     }
 }
 

@@ -47,26 +47,70 @@ impl Names {
     }
 }
 
+/// An index that is kept as `N` arrays.
+pub(crate) trait Kept<const N: usize> {
+    /// Their names.
+    const ARRAYS: [&'static str; N];
+
+    /// The arrays, in the order of their names.
+    fn arrays(&self) -> [&Npy; N];
+}
+
+/// What lies under an index's names.
+enum Found<T> {
+    Good(T),
+    /// Files that are not the index, or not all of it.
+    Bad,
+    Nothing,
+}
+
 /// The index that is kept under these names, if all its files are there and `check` takes them;
-/// else `None`, with a warning that says why unless there is nothing at all.
-pub(crate) fn load<T, const N: usize>(
+/// else a warning says why, and it is built and kept. A cache that cannot be written costs its
+/// building again, which is a warning and no failure.
+pub(crate) fn load_or_build<T: Kept<N>, const N: usize>(
+    store: &dyn Storage,
+    names: &Names,
+    check: impl FnOnce([Npy; N]) -> std::result::Result<T, String>,
+    build: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let found = load(store, names, T::ARRAYS, check)?;
+    let is_bad = matches!(found, Found::Bad);
+    if let Found::Good(index) = found {
+        log::info!("sample order from the cache {}", store.display(&names.description_key()?));
+        return Ok(index);
+    }
+    let index = build()?;
+    let folder = store.display(&names.folder);
+    let cleared = if is_bad { clear(store, names, T::ARRAYS) } else { Ok(()) };
+    match cleared.and_then(|()| save(store, names, &index)) {
+        Ok(()) => log::info!("sample order built, and kept in {folder}"),
+        Err(error) => log::warn!("sample order built, but not kept in {folder}: {error}"),
+    }
+    Ok(index)
+}
+
+fn load<T, const N: usize>(
     store: &dyn Storage,
     names: &Names,
     arrays: [&str; N],
     check: impl FnOnce([Npy; N]) -> std::result::Result<T, String>,
-) -> Result<Option<T>> {
+) -> Result<Found<T>> {
     let description = names.description_key()?;
-    let shown = store.display(&description);
+    let bad = |why: &str| {
+        let shown = store.display(&description);
+        log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
+        Ok(Found::Bad)
+    };
     let mut absent = Vec::new();
     match store.open(&description) {
         Err(storage::Error::NotFound { what }) => absent.push(what),
         Err(error) => return Err(error.into()),
         Ok(object) => {
-            let same_len = object.len_bytes() == names.description.len() as u64;
-            let is_due =
-                same_len && storage::read_all(store, &description)? == names.description.as_bytes();
-            if !is_due {
-                return rebuild(&shown, "its description.txt is not what its name says");
+            let due = names.description.as_bytes();
+            if object.len_bytes() != due.len() as u64
+                || storage::read_all(store, &description)? != due
+            {
+                return bad("its description.txt is not what its name says");
             }
         }
     }
@@ -75,74 +119,49 @@ pub(crate) fn load<T, const N: usize>(
         match Npy::open(store, &names.array_key(array)?) {
             Ok(npy) => opened.push(npy),
             Err(Error::Storage(storage::Error::NotFound { what })) => absent.push(what),
-            Err(error @ Error::Malformed { .. }) => return rebuild(&shown, &error.to_string()),
+            Err(error @ Error::Malformed { .. }) => return bad(&error.to_string()),
             Err(error) => return Err(error),
         }
     }
     if absent.len() == N + 1 {
-        return Ok(None);
+        return Ok(Found::Nothing);
     }
-    let Ok(opened) = <[Npy; N]>::try_from(opened) else {
-        return rebuild(&shown, &format!("it lacks {}", absent.join(", ")));
-    };
     if !absent.is_empty() {
-        return rebuild(&shown, &format!("it lacks {}", absent.join(", ")));
+        return bad(&format!("it lacks {}", absent.join(", ")));
     }
-    match check(opened) {
-        Ok(index) => {
-            log::info!("sample order from the cache {shown}");
-            Ok(Some(index))
-        }
-        Err(why) => rebuild(&shown, &why),
-    }
+    let opened = <[Npy; N]>::try_from(opened).expect("none is absent, so each was opened");
+    check(opened).map_or_else(|why| bad(&why), |index| Ok(Found::Good(index)))
 }
 
-fn rebuild<T>(shown: &str, why: &str) -> Result<Option<T>> {
-    log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
-    Ok(None)
+/// The description is written last, so that what a killed run leaves is no cache. Another process
+/// may build the same index at the same time: its files are as good as ours.
+fn save<T: Kept<N>, const N: usize>(store: &dyn Storage, names: &Names, index: &T) -> Result<()> {
+    for (array, npy) in T::ARRAYS.iter().zip(index.arrays()) {
+        unless_taken(npy.write(store, &names.array_key(array)?))?;
+    }
+    let (key, text) = (names.description_key()?, names.description.as_bytes());
+    unless_taken(storage::write_all(store, &key, text).map(drop).map_err(Error::from))
 }
 
-/// Keeps an index, instead of what may lie under its names. The description is written last, so
-/// that files of a killed run are no cache. A cache that cannot be written costs its building
-/// again, which is a warning and no failure.
-pub(crate) fn save<const N: usize>(
+/// Deletes all files of an index, the description first.
+fn clear(
     store: &dyn Storage,
     names: &Names,
-    arrays: [&str; N],
-    built: [&Npy; N],
-) {
-    let shown = store.display(&names.folder);
-    match try_save(store, names, arrays, built) {
-        Ok(()) => log::info!("sample order built, and kept in {shown}"),
-        Err(error) => log::warn!("sample order built, but not kept in {shown}: {error}"),
-    }
-}
-
-fn try_save<const N: usize>(
-    store: &dyn Storage,
-    names: &Names,
-    arrays: [&str; N],
-    built: [&Npy; N],
+    arrays: impl IntoIterator<Item = &'static str>,
 ) -> Result<()> {
-    let description = names.description_key()?;
-    delete_if_there(store, &description)?;
-    for (array, npy) in arrays.iter().zip(built) {
-        let key = names.array_key(array)?;
-        delete_if_there(store, &key)?;
-        unless_taken(npy.write(store, &key))?;
+    let mut keys = vec![names.description_key()?];
+    for array in arrays {
+        keys.push(names.array_key(array)?);
     }
-    let text = names.description.as_bytes();
-    unless_taken(storage::write_all(store, &description, text).map(drop).map_err(Error::from))
+    for key in keys {
+        match store.delete(&key) {
+            Ok(()) | Err(storage::Error::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
-fn delete_if_there(store: &dyn Storage, key: &Key) -> Result<()> {
-    match store.delete(key) {
-        Err(storage::Error::NotFound { .. }) => Ok(()),
-        other => Ok(other?),
-    }
-}
-
-/// Another process may build the same index at the same time: its bytes are ours.
 fn unless_taken(result: Result<()>) -> Result<()> {
     match result {
         Err(Error::Storage(storage::Error::Exists { .. })) => Ok(()),

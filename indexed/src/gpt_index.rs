@@ -8,8 +8,9 @@
 use serde_json::Value;
 use storage::{Key, Storage};
 
-use crate::cache::{self, Names};
+use crate::cache::{self, Kept, Names};
 use crate::gpt_plan::Plan;
+use crate::gpt_verify::verify;
 use crate::idx::I32Le;
 use crate::npy::{Descr, Element, Npy, NpyBuilder};
 use crate::rng::RandomState;
@@ -113,18 +114,13 @@ impl GptIndex {
         let plan = Plan::new(dataset, which, config)?;
         let suffix = format!("GPTDataset-{which}");
         let names = Names::new(&config.description(which)?, folder, &suffix);
-        let arrays = ["document_index", "sample_index", "shuffle_index"];
         let check = |[document, sample, shuffle]: [Npy; 3]| {
             let extra_tokens = plan.rule.extra_tokens();
             let index = GptIndex { document, sample, shuffle, extra_tokens };
-            crate::gpt_verify::verify(&index, dataset, &plan).map(|()| index)
+            verify(&index, dataset, &plan).map(|()| index)
         };
-        if let Some(index) = cache::load(store, &names, arrays, check)? {
-            return Ok(index);
-        }
-        let index = build_planned(dataset, &plan, config.seed)?;
-        cache::save(store, &names, arrays, [&index.document, &index.sample, &index.shuffle]);
-        Ok(index)
+        let build = || build_planned(dataset, &plan, config.seed);
+        cache::load_or_build(store, &names, check, build)
     }
 
     /// How many samples there are: at least those asked for, up to the end of the last epoch.
@@ -171,6 +167,14 @@ impl GptIndex {
     #[must_use]
     pub fn shuffle_index(&self) -> &Npy {
         &self.shuffle
+    }
+}
+
+impl Kept<3> for GptIndex {
+    const ARRAYS: [&'static str; 3] = ["document_index", "sample_index", "shuffle_index"];
+
+    fn arrays(&self) -> [&Npy; 3] {
+        [&self.document, &self.sample, &self.shuffle]
     }
 }
 

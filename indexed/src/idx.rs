@@ -1,19 +1,7 @@
 //! The layout of an `.idx`: one header, then tables without padding.
 //!
-//! | offset     | bytes | field                                                             |
-//! |------------|-------|-------------------------------------------------------------------|
-//! | 0          | 9     | magic                                                             |
-//! | 9          | 8     | version, 1                                                        |
-//! | 17         | 1     | dtype code                                                        |
-//! | 18         | 8     | S, the number of sequences                                        |
-//! | 26         | 8     | N, the length of the document index: documents + 1                |
-//! | 34         | 4 S   | sequence lengths in tokens                                        |
-//! | 34+4S      | 8 S   | sequence pointers: byte offsets in the `.bin`, the running sum    |
-//! | 34+12S     | 8 N   | document index: first sequence of each document, and S at the end |
-//! | 34+12S+8N  | S     | sequence modes, in multimodal sets only                           |
-//!
-//! All integers are signed and little-endian. The tables begin at byte 34, so they have no
-//! alignment: they are read as arrays of bytes and decoded one by one, which costs nothing.
+//! `FORMAT.md` has the table. All integers are little-endian. The tables begin at byte 34, so they
+//! have no alignment: they are read as arrays of bytes and decoded one by one, which costs nothing.
 
 use storage::Upload;
 

@@ -310,7 +310,7 @@ fn a_cache_of_other_data_is_rebuilt() {
 #[test]
 fn a_cache_that_cannot_be_written_is_a_warning() {
     let runs = runs();
-    for fail_from in 0..9 {
+    for fail_from in 0..12 {
         let (guard, store) = heard_store();
         let failing = Failing::new(&store, fail_from..usize::MAX);
         let built = replay(&runs["multi_epoch_sep"], Split::Train, failing.as_ref());

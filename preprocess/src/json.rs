@@ -429,3 +429,6 @@ fn kind_of(first: u8) -> &'static str {
 fn fault(column: usize, got: String, due: &str) -> Fault {
     Fault { column, got, due: due.to_owned(), hint: None }
 }
+
+#[cfg(test)]
+mod tests;

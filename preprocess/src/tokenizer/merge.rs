@@ -18,6 +18,11 @@ const _: () = assert!(2 * ID_BITS + RANK_BITS == u64::BITS);
 
 /// The positions of a short piece are the bits of one word.
 const SHORT_BYTES_MAX: usize = 64;
+const POSITION_BITS: u32 = SHORT_BYTES_MAX.trailing_zeros();
+const _: () = assert!(RANK_BITS + POSITION_BITS < 31, "a rank and a position are one i32");
+
+/// No rank at any position. Signed, for the oldest vector instructions compare no other numbers.
+const UNRANKED: i32 = i32::MAX;
 
 /// No merge. It is more than any rank.
 const NONE: u32 = u32::MAX;
@@ -35,6 +40,7 @@ pub(super) struct Merge {
 #[derive(Debug)]
 pub(super) struct Merger {
     byte_ids: [u32; 256],
+    byte_pairs: BytePairs,
     /// What the merge of each rank makes.
     merged: Vec<u32>,
     pairs: Pairs,
@@ -67,7 +73,8 @@ impl Merger {
     pub(super) fn new(byte_ids: [u32; 256], merges: &[Merge]) -> Self {
         assert!(merges.len() <= RANK_LIMIT, "the ranks fit a slot");
         let merged = merges.iter().map(|merge| merge.merged).collect();
-        Merger { byte_ids, merged, pairs: Pairs::new(merges) }
+        let pairs = Pairs::new(merges);
+        Merger { byte_pairs: BytePairs::new(&byte_ids, &pairs), byte_ids, merged, pairs }
     }
 
     /// Appends the ids of a piece.
@@ -83,35 +90,39 @@ impl Merger {
         }
     }
 
-    /// Tokens stand where their first byte stood, and bit i of `alive` says that one stands at i.
+    /// Tokens stand where their first byte stood, and bit i of `alive` says that one stands at i. A
+    /// pair's rank and, below it, its position are one number, so that the least of all numbers is
+    /// the pair to merge: a loop without branches, which the compiler turns into vector code.
     fn merge_short<const BYTES: usize>(&self, piece: &[u8], ids: &mut Vec<u32>) {
         const { assert!(BYTES <= SHORT_BYTES_MAX) };
         let len = piece.len();
         let mut at = [0_u32; BYTES];
-        let mut ranks = [NONE; BYTES];
+        let mut ranked = [UNRANKED; BYTES];
         for (id, &byte) in at.iter_mut().zip(piece) {
             *id = self.byte_ids[usize::from(byte)];
         }
-        for i in 1..len {
-            ranks[i - 1] = self.pairs.rank(at[i - 1], at[i]);
+        for (i, (ranked, bytes)) in ranked.iter_mut().zip(piece.windows(2)).enumerate() {
+            *ranked = rank_at(self.byte_pairs.rank(bytes[0], bytes[1]), i);
         }
         let mut alive = if len == 64 { u64::MAX } else { (1 << len) - 1 };
         loop {
-            let lowest = ranks.iter().fold(NONE, |lowest, &rank| lowest.min(rank));
-            if lowest == NONE {
+            let lowest = ranked.iter().fold(UNRANKED, |lowest, &one| lowest.min(one));
+            if lowest == UNRANKED {
                 break;
             }
-            let left = ranks.iter().position(|&rank| rank == lowest).unwrap_or(0);
+            let (rank, left) =
+                (lowest as usize >> POSITION_BITS, lowest as usize % SHORT_BYTES_MAX);
             let right = next(alive, left);
-            at[left] = self.merged[lowest as usize];
+            at[left] = self.merged[rank];
             alive &= !(1 << right);
-            ranks[right] = NONE;
+            ranked[right] = UNRANKED;
             let after = next(alive, left);
-            ranks[left] = if after < len { self.pairs.rank(at[left], at[after]) } else { NONE };
+            let rank = if after < len { self.pairs.rank(at[left], at[after]) } else { NONE };
+            ranked[left] = rank_at(rank, left);
             let before = alive & ((1 << left) - 1);
             if before != 0 {
                 let before = 63 - before.leading_zeros() as usize;
-                ranks[before] = self.pairs.rank(at[before], at[left]);
+                ranked[before] = rank_at(self.pairs.rank(at[before], at[left]), before);
             }
         }
         while alive != 0 {
@@ -178,6 +189,31 @@ impl Merger {
 #[inline]
 fn next(alive: u64, i: usize) -> usize {
     (alive & (u64::MAX << i << 1)).trailing_zeros() as usize
+}
+
+/// A rank, if it is one, at a position of a short piece.
+#[inline]
+fn rank_at(rank: u32, position: usize) -> i32 {
+    // fits: asserted of the constants; a position is below SHORT_BYTES_MAX
+    if rank == NONE { UNRANKED } else { ((rank as i32) << POSITION_BITS) | position as i32 }
+}
+
+/// From a pair of bytes to its rank. Every merging begins with these, one a byte, and the bytes of one
+/// script keep to few rows, which a first-level cache holds.
+#[derive(Debug)]
+struct BytePairs(Vec<[u32; 256]>);
+
+impl BytePairs {
+    fn new(byte_ids: &[u32; 256], pairs: &Pairs) -> Self {
+        BytePairs(
+            byte_ids.iter().map(|&left| byte_ids.map(|right| pairs.rank(left, right))).collect(),
+        )
+    }
+
+    #[inline]
+    fn rank(&self, left: u8, right: u8) -> u32 {
+        self.0[usize::from(left)][usize::from(right)]
+    }
 }
 
 /// From a pair of ids to its rank: open addressing, one word a slot, less than half full. GPT-2's

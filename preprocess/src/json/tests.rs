@@ -1,0 +1,157 @@
+use super::*;
+
+/// What Python's `json.loads(line)["text"]` gives, or where and how we refuse.
+#[track_caller]
+fn check(line: &str, due: Result<&str, (usize, &str)>) {
+    let mut finder = TextFinder::new("text");
+    // Twice: nothing may stay behind from the line before.
+    for _ in 0..2 {
+        match (finder.find(line), due) {
+            (Ok(text), Ok(due)) => assert_eq!(text, due, "in {line}"),
+            (Err(fault), Err((column, words))) => {
+                let said = format!("got {}, due {}", fault.got, fault.due);
+                assert!(said.contains(words), "of {line}: {said}");
+                assert_eq!(fault.column, column, "of {line}: {said}");
+            }
+            (got, due) => panic!("{line}: got {got:?}, due {due:?}"),
+        }
+    }
+}
+
+#[test]
+fn takes_what_python_takes() {
+    check(r#"{"text":"a"}"#, Ok("a"));
+    check(r#"  { "text" : "a" }  "#, Ok("a"));
+    check("\t{\r\"text\":\"a\"\r}\r", Ok("a"));
+    check(r#"{"text":""}"#, Ok(""));
+    check(r#"{"a":1,"text":"b","c":[{"text":"d"}]}"#, Ok("b"));
+    check(r#"{"a":{"text":"no"},"text":"yes"}"#, Ok("yes"));
+    // The last of equal keys.
+    check(r#"{"text":"a","text":"b"}"#, Ok("b"));
+    check(r#"{"text":1,"text":"b"}"#, Ok("b"));
+    // A key is what it stands for.
+    check(r#"{"te\u0078t":"a"}"#, Ok("a"));
+    check(r#"{"te\u0078t\ud800":"b","text":"a"}"#, Ok("a"));
+    check(r#"{"text":"\"\\\/\b\f\n\r\t"}"#, Ok("\"\\/\u{8}\u{c}\n\r\t"));
+    check(r#"{"text":"\u0041\u00e9\u4E2d\u0000"}"#, Ok("Aé中\0"));
+    check(r#"{"text":"x\ud83d\ude00y"}"#, Ok("x😀y"));
+    check(r#"{"text":"\uD800\uDC00\udbff\udfff"}"#, Ok("\u{10000}\u{10ffff}"));
+    check("{\"text\":\"é中😀\u{7f}\u{2028}\"}", Ok("é中😀\u{7f}\u{2028}"));
+    check(
+        r#"{"text":"a","n":[0,-0,1.5,-1e5,1E+5,2.5e-3,123456789012345678901234567890]}"#,
+        Ok("a"),
+    );
+    check(r#"{"text":"a","n":[NaN,Infinity,-Infinity,true,false,null]}"#, Ok("a"));
+    check(r#"{"text":"a","n":[],"o":{},"p":[[],[{}],{"q":[]}]}"#, Ok("a"));
+    // Half a surrogate pair elsewhere harms nobody.
+    check(r#"{"id":"\ud83d","text":"a"}"#, Ok("a"));
+    let deep = format!(r#"{{"n":{}{},"text":"a"}}"#, "[".repeat(100_000), "]".repeat(100_000));
+    check(&deep, Ok("a"));
+}
+
+#[test]
+fn refuses_with_the_place() {
+    check("{", Err((1, "the end of the line, due a key")));
+    check(r#"{"text":"a""#, Err((11, "the end of the line, due ',' or '}'")));
+    check(r#"{"text":"a"#, Err((10, "the end of the line, due '\"'")));
+    check(r#"{"text":"a"}}"#, Err((12, "'}', due the end of the line")));
+    check(r#"{"text":"a"}{"text":"b"}"#, Err((12, "'{', due the end of the line")));
+    check(r#"{"text":"a"} x"#, Err((13, "'x'")));
+    check(r#"{"text":"a",}"#, Err((12, "'}', due a key")));
+    check(r#"{,"text":"a"}"#, Err((1, "','")));
+    check(r#"{"text" "a"}"#, Err((8, "'\"', due ':'")));
+    check(r#"{"text":}"#, Err((8, "'}', due a value")));
+    check(r#"{'text':'a'}"#, Err((1, "'\\'', due a key in double quotes")));
+    check(r#"{"n":01,"text":"a"}"#, Err((6, "'1', due ',' or '}'")));
+    check(r#"{"n":1.,"text":"a"}"#, Err((7, "due a digit after the point")));
+    check(r#"{"n":1e,"text":"a"}"#, Err((7, "due a digit of the exponent")));
+    check(r#"{"n":-,"text":"a"}"#, Err((6, "due a value")));
+    check(r#"{"n":+1,"text":"a"}"#, Err((5, "'+', due a value")));
+    check(r#"{"n":nul,"text":"a"}"#, Err((5, "'n', due a value")));
+    check(r#"{"n":[1 2],"text":"a"}"#, Err((8, "'2', due ',' or ']'")));
+    check(r#"{"n":[1,],"text":"a"}"#, Err((8, "']', due a value")));
+    check(r#"{"n":[1},"text":"a"}"#, Err((7, "'}', due ',' or ']'")));
+    check(r#"{"text":"\x41"}"#, Err((10, "'x', due one of")));
+    check(r#"{"text":"\u12g4"}"#, Err((13, "'g', due four hexadecimal digits")));
+    check(r#"{"text":"\u+123"}"#, Err((11, "'+', due four hexadecimal digits")));
+    check("{\"text\":\"a\tb\"}", Err((10, "the control character 0x09 bare in a string")));
+    check("{\"text\":\"a\u{0}\"}", Err((10, "the control character 0x00")));
+    check(r#"{"text":"ab\ud83dc"}"#, Err((11, "\\ud83d, half of a surrogate pair")));
+    check(r#"{"text":"\ude00\ud83d"}"#, Err((9, "\\ude00, half")));
+    check(r#"{"text":"\ud83d\u0041"}"#, Err((9, "\\ud83d, half")));
+    check(r#"{"text":"\ud83d"}"#, Err((9, "\\ud83d, half")));
+    check("[1]", Err((0, "a list, due an object")));
+    check("\"a\"", Err((0, "a string, due an object")));
+    check("12", Err((0, "a number, due an object")));
+    check("hello", Err((0, "'h', due an object")));
+    check("\u{feff}{\"text\":\"a\"}", Err((0, "a byte order mark")));
+    check("{\"text\":\"a\"}\u{a0}", Err((12, "due the end of the line")));
+}
+
+#[test]
+fn says_what_is_there_instead() {
+    check(r#"{"text":12}"#, Err((8, "a number under the key 'text', due a string")));
+    check(r#"{"text": null}"#, Err((9, "null under the key 'text'")));
+    check(r#"{"text":["a"]}"#, Err((8, "a list under")));
+    check(r#"{"text":"a","text":{}}"#, Err((19, "an object under")));
+    check(r#"{"text":false}"#, Err((8, "a boolean under")));
+    check("{}", Err((0, "an object without keys, due the key 'text'")));
+    check(r#"{"a":1,"Text":"x"}"#, Err((0, "only 'a', 'Text', due the key 'text'")));
+    let many: String = (0..20).map(|i| format!("\"k{i}\":{i},")).collect();
+    let many = format!("{{{}}}", many.trim_end_matches(','));
+    check(&many, Err((0, "'k7', and more, due")));
+}
+
+/// serde_json reads the same language but for what Python adds: both agree on lines that are broken
+/// at random, except there.
+#[test]
+fn agrees_with_serde_json() {
+    let seed_lines = [
+        r#"{"id": 12, "text": "plain words, \"quoted\" \\ and \u4e2d\u6587 \n", "n": [1, -2.5e3]}"#,
+        r#"{"meta": {"a": [true, false, null, {"b": {}}]}, "text": "中文 and 😀", "z": "\t"}"#,
+        r#"{"text":"a","text":"b","list":[[],[0],[{"x":"y"}]]}"#,
+    ];
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = |limit: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 16) as usize % limit
+    };
+    let (mut taken, mut refused) = (0, 0);
+    let mut finder = TextFinder::new("text");
+    for round in 0..60_000 {
+        let mut line = seed_lines[round % seed_lines.len()].as_bytes().to_vec();
+        for _ in 0..=next(3) {
+            let at = next(line.len().max(1));
+            match next(4) {
+                _ if line.is_empty() => {}
+                0 => drop(line.remove(at)),
+                1 => line.insert(at, b" {}[],:\"\\u0e.-1tx\t"[next(18)]),
+                2 => line[at] = b" {}[],:\"\\u0e.-1tx\t"[next(18)],
+                _ => line.truncate(at.max(1)),
+            }
+        }
+        let Ok(line) = std::str::from_utf8(&line) else { continue };
+        let theirs = serde_json::from_str::<serde_json::Value>(line);
+        match (finder.find(line), theirs) {
+            (Ok(text), Ok(value)) => {
+                assert_eq!(Some(text), value["text"].as_str(), "in {line}");
+                taken += 1;
+            }
+            (Err(fault), Ok(value)) => {
+                assert!(!value["text"].is_string(), "{line}: {fault:?}");
+            }
+            (Ok(_), Err(error)) => {
+                let error = error.to_string();
+                let wider = error.contains("surrogate")
+                    || error.contains("hex escape")
+                    || error.contains("number out of range");
+                assert!(wider, "{line}: {error}");
+            }
+            (Err(_), Err(_)) => refused += 1,
+        }
+    }
+    assert!(taken > 1000, "{taken} lines taken tell little");
+    assert!(refused > 1000, "{refused} lines refused tell little");
+}

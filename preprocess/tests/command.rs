@@ -1,0 +1,348 @@
+//! The command as its users meet it: what it says, how it ends, and what it leaves behind.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const GOOD: &str = "{\"text\":\"good\"}\n";
+
+fn preprocess(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_preprocess"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A folder for the outputs that must stay empty, and the command that must fail.
+struct Refusal {
+    folder: tempfile::TempDir,
+}
+
+impl Refusal {
+    fn new() -> Self {
+        Refusal { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// Exit code 2, all the words on standard error, nothing on standard output, no outputs.
+    #[track_caller]
+    fn check(&self, inputs: &[&Path], more: &[&str], words: &[&str]) {
+        let out = self.folder.path().join("out");
+        let prefix = out.join("p");
+        let mut arguments = vec!["--json-in"];
+        arguments.extend(inputs.iter().map(|path| path.to_str().unwrap()));
+        arguments.extend(["--out", prefix.to_str().unwrap()]);
+        arguments.extend(more);
+        let output = preprocess(&arguments).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: ") || said.contains("Usage"), "{said}");
+        for word in words {
+            assert!(said.contains(word), "without '{word}': {said}");
+        }
+        assert_eq!(said.trim_end().lines().count(), 1, "more than a line: {said}");
+        assert!(output.stdout.is_empty());
+        assert_eq!(names(&out), [""; 0], "left behind");
+    }
+
+    /// As `check`, for one bad line after two good ones and a blank one.
+    #[track_caller]
+    fn check_line(&self, line: impl AsRef<[u8]>, words: &[&str]) {
+        let before = [GOOD, "\n", GOOD].concat();
+        let bytes = [before.as_bytes(), line.as_ref(), b"\n", GOOD.as_bytes()].concat();
+        let input = self.file("in.jsonl", bytes);
+        let place = format!("in.jsonl, line 4 (byte {} of the file), at byte ", before.len());
+        self.check(&[&input], &[], &[&[place.as_str()], words].concat());
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn bad_lines_are_placed() {
+    let refusal = Refusal::new();
+    refusal
+        .check_line("{\"text\":\"a", &["byte 10 of the line", "the end of the line", "cut short"]);
+    refusal.check_line("not json", &["byte 0 of the line: got 'n', due an object"]);
+    refusal.check_line("[1]", &["got a list, due an object"]);
+    refusal.check_line("{\"body\":\"a\"}", &["only 'body', due the key 'text'", "--json-key"]);
+    refusal.check_line("{\"text\":7}", &["byte 8 of the line: got a number", "due a string"]);
+    refusal
+        .check_line(b"{\"text\":\"a\xffb\"}", &["byte 10 of", "0xff, which is no UTF-8", "iconv"]);
+    refusal.check_line(b"{\"text\":\"a\xe4\xb8", &["byte 10 of", "no UTF-8"]);
+    refusal.check_line("{\"text\":\"\\ud83d\"}", &["byte 9 of", "half of a surrogate pair"]);
+    refusal.check_line("{\"text\":\"a\"} {", &["one object"]);
+}
+
+#[test]
+fn the_first_bad_line_is_told() {
+    let refusal = Refusal::new();
+    let good = GOOD.repeat(20_000);
+    let first = refusal.file("a.jsonl", format!("{good}bad one\n{good}bad two\n"));
+    let second = refusal.file("b.jsonl", "bad three\n");
+    for workers in ["1", "2", "7"] {
+        let words = ["a.jsonl, line 20001 (byte 320000 of the file)"];
+        refusal.check(&[&first, &second], &["--workers", workers], &words);
+    }
+    let later = refusal.file("c.jsonl", good);
+    refusal.check(&[&later, &second], &[], &["b.jsonl, line 1 (byte 0 of the file)"]);
+}
+
+#[test]
+fn compressed_inputs_are_placed_in_what_they_hold() {
+    let refusal = Refusal::new();
+    let json = format!("{}bad\n", GOOD.repeat(1000));
+    let packed = zstd::encode_all(json.as_bytes(), 3).unwrap();
+    let input = refusal.file("in.jsonl.zst", &packed);
+    let words = ["line 1001 (byte 16000 of the decompressed stream)", "got 'b'"];
+    refusal.check(&[&input], &[], &words);
+
+    let good = zstd::encode_all(GOOD.repeat(100_000).as_bytes(), 3).unwrap();
+    let input = refusal.file("cut.jsonl.zst", &good[..good.len() / 2]);
+    refusal.check(&[&input], &[], &["cut.jsonl.zst", "cut short"]);
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 0x55;
+    let input = refusal.file("flipped.jsonl.zst", &flipped);
+    refusal.check(&[&input], &[], &["flipped.jsonl.zst"]);
+    let input = refusal.file("tail.jsonl.zst", [&good[..], b"more"].concat());
+    refusal.check(&[&input], &[], &["tail.jsonl.zst"]);
+}
+
+#[test]
+fn inputs_are_checked_before_any_work() {
+    let refusal = Refusal::new();
+    // Had the work begun, the bad line would be told and not the file after it.
+    let bad = refusal.file("bad.jsonl", "bad\n");
+    let missing = refusal.folder.path().join("missing.jsonl");
+    refusal.check(&[&bad, &missing], &[], &["missing.jsonl", "no such file"]);
+    let folder = refusal.folder.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    refusal.check(&[&bad, &folder], &[], &["/folder: got a folder, due a file"]);
+    let gzip = refusal.file("a.jsonl", b"\x1f\x8b\x08\0");
+    refusal.check(&[&bad, &gzip], &[], &["got gzip", "zcat"]);
+    let liar = refusal.file("liar.zst", "{}");
+    refusal.check(&[&bad, &liar], &[], &["liar.zst", "not Zstandard"]);
+}
+
+#[test]
+fn options_are_checked_before_any_work() {
+    let refusal = Refusal::new();
+    let bad = refusal.file("bad.jsonl", "bad\n");
+    let check = |more: &[&str], words: &[&str]| refusal.check(&[&bad], more, words);
+    check(&["--tokenizer", "gpt5"], &["--tokenizer: got 'gpt5', due gpt2"]);
+    check(&["--workers", "0"], &["--workers: got 0"]);
+    check(&["--json-key", ""], &["--json-key"]);
+    check(&["--json-key", "../x"], &["--json-key"]);
+    check(&["--line-max", "2GiB"], &["--line-max: got 2 GiB"]);
+    check(&["--vocab-file", "v.json"], &["--vocab-file: got no merge-file, due both or neither"]);
+    check(&["--vocab-file", "no.json", "--merge-file", "no.txt"], &["no.json", "no such file"]);
+    let taken = bad.to_str().unwrap();
+    check(&["--report", taken], &["bad.jsonl", "exists already"]);
+    let stdin = Path::new("-");
+    refusal.check(&[stdin, stdin], &[], &["'-' twice"]);
+    // Words of clap, which takes more than a line.
+    for unknown in [vec!["--json-in", "x"], vec!["--json-in", "x", "--out", "y", "--shuffle"]] {
+        let output = preprocess(&unknown).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("Usage"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn long_lines_are_refused() {
+    let refusal = Refusal::new();
+    let long = format!("{{\"text\":\"{}\"}}", "a".repeat(300_000));
+    let limit = ["--line-max", "100KB"];
+    let words = ["line 3 (byte 32 of the file)", "due lines of at most 97.7 KiB"];
+    let input = refusal.file("in.jsonl", format!("{GOOD}{GOOD}{long}\n{GOOD}"));
+    refusal.check(&[&input], &limit, &words);
+    let endless = refusal.file("endless.jsonl", format!("{GOOD}{GOOD}{}", "a".repeat(5_000_000)));
+    refusal.check(&[&endless], &limit, &words);
+}
+
+#[test]
+fn outputs_are_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, prefix) = (folder.path().join("in.jsonl"), folder.path().join("p"));
+    fs::write(&input, "bad\n").unwrap();
+    for suffix in ["bin", "idx", "manifest.json"] {
+        let taken = folder.path().join(format!("p_text_document.{suffix}"));
+        fs::write(&taken, "precious").unwrap();
+        let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
+        let output = preprocess(&arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert!(said.contains(&format!("p_text_document.{suffix}: exists already")), "{said}");
+        assert_eq!(fs::read_to_string(&taken).unwrap(), "precious");
+        fs::remove_file(&taken).unwrap();
+        assert_eq!(names(folder.path()), ["in.jsonl"]);
+    }
+}
+
+/// A small file system for one test, if we may mount one.
+struct Mount(tempfile::TempDir);
+
+impl Mount {
+    fn new(options: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(folder.path());
+        match mount.output() {
+            Ok(output) if output.status.success() => Some(Mount(folder)),
+            failed => {
+                println!("SKIPPED: a tmpfs could not be mounted, which takes root: {failed:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg(self.0.path()).status();
+        assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let Some(disk) = Mount::new("size=256k") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    fs::write(&input, "{\"text\":\"a b c d e f g h\"}\n".repeat(100_000)).unwrap();
+    let prefix = disk.0.path().join("p");
+    let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
+    let output = preprocess(&arguments).output().unwrap();
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("no space left"), "{said}");
+    assert!(said.contains("p_text_document"), "{said}");
+    assert_eq!(names(disk.0.path()), [""; 0], "left behind");
+}
+
+#[test]
+fn a_read_only_folder_is_refused_at_once() {
+    let Some(disk) = Mount::new("ro") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    fs::write(&input, "bad\n").unwrap();
+    let prefix = disk.0.path().join("p");
+    let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
+    let output = preprocess(&arguments).output().unwrap();
+    let said = stderr(&output).to_lowercase();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("read-only"), "{said}");
+}
+
+#[test]
+fn megatron_flags_standard_input_and_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let arguments = [
+        "--input",
+        "-",
+        "--output-prefix",
+        &at("p"),
+        "--json-keys",
+        "body",
+        "--append-eod",
+        "--tokenizer-type",
+        "GPT2BPETokenizer",
+        "--log-interval",
+        "1",
+        "--report",
+        &at("r.json"),
+    ];
+    let packed = zstd::encode_all(&b"{\"body\":\"Hello world\"}\n"[..], 1).unwrap();
+    for (input, stored_bytes) in [(&b"{\"body\":\"Hello world\"}"[..], 22), (&packed, packed.len())]
+    {
+        let mut child = preprocess(&arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(stderr(&output).contains("1 documents, 3 tokens"), "{}", stderr(&output));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("3.0 tokens/document"), "{said}");
+        assert!(said.contains("p_body_document.idx"), "{said}");
+        let bin = fs::read(at("p_body_document.bin")).unwrap();
+        assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03, 0x50, 0xc4]);
+        let report = fs::read_to_string(at("r.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["tokens"], 3);
+        assert_eq!(report["text_bytes"], 11);
+        assert_eq!(report["stored_bytes"], stored_bytes);
+        assert!(report["tokens_per_s"].as_f64().unwrap() > 0.0);
+        for name in names(folder.path()) {
+            fs::remove_file(at(&name)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn quiet_is_quiet() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, prefix) = (folder.path().join("in.jsonl"), folder.path().join("p"));
+    fs::write(&input, GOOD).unwrap();
+    let arguments = [
+        "--json-in",
+        input.to_str().unwrap(),
+        "--out",
+        prefix.to_str().unwrap(),
+        "--quiet",
+        "--log-interval",
+        "1",
+    ];
+    let output = preprocess(&arguments).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 0));
+    assert!(output.stderr.is_empty(), "{}", stderr(&output));
+}
+
+/// The lengths and CRC-64/NVME are of Hugging Face's `vocab.json` of GPT-2, 1,042,301 bytes, and
+/// of OpenAI's `vocab.bpe`, 456,318 bytes.
+#[test]
+fn the_vocabulary_is_exported_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let export = || preprocess(&["--export-vocab", &at("")]).output().unwrap();
+    let output = export();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let [vocab, merges] = ["vocab.json", "merges.txt"].map(|name| fs::read(at(name)).unwrap());
+    assert_eq!((vocab.len(), merges.len()), (1_042_301, 456_318));
+    assert_eq!(storage::crc64(&vocab), VOCAB_CRC64);
+    assert_eq!(storage::crc64(&merges), MERGES_CRC64);
+    let again = export();
+    assert_eq!(again.status.code(), Some(2));
+    assert!(stderr(&again).contains("exists already"), "{}", stderr(&again));
+
+    let spec = |vocab_file, merge_file| preprocess::TokenizerSpec {
+        kind: "gpt2".to_owned(),
+        vocab_file,
+        merge_file,
+    };
+    let built_in = preprocess::open_tokenizer(&spec(None, None)).unwrap();
+    let from_files = spec(Some(at("vocab.json")), Some(at("merges.txt")));
+    let from_files = preprocess::open_tokenizer(&from_files).unwrap();
+    assert_eq!(built_in.fingerprint(), from_files.fingerprint());
+    assert_eq!(built_in.vocab_size(), from_files.vocab_size());
+    assert_eq!(from_files.identifiers()["vocab_file"], at("vocab.json"));
+}
+
+const VOCAB_CRC64: u64 = 0xe4fb_c728_a178_2d6a;
+const MERGES_CRC64: u64 = 0xc282_77e3_6d78_52f0;

@@ -1,6 +1,6 @@
 //! How long a GPT index takes: `cargo bench -p indexed [-- DOCUMENTS [SEQ_LEN]]`. Without numbers,
-//! ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes in a sparse
-//! file: nothing here reads them.
+//! ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes in a
+//! sparse file: nothing here reads them.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 

@@ -173,8 +173,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Writes the `.idx`, then makes both files visible, the `.idx` last. When it has returned, both
-    /// are durable.
+    /// Writes the `.idx`, then makes both files visible, the `.idx` last. When it has returned,
+    /// both are durable.
     ///
     /// # Errors
     /// [`Error::UnendedDocument`], [`Error::Storage`]: neither file exists then, unless it is

@@ -102,7 +102,7 @@ impl IndexedDataset {
     /// If there is no such sequence.
     #[must_use]
     pub fn sequence_len(&self, seq: u64) -> u32 {
-        u32::from_le_bytes(self.tables().lengths[seq as usize]) // fits: a larger one is out of range
+        u32::from_le_bytes(self.tables().lengths[seq as usize]) // fits: 64 bits
     }
 
     /// Where a sequence begins in the `.bin`.
@@ -111,7 +111,7 @@ impl IndexedDataset {
     /// If there is no such sequence.
     #[must_use]
     pub fn sequence_offset_bytes(&self, seq: u64) -> u64 {
-        u64::from_le_bytes(self.tables().pointers[seq as usize]) // fits: as above
+        u64::from_le_bytes(self.tables().pointers[seq as usize]) // fits: 64 bits
     }
 
     /// The sequences of a document; none if it is empty.
@@ -121,7 +121,7 @@ impl IndexedDataset {
     #[must_use]
     pub fn document(&self, document: u64) -> Range<u64> {
         let documents = self.tables().documents;
-        let at = document as usize; // fits: as above
+        let at = document as usize; // fits: 64 bits
         u64::from_le_bytes(documents[at])..u64::from_le_bytes(documents[at + 1])
     }
 
@@ -156,7 +156,7 @@ impl IndexedDataset {
     #[must_use]
     pub fn sequence_mode(&self, seq: u64) -> Option<i8> {
         let modes = self.tables().modes;
-        self.has_modes().then(|| i8::from_le_bytes([modes[seq as usize]])) // fits: as above
+        self.has_modes().then(|| i8::from_le_bytes([modes[seq as usize]])) // fits: 64 bits
     }
 
     /// The tokens of a sequence, read in one request.

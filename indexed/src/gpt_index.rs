@@ -130,7 +130,8 @@ impl GptIndex {
     }
 
     /// The tokens of a sample: `seq_len` of them and the extra one, if there is one; fewer only in
-    /// a last partial sample. `sample` is the place in the shuffled order; `parts` is emptied first.
+    /// a last partial sample. `sample` is the place in the shuffled order; `parts` is emptied
+    /// first.
     ///
     /// # Panics
     /// If there is no such sample, or the index is of another dataset.
@@ -144,7 +145,8 @@ impl GptIndex {
             let token_offset = if place == first { start as u64 } else { 0 };
             let end = if place == last { (end + self.extra_tokens as i64) as u64 } else { len };
             // Where samples touch at the end of a document, one of its parts has no tokens.
-            let token_count = end.min(len).saturating_sub(token_offset);
+            assert!(end <= len, "an index of this dataset");
+            let token_count = end.saturating_sub(token_offset);
             if token_count > 0 {
                 parts.push(Part { sequence, token_offset, token_count });
             }
@@ -214,7 +216,7 @@ fn shuffle_index<T: Element, const N: usize>(plan: &Plan, rng: &mut RandomState)
     let count = plan.sample_count;
     let mut samples = NpyBuilder::<T>::new("shuffle index", &[count])?;
     (0..count).for_each(|sample| samples.push(sample as i64)); // fits: as many are in memory
-    let before_last_epoch = plan.samples_before_last_epoch.unwrap_or(count) as usize; // fits: as above
+    let before_last_epoch = plan.samples_before_last_epoch.unwrap_or(count) as usize; // as above
     shuffle_in_two(samples.data_mut().as_chunks_mut::<N>().0, before_last_epoch, rng);
     Ok(samples.finish())
 }

@@ -112,3 +112,43 @@ fn check_max(what: &'static str, got: u128) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The threshold is `int(0.80 * per_epoch)` in doubles, and is itself not below it.
+    #[test]
+    fn the_last_epoch_is_apart_below_80_percent() {
+        let rule = SampleRule { seq_len: 4, add_extra_token: true, keep_last_partial: false };
+        // 401 tokens are 100 samples, and so 80 in the last epoch are too many.
+        for (in_last, due) in [(1, Some(100)), (79, Some(100)), (80, None), (100, None)] {
+            assert_eq!(separate_last_epoch(100 + in_last, 2, 401, &rule), due, "{in_last}");
+        }
+        // Of 9 samples an epoch 7.2 are 80 %, which is cut to 7; of 1 it is none at all.
+        for (in_last, due) in [(6, Some(18)), (7, None)] {
+            assert_eq!(separate_last_epoch(18 + in_last, 3, 37, &rule), due, "{in_last}");
+        }
+        assert_eq!(separate_last_epoch(2, 2, 5, &rule), None);
+    }
+
+    #[test]
+    fn as_few_epochs_as_will_do() {
+        let rule = SampleRule { seq_len: 4, add_extra_token: true, keep_last_partial: false };
+        for (samples, tokens, due) in [
+            (0, 9, Some(1)),
+            (2, 9, Some(1)),
+            (3, 9, Some(2)),
+            (2, 8, Some(2)), // 8 tokens and the label of the last
+            (1, 1, Some(5)),
+            (1, 0, None),
+            (0, 0, None),
+            (u64::MAX, 1, Some(4 * u128::from(u64::MAX) + 1)),
+        ] {
+            assert_eq!(epochs_for(samples, tokens, &rule), due, "{samples} of {tokens}");
+        }
+        let rule = SampleRule { add_extra_token: false, ..rule };
+        assert_eq!(epochs_for(2, 8, &rule), Some(1));
+        assert_eq!(epochs_for(0, 0, &rule), Some(1));
+    }
+}

@@ -94,7 +94,8 @@ impl Layout {
 }
 
 impl Tables<'_> {
-    /// Checks every entry of every table in one pass, and gives the bytes that the `.bin` must have.
+    /// Checks every entry of every table in one pass, and gives the bytes that the `.bin` must
+    /// have.
     pub(crate) fn check(&self, item_bytes: u64, file: &str) -> Result<u64> {
         let bin_bytes = self.check_sequences(item_bytes, file)?;
         self.check_documents(file)?;

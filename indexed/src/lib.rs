@@ -15,6 +15,9 @@
 
 #![forbid(unsafe_code)]
 
+// A place in a table may be beyond 32 bits.
+const _: () = assert!(usize::BITS == 64);
+
 mod blend;
 mod builder;
 mod cache;

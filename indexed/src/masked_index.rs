@@ -158,7 +158,7 @@ fn documents_of<'a>(
     documents: &'a [u64],
     sizes: &'a [u32],
 ) -> impl Iterator<Item = (i64, &'a [u32])> {
-    // fits: one that is cut is out of the range of the sizes all the same
+    // fits: 64 bits
     documents.windows(2).map(|ends| (ends[0] as i64, &sizes[ends[0] as usize..ends[1] as usize]))
 }
 

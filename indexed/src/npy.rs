@@ -138,7 +138,7 @@ impl Npy {
     /// If there is no such place.
     #[must_use]
     pub fn at(&self, place: u64) -> i64 {
-        let place = place as usize; // fits: a larger one is out of range
+        let place = place as usize; // fits: 64 bits
         let data = self.data();
         match self.descr {
             Descr::I16 => i64::from(i16::from_le_bytes(data.as_chunks().0[place])),

@@ -99,7 +99,35 @@ fn blocks_mappings() {
     });
 }
 
-/// Without documents every epoch is as empty as the first: two thousand million of them end at once.
+/// Documents with a sentence of more than 512 tokens are passed over, but not a lone sentence; as
+/// the compiled module of megatron-core 0.16.1 answers.
+#[test]
+fn long_sentences() {
+    let config = MappingConfig {
+        num_epochs: 1,
+        max_num_samples: 10,
+        max_seq_length: 64,
+        short_seq_prob: 0.0,
+        seed: 1,
+        min_num_sent: 1,
+    };
+    let mapping = build_mapping::<u32>(&[0, 1, 3], &[513, 513, 1], &config).unwrap();
+    assert_eq!(Vec::from(&mapping), [0, 1, 64]);
+    let mapping = build_mapping::<u32>(&[0, 1, 3], &[512, 512, 1], &config).unwrap();
+    assert_eq!(mapping.shape(), [2, 3]);
+    let config = BlocksConfig {
+        num_epochs: 1,
+        max_num_samples: 10,
+        max_seq_length: 64,
+        seed: 1,
+        min_num_sent: 1,
+    };
+    let blocks =
+        |sizes: &[u32]| build_blocks_mapping::<u32>(&[0, 1], sizes, &[4], &config).unwrap();
+    assert_eq!((blocks(&[513]).shape(), blocks(&[512]).shape()), (&[0, 4][..], &[1, 4][..]));
+}
+
+/// Without documents every epoch is as empty as the first: two thousand million end at once.
 #[test]
 fn a_mapping_of_nothing_ends() {
     let config = MappingConfig {

@@ -1,6 +1,7 @@
 //! MB of text per second on one core, ours and tiktoken's, on English and Chinese.
 //!
 //! `cargo bench -p preprocess [-- FILE...]`; a FILE is text to measure too.
+#![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 use std::time::{Duration, Instant};
 

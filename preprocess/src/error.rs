@@ -7,7 +7,7 @@ pub enum Error {
     /// The store failed.
     Storage(storage::Error),
     /// The token files could not be written.
-    Indexed(indexed::Error),
+    Indexed(Box<indexed::Error>),
     /// A line of an input is not what it should be.
     BadLine(Box<BadLine>),
     /// An input cannot be used at all.
@@ -99,7 +99,7 @@ impl From<indexed::Error> for Error {
     fn from(error: indexed::Error) -> Self {
         match error {
             indexed::Error::Storage(error) => Error::Storage(error),
-            other => Error::Indexed(other),
+            other => Error::Indexed(Box::new(other)),
         }
     }
 }
@@ -154,7 +154,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Storage(error) => std::error::Error::source(error),
-            Error::Indexed(error) => std::error::Error::source(error),
+            Error::Indexed(error) => std::error::Error::source(error.as_ref()),
             Error::Stream { source, .. } => Some(source),
             Error::LeftBehind { source, .. } => Some(source),
             _ => None,

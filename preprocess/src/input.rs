@@ -15,8 +15,8 @@ const REQUEST_BYTES: usize = 1 << 20;
 /// A decoder takes compressed bytes in pieces of this size.
 const COMPRESSED_BYTES: usize = 4 << 20;
 
-/// Frames of `zstd --long=31`, as some public corpora have, need a window of 2 GiB. The decoder takes
-/// only as much as the frame says.
+/// Frames of `zstd --long=31`, as some public corpora have, need a window of 2 GiB. The decoder
+/// takes only as much as the frame says.
 const ZSTD_WINDOW_LOG_MAX: u32 = 31;
 
 /// How an input is named on the command line when it is standard input.

@@ -1,9 +1,10 @@
 //! One string out of a line of JSON, as Python's `json.loads(line)[key]` gives it.
 //!
 //! The whole line is checked, not only the part before the key: a line that was cut short, or two
-//! objects on one line, must not pass for a document. As in Python the last of two equal keys counts,
-//! `NaN` and `Infinity` are numbers, and control characters may not stand bare in a string. Half a
-//! surrogate pair is refused in the text alone: Python takes it, and fails when it encodes it.
+//! objects on one line, must not pass for a document. As in Python the last of two equal keys
+//! counts, `NaN` and `Infinity` are numbers, and control characters may not stand bare in a string.
+//! Half a surrogate pair is refused in the text alone: Python takes it, and fails when it encodes
+//! it.
 
 use memchr::{memchr, memchr2};
 
@@ -396,7 +397,7 @@ fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The character of `\uXXXX`, or of two such that are a surrogate pair, and how long that was.
+/// The character of one `\u` escape, or of two that are a surrogate pair, and how long that was.
 /// Else the half that has no other.
 fn char_of_escape(escape: &str) -> Result<(char, usize), u32> {
     let unit = |text: &str| u32::from_str_radix(text.get(2..6)?, 16).ok();

@@ -1,5 +1,6 @@
 //! What travels round the pipeline: whole lines of an input on the way out, their tokens on the way
-//! back. A parcel is filled again when it returns, so that after the first round nothing is allocated.
+//! back. A parcel is filled again when it returns, so that after the first round nothing is
+//! allocated.
 
 use memchr::memrchr;
 

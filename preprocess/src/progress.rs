@@ -6,8 +6,8 @@ use storage::{ByteSize, rate_text};
 
 use crate::cli::Interval;
 
-/// Tells on standard error how far a run is: on one line that is written again and again if that is a
-/// terminal, else a line at a time.
+/// Tells on standard error how far a run is: on one line that is written again and again if that is
+/// a terminal, else a line at a time.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     interval: Interval,

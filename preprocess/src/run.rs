@@ -1,8 +1,8 @@
 //! A run from its inputs to its files.
 //!
 //! One thread reads and cuts at newlines, workers parse and tokenize, and the thread that called
-//! commits what they made in the order of the input. [`Parcel`]s go round between them; there are so
-//! many and no more, which bounds the memory and makes whoever is ahead wait.
+//! commits what they made in the order of the input. [`Parcel`]s go round between them; there are
+//! so many and no more, which bounds the memory and makes whoever is ahead wait.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -223,4 +223,65 @@ fn commit_in_order(
     }
     assert!(early.is_empty(), "every parcel up to the last has come");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Encode;
+
+    /// A tokenizer that panics when it is used, as a fault of ours would.
+    #[derive(Debug)]
+    struct Broken;
+
+    impl Encode for Broken {
+        fn encode(&mut self, _text: &str, _ids: &mut Vec<u32>) {
+            panic!("as planned");
+        }
+    }
+
+    impl Tokenizer for Broken {
+        fn encode(&self, _text: &str, _ids: &mut Vec<u32>) {}
+
+        fn encoder(&self) -> Box<dyn Encode + '_> {
+            Box::new(Broken)
+        }
+
+        fn decode(&self, _ids: &[u32], _out: &mut Vec<u8>) -> Result<()> {
+            Ok(())
+        }
+
+        fn vocab_size(&self) -> u32 {
+            1
+        }
+
+        fn eod(&self) -> Option<u32> {
+            None
+        }
+
+        fn name(&self) -> &str {
+            "broken"
+        }
+
+        fn fingerprint(&self) -> String {
+            String::new()
+        }
+
+        fn identifiers(&self) -> serde_json::Value {
+            serde_json::Value::Null
+        }
+    }
+
+    /// The committer must not wait for a parcel that a dead worker took along.
+    #[test]
+    #[should_panic(expected = "a thread of the pipeline panicked")]
+    fn a_panic_ends_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("in.jsonl");
+        std::fs::write(&path, "{\"text\":\"a\"}\n".repeat(1000)).unwrap();
+        let inputs = vec![Input::check(path.to_str().unwrap()).unwrap()];
+        let dtype = indexed::Dtype::U16;
+        let work = Work { key: "text".to_owned(), eod: None, dtype, line_bytes_max: 1 << 20 };
+        let _ = pump(Cutter::new(inputs, 100, 1 << 20), &work, &Broken, 3, &mut |_| Ok(()));
+    }
 }

@@ -1,4 +1,9 @@
 //! The command as its users meet it: what it says, how it ends, and what it leaves behind.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests fail by panicking, and tell what was skipped"
+)]
 
 use std::fs;
 use std::io::Write as _;

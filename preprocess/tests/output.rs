@@ -1,8 +1,9 @@
 //! What is written: by hand for a small case, the same for every number of workers for larger ones.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Random, print_seed};
@@ -35,8 +36,8 @@ fn open(folder: &Path) -> (Arc<dyn Storage>, IndexedDataset) {
     (store, dataset)
 }
 
-/// "Hello world" is 15496 995 in GPT-2's vocabulary, "!" is 0 and the end is 50256; an empty text is
-/// an entry of the document index and nothing else. The rest is Megatron's layout.
+/// "Hello world" is 15496 995 in GPT-2's vocabulary, "!" is 0 and the end is 50256; an empty text
+/// is an entry of the document index and nothing else. The rest is Megatron's layout.
 #[test]
 fn three_documents_by_hand() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +94,7 @@ fn every_number_of_workers_gives_the_same() {
         std::fs::write(&path, bytes).unwrap();
         path
     });
-    let inputs: Vec<&Path> = inputs.iter().map(|path| path.as_path()).collect();
+    let inputs: Vec<&Path> = inputs.iter().map(PathBuf::as_path).collect();
     let mut first = None;
     for (workers, block_bytes) in [(1, None), (2, Some(5000)), (3, Some(64)), (7, Some(100_000))] {
         let out = tempfile::tempdir().unwrap();

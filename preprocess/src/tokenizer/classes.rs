@@ -94,8 +94,9 @@ fn ranges(pattern: &str) -> Vec<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// Rust's own tables are another reading of the same standard, or of its next version, so that a
-    /// letter or number here is one there, and white space, to which nothing is added, is the same.
+    /// Rust's own tables are another reading of the same standard, or of its next version, so that
+    /// a letter or number here is one there, and white space, to which nothing is added, is the
+    /// same.
     #[test]
     fn agrees_with_std() {
         let classes = Classes::get();

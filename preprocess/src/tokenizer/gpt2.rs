@@ -121,8 +121,8 @@ impl Tokenizer for Gpt2 {
     }
 
     /// As Megatron core writes it for `--tokenizer-type GPT2BPETokenizer` and no other tokenizer
-    /// flags. Its keys are the keywords that the tokenizer was built with, as text, and have changed
-    /// between versions; these are of core 0.16.
+    /// flags. Its keys are the keywords that the tokenizer was built with, as text, and have
+    /// changed between versions; these are of core 0.16.
     fn identifiers(&self) -> serde_json::Value {
         let (vocab, merges) = match &self.files {
             Some((vocab, merges)) => (vocab.as_str(), merges.as_str()),

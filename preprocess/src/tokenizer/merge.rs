@@ -50,7 +50,8 @@ pub(super) struct Merger {
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     nodes: Vec<Node>,
-    /// Rank and position of pairs that may have gone since: the lowest rank first, then the leftmost.
+    /// Rank and position of pairs that may have gone since: the lowest rank first, then the
+    /// leftmost.
     heap: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
@@ -69,7 +70,8 @@ struct Node {
 const SCRATCH_NODES_KEPT_MAX: usize = 2 << 20;
 
 impl Merger {
-    /// `merges` are in rank order and no pair is in it twice; ids and ranks are within their limits.
+    /// `merges` are in rank order and no pair is in it twice; ids and ranks are within their
+    /// limits.
     pub(super) fn new(byte_ids: [u32; 256], merges: &[Merge]) -> Self {
         assert!(merges.len() <= RANK_LIMIT, "the ranks fit a slot");
         let merged = merges.iter().map(|merge| merge.merged).collect();
@@ -198,8 +200,8 @@ fn rank_at(rank: u32, position: usize) -> i32 {
     if rank == NONE { UNRANKED } else { ((rank as i32) << POSITION_BITS) | position as i32 }
 }
 
-/// From a pair of bytes to its rank. Every merging begins with these, one a byte, and the bytes of one
-/// script keep to few rows, which a first-level cache holds.
+/// From a pair of bytes to its rank. Every merging begins with these, one a byte, and the bytes of
+/// one script keep to few rows, which a first-level cache holds.
 #[derive(Debug)]
 struct BytePairs(Vec<[u32; 256]>);
 
@@ -276,4 +278,58 @@ impl Pairs {
 #[inline]
 fn key(left: u32, right: u32) -> u64 {
     (u64::from(left) << ID_BITS) | u64::from(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition, word by word: of all pairs the lowest rank, of those the leftmost.
+    fn by_definition(merges: &[Merge], piece: &[u8]) -> Vec<u32> {
+        let mut ids: Vec<u32> = piece.iter().map(|&byte| u32::from(byte)).collect();
+        loop {
+            let rank_of = |i: usize| {
+                merges.iter().position(|merge| (merge.left, merge.right) == (ids[i], ids[i + 1]))
+            };
+            let ranked = (0..ids.len().saturating_sub(1)).filter_map(|i| Some((rank_of(i)?, i)));
+            let Some((rank, i)) = ranked.min() else { return ids };
+            ids.splice(i..i + 2, [merges[rank].merged]);
+        }
+    }
+
+    /// Random merges of few letters, so that pairs meet, overlap and make each other; among them two
+    /// ways to one token, which GPT-2's own vocabulary has not.
+    #[test]
+    fn every_way_of_merging_follows_the_definition() {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = |limit: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % limit
+        };
+        for _ in 0..300 {
+            let mut made: Vec<u32> = (0..3).collect();
+            let mut merges: Vec<Merge> = Vec::new();
+            for id in 256..256 + next(30) as u32 {
+                let (left, right) = (made[next(made.len())], made[next(made.len())]);
+                if merges.iter().any(|merge| (merge.left, merge.right) == (left, right)) {
+                    continue;
+                }
+                let again = made.len() > 3 && next(5) == 0;
+                let merged = if again { made[made.len() - 1] } else { id };
+                merges.push(Merge { left, right, merged });
+                made.push(merged);
+            }
+            let merger = Merger::new(std::array::from_fn(|byte| byte as u32), &merges);
+            let mut scratch = Scratch::default();
+            for len in (1..20).chain([31, 32, 33, 63, 64, 65, 130]) {
+                let piece: Vec<u8> = (0..len).map(|_| next(3) as u8).collect();
+                let due = by_definition(&merges, &piece);
+                let (mut ids, mut long_ids) = (Vec::new(), Vec::new());
+                merger.merge(&piece, &mut scratch, &mut ids);
+                merger.merge_long(&piece, &mut scratch, &mut long_ids);
+                assert_eq!(ids, due, "{merges:?} on {piece:?}");
+                assert_eq!(long_ids, due, "by heap, {merges:?} on {piece:?}");
+            }
+        }
+    }
 }

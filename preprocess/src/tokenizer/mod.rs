@@ -24,8 +24,8 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// Something that encodes many texts, one for each thread.
     fn encoder(&self) -> Box<dyn Encode + '_>;
 
-    /// Appends the bytes that the ids stand for. Those of a whole text are UTF-8; a part of them may
-    /// begin or end within a character.
+    /// Appends the bytes that the ids stand for. Those of a whole text are UTF-8; a part of them
+    /// may begin or end within a character.
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id at or above [`Tokenizer::vocab_size`].

@@ -1,5 +1,6 @@
 //! Random texts from a seed.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![expect(clippy::print_stdout, reason = "a failed test must tell its seed")]
 
 /// Says on failure, for tests' output is shown then, which seed makes the same texts again.
 pub fn print_seed(test: &str, seed: u64) -> u64 {
@@ -73,10 +74,10 @@ impl Random {
         let mut text = String::with_capacity(bytes + 64);
         while text.len() < bytes {
             // Squared, so that some words are much more common than others.
-            let part = self.below(1 << 16) * self.below(1 << 16) >> 16;
-            text.push_str(&words[(part * words.len() as u64 >> 16) as usize]);
+            let part = (self.below(1 << 16) * self.below(1 << 16)) >> 16;
+            text.push_str(&words[((part * words.len() as u64) >> 16) as usize]);
             text.push_str(
-                *self.pick(&[" ", " ", " ", " ", " ", " ", ", ", ". ", "\n", " 19", "'s "]),
+                self.pick::<&str>(&[" ", " ", " ", " ", " ", " ", ", ", ". ", "\n", " 19", "'s "]),
             );
         }
         text

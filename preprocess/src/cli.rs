@@ -46,7 +46,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
 
-    /// Refuse longer lines; a longer line needs more memory, about six times its length
+    /// Refuse longer lines; a line takes three to ten times its length in memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     line_max: ByteSize,
 

@@ -65,7 +65,7 @@ impl Input {
         let len = object.len_bytes().min(head.len() as u64) as usize; // fits: at most 8
         object
             .read_many(&mut [storage::Read { offset: 0, buf: &mut head[..len] }])
-            .map_err(|error| folder_or(name, error))?;
+            .map_err(|error| not_a_file(name, error))?;
         let form = form_of(name, &head[..len])?;
         Ok(Input { name: name.to_owned(), stored_bytes: Some(object.len_bytes()), form })
     }
@@ -113,21 +113,21 @@ impl Input {
 
 fn open(name: &str) -> Result<Arc<dyn Object>> {
     let (store, key) = storage::locate(name)?;
-    store.open(&key).map_err(|error| folder_or(name, error))
+    store.open(&key).map_err(|error| not_a_file(name, error))
 }
 
-fn folder_or(name: &str, error: storage::Error) -> Error {
-    match error {
-        storage::Error::Io { source, .. } if source.kind() == io::ErrorKind::IsADirectory => {
-            let due = "a file of JSON lines; hint: list the files in it";
-            Error::BadInput {
-                input: name.to_owned(),
-                got: "a folder".to_owned(),
-                due: due.to_owned(),
-            }
+/// An input that is there, but is no file.
+fn not_a_file(name: &str, error: storage::Error) -> Error {
+    let storage::Error::Io { source, .. } = &error else { return error.into() };
+    let (got, hint) = match source.kind() {
+        io::ErrorKind::IsADirectory => ("a folder", "list the files in it"),
+        io::ErrorKind::InvalidInput => {
+            ("a device, socket or pipe", "use standard input: COMMAND | preprocess --json-in -")
         }
-        other => Error::Storage(other),
-    }
+        _ => return error.into(),
+    };
+    let due = format!("a file of JSON lines; hint: {hint}");
+    Error::BadInput { input: name.to_owned(), got: got.to_owned(), due }
 }
 
 /// What an input is. Content decides, for names lie; but a `.zst` that is none is refused, because

@@ -14,10 +14,10 @@ pub struct Options {
     pub tokenizer: TokenizerSpec,
     /// End every document that has tokens with the tokenizer's end. Default: no.
     pub append_eod: bool,
-    /// Threads that tokenize. Default: one for every core.
+    /// Threads that tokenize, at most 1024. Default: one for every core.
     pub workers: usize,
-    /// A longer line is refused; twice as much memory as the longest line is needed for each worker
-    /// that meets such. Default and maximum: 1 GiB.
+    /// A longer line is refused. While it is worked on, a line takes three to ten times its length in
+    /// memory, and up to forty if it is all one word. Default and maximum: 1 GiB.
     pub line_bytes_max: u64,
     /// Bytes that are read and cut at a time. The outputs do not depend on it. Default: from 64 KiB
     /// to 2 MiB, by the size of the inputs.

@@ -49,8 +49,9 @@ pub(crate) enum Stop {
     Input(Error),
 }
 
-/// A parcel's buffers keep up to this when it returns; more was for an uncommonly long line.
-pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 16 << 20;
+/// Buffers keep up to this between parcels, twice what a block gives at worst; more was for an
+/// uncommonly long line.
+pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 8 << 20;
 
 impl Parcel {
     /// Empties it for its next round.

@@ -27,6 +27,9 @@ const BLOCK_BYTES_MIN: usize = 64 << 10;
 /// 194 parcels of at most 6 MiB, so 1.2 GiB; on plain text, at four bytes a token, 600 MiB.
 const PARCELS_PER_WORKER: usize = 3;
 
+/// More than any machine has cores, and its parcels are 18 GiB.
+const WORKERS_MAX: usize = 1024;
+
 /// One is being read, one is being committed.
 const PARCELS_BESIDE: usize = 2;
 
@@ -79,8 +82,8 @@ fn check(options: &Options) -> Result<()> {
     if options.inputs.iter().filter(|name| *name == "-").count() > 1 {
         return bad("json-in", "'-' twice".to_owned(), "standard input once at most");
     }
-    if options.workers == 0 {
-        return bad("workers", "0".to_owned(), "at least 1");
+    if !(1..=WORKERS_MAX).contains(&options.workers) {
+        return bad("workers", options.workers.to_string(), "at least 1 and at most 1024");
     }
     if options.key.is_empty() || options.key.contains('/') {
         return bad("json-key", format!("'{}'", options.key), "a name that a file may bear");

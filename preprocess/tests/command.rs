@@ -148,6 +148,7 @@ fn options_are_checked_before_any_work() {
     let check = |more: &[&str], words: &[&str]| refusal.check(&[&bad], more, words);
     check(&["--tokenizer", "gpt5"], &["--tokenizer: got 'gpt5', due gpt2"]);
     check(&["--workers", "0"], &["--workers: got 0"]);
+    check(&["--workers", "1025"], &["--workers: got 1025", "at most 1024"]);
     check(&["--json-key", ""], &["--json-key"]);
     check(&["--json-key", "../x"], &["--json-key"]);
     check(&["--line-max", "2GiB"], &["--line-max: got 2 GiB"]);

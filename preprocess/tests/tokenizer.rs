@@ -89,7 +89,9 @@ fn check_all<'a>(texts: impl Iterator<Item = &'a str>) {
     let (mut ids, mut plain_ids, mut back) = (Vec::new(), Vec::new(), Vec::new());
     for text in texts {
         let due = theirs.encode_ordinary(text);
-        (ids.clear(), plain_ids.clear(), back.clear());
+        ids.clear();
+        plain_ids.clear();
+        back.clear();
         encoder.encode(text, &mut ids);
         ours.encode(text, &mut plain_ids);
         let head: String = text.chars().take(200).collect();

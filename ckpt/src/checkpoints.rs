@@ -40,7 +40,7 @@ impl Default for Options {
 }
 
 impl Checkpoints {
-    /// The checkpoints below `folder`, which need not exist yet. Nothing is read or written by this.
+    /// The checkpoints below `folder`, which need not exist yet. This reads and writes nothing.
     #[must_use]
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
         let lease = lease::Shared::new(Arc::clone(&store), folder.clone());
@@ -54,8 +54,8 @@ impl Checkpoints {
         self
     }
 
-    /// Keeps every other writer out of the folder until the lease, and every other that this
-    /// gave, is dropped. A trainer takes it when it starts; without it every single save takes one for
+    /// Keeps every other writer out of the folder until the lease, and every other that this gave,
+    /// is dropped. A trainer takes it when it starts; without it every single save takes one for
     /// itself. The lease of a process that died on this machine counts for nothing.
     ///
     /// # Errors

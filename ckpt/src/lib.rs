@@ -33,9 +33,9 @@
 //! ```
 //!
 //! In reading order: [`Checkpoints`] is the folder of steps; `plan` decides which bytes go into
-//! which file, `staging` writes them and `save` commits them; `catalog` is the manifest's contents and what must hold of
-//! them; [`Checkpoint`] reads through `fetch` and `scatter`, and `verify` reads everything;
-//! `retention` deletes, `lease` and `owner` keep a second writer out.
+//! which file, `staging` writes them and `save` commits them; `catalog` is the manifest's contents
+//! and what must hold of them; [`Checkpoint`] reads through `fetch` and `scatter`, and `verify`
+//! reads everything; `retention` deletes, `lease` and `owner` keep a second writer out.
 
 #![forbid(unsafe_code)]
 

@@ -92,8 +92,8 @@ impl Checkpoints {
     /// is a failure of the very last operation, the sync of a folder that has its name already:
     /// then the step may be there, and complete.
     ///
-    /// `meta` is kept for the caller and given back by [`Checkpoint::meta`](crate::Checkpoint::meta).
-    /// The files are a pure function of the arguments and the [`Options`](crate::Options).
+    /// `meta` is kept for the caller, and [`Checkpoint::meta`](crate::Checkpoint::meta) gives it
+    /// back. The files are a pure function of the arguments and the [`Options`](crate::Options).
     ///
     /// # Errors
     /// [`Error::StepExists`]; [`Error::BadInput`] for tensors that cannot be saved;

@@ -90,7 +90,8 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     if len > len_max {
         return Err(corrupt(0, format!("a header of {len} bytes"), format!("at most {len_max}")));
     }
-    let mut bytes = vec![0; PREFIX_BYTES + len as usize]; // fits: at most 100 MB, and the file's length
+    // fits: at most 100 MB, and no more than the file has.
+    let mut bytes = vec![0; PREFIX_BYTES + len as usize];
     object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
     let json = &bytes[PREFIX_BYTES..];
     let due = "the JSON of a safetensors header".to_owned();

@@ -83,7 +83,9 @@ pub struct Memory {
     pub weights: u64,
     /// With bf16, the copy that computes: 2 bytes a parameter.
     pub compute_copy: u64,
-    /// Sum of the gradients, 4 bytes a parameter; with bf16 also those of one pass, 2 bytes.
+    /// Gradients, 4 bytes a parameter and as many again for the word embedding in its use as the
+    /// head, for every partial sum that waits in the tree over the micro-batches and the one in the
+    /// making: `floor(log2(accumulation)) + 1`. With bf16 those of one pass on top.
     pub gradients: u64,
     /// Both moments of AdamW: 8 bytes a parameter.
     pub moments: u64,
@@ -91,8 +93,7 @@ pub struct Memory {
     /// numbers. That is the count of Korthikanti et al. 2022 without dropout masks and without
     /// the attention matrix, which is recomputed.
     pub activations: u64,
-    /// The head: logits and their log-softmax for 512 tokens at a time, and its share of the
-    /// gradient of the word embedding.
+    /// The head: logits and their log-softmax, 512 tokens at a time.
     pub head: u64,
     /// The sum.
     pub total: u64,
@@ -168,22 +169,24 @@ impl Parameters {
 impl Memory {
     fn estimate(config: &Config, parameters: &Parameters) -> Self {
         let (model, count) = (&config.model, parameters.total);
-        // The compute copy, and a gradient in its dtype besides the f32 sum, exist with bf16 only.
+        // A copy that computes, and gradients in its dtype before they are added, bf16 alone has.
         let (number_bytes, copy_bytes) = match config.precision.dtype {
             Dtype::Fp32 => (F32_BYTES, 0),
             Dtype::Bf16 => (2, 2),
         };
+        let sums = u64::from(config.batch.accumulation().ilog2()) + 1;
         let tokens = config.batch.micro * model.seq_len;
+        let rows = tokens.min(HEAD_CHUNK_ROWS);
         let kept = 8 * model.hidden + 2 * model.ffn();
+
         let weights = F32_BYTES * count;
         let compute_copy = copy_bytes * count;
-        let gradients = (F32_BYTES + copy_bytes) * count;
+        let gradients = sums * F32_BYTES * (count + parameters.word_embedding) + copy_bytes * count;
         let moments = 2 * F32_BYTES * count;
         // A config may ask for more than can be counted; it gets the most that can.
         let activations = (model.layers * kept * number_bytes).saturating_mul(tokens);
-        let rows = tokens.min(HEAD_CHUNK_ROWS);
-        let head_gradient = (F32_BYTES + copy_bytes) * parameters.word_embedding;
-        let head = 2 * F32_BYTES * rows * model.padded_vocab() + head_gradient;
+        let head =
+            2 * F32_BYTES * rows * model.padded_vocab() + copy_bytes * parameters.word_embedding;
         let fixed = weights + compute_copy + gradients + moments + head;
         let total = fixed.saturating_add(activations);
         Memory { weights, compute_copy, gradients, moments, activations, head, total }

@@ -52,10 +52,10 @@ impl Plan {
         let rows = [
             ("weights", all.weights, "f32: 4 B a parameter"),
             copy,
-            ("gradients", all.gradients, ""),
+            ("gradients", all.gradients, "partial sums of the micro-batches"),
             ("Adam moments", all.moments, "8 B a parameter"),
             ("activations", all.activations, "of one micro-batch: layers x tokens x (8h + 2ffn)"),
-            ("head", all.head, "logits of 512 tokens, gradient of the embedding"),
+            ("head", all.head, "logits of 512 tokens at a time"),
             ("total", all.total, ""),
         ];
         let rows = rows.into_iter().filter(|row| *row != copy || all.compute_copy > 0);

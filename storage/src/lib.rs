@@ -7,19 +7,48 @@
 //! says so. The rest of the toolkit leans on those two sentences.
 //!
 //! In reading order: [`Key`] and [`locate`] name things, [`Storage`], [`Object`] and [`Upload`] are
-//! the contract, `posix` keeps it on file systems, [`Manifest`] is the commit record.
+//! the contract, [`Manifest`] is the commit record. `posix` and `upload` keep the contract on file
+//! systems, by the operations of `disk`, of which `os` has the real ones. There, `engine` carries
+//! batches of `piece`s by `ring` or by `pread`, with `buf`, `behind` and `map` beside it; `profile`
+//! chooses. `sim` is a disk that fails and loses power, `conformance` what every store must pass.
 
+#![deny(unsafe_code)]
+
+mod behind;
+#[expect(unsafe_code, reason = "aligned memory is allocated and freed by hand")]
+mod buf;
 mod checksum;
+#[cfg(feature = "sim")]
+pub mod conformance;
+mod disk;
+mod engine;
 mod error;
+mod folders;
 mod key;
 mod manifest;
+#[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
+mod map;
+mod os;
+mod piece;
 mod posix;
+mod pread;
+mod profile;
+#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
+mod ring;
+#[cfg(feature = "sim")]
+mod rng;
+#[expect(unsafe_code, reason = "system calls that std does not offer")]
+mod sys;
+mod temporary;
 mod units;
+mod upload;
+mod url;
 
 pub use checksum::{Crc64, crc64, crc64_join};
 pub use error::{Error, Result};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};
+pub use profile::{Engine, Profile};
 pub use units::{ByteSize, rate_text};
 
 use std::fmt;
@@ -82,6 +111,22 @@ pub trait Storage: fmt::Debug + Send + Sync {
 
     /// How a message names this key: a full path or URL.
     fn display(&self, key: &Key) -> String;
+
+    /// Removes what dead writers of this machine left directly in a folder: uploads never finished,
+    /// folders half deleted. Live ones stay, and so does all that has a name of its own. Gives the
+    /// names removed. A store whose uploads leave nothing behind has nothing to do.
+    ///
+    /// # Errors
+    /// What the store says; what was removed by then stays removed.
+    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+        let _ = folder;
+        Ok(Vec::new())
+    }
+
+    /// How this store goes about its bytes, and why.
+    fn profile(&self) -> &Profile {
+        Profile::unknown()
+    }
 }
 
 /// One complete, immutable object.
@@ -179,29 +224,31 @@ impl std::ops::Deref for Map {
     }
 }
 
-/// Opens the store whose root is the folder named by a URL or a plain path.
+/// Opens the store whose root is the folder named by a URL or a plain path. The folder need not exist
+/// yet. A plain path is taken as it is; a URL may say how to go about it:
+/// `file:/data?engine=auto|ring|pread&direct=auto|on|off`. The engine of stores that leave it open is
+/// that of the environment variable `FEEDLINE_ENGINE`, if it is set.
 ///
 /// # Errors
-/// [`Error::BadUrl`] for a scheme that is not known. The folder need not exist yet.
+/// [`Error::BadUrl`] for a scheme or option that is not known, or an engine that does not work here.
 pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
-    posix::open(&path_of(url)?)
+    posix::open(&url::parse(url)?)
 }
 
 /// Splits a URL or plain path into the store of its folder and the key of its last component, as
-/// `data/wiki_text_document` or `file:///lustre/run/step-000100` are given on a command line.
+/// `data/wiki_text_document` or `file:///lustre/run/step-000100` are given on a command line. Options
+/// are as for [`open_url`].
 ///
 /// # Errors
-/// [`Error::BadUrl`] for an unknown scheme or a path without a last component.
+/// [`Error::BadUrl`] as for [`open_url`], or for a path without a last component.
 pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
-    let path = path_of(url)?;
+    let mut location = url::parse(url)?;
     let bad = |why: &str| Error::BadUrl { url: url.to_owned(), why: why.to_owned() };
-    let name = path.file_name().ok_or_else(|| bad("it has no last component"))?;
+    let name = location.path.file_name().ok_or_else(|| bad("it has no last component"))?;
     let name = name.to_str().ok_or_else(|| bad("its last component is not UTF-8"))?;
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => std::path::PathBuf::from("."),
-    };
-    Ok((posix::open(&folder)?, Key::new(name)?))
+    let key = Key::new(name)?;
+    location.path = disk::folder_of(&location.path);
+    Ok((posix::open(&location)?, key))
 }
 
 /// Reads a whole object into memory.
@@ -229,21 +276,4 @@ pub fn write_all(store: &dyn Storage, key: &Key, bytes: &[u8]) -> Result<FileEnt
     let mut upload = store.create(key, bytes.len() as u64)?;
     upload.write(bytes)?;
     upload.finish()
-}
-
-fn path_of(url: &str) -> Result<std::path::PathBuf> {
-    let bad = |why: &str| Error::BadUrl { url: url.to_owned(), why: why.to_owned() };
-    if url.is_empty() {
-        return Err(bad("it is empty"));
-    }
-    if let Some(path) = url.strip_prefix("file:") {
-        let path = path.strip_prefix("//").unwrap_or(path);
-        return if path.is_empty() { Err(bad("it names no path")) } else { Ok(path.into()) };
-    }
-    match url.split_once("://") {
-        Some((scheme, _)) => {
-            Err(bad(&format!("the scheme '{scheme}' is not known; due: file:, or a plain path")))
-        }
-        None => Ok(url.into()),
-    }
 }

@@ -1,206 +1,301 @@
-//! A file system that keeps the contract: temporary name, fsync, rename, fsync of the directory.
+//! A file system that keeps the contract. An object is written under a temporary name, made durable,
+//! renamed to a name that must be free, and its folder made durable; `upload` does that. Here are
+//! the objects that exist: opened, listed, published as a folder, deleted.
 
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Crc64, Entry, Error, FileEntry, Key, Map, Object, Read, Result, Storage, Upload};
+use crate::disk::{Disk, DiskFile, Stat, folder_of};
+use crate::folders::Folders;
+use crate::os::OsDisk;
+use crate::piece::Failure;
+use crate::url::Location;
+use crate::{
+    Entry, Error, Key, Map, Object, Profile, Read, Result, Storage, Upload, temporary, upload,
+};
 
-pub(crate) fn open(root: &Path) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(Posix { root: root.to_owned() }))
+pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(Posix::new(Arc::new(OsDisk::new(location)?), location.path.clone())))
 }
 
+/// A folder of a file system as a store.
+#[derive(Clone, Debug)]
+pub(crate) struct Posix(pub(crate) Arc<Place>);
+
+/// Where a store is, shared with its uploads.
 #[derive(Debug)]
-struct Posix {
+pub(crate) struct Place {
+    pub(crate) disk: Arc<dyn Disk>,
     root: PathBuf,
+    folders: Folders,
 }
 
 impl Posix {
-    fn path(&self, key: &Key) -> PathBuf {
-        if key.as_str().is_empty() { self.root.clone() } else { self.root.join(key.as_str()) }
+    pub(crate) fn new(disk: Arc<dyn Disk>, root: PathBuf) -> Self {
+        Posix(Arc::new(Place { disk, root, folders: Folders::default() }))
     }
-}
 
-fn sync_dir(path: &Path) -> Result<()> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent)
-        .and_then(|dir| dir.sync_all())
-        .map_err(|e| Error::from_io("sync the folder", parent.display().to_string(), e))
+    fn disk(&self) -> &dyn Disk {
+        &*self.0.disk
+    }
+
+    fn stat(&self, key: &Key) -> Result<Option<Stat>> {
+        match self.disk().stat(&self.0.path(key)) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::from_io("look at", self.display(key), e)),
+        }
+    }
+
+    fn list_into(&self, folder: &Key, out: &mut Vec<Entry>) -> Result<()> {
+        for name in self.0.read_dir(folder)? {
+            let key = folder.join(&name.text)?;
+            if name.is_folder {
+                self.list_into(&key, out)?;
+            } else if let Some(Stat::File { len_bytes }) = self.stat(&key)? {
+                out.push(Entry { key, bytes: len_bytes });
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Storage for Posix {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        let path = self.path(key);
-        let name = path.display().to_string();
-        let file = File::open(&path).map_err(|e| Error::from_io("open", &name, e))?;
-        let len = file.metadata().map_err(|e| Error::from_io("stat", &name, e))?.len();
-        Ok(Arc::new(PosixObject { file, len, name }))
+        let name = self.display(key);
+        let failed = |e| Error::from_io("open", &name, e);
+        let file = self.disk().open(&self.0.path(key)).map_err(failed)?;
+        let len_bytes = file.len_bytes().map_err(failed)?;
+        Ok(Arc::new(PosixObject { file, len_bytes, name }))
     }
 
-    fn create(&self, key: &Key, _len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        let path = self.path(key);
-        let name = path.display().to_string();
-        if path.exists() {
-            return Err(Error::Exists { what: name });
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        self.0.refuse_temporary(key)?;
+        if self.stat(key)?.is_some() {
+            return Err(Error::Exists { what: self.display(key) });
         }
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)
-                .map_err(|e| Error::from_io("make the folder of", &name, e))?;
-        }
-        let tmp = path.with_file_name(format!(".{}.tmp-{}", key.name(), std::process::id()));
-        let file = File::create_new(&tmp).map_err(|e| Error::from_io("create", &name, e))?;
-        Ok(Box::new(PosixUpload { file: Some(file), tmp, path, name, len: 0, crc: Crc64::new() }))
+        Ok(Box::new(upload::PosixUpload::begin(Arc::clone(&self.0), key, len_bytes_max)?))
     }
 
     fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
-        let mut out = Vec::new();
-        for name in self.names(folder)? {
-            let key = folder.join(&name)?;
-            let meta = fs::metadata(self.path(&key))
-                .map_err(|e| Error::from_io("stat", self.display(&key), e))?;
-            if meta.is_dir() {
-                out.extend(self.list(&key)?);
-            } else {
-                out.push(Entry { key, bytes: meta.len() });
-            }
-        }
-        Ok(out)
+        let mut entries = Vec::new();
+        self.list_into(folder, &mut entries)?;
+        entries.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(entries)
     }
 
     fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        let path = self.path(folder);
-        let doing = |e| Error::from_io("list", path.display().to_string(), e);
-        let entries = match fs::read_dir(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(doing)?,
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            if let Ok(name) = entry.map_err(doing)?.file_name().into_string() {
-                names.push(name);
-            }
-        }
-        names.retain(|name| !name.contains(".tmp-"));
-        names.sort();
-        Ok(names)
+        Ok(self.0.read_dir(folder)?.into_iter().map(|name| name.text).collect())
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
-        let path = self.path(key);
-        fs::remove_file(&path).map_err(|e| Error::from_io("delete", self.display(key), e))?;
-        sync_dir(&path)
+        let path = self.0.path(key);
+        let failed = |e| Error::from_io("delete", self.display(key), e);
+        self.disk().unlink(&path).map_err(failed)?;
+        self.disk().sync_dir(&folder_of(&path)).map_err(failed)
     }
 
     fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        let (from, to) = (self.path(staged), self.path(target));
-        if to.exists() {
-            return Err(Error::Exists { what: self.display(target) });
+        self.0.refuse_temporary(target)?;
+        let (from, to) = (self.0.path(staged), self.0.path(target));
+        let failed = |e| Error::from_io("publish", self.display(staged), e);
+        match self.stat(staged)? {
+            Some(Stat::Folder) => {}
+            Some(_) => return Err(failed(io::Error::from_raw_os_error(libc::ENOTDIR))),
+            None => return Err(Error::NotFound { what: self.display(staged) }),
         }
-        fs::rename(&from, &to).map_err(|e| Error::from_io("publish", self.display(staged), e))?;
-        sync_dir(&to)
+        self.0.make_folder(&folder_of(&to))?;
+        self.0.folders.forget(&from);
+        self.disk().rename_new(&from, &to).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => Error::Exists { what: self.display(target) },
+            _ => failed(e),
+        })?;
+        let synced = self.0.sync_both(&to, &from);
+        if synced.is_err() {
+            // Not durable is not published. If it cannot be taken back either, the next reader
+            // finds the folder whole, as it would after a crash at this point.
+            let _ = self.disk().rename_new(&to, &from);
+        }
+        synced.map_err(failed)
     }
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
-        match fs::remove_dir_all(self.path(folder)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::from_io("delete", self.display(folder), e))
-            }
-            _ => Ok(()),
+        if *folder == Key::root() {
+            let why = "is empty: a store's own folder is not deleted through it";
+            return Err(Error::BadKey { key: String::new(), why });
         }
+        let path = self.0.path(folder);
+        let failed = |e| Error::from_io("delete the folder", self.display(folder), e);
+        match self.stat(folder)? {
+            None => return Ok(()),
+            Some(Stat::Folder) => {}
+            Some(_) => return Err(failed(io::Error::from_raw_os_error(libc::ENOTDIR))),
+        }
+        self.0.folders.forget(&path);
+        // It vanishes whole, under a name that a sweep knows, before it is taken apart.
+        let doomed =
+            folder_of(&path).join(temporary::name_for(folder.name(), self.disk().writer()));
+        self.disk().rename_new(&path, &doomed).map_err(failed)?;
+        self.disk().sync_dir(&folder_of(&path)).map_err(failed)?;
+        self.0.remove_tree(&doomed).map_err(failed)
     }
 
     fn free_bytes(&self) -> Result<Option<u64>> {
-        Ok(None)
+        let root = &self.0.root;
+        self.disk()
+            .free_bytes(root)
+            .map_err(|e| Error::from_io("ask for the free space of", root.display().to_string(), e))
     }
 
     fn display(&self, key: &Key) -> String {
-        self.path(key).display().to_string()
+        self.0.path(key).display().to_string()
+    }
+
+    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+        let path = self.0.path(folder);
+        let failed = |e| Error::from_io("sweep", self.display(folder), e);
+        let mut swept = Vec::new();
+        for name in or_none(self.disk().read_dir(&path)).map_err(failed)? {
+            let Some(writer) = temporary::writer_of(&name.text) else { continue };
+            if self.disk().is_alive(&writer) {
+                continue;
+            }
+            let left = path.join(&name.text);
+            let removed = match name.is_folder {
+                true => self.0.remove_tree(&left),
+                false => self.disk().unlink(&left),
+            };
+            match removed {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
+                Err(e) => return Err(failed(e)),
+                Ok(()) => swept.push(name.text),
+            }
+        }
+        if !swept.is_empty() {
+            self.disk().sync_dir(&path).map_err(failed)?;
+        }
+        swept.sort();
+        Ok(swept)
+    }
+
+    fn profile(&self) -> &Profile {
+        self.disk().profile()
     }
 }
 
-#[derive(Debug)]
+impl Place {
+    pub(crate) fn path(&self, key: &Key) -> PathBuf {
+        if *key == Key::root() { self.root.clone() } else { self.root.join(key.as_str()) }
+    }
+
+    /// Makes a folder durably. Gives those that were made for it.
+    pub(crate) fn make_folder(&self, folder: &Path) -> Result<Vec<PathBuf>> {
+        let failed = |(path, e): (PathBuf, _)| Error::from_io("make the folder", show(&path), e);
+        self.folders.make(&*self.disk, &self.root, folder).map_err(failed)
+    }
+
+    pub(crate) fn forget_folder(&self, folder: &Path) {
+        self.folders.forget(folder);
+    }
+
+    pub(crate) fn unmake_folders(&self, made: &[PathBuf]) {
+        self.folders.unmake(&*self.disk, made);
+    }
+
+    fn refuse_temporary(&self, key: &Key) -> Result<()> {
+        let hidden = key.as_str().split('/').any(|name| temporary::writer_of(name).is_some());
+        let why = "has the form of a temporary name, which listings hide";
+        if hidden { Err(Error::BadKey { key: key.to_string(), why }) } else { Ok(()) }
+    }
+
+    /// What is in a folder, without temporaries, sorted. An absent folder is empty.
+    fn read_dir(&self, folder: &Key) -> Result<Vec<crate::disk::Name>> {
+        let path = self.path(folder);
+        let read = or_none(self.disk.read_dir(&path));
+        let mut names = read.map_err(|e| Error::from_io("list", show(&path), e))?;
+        names.retain(|name| temporary::writer_of(&name.text).is_none());
+        names.sort_by(|a, b| a.text.cmp(&b.text));
+        Ok(names)
+    }
+
+    fn sync_both(&self, a: &Path, b: &Path) -> io::Result<()> {
+        let (a, b) = (folder_of(a), folder_of(b));
+        self.disk.sync_dir(&a)?;
+        if a == b { Ok(()) } else { self.disk.sync_dir(&b) }
+    }
+
+    /// Removes a folder and all in it. Links are removed, not followed.
+    fn remove_tree(&self, folder: &Path) -> io::Result<()> {
+        for name in self.disk.read_dir(folder)? {
+            let path = folder.join(&name.text);
+            match name.is_folder {
+                true => self.remove_tree(&path)?,
+                false => self.disk.unlink(&path)?,
+            }
+        }
+        self.disk.rmdir(folder)
+    }
+}
+
+fn or_none<T>(read: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
+    match read {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+fn show(path: &Path) -> String {
+    path.display().to_string()
+}
+
 struct PosixObject {
-    file: File,
-    len: u64,
+    file: Arc<dyn DiskFile>,
+    len_bytes: u64,
     name: String,
+}
+
+impl fmt::Debug for PosixObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PosixObject({}, {} bytes)", self.name, self.len_bytes)
+    }
 }
 
 impl Object for PosixObject {
     fn len_bytes(&self) -> u64 {
-        self.len
+        self.len_bytes
     }
 
     fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
-        for read in reads {
+        for read in &*reads {
             let due = read.buf.len() as u64;
-            if read.offset + due > self.len {
-                let got = self.len.saturating_sub(read.offset);
-                return Err(Error::ShortRead {
-                    what: self.name.clone(),
-                    offset: read.offset,
-                    got,
-                    due,
-                    len_bytes: self.len,
-                });
+            let got = self.len_bytes.saturating_sub(read.offset).min(due);
+            if got < due {
+                let (what, offset, len_bytes) = (self.name.clone(), read.offset, self.len_bytes);
+                return Err(Error::ShortRead { what, offset, got, due, len_bytes });
             }
-            self.file
-                .read_exact_at(read.buf, read.offset)
-                .map_err(|e| Error::from_io("read", &self.name, e))?;
         }
-        Ok(())
+        let failed = |failure: Failure| failure.of_read(&self.name, self.len_bytes);
+        self.file.read_many(reads).map_err(failed)
     }
 
     fn map(&self) -> Result<Map> {
-        let mut bytes = vec![0; self.len as usize];
+        let why = match self.file.map(self.len_bytes) {
+            Ok(map) => return Ok(map),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                return Err(Error::from_io("map", &self.name, e));
+            }
+            Err(e) => e,
+        };
+        log::debug!("{}: read and not mapped: {why}", self.name);
+        let too_big = |_| Error::from_io("map", &self.name, io::ErrorKind::OutOfMemory.into());
+        let mut bytes = vec![0; usize::try_from(self.len_bytes).map_err(too_big)?];
         self.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
         Ok(Map::owned(bytes))
     }
 
     fn display(&self) -> String {
         self.name.clone()
-    }
-}
-
-#[derive(Debug)]
-struct PosixUpload {
-    file: Option<File>,
-    tmp: PathBuf,
-    path: PathBuf,
-    name: String,
-    len: u64,
-    crc: Crc64,
-}
-
-impl Upload for PosixUpload {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let file = self.file.as_mut().expect("present until finished");
-        file.write_all(bytes).map_err(|e| Error::from_io("write", &self.name, e))?;
-        self.len += bytes.len() as u64;
-        self.crc.update(bytes);
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.len
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<FileEntry> {
-        let file = self.file.take().expect("present until finished");
-        file.sync_all().map_err(|e| Error::from_io("sync", &self.name, e))?;
-        fs::rename(&self.tmp, &self.path).map_err(|e| Error::from_io("rename", &self.name, e))?;
-        sync_dir(&self.path)?;
-        let path =
-            self.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(FileEntry { path, bytes: self.len, crc64: self.crc.value() })
-    }
-}
-
-impl Drop for PosixUpload {
-    fn drop(&mut self) {
-        if self.file.is_some() {
-            let _ = fs::remove_file(&self.tmp);
-        }
     }
 }

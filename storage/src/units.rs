@@ -36,7 +36,9 @@ impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let binary = UNITS[..4].iter().rev().find(|(_, unit)| self.0 >= *unit);
         match binary {
-            Some((name, unit)) if self.0 % unit == 0 => write!(f, "{} {name}", self.0 / unit),
+            Some((name, unit)) if self.0.is_multiple_of(*unit) => {
+                write!(f, "{} {name}", self.0 / unit)
+            }
             Some((name, unit)) => write!(f, "{:.1} {name}", self.0 as f64 / *unit as f64),
             None => write!(f, "{} B", self.0),
         }

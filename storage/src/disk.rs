@@ -1,0 +1,102 @@
+//! The operations of a file system that the protocol in `posix` is made of. `os` has the real ones;
+//! `sim` has twins that fail and lose power on demand, so that what is tested is what runs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, io};
+
+use crate::piece::Failure;
+use crate::temporary::Writer;
+use crate::{Map, Profile, Read};
+
+/// A file system. Paths are absolute or below the root that the store was opened with.
+pub(crate) trait Disk: fmt::Debug + Send + Sync {
+    /// Opens a regular file for reading; a folder is refused with `EISDIR`.
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Makes a file that was not there, for writing.
+    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// What a path is, links followed.
+    fn stat(&self, path: &Path) -> io::Result<Stat>;
+
+    /// Renames a file or folder, never over anything: `EEXIST`.
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    fn unlink(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes one folder.
+    fn mkdir(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes an empty folder.
+    fn rmdir(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes all changes of a folder's entries durable.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// The names in a folder that are UTF-8, in no order.
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<Name>>;
+
+    /// Bytes that may still be written, if the file system keeps count. The path need not exist.
+    fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>>;
+
+    /// Who writes here: the mark of our temporary files.
+    fn writer(&self) -> &Writer;
+
+    /// Whether a writer still runs. One of another machine does, as far as we can tell.
+    fn is_alive(&self, writer: &Writer) -> bool;
+
+    fn profile(&self) -> &Profile;
+}
+
+/// An open file.
+pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
+    fn len_bytes(&self) -> io::Result<u64>;
+
+    /// Fills every buffer. Nothing is in flight when it returns.
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<(), Failure>;
+
+    /// Writes all bytes. Nothing is in flight when it returns.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Gives the file its length and its space, if the file system can; it may then only be short
+    /// of space by its own fault.
+    fn allocate(&self, len_bytes: u64) -> io::Result<()>;
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()>;
+
+    /// Makes content and length durable. After a failure nothing may be assumed of what was written,
+    /// also if a second call succeeds.
+    fn sync(&self) -> io::Result<()>;
+
+    fn map(&self, len_bytes: u64) -> io::Result<Map>;
+}
+
+/// What is at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stat {
+    File {
+        len_bytes: u64,
+    },
+    Folder,
+    /// A device, a socket or a pipe.
+    Other,
+}
+
+/// One name in a folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Name {
+    pub(crate) text: String,
+    /// A folder itself, not a link to one.
+    pub(crate) is_folder: bool,
+}
+
+/// The folder that a path is in.
+pub(crate) fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        Some(_) => PathBuf::from("."),
+        None => path.to_owned(),
+    }
+}

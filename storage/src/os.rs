@@ -1,0 +1,315 @@
+//! The file system of this machine as a [`Disk`].
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
+use crate::disk::{Disk, DiskFile, Name, Stat};
+use crate::engine::Mover;
+use crate::piece::{Failure, PIECE_BYTES, Piece};
+use crate::ring::Start;
+use crate::temporary::{self, Writer};
+use crate::url::Location;
+use crate::{Map, Profile, Read, map, sys};
+
+/// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
+/// in it already, larger ones would push out what is used more often.
+const DIRECT_READ_BYTES_MIN: usize = 512 << 10;
+
+#[derive(Debug)]
+pub(crate) struct OsDisk {
+    profile: Profile,
+    carrier: Arc<Carrier>,
+}
+
+/// What the open files of one disk share.
+#[derive(Debug)]
+struct Carrier {
+    mover: Mover,
+    /// Turned off for good when the file system refuses.
+    direct: AtomicBool,
+}
+
+impl OsDisk {
+    pub(crate) fn new(location: &Location) -> crate::Result<Self> {
+        let profile = Profile::detect(&location.path, location.wishes)?;
+        // Where a ring was asked for on a file system whose submission may block, requests begin on
+        // a kernel thread, so that 64 of them wait side by side and not one after the other.
+        let inline = matches!(profile.file_system.as_str(), "ext4" | "xfs" | "btrfs" | "f2fs");
+        let start = if inline { Start::Inline } else { Start::Punted };
+        let mover = Mover::new(profile.engine, start);
+        let carrier = Carrier { mover, direct: AtomicBool::new(profile.direct) };
+        Ok(OsDisk { profile, carrier: Arc::new(carrier) })
+    }
+
+    fn file(&self, file: File, writable: bool) -> Arc<dyn DiskFile> {
+        let carrier = Arc::clone(&self.carrier);
+        Arc::new(OsFile { file, writable, direct: OnceLock::new(), carrier })
+    }
+}
+
+impl Disk for OsDisk {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let meta = file.metadata()?;
+        if meta.is_dir() {
+            return Err(io::Error::from_raw_os_error(libc::EISDIR));
+        }
+        if !meta.is_file() {
+            let told = "a device, socket or pipe, not a regular file";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, told));
+        }
+        sys::advise_random(&file);
+        Ok(self.file(file, false))
+    }
+
+    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+        Ok(self.file(file, true))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        let meta = fs::metadata(path)?;
+        Ok(match meta.file_type() {
+            kind if kind.is_file() => Stat::File { len_bytes: meta.len() },
+            kind if kind.is_dir() => Stat::Folder,
+            _ => Stat::Other,
+        })
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match sys::rename_noreplace(from, to) {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
+                rename_new_by_other_means(from, to)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn mkdir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn rmdir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        match File::open(path)?.sync_all() {
+            // Some FUSE and network file systems have no such thing: their entries are durable
+            // when the call that made them returns, or there is nothing we can do.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<Name>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            if let Ok(text) = entry.file_name().into_string() {
+                names.push(Name { text, is_folder: entry.file_type()?.is_dir() });
+            }
+        }
+        Ok(names)
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>> {
+        let there = path.ancestors().find(|p| !p.as_os_str().is_empty() && p.exists());
+        Ok(sys::file_system(there.unwrap_or(Path::new(".")))?.free_bytes)
+    }
+
+    fn writer(&self) -> &Writer {
+        temporary::this_process()
+    }
+
+    fn is_alive(&self, writer: &Writer) -> bool {
+        temporary::is_alive(writer)
+    }
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+}
+
+/// For file systems that do not know `RENAME_NOREPLACE`: FUSE, NFS, older Lustre.
+fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(from)?.is_dir() {
+        // A plain rename puts a folder over an empty folder at most, so nothing can be lost.
+        return match fs::symlink_metadata(to) {
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+            Err(e) => Err(e),
+        };
+    }
+    match fs::hard_link(from, to) {
+        // A link that was made, and whose answer the network lost and asked for again, is ours:
+        // nobody else links to a temporary file.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !is_same_file(from, to) => Err(e),
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => {
+            if let Err(e) = fs::remove_file(from) {
+                log::warn!(
+                    "{}: left behind, as a second name of {}: {e}",
+                    from.display(),
+                    to.display()
+                );
+            }
+            Ok(())
+        }
+    }
+}
+
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let place = |path| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+#[derive(Debug)]
+struct OsFile {
+    file: File,
+    writable: bool,
+    /// The same file, opened again to go around the page cache; `None` if it cannot be.
+    direct: OnceLock<Option<File>>,
+    carrier: Arc<Carrier>,
+}
+
+impl DiskFile for OsFile {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<(), Failure> {
+        let is_big = |read: &Read<'_>| read.buf.len() >= DIRECT_READ_BYTES_MIN;
+        let direct = if reads.iter().any(is_big) { self.direct() } else { None };
+        let Some(direct) = direct else {
+            return self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(reads));
+        };
+        let (mut big, small): (Vec<_>, Vec<_>) = reads.iter_mut().partition(|read| is_big(read));
+        let small = small.into_iter().map(|read| Read { offset: read.offset, buf: &mut *read.buf });
+        let mut small: Vec<Read<'_>> = small.collect();
+        self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(&mut small))?;
+        big.iter_mut().try_for_each(|read| self.read_direct(direct, read))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let is_aligned = |value: usize| value.is_multiple_of(ALIGN_BYTES);
+        let aligned = is_aligned(bytes.as_ptr() as usize)
+            && is_aligned(bytes.len())
+            && offset.is_multiple_of(ALIGN_BYTES as u64);
+        if aligned && let Some(direct) = self.direct() {
+            let mut pieces = Piece::of_write(offset, bytes, ALIGN_BYTES);
+            match self.carrier.mover.transfer(direct, &mut pieces) {
+                Err(failure) if failure.errno() == Some(libc::EINVAL) => {
+                    self.carrier.give_up_direct("a write was refused");
+                }
+                outcome => return outcome,
+            }
+        }
+        self.carrier.mover.transfer(&self.file, &mut Piece::of_write(offset, bytes, 1))
+    }
+
+    fn allocate(&self, len_bytes: u64) -> io::Result<()> {
+        loop {
+            match sys::allocate(&self.file, len_bytes) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    return Ok(());
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.file.set_len(len_bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    fn map(&self, len_bytes: u64) -> io::Result<Map> {
+        map::map(&self.file, len_bytes)
+    }
+}
+
+impl OsFile {
+    fn direct(&self) -> Option<&File> {
+        if !self.carrier.direct.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.direct.get_or_init(|| self.open_direct()).as_ref()
+    }
+
+    /// Opens what we have open once more: by its descriptor, so that it is the same file whatever
+    /// became of its name.
+    fn open_direct(&self) -> Option<File> {
+        if sys::direct_align(&self.file)
+            .is_some_and(|align| align as usize > ALIGN_BYTES || align == 0)
+        {
+            return None;
+        }
+        let same = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let mut options = OpenOptions::new();
+        options.read(true).write(self.writable).custom_flags(libc::O_DIRECT);
+        match options.open(&same) {
+            Ok(file) => Some(file),
+            Err(e) => {
+                self.carrier.give_up_direct(&e.to_string());
+                None
+            }
+        }
+    }
+
+    /// Reads through an aligned buffer: whole blocks come, and what was asked for is copied out.
+    fn read_direct(&self, direct: &File, read: &mut Read<'_>) -> Result<(), Failure> {
+        let mut bounce = Buf::take();
+        let mut done = 0;
+        while done < read.buf.len() {
+            let at = read.offset + done as u64;
+            let skip = (at % ALIGN_BYTES as u64) as usize; // fits: less than ALIGN_BYTES
+            let count = (read.buf.len() - done).min(BUF_BYTES - skip);
+            let whole = (skip + count).next_multiple_of(ALIGN_BYTES);
+            let chunks = bounce[..whole].chunks_mut(PIECE_BYTES).enumerate();
+            let piece = |(i, chunk): (usize, _)| {
+                let first = i * PIECE_BYTES;
+                Piece::read(at - skip as u64 + first as u64, chunk)
+                    .direct(ALIGN_BYTES, skip + count - first)
+            };
+            let mut pieces: Vec<Piece<'_>> = chunks.map(piece).collect();
+            match self.carrier.mover.transfer(direct, &mut pieces) {
+                Err(failure) if failure.errno() == Some(libc::EINVAL) => {
+                    self.carrier.give_up_direct("a read was refused");
+                    let mut rest = [Read { offset: at, buf: &mut read.buf[done..] }];
+                    return self
+                        .carrier
+                        .mover
+                        .transfer(&self.file, &mut Piece::of_reads(&mut rest));
+                }
+                outcome => outcome?,
+            }
+            read.buf[done..done + count].copy_from_slice(&bounce[skip..skip + count]);
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+impl Carrier {
+    fn give_up_direct(&self, why: &str) {
+        if self.direct.swap(false, Ordering::Relaxed) {
+            log::warn!("large transfers go through the page cache from now on: {why}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What a file system is, and so how we go about it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::{fmt, fs};
+
+use crate::buf::ALIGN_BYTES;
+use crate::url::{Wish, Wishes};
+use crate::{Error, Result, ring, sys};
+
+/// Which system calls move the bytes. Both keep the same contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// `io_uring`: a window of requests in flight from one thread.
+    Ring,
+    /// `pread` and `pwrite`, for large batches from a few threads.
+    Pread,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Engine::Ring => "ring",
+            Engine::Pread => "pread",
+        })
+    }
+}
+
+/// How a store goes about its bytes, and why: found when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Profile {
+    /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; for a kind that we
+    /// do not know, its magic number.
+    pub file_system: String,
+    /// What moves the bytes.
+    pub engine: Engine,
+    /// Why that one.
+    pub engine_why: String,
+    /// Whether large transfers go around the page cache. A file system that refuses that later is
+    /// believed, and the rest goes through the cache.
+    pub direct: bool,
+    /// What direct transfers are aligned to, in bytes, as the file system told of one of its files;
+    /// 4096 if it did not. We align to 4096 in any case.
+    pub align_bytes: u32,
+}
+
+/// The environment's wish for all stores whose URL has none.
+const ENGINE_VARIABLE: &str = "FEEDLINE_ENGINE";
+
+/// Magic numbers of `statfs(2)`, names, and whether a buffered read that misses the page cache is
+/// asynchronous (`FMODE_NOWAIT`). Where it is not, io_uring would hold a kernel thread asleep for
+/// each read: the same parallelism as ours, with stacks that nobody can see.
+const FILE_SYSTEMS: [(u32, &str, bool); 14] = [
+    (0xef53, "ext4", true),
+    (0x5846_5342, "xfs", true),
+    (0x9123_683e, "btrfs", true),
+    (0xf2f5_2010, "f2fs", true),
+    (0x0102_1994, "tmpfs", false),
+    (0x8584_58f6, "ramfs", false),
+    (0x794c_7630, "overlay", false),
+    (0x6573_5546, "fuse", false),
+    (0x6969, "nfs", false),
+    (0x0bd0_0bd0, "lustre", false),
+    (0x00c3_6400, "ceph", false),
+    (0x4750_4653, "gpfs", false),
+    (0x1983_0326, "beegfs", false),
+    (0x8f3f_5fff, "hf3fs", false),
+];
+
+impl Profile {
+    /// A store that is no file system: what the default of [`crate::Storage::profile`] tells.
+    pub(crate) fn unknown() -> &'static Profile {
+        static UNKNOWN: std::sync::OnceLock<Profile> = std::sync::OnceLock::new();
+        UNKNOWN.get_or_init(|| Profile {
+            file_system: "unknown".to_owned(),
+            engine: Engine::Pread,
+            engine_why: "it is no file system".to_owned(),
+            direct: false,
+            align_bytes: ALIGN_BYTES as u32,
+        })
+    }
+
+    /// Looks at the file system of `root`, or of the nearest folder above it that exists, and tells
+    /// the log, once a file system and choice.
+    ///
+    /// # Errors
+    /// A wish that cannot be granted.
+    pub(crate) fn detect(root: &Path, wishes: Wishes) -> Result<Self> {
+        let name = root.display().to_string();
+        let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
+        let told =
+            sys::file_system(there).map_err(|e| Error::from_io("look at", name.clone(), e))?;
+        let known = FILE_SYSTEMS.iter().find(|(magic, ..)| *magic == told.magic);
+        let (_, kind, asynchronous) = *known.unwrap_or(&(told.magic, "", false));
+        let file_system = match kind {
+            "" => format!("file system {:#x}", told.magic),
+            "fuse" => fuse_name(there).unwrap_or_else(|| kind.to_owned()),
+            _ => kind.to_owned(),
+        };
+        let (engine, engine_why) = choose_engine(&name, &file_system, asynchronous, wishes.engine)?;
+        let in_memory = matches!(kind, "tmpfs" | "ramfs");
+        let align = align_of_some_file(there);
+        let direct = match wishes.direct {
+            Wish::Only(wish) => wish,
+            Wish::Auto => !in_memory && align != Some(0),
+        };
+        let align_bytes = align.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES as u32);
+        let profile = Profile { file_system, engine, engine_why, direct, align_bytes };
+        profile.tell_once(there, &name);
+        Ok(profile)
+    }
+
+    fn tell_once(&self, there: &Path, name: &str) {
+        static TOLD: Mutex<Option<HashSet<(u64, Engine, bool)>>> = Mutex::new(None);
+        let device = fs::metadata(there).map_or(0, |meta| meta.dev());
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let choice = (device, self.engine, self.direct);
+        if told.get_or_insert_default().insert(choice) {
+            log::info!("{name}: {self}");
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Profile { file_system, engine, engine_why, direct, align_bytes } = self;
+        let direct = if *direct { "around" } else { "through" };
+        write!(
+            f,
+            "{file_system}, engine {engine} because {engine_why}, large transfers {direct} the \
+             page cache, aligned to {align_bytes}"
+        )
+    }
+}
+
+/// The wish of the URL counts first, then that of the environment, then what is best.
+fn choose_engine(
+    name: &str,
+    file_system: &str,
+    asynchronous: bool,
+    wish: Wish<Engine>,
+) -> Result<(Engine, String)> {
+    let bad = |why: String| Error::BadUrl { url: name.to_owned(), why };
+    let (wish, whose) = match (wish, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
+        (Wish::Only(engine), _) => (Wish::Only(engine), "the URL says so".to_owned()),
+        (Wish::Auto, None | Some("" | "auto")) => (Wish::Auto, String::new()),
+        (Wish::Auto, Some(value)) => {
+            let engine = match value {
+                "ring" => Engine::Ring,
+                "pread" => Engine::Pread,
+                _ => {
+                    let due = "due: auto, ring or pread";
+                    return Err(bad(format!("{ENGINE_VARIABLE}={value} is no engine; {due}")));
+                }
+            };
+            (Wish::Only(engine), format!("{ENGINE_VARIABLE} says so"))
+        }
+    };
+    let works = ring::probe();
+    match (wish, works) {
+        (Wish::Only(Engine::Ring), Err(why)) => {
+            Err(bad(format!("engine ring was asked for, and does not work here: {why}")))
+        }
+        (Wish::Only(engine), _) => Ok((engine, whose)),
+        (Wish::Auto, Err(why)) => Ok((Engine::Pread, format!("io_uring does not work: {why}"))),
+        (Wish::Auto, Ok(())) if asynchronous => {
+            Ok((Engine::Ring, format!("io_uring works and reads {file_system} asynchronously")))
+        }
+        (Wish::Auto, Ok(())) => {
+            Ok((Engine::Pread, format!("io_uring gains nothing on {file_system}")))
+        }
+    }
+}
+
+/// What direct IO asks of a file can be asked of files only; any other of this folder will do.
+fn align_of_some_file(folder: &Path) -> Option<u32> {
+    const LOOKED_AT_MAX: usize = 64;
+    let entries = fs::read_dir(folder).ok()?.take(LOOKED_AT_MAX);
+    let file = entries.flatten().find(|e| e.file_type().is_ok_and(|kind| kind.is_file()))?;
+    sys::direct_align(&File::open(file.path()).ok()?)
+}
+
+/// FUSE is a hundred file systems; the mount table says which.
+fn fuse_name(path: &Path) -> Option<String> {
+    let device = fs::metadata(path).ok()?.dev();
+    let device = format!("{}:{}", libc::major(device), libc::minor(device));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&device))?;
+    mount.split_once(" - ")?.1.split(' ').next().map(str::to_owned)
+}
+
+fn or_here(path: &Path) -> &Path {
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_kind_of_this_machine_even_for_a_folder_yet_to_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("not/yet/there");
+        let profile = Profile::detect(&deep, Wishes::default()).unwrap();
+        assert_eq!(
+            profile.file_system,
+            Profile::detect(folder.path(), Wishes::default()).unwrap().file_system
+        );
+        assert!(profile.align_bytes.is_power_of_two());
+        let proc = Profile::detect(Path::new("/proc"), Wishes::default()).unwrap();
+        assert_eq!((proc.file_system.as_str(), proc.engine), ("file system 0x9fa0", Engine::Pread));
+    }
+
+    #[test]
+    fn wishes_are_granted() {
+        let folder = tempfile::tempdir().unwrap();
+        let wishes = Wishes { engine: Wish::Only(Engine::Pread), direct: Wish::Only(false) };
+        let profile = Profile::detect(folder.path(), wishes).unwrap();
+        assert_eq!((profile.engine, profile.direct), (Engine::Pread, false));
+        assert_eq!(profile.engine_why, "the URL says so");
+    }
+}

@@ -1,0 +1,84 @@
+//! The system calls that `std` does not offer, each behind a safe function.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+/// Renames unless the target exists (`EEXIST`). File systems that cannot tell say `EINVAL`, kernels
+/// that cannot say `ENOSYS`.
+pub(crate) fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (c_path(from)?, c_path(to)?);
+    let cwd = libc::AT_FDCWD;
+    // SAFETY: both strings end in NUL and live until the call returns.
+    let rc =
+        unsafe { libc::renameat2(cwd, from.as_ptr(), cwd, to.as_ptr(), libc::RENAME_NOREPLACE) };
+    checked(rc)
+}
+
+/// Gives a file its length and all its space. Unlike `posix_fallocate` it writes nothing where the
+/// file system cannot do that, but says `EOPNOTSUPP`.
+pub(crate) fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
+    let len =
+        libc::off_t::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: the descriptor is open as long as `file`.
+    checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) })
+}
+
+/// Asks for no read-ahead: samples of 8 KiB would otherwise move fifteen times their bytes. It is a
+/// hint, and whether it was taken changes no result.
+pub(crate) fn advise_random(file: &File) {
+    // SAFETY: the descriptor is open as long as `file`.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+}
+
+/// What `statfs` tells of the file system that a path is on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileSystem {
+    /// `f_type`, the magic number of its kind.
+    pub(crate) magic: u32,
+    /// Bytes that an unprivileged writer may still use; `None` if it does not keep count.
+    pub(crate) free_bytes: Option<u64>,
+}
+
+pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
+    let path = c_path(path)?;
+    let mut told = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the path ends in NUL, and `told` is room for one `statfs`.
+    checked(unsafe { libc::statfs(path.as_ptr(), told.as_mut_ptr()) })?;
+    // SAFETY: all zeros is a valid `statfs`, and the call filled it.
+    let told = unsafe { told.assume_init() };
+    let counted = told.f_blocks > 0;
+    let free_bytes = counted.then(|| told.f_bavail.saturating_mul(told.f_bsize.unsigned_abs()));
+    // The magic numbers have 32 bits; `f_type` is wider, and signed, on some machines.
+    Ok(FileSystem { magic: told.f_type as u32, free_bytes })
+}
+
+/// The alignment that direct IO on this file asks of memory and offsets, in bytes. Zero: this file
+/// has no direct IO. `None`: the file system does not tell.
+pub(crate) fn direct_align(file: &File) -> Option<u32> {
+    let mut told = MaybeUninit::<libc::statx>::zeroed();
+    let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
+    // SAFETY: the path is an empty C string, and `told` is room for one `statx`.
+    let rc =
+        unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, told.as_mut_ptr()) };
+    checked(rc).ok()?;
+    // SAFETY: all zeros is a valid `statx`, and the call filled it.
+    let told = unsafe { told.assume_init() };
+    let known = told.stx_mask & libc::STATX_DIOALIGN != 0;
+    let least = told.stx_dio_mem_align.min(told.stx_dio_offset_align);
+    let most = told.stx_dio_mem_align.max(told.stx_dio_offset_align);
+    known.then_some(if least == 0 { 0 } else { most })
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+fn checked(rc: libc::c_int) -> io::Result<()> {
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,237 @@
+//! The protocol that brings an object into being: temporary name, space, content, fsync, exclusive
+//! rename, fsync of the folder. Whatever fails on the way, nothing stays.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::behind::WriteBehind;
+use crate::disk::{DiskFile, folder_of};
+use crate::piece::{Cause, Failure};
+use crate::posix::Place;
+use crate::{Crc64, Error, FileEntry, Key, Result, Upload, temporary};
+
+/// Objects up to here are written by one call through the page cache. Above, around it: a checkpoint
+/// would push out the data set, and its `fsync` would take seconds instead of milliseconds.
+const SMALL_BYTES_MAX: usize = 256 << 10;
+
+/// Times that the folder may vanish, by another's failed upload, between our making it and our
+/// making a file in it.
+const FOLDER_RETRIES_MAX: usize = 16;
+
+/// An object on its way.
+pub(crate) struct PosixUpload {
+    place: Arc<Place>,
+    file: Arc<dyn DiskFile>,
+    content: Content,
+    /// Where it is written, and where it will be.
+    temporary: PathBuf,
+    path: PathBuf,
+    /// As messages name it.
+    name: String,
+    file_name: String,
+    /// Folders made for it.
+    made: Vec<PathBuf>,
+    /// Length of the file as far as we set it.
+    allocated: u64,
+    len_bytes: u64,
+    len_bytes_max: u64,
+    sum: Crc64,
+    state: State,
+}
+
+enum Content {
+    Small(Vec<u8>),
+    Large(WriteBehind),
+    /// All written, or given up.
+    Closed,
+}
+
+enum State {
+    Open,
+    /// With the first error.
+    Poisoned(String),
+    Finished,
+}
+
+impl fmt::Debug for PosixUpload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PosixUpload({}, {} bytes so far)", self.name, self.len_bytes)
+    }
+}
+
+impl PosixUpload {
+    pub(crate) fn begin(place: Arc<Place>, key: &Key, len_bytes_max: u64) -> Result<Self> {
+        let path = place.path(key);
+        let name = path.display().to_string();
+        let folder = folder_of(&path);
+        let free_bytes = place.disk.free_bytes(&folder).ok().flatten();
+        if let Some(free) = free_bytes
+            && free < len_bytes_max
+        {
+            return Err(Error::NoSpace { what: name, need_bytes: len_bytes_max, free_bytes });
+        }
+        let (made, temporary, file) = create_temporary(&place, &path, key.name())?;
+        let mut upload = PosixUpload {
+            place,
+            file,
+            content: Content::Small(Vec::new()),
+            temporary,
+            path,
+            name,
+            file_name: key.name().to_owned(),
+            made,
+            allocated: 0,
+            len_bytes: 0,
+            len_bytes_max,
+            sum: Crc64::new(),
+            state: State::Open,
+        };
+        if len_bytes_max > SMALL_BYTES_MAX as u64 {
+            let allocate = upload.file.allocate(len_bytes_max);
+            allocate.map_err(|e| upload.failed("reserve the space of", e))?;
+            upload.allocated = len_bytes_max;
+        }
+        Ok(upload)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        if let Content::Small(small) = &mut self.content {
+            if small.len() + bytes.len() <= SMALL_BYTES_MAX {
+                small.extend_from_slice(bytes);
+                self.sum.update(bytes);
+                return Ok(());
+            }
+            let mut large = WriteBehind::start(Arc::clone(&self.file))
+                .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
+            // These bytes are in the sum already.
+            let moved = large.push(small, &mut Crc64::new());
+            self.content = Content::Large(large);
+            moved.map_err(|failure| self.write_failed(failure))?;
+        }
+        match &mut self.content {
+            Content::Large(large) => {
+                let pushed = large.push(bytes, &mut self.sum);
+                pushed.map_err(|failure| self.write_failed(failure))
+            }
+            Content::Small(_) | Content::Closed => unreachable!("large since above"),
+        }
+    }
+
+    /// From all bytes taken to all bytes durable under the final name.
+    fn commit(&mut self) -> Result<()> {
+        let written = match std::mem::replace(&mut self.content, Content::Closed) {
+            Content::Small(small) => {
+                self.allocated = self.allocated.max(small.len() as u64);
+                self.file.write(0, &small)
+            }
+            Content::Large(large) => {
+                self.allocated = u64::MAX; // the last block is padded
+                large.finish()
+            }
+            Content::Closed => unreachable!("closed only by committing"),
+        };
+        written.map_err(|failure| self.write_failed(failure))?;
+        if self.allocated != self.len_bytes {
+            let cut = self.file.set_len(self.len_bytes);
+            cut.map_err(|e| self.failed("set the length of", e))?;
+        }
+        let synced = self.file.sync();
+        synced.map_err(|e| self.failed("sync", e))?;
+        let disk = &*self.place.disk;
+        disk.rename_new(&self.temporary, &self.path).map_err(|e| self.failed("name", e))?;
+        let folder = folder_of(&self.path);
+        if let Err(e) = disk.sync_dir(&folder) {
+            // Visible and perhaps not durable is neither of the two things that we promise.
+            let _ = disk.unlink(&self.path);
+            return Err(self.failed("sync the folder of", e));
+        }
+        Ok(())
+    }
+
+    fn write_failed(&self, failure: Failure) -> Error {
+        let Failure { offset, due, cause, .. } = failure;
+        let source = match cause {
+            Cause::Io(source) => source,
+            Cause::End => io::ErrorKind::WriteZero.into(),
+        };
+        self.failed(&format!("write {due} bytes at {offset} of"), source)
+    }
+
+    /// An error, with the numbers if it is one of space.
+    fn failed(&self, doing: &str, e: io::Error) -> Error {
+        match Error::from_io(doing, &self.name, e) {
+            Error::NoSpace { what, .. } => {
+                let need_bytes = self.len_bytes_max.max(self.len_bytes);
+                let folder = folder_of(&self.path);
+                let free_bytes = self.place.disk.free_bytes(&folder).ok().flatten();
+                Error::NoSpace { what, need_bytes, free_bytes }
+            }
+            other => other,
+        }
+    }
+}
+
+impl Upload for PosixUpload {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if let State::Poisoned(first) = &self.state {
+            return Err(Error::Poisoned { what: self.name.clone(), first: first.clone() });
+        }
+        self.len_bytes += bytes.len() as u64;
+        let outcome = self.append(bytes);
+        if let Err(e) = &outcome {
+            self.state = State::Poisoned(e.to_string());
+        }
+        outcome
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<FileEntry> {
+        if let State::Poisoned(first) = &self.state {
+            return Err(Error::Poisoned { what: self.name.clone(), first: first.clone() });
+        }
+        self.commit()?;
+        self.state = State::Finished;
+        let path = std::mem::take(&mut self.file_name);
+        Ok(FileEntry { path, bytes: self.len_bytes, crc64: self.sum.value() })
+    }
+}
+
+impl Drop for PosixUpload {
+    fn drop(&mut self) {
+        if matches!(self.state, State::Finished) {
+            return;
+        }
+        self.content = Content::Closed; // waits for writes on their way
+        // Best effort: what cannot be removed is hidden, and swept when this process is gone.
+        let _ = self.place.disk.unlink(&self.temporary);
+        self.place.unmake_folders(&self.made);
+    }
+}
+
+type Created = (Vec<PathBuf>, PathBuf, Arc<dyn DiskFile>);
+
+fn create_temporary(place: &Place, path: &std::path::Path, name: &str) -> Result<Created> {
+    let folder = folder_of(path);
+    let mut made = Vec::new();
+    let mut tries = 0;
+    loop {
+        made.extend(place.make_folder(&folder)?);
+        let temporary = folder.join(temporary::name_for(name, place.disk.writer()));
+        match place.disk.create_new(&temporary) {
+            Ok(file) => return Ok((made, temporary, file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && tries < FOLDER_RETRIES_MAX => {
+                place.forget_folder(&folder);
+                tries += 1;
+            }
+            Err(e) => {
+                place.unmake_folders(&made);
+                return Err(Error::from_io("create", path.display().to_string(), e));
+            }
+        }
+    }
+}

@@ -180,7 +180,8 @@ pub(crate) fn step_name(step: u64) -> String {
 }
 
 /// The step that a folder is named for; `None` for all other names.
-fn step_of(name: &str) -> Option<u64> {
+#[must_use]
+pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?;
     let is_step = digits.len() == 12 && digits.bytes().all(|byte| byte.is_ascii_digit());
     if is_step { digits.parse().ok() } else { None }

@@ -60,7 +60,7 @@ mod verify;
 
 pub use catalog::{Chunk, TensorEntry};
 pub use checkpoint::{Checkpoint, TensorRead};
-pub use checkpoints::{Checkpoints, Options};
+pub use checkpoints::{Checkpoints, Options, step_of};
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;

@@ -45,7 +45,8 @@ impl Checkpoints {
     /// [`Error::Held`](crate::Error::Held), or what the store says.
     pub fn sweep(&self) -> Result<SweepReport> {
         let _alone = self.begin_change()?;
-        let mut report = SweepReport::default();
+        let removed = self.store.sweep(&self.folder)?;
+        let mut report = SweepReport { removed, kept: Vec::new() };
         for name in self.store.names(&self.folder)? {
             let is_dead = if name.starts_with(TRASH) {
                 true

@@ -1,1 +1,11 @@
-//! Being laid.
+//! The command `feedline`: looks into token files and checkpoints and says whether they are whole.
+//!
+//! [`target`] finds out what an argument names, [`cmd`] holds one module a verb, [`report`] prints.
+//! A verb returns a value that serializes; `--json` prints that value and the human form is made
+//! from it, so the two cannot differ in a number.
+
+#![forbid(unsafe_code)]
+
+pub mod cmd;
+pub mod report;
+pub mod target;

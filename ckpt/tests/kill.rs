@@ -1,0 +1,65 @@
+//! A process that saves without end, and SIGKILL.
+
+mod common;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use ckpt::Options;
+use common::{Folder, Random, SMALL, State};
+use storage::Key;
+
+const OPTIONS: Options = Options { threads: 1, ..SMALL };
+
+/// Tells the child process where to save.
+const FOLDER: &str = "CKPT_TEST_KILL_FOLDER";
+
+/// Not a test of its own, but what the child process of the one below does.
+#[test]
+fn child_saves_until_it_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let store = storage::open_url(&folder).unwrap();
+    let steps = ckpt::Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS);
+    let _lease = steps.lock().unwrap();
+    steps.sweep().unwrap();
+    let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
+    for step in first.. {
+        State::of_model(step).save(&steps, step).unwrap();
+        steps.retain(2).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_whole_steps() {
+    let seed = 41;
+    let mut random = Random(seed);
+    let folder = Folder::new();
+    let mut newest_before = None;
+    for round in 0..25 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_saves_until_it_is_killed"])
+            .env(FOLDER, folder.temp.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(random.below(150)));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), None, "the child failed by itself in round {round}");
+        let steps = folder.steps(OPTIONS);
+        let newest = steps.newest().unwrap().map(|newest| {
+            State::of_model(newest.step()).check(&newest);
+            newest.step()
+        });
+        assert!(newest >= newest_before, "seed {seed}, round {round}: {newest:?} is older");
+        newest_before = newest;
+    }
+    assert!(newest_before > Some(5), "only {newest_before:?} steps were saved in all rounds");
+    let steps = folder.steps(OPTIONS);
+    let swept = steps.sweep().unwrap();
+    assert_eq!(swept.kept, [""; 0]);
+    assert!(folder.names().iter().all(|name| name.starts_with("step-")), "{:?}", folder.names());
+    for step in steps.steps().unwrap() {
+        State::of_model(step).check(&steps.open_step(step).unwrap());
+    }
+}

@@ -1,0 +1,81 @@
+//! Tables for people.
+
+use std::fmt::Write as _;
+
+/// Rows of a label and a value, aligned.
+#[derive(Debug, Default)]
+pub struct Facts(Vec<(String, String)>);
+
+impl Facts {
+    /// Adds a row.
+    pub fn add(&mut self, label: &str, value: impl ToString) {
+        self.0.push((label.to_owned(), value.to_string()));
+    }
+
+    /// The rows as text, each line indented by two.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let width = self.0.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
+        let mut out = String::new();
+        for (label, value) in &self.0 {
+            writeln!(out, "  {label:<width$}  {value}").expect("a string takes all");
+        }
+        out
+    }
+}
+
+/// A table with a header; the first column is aligned left, the others right.
+#[must_use]
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|cell| cell.len()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let header = header.iter().map(|cell| (*cell).to_owned()).collect();
+    for row in std::iter::once(&header).chain(rows) {
+        let mut line = String::from(" ");
+        for (nth, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let pad = " ".repeat(width - cell.chars().count().min(width));
+            line += &if nth == 0 { format!(" {cell}{pad}") } else { format!("  {pad}{cell}") };
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+/// A count with a comma between the thousands.
+#[must_use]
+pub fn thousands(count: u64) -> String {
+    let digits = count.to_string();
+    let mut out = String::new();
+    for (nth, digit) in digits.chars().enumerate() {
+        if nth > 0 && (digits.len() - nth).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_read_well() {
+        for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(thousands(count), text);
+        }
+    }
+
+    #[test]
+    fn tables_align() {
+        let rows =
+            vec![vec!["a".to_owned(), "10".to_owned()], vec!["表".to_owned(), "7".to_owned()]];
+        assert_eq!(table(&["name", "n"], &rows), "  name   n\n  a     10\n  表      7\n");
+    }
+}

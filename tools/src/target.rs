@@ -1,0 +1,63 @@
+//! What an argument names: token files, one checkpoint, or a folder of checkpoints.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use storage::{Key, Storage};
+
+/// What was found under a name.
+#[derive(Debug)]
+pub enum Target {
+    /// `NAME.bin` and `NAME.idx`.
+    Tokens {
+        /// The store of their folder.
+        store: Arc<dyn Storage>,
+        /// Their common prefix.
+        prefix: Key,
+    },
+    /// One `step-*` folder.
+    Checkpoint {
+        /// The store of the folder that holds the steps.
+        store: Arc<dyn Storage>,
+        /// The step.
+        step: u64,
+    },
+    /// A folder with `step-*` folders in it.
+    Checkpoints {
+        /// A store whose root is that folder.
+        store: Arc<dyn Storage>,
+    },
+}
+
+impl Target {
+    /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first.
+    ///
+    /// # Errors
+    /// If nothing that we know is there, naming what was looked for.
+    pub fn find(name: &str) -> Result<Self> {
+        let name = name.trim_end_matches('/');
+        let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
+        let (parent, key) = storage::locate(if name.is_empty() { "." } else { name })
+            .or_else(|error| if name == "." { storage::locate("./.") } else { Err(error) })
+            .with_context(|| format!("look for {name}"))?;
+        let beside = parent.names(&key.parent()).with_context(|| format!("look for {name}"))?;
+        let has =
+            |suffix: &str| beside.iter().any(|other| *other == format!("{}{suffix}", key.name()));
+        if has(".idx") || has(".bin") {
+            return Ok(Target::Tokens { store: parent, prefix: key });
+        }
+        if let Some(step) = ckpt::step_of(key.name()) {
+            if has("") {
+                return Ok(Target::Checkpoint { store: parent, step });
+            }
+        }
+        let inside = storage::open_url(name)?;
+        if !has("") {
+            bail!("{name}: neither {name}.idx nor a folder of that name is there");
+        }
+        if inside.names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
+            return Ok(Target::Checkpoints { store: inside });
+        }
+        bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it")
+    }
+}

@@ -1,1 +1,36 @@
-//! Being laid.
+//! Batches to weights: trains GPT on libtorch.
+//!
+//! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries it
+//! out, and [`generate`] lets a checkpoint write. The state of a run is its weights, their moments
+//! and the number of samples consumed. Everything else is a function of the config: the order of
+//! the samples, the learning rate, the first weights. A resumed run therefore ends in the bits of
+//! one that was never interrupted, on the same number of threads.
+//!
+//! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
+//! [`accumulate`] and [`optim`] what happens to its gradients, `data` where the batches come from,
+//! `state` what a checkpoint holds, [`lr`] and [`log`] what their names say, [`rng`] random numbers
+//! without a state.
+
+#![forbid(unsafe_code)]
+
+pub mod accumulate;
+pub mod config;
+mod data;
+mod error;
+pub mod generate;
+pub mod log;
+pub mod lr;
+pub mod model;
+pub mod optim;
+pub mod plan;
+mod resume;
+pub mod rng;
+mod sample;
+pub mod state;
+mod step;
+mod train;
+
+pub use data::{Batches, Data};
+pub use error::{Error, Result};
+pub use step::{StepReport, Trainer};
+pub use train::{Host, Outcome, train};

@@ -17,7 +17,7 @@ fn spread(len: usize, seed: u64) -> Vec<f32> {
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
-    Vec::<f32>::try_from(tensor.flatten(0, -1)).unwrap()
+    Vec::<f32>::try_from(tensor.flatten(0, -1)).expect("f32 on the CPU")
 }
 
 #[test]

@@ -1,0 +1,183 @@
+//! The corpus of a run: its token files, the order of their samples, and batches.
+
+use std::sync::Arc;
+
+use indexed::{GptIndex, GptIndexConfig, IndexedDataset, Split};
+use loader::{Batch, GptBatches, Options};
+use preprocess::{TokenizerSpec, open_tokenizer};
+use serde_json::{Value, json};
+use storage::{Crc64, Key, Read};
+
+use crate::config::Config;
+use crate::log::thousands;
+use crate::{Error, Result};
+
+/// How much of each end of the `.bin` tells one corpus from another.
+const FINGERPRINT_BYTES: u64 = 1 << 20;
+
+/// An opened corpus and the order in which a run reads it.
+#[derive(Debug)]
+pub struct Data {
+    dataset: Arc<IndexedDataset>,
+    train: Arc<GptIndex>,
+    /// `None` if the run never evaluates.
+    valid: Option<Arc<GptIndex>>,
+    vocab: u64,
+    window_batches: usize,
+}
+
+impl Data {
+    /// Opens the token files, and maps or builds the sample orders that a run of this length needs.
+    ///
+    /// # Errors
+    /// [`Error::Indexed`], or [`Error::Tokenizer`] for a tokenizer that is not known.
+    pub fn open(config: &Config) -> Result<Self> {
+        let (store, prefix) = storage::locate(config.corpus())?;
+        let dataset = IndexedDataset::open(&store, &prefix)?;
+        log::info!(
+            "data: {} has {} tokens in {} documents",
+            dataset.display(),
+            thousands(dataset.token_count() as f64),
+            thousands(dataset.document_count() as f64)
+        );
+        let spec = TokenizerSpec { kind: config.data.tokenizer.clone(), ..Default::default() };
+        let tokenizer = open_tokenizer(&spec)?;
+        if u64::from(tokenizer.vocab_size()) > config.model.vocab {
+            log::warn!(
+                "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
+                tokenizer.name(),
+                tokenizer.vocab_size(),
+                config.model.vocab
+            );
+        }
+        let cache = storage::open_url(&config.cache_dir())?;
+        let order = |which: Split, samples: u64| -> Result<Arc<GptIndex>> {
+            let order = GptIndexConfig {
+                dataset_path: config.corpus().to_owned(),
+                split: config.data.split.0.clone(),
+                seq_len: config.model.seq_len,
+                seed: config.run.seed as u32, // fits: the config refuses a larger one
+                num_samples: Some(samples),
+                add_extra_token: true,
+                drop_last_partial_valid: true,
+                tokenizer: tokenizer.identifiers(),
+            };
+            let index =
+                GptIndex::load_or_build(&dataset, which, &order, cache.as_ref(), &Key::root())?;
+            let count = thousands(index.sample_count() as f64);
+            log::info!("index: {count} samples for {}, {samples} needed", which.name());
+            Ok(Arc::new(index))
+        };
+        let train = order(Split::Train, config.samples_total())?;
+        let evaluates = config.eval.every > 0;
+        let valid = evaluates.then(|| order(Split::Valid, config.eval_samples())).transpose()?;
+        Ok(Data {
+            dataset: Arc::new(dataset),
+            train,
+            valid,
+            vocab: config.model.vocab,
+            window_batches: config.data.prefetch_batches as usize, // fits: at most 1024
+        })
+    }
+
+    /// Tokens of the corpus.
+    #[must_use]
+    pub fn token_count(&self) -> u64 {
+        self.dataset.token_count()
+    }
+
+    /// What tells this corpus from another, wherever it lies: its counts, and a checksum of its
+    /// first and last MiB.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    pub fn fingerprint(&self) -> Result<Value> {
+        let bin = self.dataset.bin();
+        let mut buf = vec![0; FINGERPRINT_BYTES.min(bin.len_bytes()) as usize]; // fits: 1 MiB
+        let mut crc = Crc64::new();
+        for offset in [0, bin.len_bytes() - buf.len() as u64] {
+            bin.read_many(&mut [Read { offset, buf: &mut buf }])?;
+            crc.update(&buf);
+        }
+        Ok(json!({
+            "tokens": self.dataset.token_count(),
+            "sequences": self.dataset.sequence_count(),
+            "documents": self.dataset.document_count(),
+            "ends_crc64": format!("{:016x}", crc.value()),
+        }))
+    }
+
+    /// The training batches after `samples_consumed` samples, to the end of the run.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if the order has too few samples.
+    pub fn train_batches(&self, config: &Config, samples_consumed: u64) -> Result<Batches> {
+        self.batches(&self.train, config, samples_consumed..config.samples_total())
+    }
+
+    /// The validation batches: the same ones at every call. None if the run never evaluates.
+    ///
+    /// # Errors
+    /// As [`Data::train_batches`].
+    pub fn valid_batches(&self, config: &Config) -> Result<Option<Batches>> {
+        let batches = |index| self.batches(index, config, 0..config.eval_samples());
+        self.valid.as_ref().map(batches).transpose()
+    }
+
+    fn batches(
+        &self,
+        index: &Arc<GptIndex>,
+        config: &Config,
+        samples: std::ops::Range<u64>,
+    ) -> Result<Batches> {
+        let options = Options {
+            seq_len: config.model.seq_len as usize, // fits: the config refuses more than 2^20
+            micro_batch: config.batch.micro as usize, // fits: nor more than 2^16
+            samples_consumed: samples.start,
+            samples_end: samples.end,
+            window_batches: self.window_batches,
+        };
+        let batches = GptBatches::start(Arc::clone(&self.dataset), Arc::clone(index), options)?;
+        Ok(Batches { batches, vocab: self.vocab })
+    }
+}
+
+/// Micro-batches in their order, with every token checked against the vocabulary.
+#[derive(Debug)]
+pub struct Batches {
+    batches: GptBatches,
+    vocab: u64,
+}
+
+impl Batches {
+    /// Fills `into` with the next `count` batches, or fewer at the end. What it held is recycled.
+    ///
+    /// # Errors
+    /// [`Error::Loader`]; [`Error::Mismatch`] for a token that the model does not have.
+    pub fn fill(&mut self, count: u64, into: &mut Vec<Batch>) -> Result<()> {
+        for spent in into.drain(..) {
+            self.batches.recycle(spent);
+        }
+        while (into.len() as u64) < count {
+            let Some(batch) = self.batches.next_batch()? else { break };
+            self.check(&batch)?;
+            into.push(batch);
+        }
+        Ok(())
+    }
+
+    fn check(&self, batch: &Batch) -> Result<()> {
+        let fits = |token: &i64| u64::try_from(*token).is_ok_and(|token| token < self.vocab);
+        let ids = || batch.tokens.iter().chain(&batch.labels);
+        if ids().all(fits) {
+            return Ok(());
+        }
+        let worst = ids().find(|token| !fits(token)).expect("one was found above");
+        let last = batch.first_sample + batch.rows as u64 - 1;
+        Err(Error::Mismatch {
+            doing: format!("read samples {} to {last} of the order", batch.first_sample),
+            details: vec![format!("got token {worst}, due ids below model.vocab = {}", self.vocab)],
+            hint: "the corpus was made with another tokenizer, or model.vocab is too small",
+        })
+    }
+}

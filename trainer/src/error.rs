@@ -1,0 +1,126 @@
+use std::fmt;
+
+use crate::config::ConfigError;
+
+/// Why a run, a generation or a plan could not go on.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The config cannot be used.
+    Config(ConfigError),
+    /// libtorch refused an operation.
+    Torch {
+        /// What it said, in one line.
+        text: String,
+    },
+    /// The bridge to libtorch refused.
+    Bridge(bridge::Error),
+    /// A file could not be read or written.
+    Storage(storage::Error),
+    /// The corpus or its index is not usable.
+    Indexed(indexed::Error),
+    /// A batch could not be read.
+    Loader(loader::Error),
+    /// A checkpoint could not be read or written.
+    Ckpt(ckpt::Error),
+    /// The tokenizer could not be opened, or refused its input.
+    Tokenizer(preprocess::Error),
+    /// The config, the data and the checkpoint do not go together.
+    Mismatch {
+        /// What was being done, and to what.
+        doing: String,
+        /// What came and what was due, one item a line.
+        details: Vec<String>,
+        /// What is likely to help.
+        hint: &'static str,
+    },
+    /// A gradient or a loss is no number any more.
+    NotFinite {
+        /// The step that was being computed; its weights were not changed.
+        step: u64,
+        /// What was not finite, and its value.
+        what: String,
+        /// The first sample of the step, as its place in the sample order.
+        first_sample: u64,
+        /// Samples of the step.
+        samples: u64,
+    },
+    /// A file of the run's own folder could not be written.
+    Run {
+        /// What was being done, and to what.
+        doing: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// `std`'s, with our [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Config(e) => write!(f, "{e}"),
+            Error::Torch { text } => write!(f, "compute with libtorch: {text}"),
+            Error::Bridge(e) => write!(f, "{e}"),
+            Error::Storage(e) => write!(f, "{e}"),
+            Error::Indexed(e) => write!(f, "{e}"),
+            Error::Loader(e) => write!(f, "{e}"),
+            Error::Ckpt(e) => write!(f, "{e}"),
+            Error::Tokenizer(e) => write!(f, "{e}"),
+            Error::Mismatch { doing, details, hint } => {
+                write!(f, "{doing}:")?;
+                for detail in details {
+                    write!(f, "\n  {detail}")?;
+                }
+                write!(f, "\nhint: {hint}")
+            }
+            Error::NotFinite { step, what, first_sample, samples } => write!(
+                f,
+                "step {step}: {what} is not finite, after samples {first_sample} to {} of the \
+                 training order; the weights are those of step {}\n\
+                 hint: lower optim.lr.peak, lengthen optim.lr.warmup, or look at those samples",
+                first_sample + samples - 1,
+                step - 1
+            ),
+            Error::Run { doing, source } => write!(f, "{doing}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Run { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<tch::TchError> for Error {
+    fn from(error: tch::TchError) -> Self {
+        // The rest is a trace through libtorch's own frames.
+        let text = error.to_string();
+        Error::Torch { text: text.lines().next().unwrap_or_default().to_owned() }
+    }
+}
+
+macro_rules! from {
+    ($($variant:ident: $source:ty),*) => {
+        $(impl From<$source> for Error {
+            fn from(error: $source) -> Self {
+                Error::$variant(error)
+            }
+        })*
+    };
+}
+
+from!(
+    Config: ConfigError,
+    Bridge: bridge::Error,
+    Storage: storage::Error,
+    Indexed: indexed::Error,
+    Loader: loader::Error,
+    Ckpt: ckpt::Error,
+    Tokenizer: preprocess::Error
+);

@@ -1,0 +1,121 @@
+//! AdamW over two groups, and the norm that clips.
+
+use bridge::{AdamWStep, Moments, fused_adamw};
+use tch::{Kind, Tensor};
+
+use crate::Result;
+use crate::config::OptimConfig;
+use crate::model::{ParamSpec, WTE};
+
+/// A norm is summed over blocks of this many elements, so that any division of a tensor into whole
+/// blocks gives the same bits. In f64 a block is 512 KiB: it stays in the cache.
+const NORM_BLOCK: i64 = 1 << 16;
+
+/// Guards the division when every gradient is zero; PyTorch's and Megatron's.
+const CLIP_EPS: f64 = 1e-6;
+
+/// The moments of every parameter, f32, in the order and with the shapes of the parameters.
+#[derive(Debug)]
+pub struct AdamW {
+    /// Running means of the gradients.
+    pub exp_avgs: Vec<Tensor>,
+    /// Running means of their squares.
+    pub exp_avg_sqs: Vec<Tensor>,
+    /// Parameters from the first that decay; the rest do not.
+    decaying: usize,
+}
+
+impl AdamW {
+    /// Moments of zero.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] if the memory does not suffice.
+    pub fn new(specs: &[ParamSpec]) -> Result<Self> {
+        let zeros = || -> Result<Vec<Tensor>> {
+            let options = (Kind::Float, tch::Device::Cpu);
+            specs.iter().map(|spec| Ok(Tensor::f_zeros(&spec.shape, options)?)).collect()
+        };
+        let decaying = specs.partition_point(ParamSpec::decays);
+        assert!(!specs[decaying..].iter().any(ParamSpec::decays), "those that decay come first");
+        Ok(AdamW { exp_avgs: zeros()?, exp_avg_sqs: zeros()?, decaying })
+    }
+
+    /// Update number `step`, counted from 1, of the parameters, in place. Gradients are divided by
+    /// `grad_divisor` first, in place.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`].
+    pub fn update(
+        &mut self,
+        config: &OptimConfig,
+        params: &mut [Tensor],
+        grads: &mut [Tensor],
+        step: &StepSize,
+    ) -> Result<()> {
+        let (params_decaying, params_rest) = params.split_at_mut(self.decaying);
+        let (grads_decaying, grads_rest) = grads.split_at_mut(self.decaying);
+        let (avgs_decaying, avgs_rest) = self.exp_avgs.split_at_mut(self.decaying);
+        let (sqs_decaying, sqs_rest) = self.exp_avg_sqs.split_at_mut(self.decaying);
+        let mut update = AdamWStep {
+            step: step.step,
+            lr: step.lr,
+            beta1: config.betas[0],
+            beta2: config.betas[1],
+            weight_decay: config.weight_decay,
+            eps: config.eps,
+            grad_divisor: step.grad_divisor,
+        };
+        let mut moments = Moments { exp_avgs: avgs_decaying, exp_avg_sqs: sqs_decaying };
+        fused_adamw(params_decaying, grads_decaying, &mut moments, &update)?;
+        update.weight_decay = 0.0;
+        let mut moments = Moments { exp_avgs: avgs_rest, exp_avg_sqs: sqs_rest };
+        fused_adamw(params_rest, grads_rest, &mut moments, &update)?;
+        Ok(())
+    }
+}
+
+/// What changes from one update to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepSize {
+    /// Number of the update, counted from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// From [`clip_divisor`].
+    pub grad_divisor: f64,
+}
+
+/// Adds the last gradient, of the word embedding as the head, to that of its use as the embedding.
+///
+/// # Errors
+/// [`crate::Error::Torch`].
+pub fn join_tied(grads: &mut Vec<Tensor>) -> Result<()> {
+    let head = grads.pop().expect("the head's gradient is the last");
+    _ = grads[WTE].f_add_(&head)?;
+    Ok(())
+}
+
+/// The 2-norm of all elements of all tensors, summed in f64.
+///
+/// # Errors
+/// [`crate::Error::Torch`].
+pub fn global_norm(tensors: &[Tensor]) -> Result<f64> {
+    let mut sum = 0.0;
+    for tensor in tensors {
+        let flat = tensor.f_view([-1])?;
+        let len = flat.numel() as i64; // fits: libtorch counts in i64
+        for first in (0..len).step_by(NORM_BLOCK as usize) {
+            let block = flat.f_narrow(0, first, NORM_BLOCK.min(len - first))?;
+            let block = block.f_to_kind(Kind::Double)?;
+            sum += block.f_dot(&block)?.f_double_value(&[])?;
+        }
+    }
+    Ok(sum.sqrt())
+}
+
+/// What gradients of this norm are divided by so that it is at most `clip`; 1 if it is, or if
+/// `clip` is 0.
+#[must_use]
+pub fn clip_divisor(norm: f64, clip: f64) -> f64 {
+    if clip > 0.0 && norm + CLIP_EPS > clip { (norm + CLIP_EPS) / clip } else { 1.0 }
+}

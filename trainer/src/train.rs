@@ -1,0 +1,296 @@
+//! The loop: batches in, weights changed, and now and then a line, an evaluation, a checkpoint.
+//!
+//! What a run is after a step depends on its config and the step alone. So the loop keeps an order:
+//! all lines of a step are written and made durable before its checkpoint commits, and a resumed
+//! run cuts its log back to its checkpoint. Whatever a kill destroys is made again, bit for bit.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ckpt::{Checkpoints, Lease};
+use serde_json::Value;
+use storage::Key;
+
+use crate::config::Config;
+use crate::data::{Batches, Data};
+use crate::log::{EvalPerf, EvalRecord, Perf, RunLog, StepRecord, thousands};
+use crate::lr::LearningRate;
+use crate::plan::{Known, Plan};
+use crate::resume::Place;
+use crate::state::{self, Progress};
+use crate::step::Trainer;
+use crate::{Error, Result};
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All its steps are done and saved.
+    Done,
+    /// It was asked to stop, or its time was up. It is saved, and goes on when started again.
+    Saved,
+}
+
+/// What the world around a run gives it.
+pub struct Host<'a> {
+    /// Set to end the run after the step that is being computed, saved.
+    pub stop: &'a AtomicBool,
+    /// Takes the progress lines: standard error, for a program.
+    pub terminal: Box<dyn Write + Send>,
+}
+
+impl std::fmt::Debug for Host<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("stop", self.stop).finish_non_exhaustive()
+    }
+}
+
+/// Trains to the end of the budget, from the newest checkpoint if there is one. Everything it
+/// writes is below `run.dir`, but for the checkpoints and the index cache if the config puts them
+/// elsewhere. Sets the number of libtorch's threads for the whole process.
+///
+/// # Errors
+/// [`Error::Mismatch`] if the config, the data and the checkpoint do not go together,
+/// [`Error::NotFinite`], or what reading, computing or writing said. The newest checkpoint is then
+/// as good as before.
+pub fn train(config: &Config, host: Host<'_>) -> Result<Outcome> {
+    let begun = Instant::now();
+    let mut run = Run::prepare(&config.resolved(), host)?;
+    let outcome = run.go(begun)?;
+    log::info!("{}", run.summary(outcome));
+    Ok(outcome)
+}
+
+struct Run<'a> {
+    config: Config,
+    data: Data,
+    fingerprint: Value,
+    trainer: Trainer,
+    progress: Progress,
+    /// Where the newest checkpoint stands; `None` before the first.
+    saved_step: Option<u64>,
+    saved_at: Instant,
+    checkpoints: Checkpoints,
+    log: RunLog,
+    meter: Meter,
+    stop: &'a AtomicBool,
+    /// Keeps other runs out of the folder of checkpoints.
+    _lease: Lease,
+}
+
+impl<'a> Run<'a> {
+    /// All that stands before the first step. `config` is resolved.
+    fn prepare(config: &Config, host: Host<'a>) -> Result<Self> {
+        tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
+        bridge::runtime::set_deterministic()?;
+        let data = Data::open(config)?;
+        let fingerprint = data.fingerprint()?;
+        check_plan(config, &data)?;
+        let mut trainer = Trainer::new(config)?;
+
+        let place = Place::open(config)?;
+        let lease = place.checkpoints.lock()?;
+        place.checkpoints.sweep()?;
+        let progress = place.start(config, &mut trainer, &fingerprint)?;
+        write_config(config)?;
+        let log = RunLog::open(config, progress.step, host.terminal)?;
+        Ok(Run {
+            data,
+            fingerprint,
+            trainer,
+            progress,
+            saved_step: (progress.step > 0).then_some(progress.step),
+            saved_at: Instant::now(),
+            checkpoints: place.checkpoints,
+            log,
+            meter: Meter::new(),
+            stop: host.stop,
+            config: config.clone(),
+            _lease: lease,
+        })
+    }
+
+    fn go(&mut self, begun: Instant) -> Result<Outcome> {
+        let total = self.config.steps_total();
+        let rate = LearningRate::new(&self.config);
+        let mut batches = self.data.train_batches(&self.config, self.progress.samples)?;
+        let mut micro = Vec::new();
+        while self.progress.step < total {
+            let samples_before = self.progress.samples;
+            self.step(rate.at(samples_before), &mut batches, &mut micro)?;
+            let step = self.progress.step;
+            let eval_every = self.config.eval.every;
+            if eval_every > 0 && (step.is_multiple_of(eval_every) || step == total) {
+                self.evaluate()?;
+            }
+            let stop = self.must_stop(begun);
+            if stop || step == total || self.save_is_due() {
+                self.save()?;
+            }
+            if stop && step < total {
+                return Ok(Outcome::Saved);
+            }
+        }
+        if self.saved_step != Some(self.progress.step) {
+            self.save()?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn step(
+        &mut self,
+        lr: f64,
+        batches: &mut Batches,
+        micro: &mut Vec<loader::Batch>,
+    ) -> Result<()> {
+        let step_begun = Instant::now();
+        batches.fill(self.config.batch.accumulation(), micro)?;
+        self.meter.data_wait += step_begun.elapsed();
+
+        let step = self.progress.step + 1;
+        let report = self.trainer.step(&self.config.optim, micro, step, lr)?;
+        self.progress =
+            Progress { step, samples: self.progress.samples + self.config.batch.global };
+        self.meter.work += step_begun.elapsed();
+        self.meter.steps += 1;
+        if step == 1
+            || step.is_multiple_of(self.config.log.every)
+            || step == self.config.steps_total()
+        {
+            let record = StepRecord {
+                step,
+                samples: self.progress.samples,
+                tokens: self.progress.samples * self.config.model.seq_len,
+                loss: report.loss,
+                lr,
+                grad_norm: report.grad_norm,
+                perf: self.meter.take(self.config.tokens_per_step()),
+            };
+            self.log.step(&record)?;
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let Some(mut batches) = self.data.valid_batches(&self.config)? else { return Ok(()) };
+        let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.log.eval(&EvalRecord {
+            step: self.progress.step,
+            samples: self.progress.samples,
+            eval_loss: loss / tokens,
+            eval_tokens: tokens as u64, // fits: a count, exact below 2^53
+            perf: EvalPerf { tokens_per_s: tokens / seconds, eval_ms: seconds * 1e3 },
+        })?;
+        Ok(())
+    }
+
+    fn must_stop(&self, begun: Instant) -> bool {
+        let out_of_time = self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0);
+        out_of_time || self.stop.load(Ordering::Relaxed)
+    }
+
+    fn save_is_due(&self) -> bool {
+        let every = &self.config.checkpoint.every;
+        let by_step = every.steps > 0 && self.progress.step.is_multiple_of(every.steps);
+        let pause = every.minutes.map(|minutes| Duration::from_secs(60 * minutes));
+        by_step || pause.is_some_and(|pause| self.saved_at.elapsed() >= pause)
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        self.log.sync()?;
+        let report = state::save(
+            &self.checkpoints,
+            &self.trainer,
+            self.progress,
+            &self.config,
+            &self.fingerprint,
+        )?;
+        log::info!("saved {report}");
+        self.saved_step = Some(self.progress.step);
+        self.saved_at = Instant::now();
+        let keep = usize::try_from(self.config.checkpoint.keep.last).unwrap_or(usize::MAX);
+        self.checkpoints.retain(keep)?;
+        self.meter.stall += begun.elapsed();
+        Ok(())
+    }
+
+    fn summary(&self, outcome: Outcome) -> String {
+        let tokens = thousands((self.progress.samples * self.config.model.seq_len) as f64);
+        let what = match outcome {
+            Outcome::Done => "done",
+            Outcome::Saved => "stopped and saved; start it again to go on",
+        };
+        let dir = self.config.checkpoint_dir();
+        format!("step {}, {tokens} tokens: {what}; checkpoints in {dir}", self.progress.step)
+    }
+}
+
+/// Where the time since the last record went.
+struct Meter {
+    begun: Instant,
+    work: Duration,
+    data_wait: Duration,
+    stall: Duration,
+    steps: u64,
+}
+
+impl Meter {
+    fn new() -> Self {
+        let zero = Duration::ZERO;
+        Meter { begun: Instant::now(), work: zero, data_wait: zero, stall: zero, steps: 0 }
+    }
+
+    /// The means since the last call.
+    fn take(&mut self, tokens_per_step: u64) -> Perf {
+        let steps = self.steps.max(1) as f64;
+        let mean_ms = |time: Duration| time.as_secs_f64() * 1e3 / steps;
+        let step_ms = mean_ms(self.work + self.stall);
+        let perf = Perf {
+            tokens_per_s: tokens_per_step as f64 / (mean_ms(self.work) / 1e3).max(1e-9),
+            step_ms,
+            data_wait_ms: mean_ms(self.data_wait),
+            ckpt_stall_ms: mean_ms(self.stall),
+            elapsed_s: self.begun.elapsed().as_secs_f64(),
+        };
+        *self = Meter { begun: self.begun, ..Meter::new() };
+        perf
+    }
+}
+
+/// Says what the run will take, and refuses what cannot work.
+fn check_plan(config: &Config, data: &Data) -> Result<()> {
+    let known = Known { corpus_tokens: Some(data.token_count()), ..Known::default() };
+    let plan = Plan::new(config, &known);
+    log::info!("model: {}", plan.model);
+    log::info!(
+        "plan: {} parameters, {} steps of {} tokens, {:.2} epochs, {} threads",
+        thousands(plan.parameters.total as f64),
+        plan.run.steps,
+        thousands(plan.run.tokens_per_step as f64),
+        plan.run.epochs.unwrap_or(0.0),
+        config.run.threads
+    );
+    for warning in &plan.warnings {
+        log::warn!("plan: {warning}");
+    }
+    if plan.refusals.is_empty() {
+        return Ok(());
+    }
+    let hint = "`trainer plan` says what would work";
+    Err(Error::Mismatch { doing: "plan the run".to_owned(), details: plan.refusals, hint })
+}
+
+/// Leaves the resolved config in the run's folder, for people; checkpoints have their own.
+fn write_config(config: &Config) -> Result<()> {
+    let store = storage::open_url(&config.run.dir)?;
+    let key = Key::new("config.toml")?;
+    match store.delete(&key) {
+        Ok(()) | Err(storage::Error::NotFound { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    storage::write_all(store.as_ref(), &key, config.to_toml().as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! Configs that must be read, and configs that must be refused, each by the name of the key.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use trainer::config::{Budget, Config, Effect, Length, Load, LrStyle, Warmup};
+
+const SMALL: &str = r#"
+[run]
+dir = "runs/small"
+budget = { steps = 800 }
+[model]
+layers = 4
+hidden = 128
+heads = 4
+vocab = 50257
+seq_len = 64
+[data]
+train = "data/text_document"
+[batch]
+global = 16
+micro = 4
+[optim.lr]
+peak = 1e-3
+"#;
+
+fn read(text: &str) -> Result<Config, String> {
+    Config::from_toml("c.toml", text).map_err(|error| error.to_string())
+}
+
+/// Reads the small config from a file with overrides.
+fn set(sets: &[&str]) -> Result<Config, String> {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    let file = write(folder.path(), "c.toml", SMALL);
+    Config::load(&file, &sets).map_err(|error| error.to_string())
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().expect("folder/name")).expect("make a folder");
+    fs::write(&path, text).expect("write a config");
+    path.to_str().expect("a UTF-8 path").to_owned()
+}
+
+#[test]
+fn defaults_are_what_the_documentation_says() {
+    let config = read(SMALL).unwrap();
+    assert_eq!(config.run.seed, 1234);
+    assert_eq!(config.run.budget, Budget::Steps(800));
+    assert_eq!(config.model.ffn(), 512);
+    assert_eq!(config.model.padded_vocab(), 50304);
+    assert_eq!((config.model.init.std, config.model.init.scaled_output), (0.02, true));
+    assert_eq!(config.data.train.len(), 1);
+    assert_eq!(config.data.train[0].path, "data/text_document");
+    assert_eq!(config.data.split.0, "949,50,1");
+    assert_eq!((config.data.tokenizer.as_str(), config.data.prefetch_batches), ("gpt2", 8));
+    assert_eq!(config.batch.accumulation(), 4);
+    assert_eq!((config.optim.betas, config.optim.eps), ([0.9, 0.95], 1e-8));
+    assert_eq!((config.optim.weight_decay, config.optim.clip), (0.1, 1.0));
+    assert_eq!((config.optim.lr.style, config.optim.lr.floor), (LrStyle::Cosine, 0.0));
+    assert_eq!((config.lr_decay_samples(), config.lr_warmup_samples()), (12_800, 128));
+    assert_eq!(config.checkpoint_dir(), "runs/small/ckpt");
+    assert_eq!((config.checkpoint.every.steps, config.checkpoint.keep.last), (1000, 3));
+    assert_eq!(config.checkpoint.load, Load::Auto);
+    assert_eq!((config.eval.every, config.eval.iters), (1000, 10));
+    assert_eq!((config.log.every, config.log.jsonl, config.log.tensorboard), (10, true, true));
+    assert_eq!(config.cache_dir(), "data/cache/GPTDataset_indices");
+}
+
+#[test]
+fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
+    for (change, due) in [
+        ("model.hiden=8", "model.hiden: unknown key; hint: did you mean 'hidden'?"),
+        (
+            "optim.weight-decay=0",
+            "optim.weight-decay: unknown key; hint: did you mean 'weight_decay'?",
+        ),
+        (
+            "optim.lr.warm_up={steps=1}",
+            "optim.lr.warm_up: unknown key; hint: did you mean 'warmup'?",
+        ),
+        ("parallel.tp=2", "parallel: unknown key; hint: known here: run, model, data, batch"),
+        ("model.dropout=0.1", "model.dropout: unknown key; hint: known here: family, layers"),
+        ("checkpoint.async=true", "checkpoint.async: unknown key"),
+        ("run.budget={step=5}", "run.budget: got 'step', due steps or samples or tokens"),
+    ] {
+        let refusal = set(&[change]).unwrap_err();
+        assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
+    }
+}
+
+#[test]
+fn wrong_types_are_refused_by_name() {
+    for (change, due) in [
+        ("model.hidden=wide", "model.hidden: got the text 'wide', due a whole number, 0 or more"),
+        ("model.hidden=12.5", "model.hidden: got 12.5, due a whole number"),
+        ("model.layers=-1", "model.layers: got -1, due a whole number, 0 or more"),
+        ("optim.clip=tight", "optim.clip: got the text 'tight', due a number"),
+        ("optim.betas=[0.9]", "optim.betas: got a list of 1, due an array of length 2"),
+        ("optim.betas=[0.9,0.95,1]", "optim.betas: got a list of 3, due one of 2"),
+        ("optim.betas=[0.9,true]", "optim.betas.1: got true, due a number"),
+        ("optim.lr=1e-3", "optim.lr: got 0.001, due a table"),
+        ("log.jsonl=1", "log.jsonl: got 1, due true or false"),
+        ("precision.dtype=fp16", "precision.dtype: got 'fp16', due fp32 or bf16"),
+        ("precision.dtype=16", "precision.dtype: got 16, due"),
+        ("model.activation=relu", "model.activation: got 'relu', due gelu-tanh"),
+        ("run.budget=800", "run.budget: got 800, due exactly one of steps, samples, tokens"),
+        ("run.budget={}", "run.budget: got none, due exactly one of steps, samples, tokens"),
+        ("run.budget={steps=1,tokens=2}", "run.budget: got steps and tokens, due exactly one of"),
+        ("run.budget={steps=1.5}", "run.budget.steps: got 1.5, due a whole number"),
+        ("run.max_wall=90", "run.max_wall: got 90, due a text in quotes"),
+        ("run.max_wall=90x", "run.max_wall: '90x' is no time, write it as 23h50m or 90s"),
+        ("data.train=5", "data.train: got 5, due a prefix, or [{ path = \"...\" }]"),
+        ("data.train=[{path=1}]", "data.train.0.path: got 1, due a text in quotes"),
+        ("data.train=[{paht=\"x\"}]", "data.train.0.paht: unknown key; hint: did you mean 'path'?"),
+    ] {
+        let refusal = set(&[change]).unwrap_err();
+        assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_with_the_range() {
+    for (change, due) in [
+        ("model.layers=0", "model.layers: got 0, due 1 to 1024"),
+        ("model.heads=5", "model.heads: 5 heads do not divide hidden 128"),
+        ("model.vocab=1", "model.vocab: got 1, due 2 to 16777216"),
+        ("model.init.std=nan", "model.init.std: got NaN, due 0 to 1"),
+        ("run.seed=4294967296", "run.seed: got 4294967296, due 0 to 4294967295"),
+        ("run.threads=9999", "run.threads: got 9999, due 0 to 1024"),
+        ("run.dir=''", "run.dir: is empty"),
+        ("run.max_wall=0s", "run.max_wall: got 0s, due 1s or more"),
+        ("run.budget={samples=15}", "run.budget: is less than one step of 16 samples"),
+        ("run.budget={tokens=1023}", "run.budget: is less than one step of 16 samples"),
+        ("run.budget={steps=0}", "run.budget.steps: got 0, due 1 to"),
+        ("run.budget={steps=9007199254740992}", "run.budget: is more than 9007199254740992 tokens"),
+        ("data.train=[]", "data.train: got 0 corpora, due exactly one"),
+        ("data.train=['a','b']", "data.train: got 2 corpora, due exactly one; hint: merge them"),
+        ("data.train=[{path='a',weight=0}]", "data.train.0.weight: got 0, due more than 0"),
+        ("data.split='1,2,3,4'", "data.split: got 4 shares, due at most 3"),
+        ("data.split=[0,0]", "data.split: no share is above 0"),
+        ("data.split='1.2.3'", "data.split: '1.2.3' is no number"),
+        ("data.prefetch_batches=0", "data.prefetch_batches: got 0, due 1 to 1024"),
+        ("batch.micro=3", "batch.micro: micro 3 does not divide global 16"),
+        ("batch.micro=0", "batch.micro: got 0, due 1 to 65536"),
+        ("batch.accumulation=3", "batch.accumulation: got 3, due global / micro = 4"),
+        ("optim.betas=[0.9,1.0]", "optim.betas.1: got 1, due 0 or more, and less than 1"),
+        ("optim.lr.floor=1", "optim.lr.floor: got 1, due 0 to 0.001"),
+        ("optim.lr.peak=inf", "optim.lr.peak: got inf, due 0 to 1000"),
+        ("optim.lr.warmup={fraction=1.5}", "optim.lr.warmup.fraction: got 1.5, due 0 to 1"),
+        ("optim.lr.warmup={steps=801}", "optim.lr.warmup: 12816 samples are more than the decay's"),
+        ("checkpoint.keep.last=0", "checkpoint.keep.last: got 0, due 1 to 1000000"),
+        ("checkpoint.every.minutes=0", "checkpoint.every.minutes: got 0, due 1 to 1000000"),
+        ("checkpoint.load=''", "checkpoint.load: is empty"),
+        ("eval.iters=0", "eval.iters: got 0, due 1 to 1000000"),
+        ("log.every=0", "log.every: got 0, due 1 to"),
+    ] {
+        let refusal = set(&[change]).unwrap_err();
+        assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
+    }
+}
+
+#[test]
+fn missing_keys_are_refused_by_name() {
+    for (line, due) in [
+        ("heads = 4\n", "config c.toml: model.heads: is missing, and has no default"),
+        ("dir = \"runs/small\"\n", "config c.toml: run.dir: is missing"),
+        ("peak = 1e-3\n", "config c.toml: optim.lr.peak: is missing"),
+        ("train = \"data/text_document\"\n", "config c.toml: data.train: is missing"),
+    ] {
+        assert!(SMALL.contains(line));
+        let refusal = read(&SMALL.replace(line, "")).unwrap_err();
+        assert!(refusal.contains(due), "{refusal}");
+    }
+    assert!(read("").unwrap_err().contains("config c.toml: run: is missing"));
+}
+
+#[test]
+fn what_is_no_toml_is_refused_with_its_line() {
+    let refusal = read("[run]\ndir = \n").unwrap_err();
+    assert!(refusal.starts_with("read config c.toml: TOML parse error at line 2"), "{refusal}");
+    let twice = read("[run]\nseed = 1\nseed = 2\n").unwrap_err();
+    assert!(twice.contains("duplicate key") && twice.contains("line 3"), "{twice}");
+}
+
+#[test]
+fn overrides_win_and_need_no_quotes() {
+    let config = set(&[
+        "run.dir=/tmp/a b",
+        "run.budget.tokens=102400",
+        "run.max_wall=23h50m",
+        "optim.lr.decay.steps=50",
+        "optim.lr.warmup={samples=32}",
+        "data.split=[969, 30, 1]",
+        "data.train=[{path='x/y', weight=2}]",
+        "checkpoint.load=runs/old/ckpt/step-000100",
+        "optim.lr.peak=5e-4",
+        "optim.lr.peak = 2e-4",
+    ])
+    .unwrap();
+    assert_eq!(config.run.dir, "/tmp/a b");
+    assert_eq!((config.run.budget, config.steps_total()), (Budget::Tokens(102_400), 100));
+    assert_eq!(config.run.max_wall.unwrap().0, Duration::from_secs(23 * 3600 + 50 * 60));
+    assert_eq!(config.optim.lr.decay, Some(Length::Steps(50)));
+    assert_eq!((config.lr_decay_samples(), config.lr_warmup_samples()), (800, 32));
+    assert_eq!(config.data.split.0, "969,30,1");
+    assert_eq!((config.corpus(), config.data.train[0].weight), ("x/y", 2.0));
+    assert_eq!(config.checkpoint.load, Load::Path("runs/old/ckpt/step-000100".to_owned()));
+    assert_eq!(config.optim.lr.peak, 2e-4);
+}
+
+#[test]
+fn malformed_overrides_are_refused() {
+    for (change, due) in [
+        ("model.layers", "--set model.layers: due key=value, as optim.lr.peak=1e-3"),
+        ("=5", "--set =5: a part of the key is empty"),
+        ("model..layers=5", "--set model..layers=5: a part of the key is empty"),
+        ("extends=base.toml", "--set extends=base.toml: only a file can extend another"),
+        // A value must not smuggle in a second key.
+        ("model.layers=4\nrun.seed=5", "model.layers: got the text"),
+    ] {
+        let refusal = set(&[change]).unwrap_err();
+        assert!(refusal.contains(due), "{change}: {refusal}");
+    }
+}
+
+#[test]
+fn a_file_stands_on_its_base() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "base/small.toml", SMALL);
+    write(folder.path(), "base/mid.toml", "extends = 'small.toml'\n[model]\nlayers = 6\n");
+    let top =
+        "extends = '../base/mid.toml'\n[run]\nbudget = { samples = 320 }\n[model]\nheads = 8\n";
+    let top = write(folder.path(), "runs/top.toml", top);
+    let config = Config::load(&top, &["model.heads=2".to_owned()]).unwrap();
+    assert_eq!((config.model.layers, config.model.heads, config.model.hidden), (6, 2, 128));
+    // The base says `steps`: a child that says `samples` replaces the whole budget.
+    assert_eq!((config.run.budget, config.steps_total()), (Budget::Samples(320), 20));
+}
+
+#[test]
+fn a_refusal_names_the_file_that_has_the_key() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "base.toml", &SMALL.replace("heads = 4", "heads = 5"));
+    let top = write(folder.path(), "top.toml", "extends = 'base.toml'\n[log]\nevery = 1\n");
+    let refusal = Config::load(&top, &[]).unwrap_err().to_string();
+    assert!(refusal.contains("base.toml: model.heads: 5 heads do not divide"), "{refusal}");
+}
+
+#[test]
+fn extends_that_cannot_be_followed_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = write(folder.path(), "a.toml", "extends = 'sub/b.toml'\n");
+    write(folder.path(), "sub/b.toml", "extends = '../a.toml'\n");
+    let refusal = Config::load(&a, &[]).unwrap_err().to_string();
+    assert!(refusal.contains("a.toml -> ") && refusal.contains("sub/b.toml -> "), "{refusal}");
+    assert!(refusal.ends_with("'extends' comes back to a file that it started from"), "{refusal}");
+
+    for depth in 0..20 {
+        let text = format!("extends = 'deep{}.toml'\n", depth + 1);
+        write(folder.path(), &format!("deep{depth}.toml"), &text);
+    }
+    let deep = folder.path().join("deep0.toml");
+    let refusal = Config::load(deep.to_str().unwrap(), &[]).unwrap_err().to_string();
+    assert!(refusal.ends_with("'extends' goes more than 16 files deep"), "{refusal}");
+
+    let number = write(folder.path(), "number.toml", "extends = 5\n");
+    let refusal = Config::load(&number, &[]).unwrap_err().to_string();
+    assert!(refusal.ends_with("extends is 5, due a file name in quotes"), "{refusal}");
+
+    let orphan = write(folder.path(), "orphan.toml", "extends = 'nowhere.toml'\n");
+    let refusal = Config::load(&orphan, &[]).unwrap_err().to_string();
+    assert!(refusal.contains("nowhere.toml: no such file or folder"), "{refusal}");
+}
+
+#[test]
+fn files_that_are_no_config_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let huge = folder.path().join("huge.toml");
+    fs::write(&huge, vec![b'#'; (1 << 20) + 1]).unwrap();
+    let refusal = Config::load(huge.to_str().unwrap(), &[]).unwrap_err().to_string();
+    assert!(refusal.contains("got 1048577 bytes, due at most 1 MiB"), "{refusal}");
+    let binary = folder.path().join("binary.toml");
+    fs::write(&binary, b"a = \xff\n").unwrap();
+    let refusal = Config::load(binary.to_str().unwrap(), &[]).unwrap_err().to_string();
+    assert!(refusal.contains("got invalid UTF-8 at byte 4, due text"), "{refusal}");
+}
+
+#[test]
+fn the_resolved_config_reads_back_equal_and_has_no_default_left() {
+    let config = set(&["run.max_wall=1d2s", "checkpoint.every.minutes=30"]).unwrap();
+    let resolved = config.resolved();
+    assert!(resolved.run.threads >= 1);
+    assert_eq!(resolved.optim.lr.warmup, Warmup::Samples(128));
+    assert_eq!(resolved.optim.lr.decay, Some(Length::Samples(12_800)));
+    let text = resolved.to_toml();
+    for line in ["max_wall = \"1d2s\"", "load = \"auto\"", "ffn = 512", "dir = \"runs/small/ckpt\""]
+    {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
+    }
+    assert_eq!(Config::from_toml("resolved", &text).unwrap(), resolved);
+    assert_eq!(resolved.resolved(), resolved);
+}
+
+#[test]
+fn floats_survive_the_recorded_config_exactly() {
+    for peak in ["6e-4", "0.1", "1e-300", "0.30000000000000004", "5e-324", "999.9999999999999"] {
+        let config = set(&[&format!("optim.lr.peak={peak}")]).unwrap();
+        let again = Config::from_toml("again", &config.to_toml()).unwrap();
+        assert_eq!(again.optim.lr.peak.to_bits(), peak.parse::<f64>().unwrap().to_bits());
+    }
+}
+
+#[test]
+fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
+    let saved = set(&["run.threads=2"]).unwrap().resolved();
+    let check = |changes: &[&str], due: &[(&str, &str, &str, Effect)]| {
+        let changes = [&["run.threads=2"], changes].concat();
+        let found = set(&changes).unwrap().differences(&saved);
+        let found: Vec<_> = found
+            .iter()
+            .map(|d| (d.key.as_str(), d.there.as_str(), d.here.as_str(), d.effect))
+            .collect();
+        assert_eq!(found, due, "{changes:?}");
+    };
+    check(&[], &[]);
+    check(&["run.dir=x", "log.every=1", "eval.every=5", "checkpoint.keep.last=1"], &[]);
+    // The same length in other words is no difference.
+    check(&["run.budget={samples=12800}", "optim.lr.warmup={samples=128}", "model.ffn=512"], &[]);
+    check(
+        &["model.layers=5", "optim.lr.peak=2e-3", "batch.micro=2"],
+        &[
+            ("batch.micro", "4", "2", Effect::OtherBits),
+            ("model.layers", "4", "5", Effect::OtherRun),
+            ("optim.lr.peak", "0.001", "0.002", Effect::OtherBits),
+        ],
+    );
+    check(
+        &["run.budget.steps=900", "run.threads=3", "optim.lr.decay.steps=800"],
+        &[
+            ("run.budget.samples", "12800", "14400", Effect::OtherRun),
+            ("run.threads", "2", "3", Effect::OtherBits),
+        ],
+    );
+}

@@ -1,0 +1,107 @@
+//! A trained model writes: with its cache what it would without, and the same for the same seed.
+
+mod common;
+
+use common::{Lab, assert_success, text, train};
+use tch::Tensor;
+use trainer::config::Config;
+use trainer::generate::{Generator, Options, Sampling};
+use trainer::model::{self, Cache, GptShape, WTE};
+
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
+
+#[test]
+fn one_token_at_a_time_is_all_at_once() {
+    let text = "run = { dir = 'unused', budget = { steps = 1 } }
+         model = { layers = 3, hidden = 24, heads = 3, vocab = 97, seq_len = 20 }
+         data = { train = 'unused' }
+         batch = { global = 1, micro = 1 }
+         optim = { lr = { peak = 0.001 } }";
+    let config = Config::from_toml("test", text).unwrap();
+    let shape = GptShape::new(&config.model);
+    let trainer = trainer::Trainer::new(&config).unwrap();
+    let params = trainer.state()[0];
+    let tokens: Vec<i64> = (0..20).map(|i| i * 29 % 97).collect();
+    let _no_grad = tch::no_grad_guard();
+    let at_once = {
+        let tokens = Tensor::from_slice(&tokens).unsqueeze(0);
+        model::hidden_states(&shape, params, &tokens, None).unwrap()
+    };
+    let mut cache = Cache::default();
+    // A prompt of seven, then one by one.
+    let mut begun = 0;
+    for end in [7].into_iter().chain(8..=20) {
+        let new = Tensor::from_slice(&tokens[begun..end]).unsqueeze(0);
+        let hidden = model::hidden_states(&shape, params, &new, Some(&mut cache)).unwrap();
+        let due = at_once.narrow(0, begun as i64, (end - begun) as i64);
+        let error = (hidden - due).abs().max().double_value(&[]);
+        assert!(error < 1e-5, "tokens {begun} to {end}: off by {error}");
+        begun = end;
+    }
+    assert_eq!(cache.tokens(), 20);
+    let logits = model::logits(&shape, &params[WTE], &at_once).unwrap();
+    assert_eq!(logits.size(), [20, 97]);
+}
+
+#[test]
+fn a_checkpoint_writes_what_it_has_learned() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("run", &[("run.budget", "{ steps = 150 }")])));
+    let place = lab.path("run").to_str().unwrap().to_owned();
+    let generator = Generator::open(&place).unwrap();
+    assert_eq!(generator.step(), 150);
+    let write = |prompt: &[u32], options: &Options| {
+        let mut tokens = Vec::new();
+        let emit = &mut |token| {
+            tokens.push(token);
+            Ok(())
+        };
+        generator.write(prompt, options, emit).map(|()| tokens)
+    };
+    // Longer than the model's 16 positions: it goes on from the newer half.
+    let options = Options { tokens_max: 40, sampling: GREEDY, seed: 1, stop: None };
+    let greedy = write(&[0, 13, 26, 39], &options).unwrap();
+    assert_eq!(greedy.len(), 40);
+    let steps = |t: &[u32]| {
+        t.windows(2).filter(|w| matches!((w[1] + 500 - w[0]) % 500, 13 | 26 | 39)).count()
+    };
+    assert!(steps(&greedy) > 20, "the corpus counts by 13, 26 or 39: {greedy:?}");
+    assert_eq!(write(&[0, 13, 26, 39], &options).unwrap(), greedy);
+
+    let wild = Sampling { temperature: 1.5, top_k: 0, top_p: 1.0 };
+    let sampled = |seed| write(&[0], &Options { sampling: wild, seed, ..options }).unwrap();
+    assert_eq!(sampled(3), sampled(3));
+    assert_ne!(sampled(3), sampled(4));
+    let stop = Options { stop: Some(greedy[5]), ..options };
+    let first = greedy.iter().position(|token| *token == greedy[5]).unwrap();
+    assert_eq!(write(&[0, 13, 26, 39], &stop).unwrap(), greedy[..first]);
+
+    let folder = lab.path("run/ckpt/step-000000000148").to_str().unwrap().to_owned();
+    assert_eq!(Generator::open(&folder).unwrap().step(), 148);
+    assert!(write(&[], &options).is_err());
+    assert!(write(&[500], &options).unwrap_err().to_string().contains("got token 500"));
+    let error = Generator::open(lab.path("").to_str().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("no complete step-*"), "{error}");
+}
+
+#[test]
+fn the_command_prints_text() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("run", &[("run.budget", "{ steps = 4 }")])));
+    let generate = |more: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.arg("generate").arg("--ckpt").arg(lab.path("run")).env("OMP_NUM_THREADS", "1");
+        command.args(more).output().unwrap()
+    };
+    // A prompt of token 0, "!"; the test vocabulary has GPT-2's first 500.
+    let output = generate(&["--prompt", "!", "--tokens", "12", "--seed", "7"]);
+    assert_success(&output);
+    assert!(text(&output.stdout).starts_with('!') && text(&output.stdout).ends_with('\n'));
+    let again = generate(&["--prompt", "!", "--tokens", "12", "--seed", "7"]);
+    assert_eq!(output.stdout, again.stdout);
+    // Its end-of-document token is beyond the test vocabulary.
+    let output = generate(&["--tokens", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("50256"), "{}", text(&output.stderr));
+    assert_eq!(generate(&["--top-p", "1.5"]).status.code(), Some(2));
+}

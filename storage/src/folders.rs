@@ -20,7 +20,8 @@ const KNOWN_MAX: usize = 4096;
 pub(crate) type Failed = (PathBuf, io::Error);
 
 impl Folders {
-    /// Makes `folder`, and what it is in, durably. Gives those that it made, outermost first.
+    /// Makes `folder`, and what it is in, durably. Gives those that it made, outermost first; if it
+    /// fails, none of them stays.
     pub(crate) fn make(
         &self,
         disk: &dyn Disk,
@@ -28,6 +29,20 @@ impl Folders {
         folder: &Path,
     ) -> Result<Vec<PathBuf>, Failed> {
         let mut made = Vec::new();
+        let outcome = self.make_into(&mut made, disk, root, folder);
+        if outcome.is_err() {
+            self.unmake(disk, &made);
+        }
+        outcome.map(|()| made)
+    }
+
+    fn make_into(
+        &self,
+        made: &mut Vec<PathBuf>,
+        disk: &dyn Disk,
+        root: &Path,
+        folder: &Path,
+    ) -> Result<(), Failed> {
         let mut way: Vec<&Path> = folder.ancestors().collect();
         way.retain(|path| !path.as_os_str().is_empty());
         for path in way.into_iter().rev() {
@@ -51,7 +66,7 @@ impl Folders {
             }
             known.insert(path.to_owned());
         }
-        Ok(made)
+        Ok(())
     }
 
     /// Forgets a folder and all in it, before it goes.

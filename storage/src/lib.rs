@@ -37,6 +37,8 @@ mod profile;
 mod ring;
 #[cfg(feature = "sim")]
 mod rng;
+#[cfg(feature = "sim")]
+pub mod sim;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 mod sys;
 mod temporary;

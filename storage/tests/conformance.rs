@@ -1,8 +1,12 @@
 //! Every store of ours keeps the contract.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+
 use std::path::Path;
 use std::sync::Arc;
 
+use storage::sim::{Faults, SimStore};
 use storage::{Storage, conformance, open_url};
 
 /// A fresh folder for each check below `base`, gone afterwards.
@@ -60,4 +64,16 @@ fn tmpfs() {
     if ring_works() {
         check(memory, "engine=ring&direct=on");
     }
+}
+
+#[test]
+fn sim() {
+    conformance::run(&|| Arc::new(SimStore::new(1, Faults::default())));
+}
+
+/// Short transfers and interruptions change nothing.
+#[test]
+fn sim_with_faults() {
+    let faults = Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Faults::default() };
+    conformance::run(&|| Arc::new(SimStore::new(2, faults.clone())));
 }

@@ -1,0 +1,110 @@
+//! The demo corpus, tokenized here, as others read it: Megatron's own reader and numpy.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use indexed::IndexedDataset;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use storage::Key;
+
+/// The Python that has the readers' packages; without it this says so and the tests that need it
+/// end.
+fn python(test: &str) -> Option<PathBuf> {
+    let named = std::env::var_os("FEEDLINE_PYTHON").map(PathBuf::from);
+    let python = named.unwrap_or_else(|| tests::root().join(".venv/bin/python"));
+    if python.exists() {
+        return Some(python);
+    }
+    tests::skip(test, "no Python with the readers' packages; `scripts/setup.sh --venv` makes one");
+    None
+}
+
+fn tokenize(folder: &Path) -> String {
+    let corpus = tests::root().join("demo/data/corpus.jsonl.zst");
+    let prefix = folder.join("corpus").to_str().unwrap().to_owned();
+    let mut options = preprocess::Options::new(vec![corpus.to_str().unwrap().to_owned()], &prefix);
+    options.append_eod = true;
+    preprocess::run(&options, &mut |_| {}).unwrap();
+    format!("{prefix}_text_document")
+}
+
+/// What our own reader finds, in the form of the scripts.
+fn ours(prefix: &str) -> Value {
+    let (store, key) = storage::locate(prefix).unwrap();
+    let dataset = IndexedDataset::open(&store, &key).unwrap();
+    let mut sum = Sha256::new();
+    for sequence in 0..dataset.sequence_count() {
+        for token in dataset.read_sequence(sequence).unwrap() {
+            sum.update(token.to_le_bytes());
+        }
+    }
+    let mut first = dataset.read_sequence(0).unwrap();
+    first.truncate(16);
+    let sha256: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    json!({
+        "sequences": dataset.sequence_count(),
+        "documents": dataset.document_count(),
+        "tokens": dataset.token_count(),
+        "sha256": sha256,
+        "first_tokens": first,
+    })
+}
+
+fn read_with(python: &Path, script: &str, prefix: &str) -> Value {
+    let script = tests::root().join("tests/readers").join(script);
+    let output = Command::new(python).arg(&script).arg(prefix).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", script.display());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn megatron_and_numpy_read_the_demo_corpus_as_we_do() {
+    let Some(python) = python("megatron_and_numpy_read_the_demo_corpus_as_we_do") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokenize(folder.path());
+    let ours = ours(&prefix);
+    assert!(ours["tokens"].as_u64().unwrap() > 3_000_000, "{ours}");
+    for script in ["megatron_read.py", "numpy_read.py"] {
+        assert_eq!(read_with(&python, script, &prefix), ours, "{script}");
+    }
+}
+
+/// A reader that reads nothing would agree with anything: a changed token must be seen by each.
+#[test]
+fn the_readers_see_a_changed_token() {
+    let Some(python) = python("the_readers_see_a_changed_token") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokenize(folder.path());
+    let due = ours(&prefix);
+    let bin = format!("{prefix}.bin");
+    let mut bytes = std::fs::read(&bin).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&bin, bytes).unwrap();
+    for script in ["megatron_read.py", "numpy_read.py"] {
+        assert_ne!(read_with(&python, script, &prefix)["sha256"], due["sha256"], "{script}");
+    }
+}
+
+/// The manifest beside the files says the same, and verifies; a changed byte is found by it.
+#[test]
+fn the_manifest_agrees() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokenize(folder.path());
+    let (store, key) = storage::locate(&prefix).unwrap();
+    let manifest = key.with_suffix(".manifest.json").unwrap();
+    let manifest = storage::Manifest::read(&*store, &manifest).unwrap();
+    let ours = ours(&prefix);
+    for name in ["sequences", "documents", "tokens"] {
+        assert_eq!(manifest.meta[name], ours[name], "{name}");
+    }
+    assert_eq!(manifest.verify(&*store, &Key::root()).unwrap().files, 2);
+    let bin = format!("{prefix}.bin");
+    let mut bytes = std::fs::read(&bin).unwrap();
+    bytes[12_345] ^= 64;
+    std::fs::write(&bin, bytes).unwrap();
+    let error = manifest.verify(&*store, &Key::root()).unwrap_err().to_string();
+    assert!(error.contains("corpus_text_document.bin"), "{error}");
+}

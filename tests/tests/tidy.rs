@@ -190,7 +190,7 @@ fn leftovers(all: &[Source]) -> Vec<String> {
     let words = ["FIXME", "TODO", "XXX", "#[ignore", "todo!", "unimplemented!", "dbg!("];
     let mut broken = Vec::new();
     for (path, text) in all {
-        if path == "tests/tests/tidy.rs" || path.starts_with("demo/data/LICENSE") {
+        if ["tests/tests/tidy.rs", "STYLE.md"].contains(&path.as_str()) {
             continue;
         }
         for (number, line) in text.lines().enumerate() {

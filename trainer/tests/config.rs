@@ -202,7 +202,8 @@ fn overrides_win_and_need_no_quotes() {
     .unwrap();
     assert_eq!(config.run.dir, "/tmp/a b");
     assert_eq!((config.run.budget, config.steps_total()), (Budget::Tokens(102_400), 100));
-    assert_eq!(config.run.max_wall.unwrap().0, Duration::from_secs(23 * 3600 + 50 * 60));
+    let wall = Duration::from_secs(23 * 3600 + 50 * 60);
+    assert_eq!(config.run.max_wall.unwrap().0, wall);
     assert_eq!(config.optim.lr.decay, Some(Length::Steps(50)));
     assert_eq!((config.lr_decay_samples(), config.lr_warmup_samples()), (800, 32));
     assert_eq!(config.data.split.0, "969,30,1");

@@ -2,13 +2,13 @@
 //! with numpy alone; and what must hold of gradients however a batch is divided.
 
 use loader::Batch;
-use safetensors::SafeTensors;
 use tch::{Kind, Tensor};
 use trainer::Trainer;
 use trainer::accumulate::{Contribution, TreeSum};
 use trainer::config::Config;
 use trainer::model::{self, GptShape, LossTokens, WTE};
 use trainer::optim::{clip_divisor, global_norm};
+use trainer::plan::{Known, Plan};
 
 const GOLDEN: &[u8] = include_bytes!("golden/gpt2.safetensors");
 const ROWS: usize = 3;
@@ -74,9 +74,13 @@ fn rows(batch: &Batch, rows: std::ops::Range<usize>) -> Batch {
     }
 }
 
+/// A tensor of a safetensors file: the length of a JSON header, the header, the bytes.
 fn golden(name: &str) -> Vec<f32> {
-    let file = SafeTensors::deserialize(GOLDEN).expect("the golden file");
-    let bytes = file.tensor(name).expect("a golden tensor").data().to_vec();
+    let (len, rest) = GOLDEN.split_first_chunk().expect("a golden file");
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let header: serde_json::Value = serde_json::from_slice(header).expect("a header");
+    let place = |i: usize| header[name]["data_offsets"][i].as_u64().expect("a tensor") as usize;
+    let bytes = &data[place(0)..place(1)];
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
@@ -191,6 +195,18 @@ fn any_division_among_ranks_gives_the_same_bits() {
         chain.absorb(&one).unwrap();
     }
     assert!(chain.grads.iter().zip(&whole.grads).any(|(a, b)| bits(a) != bits(b)));
+}
+
+#[test]
+fn the_plan_counts_the_parameters_that_there_are() {
+    for (hidden, layers, ffn) in [(16, 2, Some(48)), (24, 5, None)] {
+        let mut config = config("fp32");
+        (config.model.hidden, config.model.layers, config.model.ffn) = (hidden, layers, ffn);
+        let specs = GptShape::new(&config.model).params(&config.model);
+        let due: usize = specs.iter().map(model::ParamSpec::numel).sum();
+        let plan = Plan::new(&config, &Known::default());
+        assert_eq!(plan.parameters.total, due as u64);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use indexed::{GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::{Batch, GptBatches, Options};
-use preprocess::{TokenizerSpec, open_tokenizer};
+use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use serde_json::{Value, json};
 use storage::{Crc64, Key, Read};
 
@@ -15,10 +15,26 @@ use crate::{Error, Result};
 /// How much of each end of the `.bin` tells one corpus from another.
 const FINGERPRINT_BYTES: u64 = 1 << 20;
 
-/// An opened corpus and the order in which a run reads it.
+/// Opens the token files of a run.
+///
+/// # Errors
+/// [`Error::Indexed`].
+pub fn open_corpus(config: &Config) -> Result<IndexedDataset> {
+    let (store, prefix) = storage::locate(config.corpus())?;
+    let corpus = IndexedDataset::open(&store, &prefix)?;
+    log::info!(
+        "data: {} has {} tokens in {} documents",
+        corpus.display(),
+        thousands(corpus.token_count() as f64),
+        thousands(corpus.document_count() as f64)
+    );
+    Ok(corpus)
+}
+
+/// A corpus and the order in which a run reads it.
 #[derive(Debug)]
 pub struct Data {
-    dataset: Arc<IndexedDataset>,
+    corpus: Arc<IndexedDataset>,
     train: Arc<GptIndex>,
     /// `None` if the run never evaluates.
     valid: Option<Arc<GptIndex>>,
@@ -27,29 +43,12 @@ pub struct Data {
 }
 
 impl Data {
-    /// Opens the token files, and maps or builds the sample orders that a run of this length needs.
+    /// Maps or builds the sample orders that a run of this length needs.
     ///
     /// # Errors
     /// [`Error::Indexed`], or [`Error::Tokenizer`] for a tokenizer that is not known.
-    pub fn open(config: &Config) -> Result<Self> {
-        let (store, prefix) = storage::locate(config.corpus())?;
-        let dataset = IndexedDataset::open(&store, &prefix)?;
-        log::info!(
-            "data: {} has {} tokens in {} documents",
-            dataset.display(),
-            thousands(dataset.token_count() as f64),
-            thousands(dataset.document_count() as f64)
-        );
-        let spec = TokenizerSpec { kind: config.data.tokenizer.clone(), ..Default::default() };
-        let tokenizer = open_tokenizer(&spec)?;
-        if u64::from(tokenizer.vocab_size()) > config.model.vocab {
-            log::warn!(
-                "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
-                tokenizer.name(),
-                tokenizer.vocab_size(),
-                config.model.vocab
-            );
-        }
+    pub fn new(corpus: IndexedDataset, config: &Config) -> Result<Self> {
+        let tokenizer = tokenizer_of(config)?;
         let cache = storage::open_url(&config.cache_dir())?;
         let order = |which: Split, samples: u64| -> Result<Arc<GptIndex>> {
             let order = GptIndexConfig {
@@ -63,27 +62,22 @@ impl Data {
                 tokenizer: tokenizer.identifiers(),
             };
             let index =
-                GptIndex::load_or_build(&dataset, which, &order, cache.as_ref(), &Key::root())?;
+                GptIndex::load_or_build(&corpus, which, &order, cache.as_ref(), &Key::root())?;
             let count = thousands(index.sample_count() as f64);
-            log::info!("index: {count} samples for {}, {samples} needed", which.name());
+            let needed = thousands(samples as f64);
+            log::info!("index: {count} samples for {}, {needed} needed", which.name());
             Ok(Arc::new(index))
         };
         let train = order(Split::Train, config.samples_total())?;
         let evaluates = config.eval.every > 0;
         let valid = evaluates.then(|| order(Split::Valid, config.eval_samples())).transpose()?;
         Ok(Data {
-            dataset: Arc::new(dataset),
+            corpus: Arc::new(corpus),
             train,
             valid,
             vocab: config.model.vocab,
             window_batches: config.data.prefetch_batches as usize, // fits: at most 1024
         })
-    }
-
-    /// Tokens of the corpus.
-    #[must_use]
-    pub fn token_count(&self) -> u64 {
-        self.dataset.token_count()
     }
 
     /// What tells this corpus from another, wherever it lies: its counts, and a checksum of its
@@ -92,7 +86,7 @@ impl Data {
     /// # Errors
     /// [`Error::Storage`].
     pub fn fingerprint(&self) -> Result<Value> {
-        let bin = self.dataset.bin();
+        let bin = self.corpus.bin();
         let mut buf = vec![0; FINGERPRINT_BYTES.min(bin.len_bytes()) as usize]; // fits: 1 MiB
         let mut crc = Crc64::new();
         for offset in [0, bin.len_bytes() - buf.len() as u64] {
@@ -100,9 +94,9 @@ impl Data {
             crc.update(&buf);
         }
         Ok(json!({
-            "tokens": self.dataset.token_count(),
-            "sequences": self.dataset.sequence_count(),
-            "documents": self.dataset.document_count(),
+            "tokens": self.corpus.token_count(),
+            "sequences": self.corpus.sequence_count(),
+            "documents": self.corpus.document_count(),
             "ends_crc64": format!("{:016x}", crc.value()),
         }))
     }
@@ -137,9 +131,24 @@ impl Data {
             samples_end: samples.end,
             window_batches: self.window_batches,
         };
-        let batches = GptBatches::start(Arc::clone(&self.dataset), Arc::clone(index), options)?;
+        let batches = GptBatches::start(Arc::clone(&self.corpus), Arc::clone(index), options)?;
         Ok(Batches { batches, vocab: self.vocab })
     }
+}
+
+/// The tokenizer that made the corpus, whose description is part of an index cache's name.
+fn tokenizer_of(config: &Config) -> Result<Arc<dyn Tokenizer>> {
+    let spec = TokenizerSpec { kind: config.data.tokenizer.clone(), ..Default::default() };
+    let tokenizer = open_tokenizer(&spec)?;
+    if u64::from(tokenizer.vocab_size()) > config.model.vocab {
+        log::warn!(
+            "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
+            tokenizer.name(),
+            tokenizer.vocab_size(),
+            config.model.vocab
+        );
+    }
+    Ok(tokenizer)
 }
 
 /// Micro-batches in their order, with every token checked against the vocabulary.

@@ -1,10 +1,10 @@
 //! Batches to weights: trains GPT on libtorch.
 //!
-//! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries it
-//! out, and [`generate`] lets a checkpoint write. The state of a run is its weights, their moments
-//! and the number of samples consumed. Everything else is a function of the config: the order of
-//! the samples, the learning rate, the first weights. A resumed run therefore ends in the bits of
-//! one that was never interrupted, on the same number of threads.
+//! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries
+//! it out, and [`generate`] lets a checkpoint write. The state of a run is its weights, their
+//! moments and the number of samples consumed. Everything else is a function of the config: the
+//! order of the samples, the learning rate, the first weights. A resumed run therefore ends in the
+//! bits of one that was never interrupted, on the same number of threads.
 //!
 //! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
 //! [`accumulate`] and [`optim`] what happens to its gradients, `data` where the batches come from,
@@ -30,7 +30,7 @@ pub mod state;
 mod step;
 mod train;
 
-pub use data::{Batches, Data};
+pub use data::{Batches, Data, open_corpus};
 pub use error::{Error, Result};
 pub use step::{StepReport, Trainer};
 pub use train::{Host, Outcome, train};

@@ -18,9 +18,9 @@ use crate::config::{Config, LrStyle};
 /// | cosine | `floor + (peak − floor) · (1 + cos(π · r)) / 2` |
 /// | `n ≥ d`, linear and cosine | `floor` |
 ///
-/// These are the formulas of Megatron-core. Its `n` had been consumed *before* the step, so that the
-/// first step of a warm-up has the rate 0. For example `peak = 1, w = 4, d = 12`, cosine to a floor
-/// of 0: the rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
+/// These are the formulas of Megatron-core. Its `n` had been consumed *before* the step, so that
+/// the first step of a warm-up has the rate 0. For example `peak = 1, w = 4, d = 12`, cosine to a
+/// floor of 0: the rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
     /// The way down.

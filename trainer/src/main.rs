@@ -1,4 +1,6 @@
-//! The command `trainer`.
+//! The command `trainer`: trains, plans and writes text.
+
+#![forbid(unsafe_code)]
 
 mod cli;
 mod stderr;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use storage::Key;
 
 use crate::config::Config;
-use crate::data::{Batches, Data};
+use crate::data::{self, Batches, Data};
 use crate::log::{EvalPerf, EvalRecord, Perf, RunLog, StepRecord, thousands};
 use crate::lr::LearningRate;
 use crate::plan::{Known, Plan};
@@ -83,9 +83,10 @@ impl<'a> Run<'a> {
     fn prepare(config: &Config, host: Host<'a>) -> Result<Self> {
         tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
         bridge::runtime::set_deterministic()?;
-        let data = Data::open(config)?;
+        let corpus = data::open_corpus(config)?;
+        check_plan(config, corpus.token_count())?;
+        let data = Data::new(corpus, config)?;
         let fingerprint = data.fingerprint()?;
-        check_plan(config, &data)?;
         let mut trainer = Trainer::new(config)?;
 
         let place = Place::open(config)?;
@@ -261,8 +262,8 @@ impl Meter {
 }
 
 /// Says what the run will take, and refuses what cannot work.
-fn check_plan(config: &Config, data: &Data) -> Result<()> {
-    let known = Known { corpus_tokens: Some(data.token_count()), ..Known::default() };
+fn check_plan(config: &Config, corpus_tokens: u64) -> Result<()> {
+    let known = Known { corpus_tokens: Some(corpus_tokens), ..Known::default() };
     let plan = Plan::new(config, &known);
     log::info!("model: {}", plan.model);
     log::info!(

@@ -66,7 +66,7 @@ fn defaults_are_what_the_documentation_says() {
     assert_eq!(config.checkpoint.load, Load::Auto);
     assert_eq!((config.eval.every, config.eval.iters), (1000, 10));
     assert_eq!((config.log.every, config.log.jsonl, config.log.tensorboard), (10, true, true));
-    assert_eq!(config.cache_dir(), "data/cache/GPTDataset_indices");
+    assert_eq!(config.cache_dir(), format!("{}/cache/GPTDataset_indices", config.corpus()));
 }
 
 #[test]

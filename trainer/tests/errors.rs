@@ -45,7 +45,9 @@ fn a_token_beyond_the_vocabulary_is_named() {
 fn a_corpus_that_is_too_small_is_refused() {
     let lab = Lab::new();
     let config = lab.config("run", &[("model.seq_len", "100000")]);
-    check_fails(&config, &["model.seq_len"]);
+    check_fails(&config, &["one sample takes 100001", "model.seq_len"]);
+    let config = lab.config("run", &[("data.split", "'1,0,0'")]);
+    check_fails(&config, &["data.split '1,0,0' has no share for validation"]);
 }
 
 #[test]

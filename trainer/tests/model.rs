@@ -18,7 +18,12 @@ const VOCAB: i64 = 53;
 fn config(dtype: &str) -> Config {
     let text = format!(
         "run = {{ dir = 'unused', budget = {{ steps = 1 }} }}
-         model = {{ layers = 2, hidden = 16, heads = 2, ffn = 48, vocab = {VOCAB}, seq_len = {SEQ} }}
+         model.vocab = {VOCAB}
+         model.seq_len = {SEQ}
+         model.layers = 2
+         model.hidden = 16
+         model.heads = 2
+         model.ffn = 48
          data = {{ train = 'unused' }}
          batch = {{ global = {ROWS}, micro = {ROWS} }}
          precision = {{ dtype = '{dtype}' }}

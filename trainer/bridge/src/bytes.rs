@@ -8,8 +8,8 @@ use crate::{Error, Result};
 /// The elements of a contiguous CPU tensor as bytes, in the machine's order, without a copy.
 ///
 /// # Errors
-/// [`Error::NotLendable`] if the tensor lies elsewhere, is not contiguous, or shares its memory with
-/// another handle, view or graph, through which it could change while the bytes are lent.
+/// [`Error::NotLendable`] if the tensor lies elsewhere, is not contiguous, or shares its memory
+/// with another handle, view or graph, through which it could change while the bytes are lent.
 pub fn bytes(tensor: &Tensor) -> Result<&[u8]> {
     let len = lendable_bytes(tensor)?;
     if len == 0 {

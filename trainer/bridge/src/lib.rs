@@ -6,9 +6,9 @@
 //! the process (in [`runtime`]). A checkpoint needs a fifth: the memory of a tensor as bytes
 //! ([`bytes`], [`bytes_mut`]).
 //!
-//! The C++ side is a plain C interface in `shim/`, one file a subject, where every exception becomes
-//! text. It is compiled against libtorch 2.11 and refuses to compile against another. All unsafe
-//! code of the trainer is in this crate.
+//! The C++ side is a plain C interface in `shim/`, one file a subject, where every exception
+//! becomes text. It is compiled against libtorch 2.11 and refuses to compile against another. All
+//! unsafe code of the trainer is in this crate.
 
 mod autograd;
 mod bytes;

@@ -71,14 +71,12 @@ impl Config {
         &self.data.train[0].path
     }
 
-    /// Folder of the sample-index cache, beside the corpus unless the config says else.
+    /// Folder of the sample-index cache: below the corpus's prefix, as Megatron has it, unless the
+    /// config says else.
     #[must_use]
     pub fn cache_dir(&self) -> String {
-        let beside = || match self.corpus().rsplit_once('/') {
-            Some((folder, _)) => format!("{folder}/cache/GPTDataset_indices"),
-            None => "cache/GPTDataset_indices".to_owned(),
-        };
-        self.data.cache_dir.clone().unwrap_or_else(beside)
+        let below = || format!("{}/cache/GPTDataset_indices", self.corpus());
+        self.data.cache_dir.clone().unwrap_or_else(below)
     }
 
     /// Optimizer steps of the run.

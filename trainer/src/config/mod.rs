@@ -143,8 +143,8 @@ pub struct DataConfig {
     /// `micro x seq_len` tokens each. Default: 8. Minimum: 1. Maximum: 1024.
     #[serde(default = "default_prefetch_batches")]
     pub prefetch_batches: u64,
-    /// Folder of the sample-index cache. Default: `cache/GPTDataset_indices` beside the corpus, as
-    /// Megatron has it.
+    /// Folder of the sample-index cache. Default: `cache/GPTDataset_indices` in a folder named as
+    /// the corpus, where Megatron has it.
     #[serde(default)]
     pub cache_dir: Option<String>,
 }

@@ -19,7 +19,7 @@ use super::GptShape;
 use crate::Result;
 
 /// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. Fewer make the products thin.
-const CHUNK_ROWS: i64 = 512;
+pub const HEAD_CHUNK_ROWS: u64 = 512;
 
 /// What the model should have said, and how much each token counts.
 #[derive(Debug)]
@@ -131,5 +131,6 @@ fn picked_loss(log_probs: &Tensor, tokens: &LossTokens<'_>, first: i64, rows: i6
 
 /// First row and number of rows of each chunk.
 fn chunks(rows: i64) -> impl Iterator<Item = (i64, i64)> {
-    (0..rows).step_by(CHUNK_ROWS as usize).map(move |first| (first, CHUNK_ROWS.min(rows - first)))
+    let chunk = HEAD_CHUNK_ROWS as i64; // fits: a constant
+    (0..rows).step_by(chunk as usize).map(move |first| (first, chunk.min(rows - first)))
 }

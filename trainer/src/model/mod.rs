@@ -18,7 +18,7 @@ mod init;
 mod shape;
 
 pub use gpt::{Cache, hidden_states};
-pub use head::{HeadGrad, LossTokens, logits, loss, loss_and_grad};
+pub use head::{HEAD_CHUNK_ROWS, HeadGrad, LossTokens, logits, loss, loss_and_grad};
 pub use init::initialize;
 pub use shape::{GptShape, Init, ParamSpec};
 

@@ -10,9 +10,8 @@ mod table;
 use serde::Serialize;
 
 use crate::config::{Config, Dtype, ModelConfig};
+use crate::model::HEAD_CHUNK_ROWS;
 
-/// Rows of logits that the head makes at a time; the model's own constant.
-const HEAD_CHUNK_ROWS: u64 = 512;
 /// Bytes of a parameter in f32.
 const F32_BYTES: u64 = 4;
 /// Past so many epochs the same text teaches less than new text would (Muennighoff et al. 2023,

@@ -96,7 +96,7 @@ closing() {
   cat <<TXT
    tokens        $DATA.bin, .idx        readable by Megatron, GPT-NeoX, NeMo
    checkpoints   $RUN/ckpt/step-*       safetensors and a manifest
-   log           $RUN/log.jsonl         and $RUN/tensorboard for TensorBoard
+   log           $RUN/log.jsonl         and $RUN/tb for TensorBoard
    next          trainer generate --ckpt $RUN/ckpt --prompt "fn main() {"
                  edit demo/gpt.toml (layers, hidden, budget) and: trainer train demo/gpt.toml
                  preprocess --json-in YOUR.jsonl --out DIR/name --tokenizer gpt2 --append-eod

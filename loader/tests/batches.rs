@@ -1,5 +1,7 @@
 //! The batches of a loader against Megatron's own samples and against naive slicing.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::sync::Arc;
 
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};

@@ -1,5 +1,7 @@
 //! The plan of a fetch: every byte once, in ascending requests, near neighbours together.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::sync::Arc;
 
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};

@@ -1,5 +1,7 @@
 //! The demo corpus, tokenized here, as others read it: Megatron's own reader and numpy.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,6 +1,8 @@
 //! The rules of the house, as tests. Each rule is a function from named texts to what breaks it;
 //! each is run on the tree, and on a canary that it must catch.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::path::Path;
 
 /// A file of the tree: its path below the root, and its text.
@@ -269,10 +271,10 @@ fn walk(folder: &Path, below: &str, kinds: &[&str], found: &mut Vec<Source>) {
             if !built && !hidden && !name.starts_with("target-") {
                 walk(&entry.path(), &path, kinds, found);
             }
-        } else if kinds.iter().any(|kind| name == *kind || name.ends_with(&format!(".{kind}"))) {
-            if let Ok(text) = std::fs::read_to_string(entry.path()) {
-                found.push((path, text));
-            }
+        } else if kinds.iter().any(|kind| name == *kind || name.ends_with(&format!(".{kind}")))
+            && let Ok(text) = std::fs::read_to_string(entry.path())
+        {
+            found.push((path, text));
         }
     }
 }

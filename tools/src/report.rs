@@ -1,6 +1,6 @@
 //! Tables for people.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 /// Rows of a label and a value, aligned.
 #[derive(Debug, Default)]
@@ -8,7 +8,7 @@ pub struct Facts(Vec<(String, String)>);
 
 impl Facts {
     /// Adds a row.
-    pub fn add(&mut self, label: &str, value: impl ToString) {
+    pub fn add(&mut self, label: &str, value: impl Display) {
         self.0.push((label.to_owned(), value.to_string()));
     }
 

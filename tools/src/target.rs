@@ -46,10 +46,10 @@ impl Target {
         if has(".idx") || has(".bin") {
             return Ok(Target::Tokens { store: parent, prefix: key });
         }
-        if let Some(step) = ckpt::step_of(key.name()) {
-            if has("") {
-                return Ok(Target::Checkpoint { store: parent, step });
-            }
+        if let Some(step) = ckpt::step_of(key.name())
+            && has("")
+        {
+            return Ok(Target::Checkpoint { store: parent, step });
         }
         let inside = storage::open_url(name)?;
         if !has("") {

@@ -1,5 +1,7 @@
 //! The command `feedline` as a user runs it: what it prints and how it exits.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::{Batch, Error, GptBatches, Options};
-use storage::{Key, Storage};
+use storage::Key;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
 

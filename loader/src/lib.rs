@@ -1,11 +1,11 @@
 //! Tokens to batches: a reader that knows the future order.
 //!
 //! Which tokens a training step needs is a pure function of (index, samples consumed), so nothing
-//! need wait for a request that could have been made earlier. [`plan`] works out, for any batch, the
-//! extents of the `.bin` that hold it; `prefetch` reads a bounded window of them ahead on a thread
-//! of its own and hands them over in order; [`Batch`] is what a step consumes. The whole state is
-//! one number, the samples consumed: a loader started there gives the same batches as one that came
-//! by there.
+//! need wait for a request that could have been made earlier. [`plan`] works out, for any batch,
+//! the extents of the `.bin` that hold it; `prefetch` reads a bounded window of them ahead on a
+//! thread of its own and hands them over in order; [`Batch`] is what a step consumes. The whole
+//! state is one number, the samples consumed: a loader started there gives the same batches as one
+//! that came by there.
 
 #![forbid(unsafe_code)]
 

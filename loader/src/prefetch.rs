@@ -26,8 +26,8 @@ pub struct Options {
 
 /// Batches of a GPT corpus in the shuffled order, read ahead of their use.
 ///
-/// One thread plans, reads and decodes; at most [`Options::window_batches`] finished batches wait in
-/// a queue, and one round of reads is under way. Dropping the loader ends the thread.
+/// One thread plans, reads and decodes; at most [`Options::window_batches`] finished batches wait
+/// in a queue, and one round of reads is under way. Dropping the loader ends the thread.
 #[derive(Debug)]
 pub struct GptBatches {
     batches: Option<Receiver<Result<Batch>>>,
@@ -78,7 +78,8 @@ impl GptBatches {
         Ok(Some(batch))
     }
 
-    /// Gives a batch's memory back, to be filled again. After the first window nothing is allocated.
+    /// Gives a batch's memory back, to be filled again. After the first window nothing is
+    /// allocated.
     pub fn recycle(&self, batch: Batch) {
         // A reader that has ended needs no memory: nothing is lost with it.
         let _ = self.spent.send(batch);

@@ -16,8 +16,8 @@ pub struct Options {
     pub append_eod: bool,
     /// Threads that tokenize, at most 1024. Default: one for every core.
     pub workers: usize,
-    /// A longer line is refused. While it is worked on, a line takes three to ten times its length in
-    /// memory, and up to forty if it is all one word. Default and maximum: 1 GiB.
+    /// A longer line is refused. While it is worked on, a line takes three to ten times its length
+    /// in memory, and up to forty if it is all one word. Default and maximum: 1 GiB.
     pub line_bytes_max: u64,
     /// Bytes that are read and cut at a time. The outputs do not depend on it. Default: from 64 KiB
     /// to 2 MiB, by the size of the inputs.

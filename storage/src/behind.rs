@@ -13,7 +13,8 @@ use crate::piece::{Cause, Failure};
 /// Bytes are summed while they are still in the cache that the copy left them in.
 const COPY_BYTES: usize = 256 << 10;
 
-/// A file written from its start, in whole aligned buffers. Two are in use: with one being filled at
+/// A file written from its start, in whole aligned buffers. Two are in use: with one being filled
+/// at
 /// 10 GB/s and one on its way, the device never waits for the copy.
 #[derive(Debug)]
 pub(crate) struct WriteBehind {

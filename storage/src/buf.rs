@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Mutex, PoisonError};
 
-/// What direct IO is aligned to, in memory and in the file: every device and file system known to us
-/// asks for 4,096 or less, and Lustre for exactly that.
+/// What direct IO is aligned to, in memory and in the file: every device and file system known to
+/// us asks for 4,096 or less, and Lustre for exactly that.
 pub(crate) const ALIGN_BYTES: usize = 4096;
 
-/// Eight pieces of 1 MiB: enough in flight at once for a device of 7 GB/s with 1.2 ms of latency. An
-/// upload holds two such buffers, a direct read one.
+/// Eight pieces of 1 MiB: enough in flight at once for a device of 7 GB/s with 1.2 ms of latency.
+/// An upload holds two such buffers, a direct read one.
 pub(crate) const BUF_BYTES: usize = 8 << 20;
 
 /// Idle buffers that are kept: 32 MiB, those of two uploads. More are given back to the system.
@@ -21,8 +21,8 @@ const _: () = assert!(BUF_BYTES.is_multiple_of(ALIGN_BYTES));
 
 static IDLE: Mutex<Vec<Block>> = Mutex::new(Vec::new());
 
-/// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Goes back to the pool when dropped; what
-/// it holds when taken is unspecified.
+/// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Goes back to the pool when dropped;
+/// what it holds when taken is unspecified.
 #[derive(Debug)]
 pub(crate) struct Buf(Option<Block>);
 

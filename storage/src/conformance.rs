@@ -1,5 +1,5 @@
-//! What every store must pass: [`run`] makes a store for each of a list of small checks. A check that
-//! fails panics with its name, and its seed if it has one.
+//! What every store must pass: [`run`] makes a store for each of a list of small checks. A check
+//! that fails panics with its name, and its seed if it has one.
 
 use std::error::Error as StdError;
 use std::sync::Arc;

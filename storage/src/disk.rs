@@ -66,8 +66,8 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
 
-    /// Makes content and length durable. After a failure nothing may be assumed of what was written,
-    /// also if a second call succeeds.
+    /// Makes content and length durable. After a failure nothing may be assumed of what was
+    /// written, also if a second call succeeds.
     fn sync(&self) -> io::Result<()>;
 
     fn map(&self, len_bytes: u64) -> io::Result<Map>;

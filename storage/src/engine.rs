@@ -14,11 +14,12 @@ pub(crate) struct Mover {
     /// Turned off for good when the kernel refuses a ring or a request; never for an error of data.
     ring: AtomicBool,
     start: Start,
+    threads_max: usize,
 }
 
 impl Mover {
-    pub(crate) fn new(engine: Engine, start: Start) -> Self {
-        Mover { ring: AtomicBool::new(engine == Engine::Ring), start }
+    pub(crate) fn new(engine: Engine, start: Start, threads_max: usize) -> Self {
+        Mover { ring: AtomicBool::new(engine == Engine::Ring), start, threads_max }
     }
 
     /// Carries out all pieces on one file. Nothing is in flight when it returns.
@@ -38,6 +39,6 @@ impl Mover {
             // Reads and writes at offsets give the same when they are done again.
             pieces.iter_mut().for_each(Piece::reset);
         }
-        pread::transfer(file, pieces, pread::THREADS_MAX)
+        pread::transfer(file, pieces, self.threads_max)
     }
 }

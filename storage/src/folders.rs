@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::disk::{Disk, folder_of};
 
-/// Folders below a root whose own entries are known to be durable. An object is no more durable than
-/// the folders on its way, and asking the disk each time would cost a device flush for each.
+/// Folders below a root whose own entries are known to be durable. An object is no more durable
+/// than the folders on its way, and asking the disk each time would cost a device flush for each.
 #[derive(Debug, Default)]
 pub(crate) struct Folders(Mutex<HashSet<PathBuf>>);
 

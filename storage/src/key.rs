@@ -2,8 +2,9 @@ use std::fmt;
 
 use crate::{Error, Result};
 
-/// The name of an object within a store: components divided by `/`, none of them empty, `.` or `..`,
-/// so that a key from a manifest can never point outside its store. The root itself is [`Key::root`].
+/// The name of an object within a store: components divided by `/`, none of them empty, `.` or
+/// `..`, so that a key from a manifest can never point outside its store. The root itself is
+/// [`Key::root`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(String);
 

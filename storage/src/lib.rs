@@ -68,8 +68,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// will be written: space is looked for before the first byte. Zero if it is not known.
     ///
     /// # Errors
-    /// [`Error::Exists`] if the key is taken: nothing is ever overwritten. [`Error::NoSpace`] if the
-    /// store says that so much will not fit.
+    /// [`Error::Exists`] if the key is taken: nothing is ever overwritten. [`Error::NoSpace`] if
+    /// the store says that so much will not fit.
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>>;
 
     /// The complete objects below a folder, at any depth, sorted by key. An absent folder is empty.
@@ -226,20 +226,21 @@ impl std::ops::Deref for Map {
     }
 }
 
-/// Opens the store whose root is the folder named by a URL or a plain path. The folder need not exist
-/// yet. A plain path is taken as it is; a URL may say how to go about it:
-/// `file:/data?engine=auto|ring|pread&direct=auto|on|off`. The engine of stores that leave it open is
-/// that of the environment variable `FEEDLINE_ENGINE`, if it is set.
+/// Opens the store whose root is the folder named by a URL or a plain path. The folder need not
+/// exist yet. A plain path is taken as it is; a URL may say how to go about it:
+/// `file:/data?engine=auto|ring|pread&direct=auto|on|off`. The engine of stores that leave it open
+/// is that of the environment variable `FEEDLINE_ENGINE`, if it is set.
 ///
 /// # Errors
-/// [`Error::BadUrl`] for a scheme or option that is not known, or an engine that does not work here.
+/// [`Error::BadUrl`] for a scheme or option that is not known, or an engine that does not work
+/// here.
 pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
     posix::open(&url::parse(url)?)
 }
 
 /// Splits a URL or plain path into the store of its folder and the key of its last component, as
-/// `data/wiki_text_document` or `file:///lustre/run/step-000100` are given on a command line. Options
-/// are as for [`open_url`].
+/// `data/wiki_text_document` or `file:///lustre/run/step-000100` are given on a command line.
+/// Options are as for [`open_url`].
 ///
 /// # Errors
 /// [`Error::BadUrl`] as for [`open_url`], or for a path without a last component.

@@ -66,7 +66,8 @@ impl Manifest {
     /// Reads a manifest and checks it against its own sum.
     ///
     /// # Errors
-    /// [`Error::NotFound`], or [`Error::Corrupt`] for anything that [`Manifest::write`] did not write.
+    /// [`Error::NotFound`], or [`Error::Corrupt`] for anything that [`Manifest::write`] did not
+    /// write.
     pub fn read(store: &dyn Storage, key: &Key) -> Result<Self> {
         let what = store.display(key);
         let len_bytes = store.open(key)?.len_bytes();
@@ -78,7 +79,8 @@ impl Manifest {
         Self::from_bytes(&read_all(store, key)?, &what)
     }
 
-    /// Reads every file that the manifest lists below `folder` and compares its length and checksum.
+    /// Reads every file that the manifest lists below `folder` and compares its length and
+    /// checksum.
     ///
     /// # Errors
     /// The first file that is absent ([`Error::NotFound`]) or not as listed ([`Error::Corrupt`]).
@@ -154,7 +156,8 @@ impl FileEntry {
         ];
         let mut offset = 0;
         while offset < self.bytes {
-            let len = (self.bytes - offset).min(buf.len() as u64) as usize; // fits: at most the buffer
+            // fits: at most the buffer
+            let len = (self.bytes - offset).min(buf.len() as u64) as usize;
             object.read_many(&mut [Read { offset, buf: &mut buf[..len] }])?;
             sum.update(&buf[..len]);
             offset += len as u64;

@@ -12,6 +12,7 @@ use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
 use crate::disk::{Disk, DiskFile, Name, Stat};
 use crate::engine::Mover;
 use crate::piece::{Failure, PIECE_BYTES, Piece};
+use crate::pread::{self, share};
 use crate::ring::Start;
 use crate::temporary::{self, Writer};
 use crate::url::Location;
@@ -20,6 +21,9 @@ use crate::{Map, Profile, Read, map, sys};
 /// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
 /// in it already, larger ones would push out what is used more often.
 const DIRECT_READ_BYTES_MIN: usize = 512 << 10;
+
+/// A buffer holds a window wherever in a block it begins.
+const WINDOW_BYTES: usize = BUF_BYTES - ALIGN_BYTES;
 
 #[derive(Debug)]
 pub(crate) struct OsDisk {
@@ -42,7 +46,10 @@ impl OsDisk {
         // a kernel thread, so that 64 of them wait side by side and not one after the other.
         let inline = matches!(profile.file_system.as_str(), "ext4" | "xfs" | "btrfs" | "f2fs");
         let start = if inline { Start::Inline } else { Start::Punted };
-        let mover = Mover::new(profile.engine, start);
+        // Memory is copied no faster by more threads than the few that it takes to start them.
+        let in_memory = matches!(profile.file_system.as_str(), "tmpfs" | "ramfs");
+        let threads_max = if in_memory { 1 } else { pread::THREADS_MAX };
+        let mover = Mover::new(profile.engine, start, threads_max);
         let carrier = Carrier { mover, direct: AtomicBool::new(profile.direct) };
         Ok(OsDisk { profile, carrier: Arc::new(carrier) })
     }
@@ -195,11 +202,13 @@ impl DiskFile for OsFile {
         let Some(direct) = direct else {
             return self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(reads));
         };
-        let (mut big, small): (Vec<_>, Vec<_>) = reads.iter_mut().partition(|read| is_big(read));
-        let small = small.into_iter().map(|read| Read { offset: read.offset, buf: &mut *read.buf });
-        let mut small: Vec<Read<'_>> = small.collect();
+        let (big, small): (Vec<_>, Vec<_>) = reads.iter_mut().partition(|read| is_big(read));
+        let mut small: Vec<Read<'_>> = small
+            .into_iter()
+            .map(|read| Read { offset: read.offset, buf: &mut *read.buf })
+            .collect();
         self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(&mut small))?;
-        big.iter_mut().try_for_each(|read| self.read_direct(direct, read))
+        self.read_direct(direct, big)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
@@ -272,37 +281,49 @@ impl OsFile {
         }
     }
 
-    /// Reads through an aligned buffer: whole blocks come, and what was asked for is copied out.
-    fn read_direct(&self, direct: &File, read: &mut Read<'_>) -> Result<(), Failure> {
-        let mut bounce = Buf::take();
-        let mut done = 0;
-        while done < read.buf.len() {
-            let at = read.offset + done as u64;
-            let skip = (at % ALIGN_BYTES as u64) as usize; // fits: less than ALIGN_BYTES
-            let count = (read.buf.len() - done).min(BUF_BYTES - skip);
-            let whole = (skip + count).next_multiple_of(ALIGN_BYTES);
-            let chunks = bounce[..whole].chunks_mut(PIECE_BYTES).enumerate();
-            let piece = |(i, chunk): (usize, _)| {
-                let first = i * PIECE_BYTES;
-                Piece::read(at - skip as u64 + first as u64, chunk)
-                    .direct(ALIGN_BYTES, skip + count - first)
-            };
-            let mut pieces: Vec<Piece<'_>> = chunks.map(piece).collect();
-            match self.carrier.mover.transfer(direct, &mut pieces) {
-                Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                    self.carrier.give_up_direct("a read was refused");
-                    let mut rest = [Read { offset: at, buf: &mut read.buf[done..] }];
-                    return self
-                        .carrier
-                        .mover
-                        .transfer(&self.file, &mut Piece::of_reads(&mut rest));
-                }
-                outcome => outcome?,
+    /// Reads around the page cache, in windows of a buffer. Two threads take turns, so that one
+    /// waits for the device while the other copies: alone, the device would rest for a sixth of the
+    /// time.
+    fn read_direct(&self, direct: &File, reads: Vec<&mut Read<'_>>) -> Result<(), Failure> {
+        let windows = reads.into_iter().flat_map(|read| {
+            let first = read.offset;
+            let windows = read.buf.chunks_mut(WINDOW_BYTES).enumerate();
+            windows.map(move |(i, buf)| Read { offset: first + (i * WINDOW_BYTES) as u64, buf })
+        });
+        let mut windows: Vec<Read<'_>> = windows.collect();
+        let threads = windows.len().min(2);
+        share(&mut windows, threads, Buf::take, |bounce, window| {
+            self.read_window(direct, bounce, window)
+        })
+    }
+
+    /// Whole blocks come into an aligned buffer, and what was asked for is copied out.
+    fn read_window(
+        &self,
+        direct: &File,
+        bounce: &mut Buf,
+        window: &mut Read<'_>,
+    ) -> Result<(), Failure> {
+        let skip = (window.offset % ALIGN_BYTES as u64) as usize; // fits: less than ALIGN_BYTES
+        let start = window.offset - skip as u64;
+        let due = skip + window.buf.len();
+        let chunks = bounce[..due.next_multiple_of(ALIGN_BYTES)].chunks_mut(PIECE_BYTES);
+        let pieces = chunks.enumerate().map(|(i, chunk)| {
+            let first = i * PIECE_BYTES;
+            Piece::read(start + first as u64, chunk).direct(ALIGN_BYTES, due - first)
+        });
+        match self.carrier.mover.transfer(direct, &mut pieces.collect::<Vec<_>>()) {
+            Err(failure) if failure.errno() == Some(libc::EINVAL) => {
+                self.carrier.give_up_direct("a read was refused");
+                let window = std::slice::from_mut(window);
+                self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(window))
             }
-            read.buf[done..done + count].copy_from_slice(&bounce[skip..skip + count]);
-            done += count;
+            outcome => {
+                outcome?;
+                window.buf.copy_from_slice(&bounce[skip..due]);
+                Ok(())
+            }
         }
-        Ok(())
     }
 }
 

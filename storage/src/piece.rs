@@ -1,6 +1,6 @@
 //! One positioned transfer on its way, and what a completion means for it. Both engines, and the
-//! fault disk, carry their requests as [`Piece`]s, so that short transfers, interruptions and ends of
-//! files are judged in one place.
+//! fault disk, carry their requests as [`Piece`]s, so that short transfers, interruptions and ends
+//! of files are judged in one place.
 
 use std::{fmt, io, thread, time::Duration};
 

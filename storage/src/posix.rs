@@ -1,6 +1,6 @@
-//! A file system that keeps the contract. An object is written under a temporary name, made durable,
-//! renamed to a name that must be free, and its folder made durable; `upload` does that. Here are
-//! the objects that exist: opened, listed, published as a folder, deleted.
+//! A file system that keeps the contract. An object is written under a temporary name, made
+//! durable, renamed to a name that must be free, and its folder made durable; `upload` does that.
+//! Here are the objects that exist: opened, listed, published as a folder, deleted.
 
 use std::fmt;
 use std::io;

@@ -1,13 +1,15 @@
 //! Positioned reads and writes by `pread` and `pwrite`: the same contract as `ring`, everywhere.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::{io, thread};
 
 use crate::piece::{Failure, Piece, Span, Step};
+use crate::sys;
 
-/// Threads that share one batch. Eight keep a local NVMe at two thirds of its rate and a network file
-/// system busy; each costs about 30 us to start, so a thread is due for every eight pieces only.
+/// Threads that share one batch of reads that wait for a device. Eight keep a network file system
+/// busy; each costs about 30 us to start, so one is due for every eight pieces only.
 pub(crate) const THREADS_MAX: usize = 8;
 
 const PIECES_PER_THREAD: usize = 8;
@@ -15,16 +17,24 @@ const PIECES_PER_THREAD: usize = 8;
 /// A file, as far as this engine knows one.
 pub(crate) trait At: Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Reads what is in memory already, and fails where that is nothing, or cannot be told.
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 }
 
 impl At for File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        std::os::unix::fs::FileExt::read_at(self, buf, offset)
+        FileExt::read_at(self, buf, offset)
+    }
+
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        sys::read_cached_at(self, buf, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        std::os::unix::fs::FileExt::write_at(self, bytes, offset)
+        FileExt::write_at(self, bytes, offset)
     }
 }
 
@@ -34,26 +44,47 @@ pub(crate) fn transfer(
     pieces: &mut [Piece<'_>],
     threads_max: usize,
 ) -> Result<(), Failure> {
-    let threads = threads_max.min(pieces.len() / PIECES_PER_THREAD);
-    if threads < 2 {
+    let threads = |pieces: usize| threads_max.min(pieces / PIECES_PER_THREAD);
+    if threads(pieces.len()) < 2 {
         return pieces.iter_mut().try_for_each(|piece| carry(file, piece));
     }
-    let queue = Mutex::new(pieces.iter_mut());
-    let work = || {
-        loop {
-            let Some(piece) = queue.lock().unwrap_or_else(PoisonError::into_inner).next() else {
-                return Ok(());
-            };
-            if let Err(failure) = carry(file, piece) {
-                // What nobody has begun need not begin.
-                queue.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
+    // What is in the page cache is copied sooner than a thread is started.
+    let mut waiting = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        if !carry_cached(file, piece)? {
+            waiting.push(piece);
+        }
+    }
+    let threads = threads(waiting.len()).max(1);
+    share(&mut waiting, threads, || (), |(), piece| carry(file, piece))
+}
+
+/// Does `work` on every item, with so many threads, of which this is one and each has its own
+/// `tool`. Gives the first failure; what nobody has begun by then is not begun.
+pub(crate) fn share<T: Send, Tool>(
+    items: &mut [T],
+    threads: usize,
+    tool: impl Fn() -> Tool + Sync,
+    work: impl Fn(&mut Tool, &mut T) -> Result<(), Failure> + Sync,
+) -> Result<(), Failure> {
+    let queue = Mutex::new(items.iter_mut());
+    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || {
+        let mut tool = tool();
+        while let Some(item) = take() {
+            if let Err(failure) = work(&mut tool, item) {
+                while take().is_some() {}
                 return Err(failure);
             }
         }
+        Ok(())
     };
+    if threads < 2 {
+        return run();
+    }
     thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut outcome = work();
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let mut outcome = run();
         for helper in helpers {
             let theirs = helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             outcome = outcome.and(theirs);
@@ -70,6 +101,18 @@ fn carry(file: &dyn At, piece: &mut Piece<'_>) -> Result<(), Failure> {
         };
         if piece.advance(came)? == Step::Done {
             return Ok(());
+        }
+    }
+}
+
+/// Whether the piece is done. One that is not has come as far as the cache went.
+fn carry_cached(file: &dyn At, piece: &mut Piece<'_>) -> Result<bool, Failure> {
+    loop {
+        let (offset, Span::Into(buf)) = piece.rest() else { return Ok(false) };
+        match file.read_cached_at(buf, offset) {
+            Ok(count) if piece.advance(Ok(count))? == Step::Done => return Ok(true),
+            Ok(_) => {}
+            Err(_) => return Ok(false),
         }
     }
 }

@@ -33,8 +33,8 @@ impl fmt::Display for Engine {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Profile {
-    /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; for a kind that we
-    /// do not know, its magic number.
+    /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; for a kind that
+    /// we do not know, its magic number.
     pub file_system: String,
     /// What moves the bytes.
     pub engine: Engine,

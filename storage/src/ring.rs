@@ -15,8 +15,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::piece::{Failure, Piece, Span, Step};
 
-/// Requests in flight. 64 is where local NVMe stops gaining (59.7 of 59.7 thousand reads/s here; 128
-/// had 51.6), and 64 pieces of 1 MiB cover 7 GB/s at 9.5 ms. A ring of 64 entries is 8 KiB.
+/// Requests in flight. 64 is where local NVMe stops gaining (59.7 of 59.7 thousand reads/s here;
+/// 128 had 51.6), and 64 pieces of 1 MiB cover 7 GB/s at 9.5 ms. A ring of 64 entries is 8 KiB.
 const DEPTH: usize = 64;
 
 /// Rings in all. More threads than this read by `pread`, which is what they would do in the kernel

@@ -1,5 +1,6 @@
-//! A store in memory whose disk fails and loses power on demand. It runs the very protocol that runs
-//! on real file systems, over a disk that remembers which writes were synced and which were not.
+//! A store in memory whose disk fails and loses power on demand. It runs the very protocol that
+//! runs on real file systems, over a disk that remembers which writes were synced and which were
+//! not.
 //!
 //! ```
 //! use storage::{Key, Storage as _, sim};
@@ -17,8 +18,9 @@
 //! # Ok::<(), storage::Error>(())
 //! ```
 //!
-//! What a power cut may leave is decided in `crash`: any subset of the sectors written since the last
-//! sync of their file, the last one torn; any subset of the changes to a folder since its last sync.
+//! What a power cut may leave is decided in `crash`: any subset of the sectors written since the
+//! last sync of their file, the last one torn; any subset of the changes to a folder since its last
+//! sync.
 
 mod crash;
 mod disk;
@@ -93,7 +95,8 @@ impl SimStore {
     }
 
     /// The store after a power cut now and a restart: without faults, and with other uploads' left-
-    /// overs. The seed picks one of the states that the disk may be in. This store goes on unharmed.
+    /// overs. The seed picks one of the states that the disk may be in. This store goes on
+    /// unharmed.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         self.crash_at(self.op_count(), seed)

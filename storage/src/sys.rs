@@ -35,6 +35,18 @@ pub(crate) fn advise_random(file: &File) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
+/// Reads what is in the page cache. `EAGAIN`: the first byte is not; `EOPNOTSUPP`: this file system
+/// does not tell.
+pub(crate) fn read_cached_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    let offset =
+        libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let to = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    // SAFETY: the descriptor is open, and `to` is one buffer that lives until the call returns.
+    let count =
+        unsafe { libc::preadv2(file.as_raw_fd(), &raw const to, 1, offset, libc::RWF_NOWAIT) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
 /// What `statfs` tells of the file system that a path is on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSystem {

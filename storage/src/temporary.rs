@@ -1,6 +1,6 @@
 //! Names of files that are being written, and of folders that are being deleted:
-//! `.NAME.tmp-HOST-PID-UNIQUE`. They are hidden from listings, and who wrote one can be read off it,
-//! so that what a dead process left behind can be told from the work of a live one.
+//! `.NAME.tmp-HOST-PID-UNIQUE`. They are hidden from listings, and who wrote one can be read off
+//! it, so that what a dead process left behind can be told from the work of a live one.
 
 use std::fs;
 use std::sync::OnceLock;

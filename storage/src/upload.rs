@@ -12,8 +12,9 @@ use crate::piece::{Cause, Failure};
 use crate::posix::Place;
 use crate::{Crc64, Error, FileEntry, Key, Result, Upload, temporary};
 
-/// Objects up to here are written by one call through the page cache. Above, around it: a checkpoint
-/// would push out the data set, and its `fsync` would take seconds instead of milliseconds.
+/// Objects up to here are written by one call through the page cache. Above, around it: a
+/// checkpoint would push out the data set, and its `fsync` would take seconds instead of
+/// milliseconds.
 const SMALL_BYTES_MAX: usize = 256 << 10;
 
 /// Times that the folder may vanish, by another's failed upload, between our making it and our

@@ -34,7 +34,8 @@ fn check_old(store: &SimStore, context: &str) {
     assert_eq!(read_all(store, &key("old/b")).unwrap(), bytes_of(300_000, 2), "{context}");
 }
 
-/// Does something, and looks at every crash on the way: `check` gets the store after it, and whether
+/// Does something, and looks at every crash on the way: `check` gets the store after it, and
+/// whether
 /// `act` had returned by then.
 fn crash_everywhere(
     faults: &Faults,

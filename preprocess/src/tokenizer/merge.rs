@@ -297,8 +297,8 @@ mod tests {
         }
     }
 
-    /// Random merges of few letters, so that pairs meet, overlap and make each other; among them two
-    /// ways to one token, which GPT-2's own vocabulary has not.
+    /// Random merges of few letters, so that pairs meet, overlap and make each other; among them
+    /// two ways to one token, which GPT-2's own vocabulary has not.
     #[test]
     fn every_way_of_merging_follows_the_definition() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

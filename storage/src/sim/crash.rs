@@ -2,9 +2,9 @@
 //!
 //! Content: of the sectors written since the last successful sync of a file, any subset; one sector
 //! of the last write is torn. Its length is any that it had since then. What was never written may
-//! be zeros or anything. Names: of the changes to folders since their last sync, any subset; a rename
-//! happened or it did not, also between two folders. Syncing a folder makes durable every change of
-//! it, and all earlier changes of the folders that these touch: so do journals.
+//! be zeros or anything. Names: of the changes to folders since their last sync, any subset; a
+//! rename happened or it did not, also between two folders. Syncing a folder makes durable every
+//! change of it, and all earlier changes of the folders that these touch: so do journals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,8 +76,8 @@ impl Edit {
     }
 }
 
-/// One of the trees that a disk which began as `start`, and was told to do what is in `log`, may hold
-/// after a power cut.
+/// One of the trees that a disk which began as `start`, and was told to do what is in `log`, may
+/// hold after a power cut.
 pub(super) fn image(start: &Tree, log: &[Op], seed: u64) -> Tree {
     let mut rng = Rng::new(seed);
     // Now and then all that is not durable is lost, or nothing is; else each has its own fate.

@@ -297,6 +297,10 @@ impl At for SimFile {
         Ok(count)
     }
 
+    fn read_cached_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Err(errno(libc::EOPNOTSUPP))
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let mut state = lock(&self.state);
         let count = state.transferred(bytes.len(), &self.faults)?;

@@ -74,7 +74,8 @@ fn bench(store: &dyn Storage, folder: &Path, len: usize) -> Result<String, Box<d
     let count = (BATCHES * BATCH) as f64;
     let per_second = |time: Duration| count / time.as_secs_f64();
     Ok(format!(
-        "write+fsync {written:>13}   read {streamed:>13}   8 KiB reads/s: cold {:>8.0}, warm {:>8.0}",
+        "write+fsync {written:>13}   read {streamed:>13}   \
+         8 KiB reads/s: cold {:>8.0}, warm {:>8.0}",
         per_second(cold),
         per_second(warm)
     ))

@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Where the programs are called from below, whatever the environment says.
+export CARGO_TARGET_DIR=$PWD/target
 OUT=demo-run
 CORPUS=$OUT/corpus
 DATA=${CORPUS}_text_document
@@ -49,7 +51,7 @@ die() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 
 # run PROGRAM ARG...: shows the command as a user would type it, then runs it.
 run() {
-  printf '\033[36m$ %s\033[0m\n' "$(quoted "$@")"
+  printf '\033[36m$ target/release/%s\033[0m\n' "$(quoted "$@")"
   "target/release/$1" "${@:2}"
 }
 
@@ -98,7 +100,7 @@ closing() {
    checkpoints   $RUN/ckpt/step-*       safetensors and a manifest
    log           $RUN/log.jsonl         and $RUN/tb for TensorBoard
    next          trainer generate --ckpt $RUN/ckpt --prompt "fn main() {"
-                 edit demo/gpt.toml (layers, hidden, budget) and: trainer train demo/gpt.toml
+                 trainer train demo/gpt.toml --set run.dir=$OUT/mine --set model.layers=6 --set run.budget.steps=500
                  preprocess --json-in YOUR.jsonl --out DIR/name --tokenizer gpt2 --append-eod
    the programs are in target/release; README.md says what else they do
 TXT

@@ -6,8 +6,8 @@
 #   scripts/setup.sh --venv    a Python environment in .venv/ with the readers that tests compare with
 #
 # libtorch comes out of the wheel that the Python package index serves: the C++ library and its
-# headers are a tenth of what a `pip install torch` unpacks. Nothing outside the checkout is
-# written, except by apt, and that only as root.
+# headers are a tenth of what a `pip install torch` unpacks. Outside the checkout only pip's cache
+# is written, and what apt installs, that only as root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -48,7 +48,11 @@ system_packages() {
 }
 
 need_rust() {
-  have cargo || die "no cargo on the PATH: install Rust 1.90 or newer with rustup or your distribution, then call again"
+  have cargo || die "no cargo on the PATH: install Rust 1.90 or newer with rustup, then call again"
+  local version
+  version=$(rustc --version | cut -d' ' -f2)
+  [ "$(printf '1.90\n%s\n' "$version" | sort -V | head -n 1)" = 1.90 ] ||
+    die "Rust is $version here, and 1.90 or newer is needed: update it with rustup, then call again"
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -92,7 +96,7 @@ python_readers() {
   rm -rf .venv
   say "making .venv with $(grep -vc '^#' scripts/readers.txt) packages"
   python3 -m venv .venv || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
-  .venv/bin/python -m pip install -q --no-deps -r scripts/readers.txt ||
+  .venv/bin/python -m pip install -q --no-deps --only-binary=:all: -r scripts/readers.txt ||
     die "the packages of scripts/readers.txt could not be installed"
   echo "$stamp" >.venv/stamp
 }

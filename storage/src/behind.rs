@@ -85,7 +85,11 @@ impl WriteBehind {
         while let Ok(outcome) = self.from_writer.recv() {
             outcome?;
         }
-        Ok(())
+        // A writer that panicked has answered nothing for the buffer it held.
+        match self.writer.take().map(JoinHandle::join) {
+            Some(Err(_)) => Err(self.gone()),
+            _ => Ok(()),
+        }
     }
 
     fn send(&mut self) -> Result<(), Failure> {

@@ -24,7 +24,8 @@ const FOLDER_RETRIES_MAX: usize = 16;
 /// An object on its way.
 pub(crate) struct PosixUpload {
     place: Arc<Place>,
-    file: Arc<dyn DiskFile>,
+    /// `None` once it is closed.
+    file: Option<Arc<dyn DiskFile>>,
     content: Content,
     /// Where it is written, and where it will be.
     temporary: PathBuf,
@@ -76,7 +77,7 @@ impl PosixUpload {
         let (made, temporary, file) = create_temporary(&place, &path, key.name())?;
         let mut upload = PosixUpload {
             place,
-            file,
+            file: Some(file),
             content: Content::Small(Vec::new()),
             temporary,
             path,
@@ -90,11 +91,15 @@ impl PosixUpload {
             state: State::Open,
         };
         if len_bytes_max > SMALL_BYTES_MAX as u64 {
-            let allocate = upload.file.allocate(len_bytes_max);
+            let allocate = upload.file().allocate(len_bytes_max);
             allocate.map_err(|e| upload.failed("reserve the space of", e))?;
             upload.allocated = len_bytes_max;
         }
         Ok(upload)
+    }
+
+    fn file(&self) -> &Arc<dyn DiskFile> {
+        self.file.as_ref().expect("open until all is written and synced")
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
@@ -104,7 +109,7 @@ impl PosixUpload {
                 self.sum.update(bytes);
                 return Ok(());
             }
-            let mut large = WriteBehind::start(Arc::clone(&self.file))
+            let mut large = WriteBehind::start(Arc::clone(self.file()))
                 .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
             // These bytes are in the sum already.
             let moved = large.push(small, &mut Crc64::new());
@@ -125,7 +130,7 @@ impl PosixUpload {
         let written = match std::mem::replace(&mut self.content, Content::Closed) {
             Content::Small(small) => {
                 self.allocated = self.allocated.max(small.len() as u64);
-                self.file.write(0, &small)
+                self.file().write(0, &small)
             }
             Content::Large(large) => {
                 self.allocated = u64::MAX; // the last block is padded
@@ -135,11 +140,12 @@ impl PosixUpload {
         };
         written.map_err(|failure| self.write_failed(failure))?;
         if self.allocated != self.len_bytes {
-            let cut = self.file.set_len(self.len_bytes);
+            let cut = self.file().set_len(self.len_bytes);
             cut.map_err(|e| self.failed("set the length of", e))?;
         }
-        let synced = self.file.sync();
+        let synced = self.file().sync();
         synced.map_err(|e| self.failed("sync", e))?;
+        self.file = None;
         let disk = &*self.place.disk;
         disk.rename_new(&self.temporary, &self.path).map_err(|e| self.failed("name", e))?;
         let folder = folder_of(&self.path);
@@ -208,6 +214,8 @@ impl Drop for PosixUpload {
             return;
         }
         self.content = Content::Closed; // waits for writes on their way
+        // NFS and FUSE keep a file that is unlinked while it is open, under a name of their own.
+        self.file = None;
         // Best effort: what cannot be removed is hidden, and swept when this process is gone.
         let _ = self.place.disk.unlink(&self.temporary);
         self.place.unmake_folders(&self.made);

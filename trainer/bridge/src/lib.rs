@@ -4,7 +4,7 @@
 //! gradients ([`backward`]), gradients that can be taken away rather than zeroed ([`take_grad`]),
 //! the fused AdamW kernel on tensors whose moments we own ([`fused_adamw`]), and a few switches of
 //! the process (in [`runtime`]). A checkpoint needs a fifth: the memory of a tensor as bytes
-//! ([`bytes`], [`bytes_mut`]).
+//! ([`bytes()`], [`bytes_mut`]).
 //!
 //! The C++ side is a plain C interface in `shim/`, one file a subject, where every exception
 //! becomes text. It is compiled against libtorch 2.11 and refuses to compile against another. All

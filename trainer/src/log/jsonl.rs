@@ -47,6 +47,9 @@ impl JsonLog {
                 "it is no regular file",
             )));
         }
+        if step == 0 {
+            set_aside(path).map_err(named("set aside"))?;
+        }
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).open(path);
         let file = file.map_err(named("open"))?;
@@ -162,6 +165,35 @@ pub(super) fn sync_folder(folder: &Path) -> std::io::Result<()> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     File::open(folder)?.sync_all()
 }
+
+/// A run that starts from nothing keeps the log that it finds, under the first free of the names
+/// `log.jsonl.1`, `log.jsonl.2`, ...: it may be of a run whose checkpoints are elsewhere.
+fn set_aside(path: &Path) -> std::io::Result<()> {
+    if !fs::metadata(path).is_ok_and(|metadata| metadata.len() > 0) {
+        return Ok(());
+    }
+    let names = (1..=OLD_LOGS_MAX).map(|number| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    });
+    for name in names {
+        // A hard link is refused where the name is taken; a rename would replace it.
+        match fs::hard_link(path, &name) {
+            Ok(()) => {
+                log::info!("{}: kept as {}", path.display(), name.display());
+                return fs::remove_file(path);
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let why = format!("{OLD_LOGS_MAX} older logs are there");
+    Err(std::io::Error::new(ErrorKind::AlreadyExists, why))
+}
+
+/// More starts from nothing in one folder are a mistake of whoever starts them.
+const OLD_LOGS_MAX: u32 = 1000;
 
 #[cfg(test)]
 mod tests {

@@ -86,10 +86,8 @@ impl WriteBehind {
             outcome?;
         }
         // A writer that panicked has answered nothing for the buffer it held.
-        match self.writer.take().map(JoinHandle::join) {
-            Some(Err(_)) => Err(self.gone()),
-            _ => Ok(()),
-        }
+        let ended = self.writer.take().map(JoinHandle::join);
+        if ended.is_some_and(|ended| ended.is_err()) { Err(self.gone()) } else { Ok(()) }
     }
 
     fn send(&mut self) -> Result<(), Failure> {

@@ -139,7 +139,15 @@ impl Storage for Posix {
             folder_of(&path).join(temporary::name_for(folder.name(), self.disk().writer()));
         self.disk().rename_new(&path, &doomed).map_err(failed)?;
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)?;
-        self.0.remove_tree(&doomed).map_err(failed)
+        match self.0.remove_tree(&doomed) {
+            // NFS and FUSE keep what a reader still has open. The name is gone, and the rest is
+            // swept when the reader and we are.
+            Err(e) if is_in_use(&e) => {
+                log::warn!("{}: left until its readers are gone: {e}", show(&doomed));
+                Ok(())
+            }
+            outcome => outcome.map_err(failed),
+        }
     }
 
     fn free_bytes(&self) -> Result<Option<u64>> {
@@ -205,7 +213,7 @@ impl Place {
     }
 
     fn refuse_temporary(&self, key: &Key) -> Result<()> {
-        let hidden = key.as_str().split('/').any(|name| temporary::writer_of(name).is_some());
+        let hidden = key.as_str().split('/').any(temporary::is_hidden);
         let why = "has the form of a temporary name, which listings hide";
         if hidden { Err(Error::BadKey { key: key.to_string(), why }) } else { Ok(()) }
     }
@@ -215,7 +223,7 @@ impl Place {
         let path = self.path(folder);
         let read = or_none(self.disk.read_dir(&path));
         let mut names = read.map_err(|e| Error::from_io("list", show(&path), e))?;
-        names.retain(|name| temporary::writer_of(&name.text).is_none());
+        names.retain(|name| !temporary::is_hidden(&name.text));
         names.sort_by(|a, b| a.text.cmp(&b.text));
         Ok(names)
     }
@@ -237,6 +245,10 @@ impl Place {
         }
         self.disk.rmdir(folder)
     }
+}
+
+fn is_in_use(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::ResourceBusy)
 }
 
 fn or_none<T>(read: io::Result<Vec<T>>) -> io::Result<Vec<T>> {

@@ -45,6 +45,16 @@ pub(crate) fn writer_of(name: &str) -> Option<Writer> {
     numbers.next().is_none().then_some(writer)
 }
 
+/// Whether listings leave a name out: ours, and those that NFS (`.nfs` and digits) and FUSE give to
+/// a file that was deleted while somebody had it open.
+pub(crate) fn is_hidden(name: &str) -> bool {
+    let deleted = [".nfs", ".fuse_hidden"].iter().any(|mark| {
+        let digits = name.strip_prefix(mark).unwrap_or("");
+        digits.len() >= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    });
+    deleted || writer_of(name).is_some()
+}
+
 /// This process.
 pub(crate) fn this_process() -> &'static Writer {
     static OURS: OnceLock<Writer> = OnceLock::new();
@@ -97,6 +107,17 @@ mod tests {
         }
         for other in ["", "a", ".a", ".tmp-step-3", "a.tmp-h-1-1.2.3", ".a.tmp-h-1-2", ".a.tmp-1"] {
             assert_eq!(writer_of(other), None, "{other}");
+            assert!(!is_hidden(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn deleted_and_still_open_is_hidden() {
+        assert!(is_hidden(".nfs000000000b0a1c2d00000001"));
+        assert!(is_hidden(".fuse_hidden0000000300000001"));
+        assert!(is_hidden(&name_for("a", this_process())));
+        for other in [".nfs", ".nfsroot", ".fuse_hidden", ".fuse_hidden_files_of_mine"] {
+            assert!(!is_hidden(other), "{other}");
         }
     }
 

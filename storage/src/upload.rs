@@ -2,9 +2,9 @@
 //! rename, fsync of the folder. Whatever fails on the way, nothing stays.
 
 use std::fmt;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{io, mem};
 
 use crate::behind::WriteBehind;
 use crate::disk::{DiskFile, folder_of};
@@ -109,10 +109,11 @@ impl PosixUpload {
                 self.sum.update(bytes);
                 return Ok(());
             }
+            let small = mem::take(small);
             let mut large = WriteBehind::start(Arc::clone(self.file()))
                 .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
             // These bytes are in the sum already.
-            let moved = large.push(small, &mut Crc64::new());
+            let moved = large.push(&small, &mut Crc64::new());
             self.content = Content::Large(large);
             moved.map_err(|failure| self.write_failed(failure))?;
         }
@@ -127,7 +128,7 @@ impl PosixUpload {
 
     /// From all bytes taken to all bytes durable under the final name.
     fn commit(&mut self) -> Result<()> {
-        let written = match std::mem::replace(&mut self.content, Content::Closed) {
+        let written = match mem::replace(&mut self.content, Content::Closed) {
             Content::Small(small) => {
                 self.allocated = self.allocated.max(small.len() as u64);
                 self.file().write(0, &small)
@@ -203,7 +204,7 @@ impl Upload for PosixUpload {
         }
         self.commit()?;
         self.state = State::Finished;
-        let path = std::mem::take(&mut self.file_name);
+        let path = mem::take(&mut self.file_name);
         Ok(FileEntry { path, bytes: self.len_bytes, crc64: self.sum.value() })
     }
 }

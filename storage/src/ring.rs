@@ -17,8 +17,7 @@ use crate::piece::{Failure, Piece, Span, Step};
 
 /// Requests in flight. On local NVMe 64 random reads of 8 KiB at once gave 59.7 thousand a second,
 /// 16 gave 48.2 and 128 gave 51.6; 64 pieces of 1 MiB carry 7 GB/s up to 9.5 ms of latency. A ring
-/// of
-/// 64 entries is 8 KiB.
+/// of 64 entries is 8 KiB.
 const DEPTH: usize = 64;
 
 /// Rings in all. More threads than this read by `pread`, which is what they would do in the kernel

@@ -103,6 +103,7 @@ impl Cli {
             kind: self.tokenizer.clone(),
             vocab_file: self.vocab_file.clone(),
             merge_file: self.merge_file.clone(),
+            ..TokenizerSpec::default()
         };
         options.append_eod = self.append_eod;
         options.workers = self.workers.unwrap_or(options.workers);

@@ -341,6 +341,7 @@ fn the_vocabulary_is_exported_and_read_back() {
         kind: "gpt2".to_owned(),
         vocab_file,
         merge_file,
+        ..Default::default()
     };
     let built_in = preprocess::open_tokenizer(&spec(None, None)).unwrap();
     let from_files = spec(Some(at("vocab.json")), Some(at("merges.txt")));

@@ -31,6 +31,13 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// [`Error::UnknownToken`] for an id at or above [`Tokenizer::vocab_size`].
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()>;
 
+    /// A place at or after `at` where a long text may be cut: the ids of both parts, one after the
+    /// other, are those of the whole. None: there is none nearby, or nobody looked.
+    fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
+        let _ = (text, at);
+        None
+    }
+
     /// How many ids there are; all are below.
     fn vocab_size(&self) -> u32;
 
@@ -64,6 +71,9 @@ pub struct TokenizerSpec {
     pub vocab_file: Option<String>,
     /// `merges.txt`. None: GPT-2's own.
     pub merge_file: Option<String>,
+    /// The one file, or its folder, of kinds that have one: `tokenizer.json`, SentencePiece's
+    /// `.model`, OpenAI's `.tiktoken`.
+    pub model: Option<String>,
 }
 
 /// Makes a tokenizer.

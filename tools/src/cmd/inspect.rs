@@ -160,7 +160,7 @@ fn tokens(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Tokens> {
 /// The text of ids, if the manifest names a tokenizer that is built in and they are among its ids.
 fn text_of(meta: &Value, ids: &[i64]) -> Option<String> {
     let kind = meta["tokenizer"]["name"].as_str()?.to_owned();
-    let tokenizer = open_tokenizer(&TokenizerSpec { kind, vocab_file: None, merge_file: None });
+    let tokenizer = open_tokenizer(&TokenizerSpec { kind, ..TokenizerSpec::default() });
     let tokenizer = tokenizer.ok()?;
     if meta["tokenizer"]["vocab_size"].as_u64()? != u64::from(tokenizer.vocab_size()) {
         return None;

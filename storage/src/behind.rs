@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::{io, mem};
 
 use crate::Crc64;
+use crate::Read;
 use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
 use crate::disk::DiskFile;
 use crate::piece::{Cause, Failure};
@@ -13,29 +14,31 @@ use crate::piece::{Cause, Failure};
 /// Bytes are summed while they are still in the cache that the copy left them in.
 const COPY_BYTES: usize = 256 << 10;
 
-/// A file written from its start, in whole aligned buffers. Two are in use: with one being filled
-/// at
-/// 10 GB/s and one on its way, the device never waits for the copy.
+/// A file written in whole aligned buffers, from its start or from where another left off. Two are
+/// in use: with one being filled at 10 GB/s and one on its way, the device never waits for the
+/// copy.
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
+    file: Arc<dyn DiskFile>,
     filling: Buf,
     filled: usize,
+    /// Where in the file `filling` begins.
+    offset: u64,
     /// The other buffer, until it is first needed.
     spare: Option<Buf>,
-    to_writer: Option<Sender<(Buf, usize)>>,
+    to_writer: Option<Sender<(u64, Buf, usize)>>,
     from_writer: Receiver<Result<Buf, Failure>>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl WriteBehind {
     pub(crate) fn start(file: Arc<dyn DiskFile>) -> io::Result<Self> {
-        let (to_writer, work) = channel::<(Buf, usize)>();
+        let (to_writer, work) = channel::<(u64, Buf, usize)>();
         let (answers, from_writer) = channel();
+        let ours = Arc::clone(&file);
         let run = move || {
-            let mut offset = 0;
-            for (buf, len) in work {
+            for (offset, buf, len) in work {
                 let outcome = file.write(offset, &buf[..len]);
-                offset += len as u64;
                 // Nobody listens if the upload was dropped; then nothing more is sent either.
                 if answers.send(outcome.map(|()| buf)).is_err() {
                     return;
@@ -44,13 +47,39 @@ impl WriteBehind {
         };
         let writer = thread::Builder::new().name("storage-write".to_owned()).spawn(run)?;
         Ok(WriteBehind {
+            file: ours,
             filling: Buf::take(),
             filled: 0,
+            offset: 0,
             spare: Some(Buf::take()),
             to_writer: Some(to_writer),
             from_writer,
             writer: Some(writer),
         })
+    }
+
+    /// The same from the length that a file has been cut to. The last block is taken back into
+    /// memory, for only whole ones are written.
+    pub(crate) fn resume(file: &Arc<dyn DiskFile>, len_bytes: u64) -> Result<Self, Failure> {
+        let failed = |e| Failure { offset: len_bytes, due: 0, got: 0, cause: Cause::Io(e) };
+        let mut behind = Self::start(Arc::clone(file)).map_err(failed)?;
+        behind.filled = (len_bytes % ALIGN_BYTES as u64) as usize; // fits: below a block
+        behind.offset = len_bytes - behind.filled as u64;
+        if behind.filled > 0 {
+            let buf = &mut behind.filling[..behind.filled];
+            file.read_many(&mut [Read { offset: behind.offset, buf }])?;
+        }
+        Ok(behind)
+    }
+
+    /// Writes all that has been pushed, the last block padded with zeros, and goes on from there.
+    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
+        if self.spare.is_none() {
+            self.spare = Some(self.from_writer.recv().map_err(|_| self.gone())??);
+        }
+        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
+        self.filling[self.filled..whole].fill(0);
+        if whole == 0 { Ok(()) } else { self.file.write(self.offset, &self.filling[..whole]) }
     }
 
     /// Copies bytes in, sums them up, and sends off what is full.
@@ -98,7 +127,9 @@ impl WriteBehind {
         let full = mem::replace(&mut self.filling, next);
         let len = mem::take(&mut self.filled);
         let to_writer = self.to_writer.as_ref().expect("open until finished");
-        to_writer.send((full, len)).map_err(|_| self.gone())
+        let offset = self.offset;
+        self.offset += len as u64;
+        to_writer.send((offset, full, len)).map_err(|_| self.gone())
     }
 
     fn gone(&self) -> Failure {

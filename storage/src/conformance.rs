@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::rng::Rng;
-use crate::{Error, Key, Manifest, Read, Storage, crc64, read_all, write_all};
+use crate::{Error, Key, Manifest, Mark, Read, Storage, crc64, read_all, write_all};
 
 type Outcome = Result<(), Box<dyn StdError>>;
 
@@ -21,7 +21,7 @@ macro_rules! ensure {
 
 type Check = fn(&Arc<dyn Storage>) -> Outcome;
 
-const CHECKS: [(&str, Check); 17] = [
+const CHECKS: [(&str, Check); 19] = [
     ("what is written comes back, at every size", comes_back),
     ("an upload reports what it wrote", reports),
     ("an empty object is an object", empty_object),
@@ -39,6 +39,8 @@ const CHECKS: [(&str, Check); 17] = [
     ("deleting deletes that and no more", deletes),
     ("a folder is published in one step, over nothing", publishes),
     ("a sweep takes nothing that lives", sweeps),
+    ("a draft goes on from where it was synced", drafts_go_on),
+    ("a draft is invisible, alone of its name, and discarded", drafts_are_drafts),
 ];
 
 /// Runs every check on a store of its own. `make` gives a store that is empty.
@@ -363,6 +365,59 @@ fn publishes(store: &Arc<dyn Storage>) -> Outcome {
     read.verify(&**store, &target)?;
     let taken = store.create(&target, 0);
     ensure!(taken.is_err(), "an object took the name of the folder");
+    Ok(())
+}
+
+fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
+    let all = bytes_of(17_000_001, 10);
+    for marks in [vec![], vec![0], vec![5], vec![4096, 8_388_608], vec![1, 4097, 9_000_000]] {
+        let name = key(&format!("deep/{marks:?}"))?;
+        let mut draft = store.create_draft(&name)?;
+        let mut from = Mark::default();
+        for end in marks {
+            draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
+            from = draft.sync()?;
+            ensure!(from == Mark { bytes: end as u64, crc64: crc64(&all[..end]) }, "{from:?}");
+            // What comes after the mark is cut off again.
+            draft.write(&bytes_of(100_000, 11))?;
+            drop(draft);
+            draft = store.resume_draft(&name, from)?;
+            ensure!(draft.len_bytes() == from.bytes, "it has {} bytes", draft.len_bytes());
+        }
+        draft.write(&all[from.bytes as usize..])?;
+        let entry = draft.finish()?;
+        ensure!(entry.crc64 == crc64(&all), "the sum was {:016x}", entry.crc64);
+        ensure!(read_all(&**store, &name)? == all, "from {from:?} it came back changed");
+        entry.verify(&**store, &key("deep")?)?;
+    }
+    Ok(())
+}
+
+fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
+    let name = key("d")?;
+    let absent = store.resume_draft(&name, Mark::default());
+    ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
+    let mut draft = store.create_draft(&name)?;
+    draft.write(b"seen")?;
+    draft.sync()?;
+    ensure!(store.names(&Key::root())?.is_empty(), "it is listed");
+    ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
+    let second = store.create_draft(&name);
+    ensure!(matches!(second, Err(Error::Exists { .. })), "a second gave {second:?}");
+    let mut bytes = [0; 4];
+    store.open_draft(&name)?.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    ensure!(&bytes == b"seen", "its begin is {bytes:?}");
+    drop(draft);
+    let far = store.resume_draft(&name, Mark { bytes: 10_000, crc64: 0 });
+    ensure!(matches!(far, Err(Error::Corrupt { .. })), "beyond its end gave {far:?}");
+    ensure!(store.sweep(&Key::root())?.is_empty(), "it was swept");
+    store.discard_draft(&name)?;
+    store.discard_draft(&name)?;
+    drop(store.create_draft(&name)?);
+    write_all(&**store, &name, b"taken")?;
+    let late = store.resume_draft(&name, Mark::default())?.finish();
+    ensure!(matches!(late, Err(Error::Exists { .. })), "over a taken name: {late:?}");
+    ensure!(read_all(&**store, &name)? == b"taken", "what was there has changed");
     Ok(())
 }
 

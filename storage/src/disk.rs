@@ -17,6 +17,10 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Makes a file that was not there, for writing.
     fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
 
+    /// Opens a file to go on writing it. Nobody else may until it is closed: `EWOULDBLOCK`, where
+    /// the file system can tell.
+    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
     /// What a path is, links followed.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
 
@@ -59,6 +63,10 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Writes all bytes. Nothing is in flight when it returns.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Keeps others from opening it by [`Disk::reopen`] until it is closed, where the file system
+    /// can: `EWOULDBLOCK` if another has done so.
+    fn lock(&self) -> io::Result<()>;
 
     /// Gives the file its length and its space, if the file system can; it may then only be short
     /// of space by its own fault.

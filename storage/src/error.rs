@@ -70,6 +70,18 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// The store has no such thing.
+    Unsupported {
+        /// What we were doing, such as `begin a draft of`.
+        doing: &'static str,
+        /// The object.
+        what: String,
+    },
+    /// Another process is writing it.
+    Locked {
+        /// The object.
+        what: String,
+    },
     /// The handle has failed before; what it would write now could not be trusted.
     Poisoned {
         /// The object.
@@ -123,6 +135,10 @@ impl fmt::Display for Error {
             }
             Error::BadKey { key, why } => write!(f, "name {key:?} {why}"),
             Error::BadUrl { url, why } => write!(f, "cannot use '{url}': {why}"),
+            Error::Unsupported { doing, what } => {
+                write!(f, "{doing} {what}: this kind of store cannot")
+            }
+            Error::Locked { what } => write!(f, "{what}: another process is writing it"),
             Error::Poisoned { what, first } => {
                 write!(f, "write {what}: an earlier write failed ({first})")
             }

@@ -125,6 +125,44 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Begins an object that outlives its writer. It is as invisible as every upload until it is
+    /// finished, but dropped or killed before, it stays as a draft: [`Storage::resume_draft`] goes
+    /// on with it, [`Storage::discard_draft`] removes it. Nobody else may write it meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the key is taken or has a draft; [`Error::Unsupported`] from a store
+    /// that keeps none; [`Error::NoSpace`], [`Error::Io`].
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        Err(Error::Unsupported { doing: "begin a draft of", what: self.display(key) })
+    }
+
+    /// Goes on with a draft from a place that it was synced at; what was written after that is cut
+    /// off.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no draft, [`Error::Corrupt`] if it is shorter than the mark,
+    /// [`Error::Locked`] if another process writes it; [`Error::Unsupported`], [`Error::Io`].
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        let _ = from;
+        Err(Error::Unsupported { doing: "go on with a draft of", what: self.display(key) })
+    }
+
+    /// Opens a draft for reading: at least what was synced when it was opened.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        Err(Error::Unsupported { doing: "open a draft of", what: self.display(key) })
+    }
+
+    /// Removes a draft, durably. There need not be one.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::Io`].
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        Err(Error::Unsupported { doing: "discard a draft of", what: self.display(key) })
+    }
+
     /// How this store goes about its bytes, and why.
     fn profile(&self) -> &Profile {
         Profile::unknown()
@@ -173,6 +211,24 @@ pub trait Upload: fmt::Debug + Send {
     /// [`Error::Exists`] if the key was taken meanwhile; [`Error::NoSpace`], [`Error::Io`]. The key
     /// is then absent, or what another wrote.
     fn finish(self: Box<Self>) -> Result<FileEntry>;
+}
+
+/// An upload that can be gone on with after a crash.
+pub trait Draft: Upload {
+    /// Makes all that was written so far durable, without making it visible.
+    ///
+    /// # Errors
+    /// As [`Upload::write`]; every later call fails then.
+    fn sync(&mut self) -> Result<Mark>;
+}
+
+/// A place in a draft.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Mark {
+    /// Bytes before it.
+    pub bytes: u64,
+    /// Their CRC-64/NVME.
+    pub crc64: u64,
 }
 
 /// A wish: fill `buf` with the bytes that begin at `offset`.

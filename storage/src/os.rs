@@ -1,6 +1,6 @@
 //! The file system of this machine as a [`Disk`].
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -79,6 +79,12 @@ impl Disk for OsDisk {
     fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
         Ok(self.file(file, true))
+    }
+
+    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        let file = self.file(OpenOptions::new().read(true).write(true).open(path)?, true);
+        file.lock()?;
+        Ok(file)
     }
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
@@ -226,6 +232,18 @@ impl DiskFile for OsFile {
             }
         }
         self.carrier.mover.transfer(&self.file, &mut Piece::of_write(offset, bytes, 1))
+    }
+
+    fn lock(&self) -> io::Result<()> {
+        match self.file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(e)) => {
+                // Lustre without the mount option flock, and some FUSE file systems.
+                log::warn!("locks do not work here, so a second writer is not kept out: {e}");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     fn allocate(&self, len_bytes: u64) -> io::Result<()> {

@@ -13,7 +13,8 @@ use crate::os::OsDisk;
 use crate::piece::Failure;
 use crate::url::Location;
 use crate::{
-    Entry, Error, Key, Map, Object, Profile, Read, Result, Storage, Upload, temporary, upload,
+    Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Result, Storage, Upload, temporary,
+    upload,
 };
 
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
@@ -188,6 +189,36 @@ impl Storage for Posix {
         Ok(swept)
     }
 
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        self.0.refuse_temporary(key)?;
+        if self.stat(key)?.is_some() {
+            return Err(Error::Exists { what: self.display(key) });
+        }
+        Ok(Box::new(upload::PosixUpload::begin_draft(Arc::clone(&self.0), key)?))
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        Ok(Box::new(upload::PosixUpload::resume_draft(Arc::clone(&self.0), key, from)?))
+    }
+
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        let path = self.0.draft_path(key);
+        let failed = |e| Error::from_io("open", show(&path), e);
+        let file = self.disk().open(&path).map_err(failed)?;
+        let len_bytes = file.len_bytes().map_err(failed)?;
+        Ok(Arc::new(PosixObject { file, len_bytes, name: show(&path) }))
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        let path = self.0.draft_path(key);
+        let failed = |e| Error::from_io("delete", show(&path), e);
+        match self.disk().unlink(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            outcome => outcome.map_err(failed)?,
+        }
+        self.disk().sync_dir(&folder_of(&path)).map_err(failed)
+    }
+
     fn profile(&self) -> &Profile {
         self.disk().profile()
     }
@@ -196,6 +227,10 @@ impl Storage for Posix {
 impl Place {
     pub(crate) fn path(&self, key: &Key) -> PathBuf {
         if *key == Key::root() { self.root.clone() } else { self.root.join(key.as_str()) }
+    }
+
+    pub(crate) fn draft_path(&self, key: &Key) -> PathBuf {
+        folder_of(&self.path(key)).join(temporary::draft_name(key.name()))
     }
 
     /// Makes a folder durably. Gives those that were made for it.

@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::posix::Posix;
-use crate::{Entry, Key, Object, Profile, Result, Storage, Upload};
+use crate::{Draft, Entry, Key, Mark, Object, Profile, Result, Storage, Upload};
 use disk::SimDisk;
 
 /// What goes wrong by itself. By default nothing does.
@@ -161,6 +161,22 @@ impl Storage for SimStore {
 
     fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
         self.store.sweep(folder)
+    }
+
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        self.store.create_draft(key)
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        self.store.resume_draft(key, from)
+    }
+
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.store.open_draft(key)
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        self.store.discard_draft(key)
     }
 
     fn profile(&self) -> &Profile {

@@ -1,5 +1,5 @@
 //! Names of files that are being written, and of folders that are being deleted:
-//! `.NAME.tmp-HOST-PID-UNIQUE`. They are hidden from listings, and who wrote one can be read off
+//! `.NAME.tmp-HOST-PID-UNIQUE`, and `.NAME.draft` for what outlives its writer. They are hidden from listings, and who wrote one can be read off
 //! it, so that what a dead process left behind can be told from the work of a live one.
 
 use std::fs;
@@ -18,6 +18,7 @@ pub(crate) struct Writer {
 }
 
 const MARK: &str = ".tmp-";
+const DRAFT: &str = ".draft";
 
 /// Linux takes names of 255 bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -45,14 +46,20 @@ pub(crate) fn writer_of(name: &str) -> Option<Writer> {
     numbers.next().is_none().then_some(writer)
 }
 
+/// The name of an object's draft: always the same, so that whoever goes on with it finds it.
+pub(crate) fn draft_name(name: &str) -> String {
+    format!(".{name}{DRAFT}")
+}
+
 /// Whether listings leave a name out: ours, and those that NFS (`.nfs` and digits) and FUSE give to
 /// a file that was deleted while somebody had it open.
 pub(crate) fn is_hidden(name: &str) -> bool {
+    let draft = name.starts_with('.') && name.ends_with(DRAFT);
     let deleted = [".nfs", ".fuse_hidden"].iter().any(|mark| {
         let digits = name.strip_prefix(mark).unwrap_or("");
         digits.len() >= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     });
-    deleted || writer_of(name).is_some()
+    deleted || draft || writer_of(name).is_some()
 }
 
 /// This process.

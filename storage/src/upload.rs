@@ -10,7 +10,7 @@ use crate::behind::WriteBehind;
 use crate::disk::{DiskFile, folder_of};
 use crate::piece::{Cause, Failure};
 use crate::posix::Place;
-use crate::{Crc64, Error, FileEntry, Key, Result, Upload, temporary};
+use crate::{Crc64, Draft, Error, FileEntry, Key, Mark, Result, Upload, crc64_join, temporary};
 
 /// Objects up to here are written by one call through the page cache. Above, around it: a
 /// checkpoint would push out the data set, and its `fsync` would take seconds instead of
@@ -39,8 +39,22 @@ pub(crate) struct PosixUpload {
     allocated: u64,
     len_bytes: u64,
     len_bytes_max: u64,
+    /// Where this writer took over from another.
+    resumed: Mark,
+    /// Of the bytes after that.
     sum: Crc64,
+    life: Life,
     state: State,
+}
+
+/// What becomes of the file if the upload is not finished.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Removed,
+    /// It is a draft. Its name is durable from the first sync on.
+    Kept {
+        named: bool,
+    },
 }
 
 enum Content {
@@ -75,27 +89,99 @@ impl PosixUpload {
             return Err(Error::NoSpace { what: name, need_bytes: len_bytes_max, free_bytes });
         }
         let (made, temporary, file) = create_temporary(&place, &path, key.name())?;
-        let mut upload = PosixUpload {
-            place,
-            file: Some(file),
-            content: Content::Small(Vec::new()),
-            temporary,
-            path,
-            name,
-            file_name: key.name().to_owned(),
-            made,
-            allocated: 0,
-            len_bytes: 0,
-            len_bytes_max,
-            sum: Crc64::new(),
-            state: State::Open,
-        };
+        let mut upload = PosixUpload::new(place, key, file, temporary);
+        upload.made = made;
+        upload.len_bytes_max = len_bytes_max;
         if len_bytes_max > SMALL_BYTES_MAX as u64 {
             let allocate = upload.file().allocate(len_bytes_max);
             allocate.map_err(|e| upload.failed("reserve the space of", e))?;
             upload.allocated = len_bytes_max;
         }
         Ok(upload)
+    }
+
+    pub(crate) fn begin_draft(place: Arc<Place>, key: &Key) -> Result<Self> {
+        let path = place.draft_path(key);
+        place.make_folder(&folder_of(&path))?;
+        let failed = |e| Error::from_io("create", path.display().to_string(), e);
+        let file = place.disk.create_new(&path).map_err(failed)?;
+        file.lock().map_err(|e| locked(&path, e))?;
+        let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
+        upload.life = Life::Kept { named: false };
+        let large = WriteBehind::start(file);
+        upload.content = Content::Large(large.map_err(|e| upload.failed("begin", e))?);
+        Ok(upload)
+    }
+
+    pub(crate) fn resume_draft(place: Arc<Place>, key: &Key, from: Mark) -> Result<Self> {
+        let path = place.draft_path(key);
+        let failed = |e| Error::from_io("go on with", path.display().to_string(), e);
+        let file = place.disk.reopen(&path).map_err(|e| locked(&path, e))?;
+        let len_bytes = file.len_bytes().map_err(failed)?;
+        if len_bytes < from.bytes {
+            return Err(Error::Corrupt {
+                what: path.display().to_string(),
+                offset: len_bytes,
+                got: "the end".to_owned(),
+                due: format!("{} bytes, as were synced", from.bytes),
+            });
+        }
+        file.set_len(from.bytes).map_err(failed)?;
+        let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
+        upload.life = Life::Kept { named: false };
+        (upload.resumed, upload.len_bytes) = (from, from.bytes);
+        let large = WriteBehind::resume(&file, from.bytes);
+        upload.content = Content::Large(large.map_err(|failure| upload.write_failed(failure))?);
+        Ok(upload)
+    }
+
+    fn new(place: Arc<Place>, key: &Key, file: Arc<dyn DiskFile>, temporary: PathBuf) -> Self {
+        let path = place.path(key);
+        PosixUpload {
+            file: Some(file),
+            content: Content::Small(Vec::new()),
+            temporary,
+            name: path.display().to_string(),
+            path,
+            file_name: key.name().to_owned(),
+            made: Vec::new(),
+            allocated: 0,
+            len_bytes: 0,
+            len_bytes_max: 0,
+            resumed: Mark::default(),
+            sum: Crc64::new(),
+            life: Life::Removed,
+            state: State::Open,
+            place,
+        }
+    }
+
+    /// Of all bytes, those of writers before this one among them.
+    fn crc64(&self) -> u64 {
+        let Mark { bytes, crc64 } = self.resumed;
+        crc64_join(crc64, self.sum.value(), self.len_bytes - bytes)
+    }
+
+    fn sync_content(&mut self) -> Result<()> {
+        let Content::Large(large) = &mut self.content else { unreachable!("a draft is large") };
+        let flushed = large.flush();
+        flushed.map_err(|failure| self.write_failed(failure))?;
+        self.file().sync().map_err(|e| self.failed("sync", e))?;
+        if self.life == (Life::Kept { named: false }) {
+            let synced = self.place.disk.sync_dir(&folder_of(&self.temporary));
+            synced.map_err(|e| self.failed("sync the folder of", e))?;
+            self.life = Life::Kept { named: true };
+        }
+        Ok(())
+    }
+
+    fn check_state(&self) -> Result<()> {
+        match &self.state {
+            State::Poisoned(first) => {
+                Err(Error::Poisoned { what: self.name.clone(), first: first.clone() })
+            }
+            State::Open | State::Finished => Ok(()),
+        }
     }
 
     fn file(&self) -> &Arc<dyn DiskFile> {
@@ -183,9 +269,7 @@ impl PosixUpload {
 
 impl Upload for PosixUpload {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        if let State::Poisoned(first) = &self.state {
-            return Err(Error::Poisoned { what: self.name.clone(), first: first.clone() });
-        }
+        self.check_state()?;
         self.len_bytes += bytes.len() as u64;
         let outcome = self.append(bytes);
         if let Err(e) = &outcome {
@@ -199,13 +283,22 @@ impl Upload for PosixUpload {
     }
 
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
-        if let State::Poisoned(first) = &self.state {
-            return Err(Error::Poisoned { what: self.name.clone(), first: first.clone() });
-        }
+        self.check_state()?;
         self.commit()?;
         self.state = State::Finished;
         let path = mem::take(&mut self.file_name);
-        Ok(FileEntry { path, bytes: self.len_bytes, crc64: self.sum.value() })
+        Ok(FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() })
+    }
+}
+
+impl Draft for PosixUpload {
+    fn sync(&mut self) -> Result<Mark> {
+        self.check_state()?;
+        let outcome = self.sync_content();
+        if let Err(e) = &outcome {
+            self.state = State::Poisoned(e.to_string());
+        }
+        outcome.map(|()| Mark { bytes: self.len_bytes, crc64: self.crc64() })
     }
 }
 
@@ -215,11 +308,22 @@ impl Drop for PosixUpload {
             return;
         }
         self.content = Content::Closed; // waits for writes on their way
+        if matches!(self.life, Life::Kept { .. }) {
+            return;
+        }
         // NFS and FUSE keep a file that is unlinked while it is open, under a name of their own.
         self.file = None;
         // Best effort: what cannot be removed is hidden, and swept when this process is gone.
         let _ = self.place.disk.unlink(&self.temporary);
         self.place.unmake_folders(&self.made);
+    }
+}
+
+fn locked(path: &std::path::Path, e: io::Error) -> Error {
+    let what = path.display().to_string();
+    match e.kind() {
+        io::ErrorKind::WouldBlock => Error::Locked { what },
+        _ => Error::from_io("go on with", what, e),
     }
 }
 

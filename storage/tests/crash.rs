@@ -5,7 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use storage::sim::{Fail, Faults, SimStore};
-use storage::{Error, FileEntry, Key, Manifest, Result, Storage, read_all, write_all};
+use storage::{Error, FileEntry, Key, Manifest, Mark, Result, Storage, read_all, write_all};
 
 const SEEDS: u64 = 40;
 
@@ -277,4 +277,37 @@ fn a_poisoned_upload_stays_so() {
     assert!(matches!(upload.write(&[]), Err(Error::Poisoned { .. })));
     assert!(matches!(upload.finish(), Err(Error::Poisoned { .. })));
     assert!(store.raw_paths().is_empty());
+}
+
+/// After a crash a draft has at least what was synced, and what is written from there on makes the
+/// object that was meant.
+#[test]
+fn a_draft_survives_every_crash() {
+    let (first, rest) = (bytes_of(9_001, 4), bytes_of(300_000, 5));
+    let whole = [&first[..], &rest].concat();
+    let store = furnished(Faults::default());
+    let mut draft = store.create_draft(&key("new/d")).unwrap();
+    draft.write(&first).unwrap();
+    let mark = draft.sync().unwrap();
+    let synced = store.op_count();
+    draft.write(&rest).unwrap();
+    draft.sync().unwrap();
+    draft.finish().unwrap();
+    for ops in synced..=store.op_count() {
+        for seed in 0..SEEDS {
+            let context = format!("{ops} operations, seed {seed}");
+            let after = store.crash_at(ops, seed);
+            check_old(&after, &context);
+            if let Ok(bytes) = read_all(&after, &key("new/d")) {
+                assert_eq!(bytes, whole, "{context}");
+                continue;
+            }
+            let mut draft = after.resume_draft(&key("new/d"), mark).expect(&context);
+            draft.write(&rest).unwrap();
+            draft.finish().unwrap();
+            assert_eq!(read_all(&after, &key("new/d")).unwrap(), whole, "{context}");
+        }
+    }
+    let (mark, due) = (Mark { bytes: 9_001, crc64: storage::crc64(&first) }, mark);
+    assert_eq!(mark, due);
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use storage::{Engine, Error, Key, Read, Storage, locate, open_url, read_all, write_all};
+use storage::{Engine, Error, Key, Mark, Read, Storage, locate, open_url, read_all, write_all};
 
 fn key(name: &str) -> Key {
     Key::new(name).unwrap()
@@ -249,4 +249,16 @@ fn urls_choose_the_engine() {
     assert_eq!(raw_names(folder.path()), ["a?engine=none"]);
     let told = open_url(&format!("file:{base}?engine=none")).unwrap_err().to_string();
     assert!(told.contains("'engine=none' is not known"), "{told}");
+}
+
+/// The lock is the kernel's, so that it ends with its process, however that ends.
+#[test]
+fn a_draft_has_one_writer() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open_url(folder.path().to_str().unwrap()).unwrap();
+    let draft = store.create_draft(&key("a")).unwrap();
+    let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
+    assert!(matches!(second, Error::Locked { .. }), "{second}");
+    drop(draft);
+    drop(store.resume_draft(&key("a"), Mark::default()).unwrap());
 }

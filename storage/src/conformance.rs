@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::rng::Rng;
-use crate::{Error, Key, Manifest, Mark, Read, Storage, crc64, read_all, write_all};
+use crate::{Error, FileEntry, Key, Manifest, Mark, Read, Storage, crc64, read_all, write_all};
 
 type Outcome = Result<(), Box<dyn StdError>>;
 
@@ -21,9 +21,10 @@ macro_rules! ensure {
 
 type Check = fn(&Arc<dyn Storage>) -> Outcome;
 
-const CHECKS: [(&str, Check); 19] = [
+const CHECKS: [(&str, Check); 20] = [
     ("what is written comes back, at every size", comes_back),
     ("an upload reports what it wrote", reports),
+    ("ranges of objects are appended, and summed", copies_ranges),
     ("an empty object is an object", empty_object),
     ("an upload is invisible until it is finished", invisible_until_finished),
     ("a dropped upload is as if never begun", dropped),
@@ -107,6 +108,41 @@ fn reports(store: &Arc<dyn Storage>) -> Outcome {
         ensure!(entry.crc64 == crc64(&bytes), "the sum was {:016x}", entry.crc64);
         entry.verify(&**store, &key("deep/er")?)?;
     }
+    Ok(())
+}
+
+/// Between ranges that are copied by their sums and ranges that are read, bytes are written.
+fn copies_ranges(store: &Arc<dyn Storage>) -> Outcome {
+    let bytes = bytes_of(1_300_001, 3);
+    write_all(&**store, &key("from")?, &bytes)?;
+    let from = store.open(&key("from")?)?;
+    for first in [0, 7, 4096, 300_000] {
+        let mut upload = store.create(&key(&format!("to/{first}"))?, 0)?;
+        let mut due = bytes_of(first, 4);
+        upload.write(&due)?;
+        for range in [0..bytes.len(), 5..1_000_000, 9..9, 1..700, 4096..1_052_672] {
+            let part = &bytes[range.clone()];
+            for crc64 in [Some(crc64(part)), None] {
+                upload.write_from(&*from, range.start as u64..range.end as u64, crc64)?;
+                due.extend_from_slice(part);
+                ensure!(upload.len_bytes() == due.len() as u64, "{} bytes", upload.len_bytes());
+            }
+            upload.write(&bytes[..range.start.min(100)])?;
+            due.extend_from_slice(&bytes[..range.start.min(100)]);
+        }
+        let entry = upload.finish()?;
+        let wrote =
+            FileEntry { path: first.to_string(), bytes: due.len() as u64, crc64: crc64(&due) };
+        ensure!(entry == wrote, "the upload reports {entry:?}, due {wrote:?}");
+        let got = read_all(&**store, &key(&format!("to/{first}"))?)?;
+        ensure!(got == due, "after {first} bytes, the copies differ");
+    }
+    let mut upload = store.create(&key("short")?, 0)?;
+    let past = upload.write_from(&*from, 1_000_000..1_300_002, None);
+    ensure!(matches!(past, Err(Error::ShortRead { .. })), "past the end: {past:?}");
+    let mut upload = store.create(&key("wrong")?, 0)?;
+    let wrong = upload.write_from(&*from, 0..10, Some(1));
+    ensure!(matches!(wrong, Err(Error::Corrupt { .. })), "a wrong sum: {wrong:?}");
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The operations of a file system that the protocol in `posix` is made of. `os` has the real ones;
 //! `sim` has twins that fail and lose power on demand, so that what is tested is what runs.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -79,6 +80,11 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
     fn sync(&self) -> io::Result<()>;
 
     fn map(&self, len_bytes: u64) -> io::Result<Map>;
+
+    /// The file, if the kernel of this machine has it.
+    fn os_file(&self) -> Option<&File> {
+        None
+    }
 }
 
 /// What is at a path.

@@ -20,6 +20,7 @@ mod buf;
 mod checksum;
 #[cfg(feature = "sim")]
 pub mod conformance;
+mod copy;
 mod disk;
 mod engine;
 mod error;
@@ -190,6 +191,11 @@ pub trait Object: fmt::Debug + Send + Sync {
 
     /// How a message names this object.
     fn display(&self) -> String;
+
+    /// The file that it is, if it is a file of this machine: for copies within the kernel alone.
+    fn file(&self) -> Option<&std::fs::File> {
+        None
+    }
 }
 
 /// One object being written, invisible until it is finished.
@@ -199,6 +205,27 @@ pub trait Upload: fmt::Debug + Send {
     /// # Errors
     /// [`Error::NoSpace`] for a full disk or quota, [`Error::Io`] for the rest.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Appends a range of a complete object, in bounded memory. `crc64` is the CRC-64/NVME of that
+    /// range, if it is known from a source that is trusted, such as a [`Manifest`]: the bytes then
+    /// need not be read, and on a file system that shares blocks they are not even copied. They are
+    /// not compared with it in that case, so a file that differs from its sum makes an object that
+    /// differs from its own, which [`Manifest::verify`] finds. Without it the bytes are read.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the bytes were read and do not sum to `crc64`; [`Error::ShortRead`] if
+    /// the object ends before the range; as [`Upload::write`] else. Only dropping it is left then.
+    ///
+    /// # Panics
+    /// If the range ends before it begins.
+    fn write_from(
+        &mut self,
+        object: &dyn Object,
+        range: std::ops::Range<u64>,
+        crc64: Option<u64>,
+    ) -> Result<()> {
+        copy::read_and_write(self, object, &range, crc64)
+    }
 
     /// Bytes written so far.
     fn len_bytes(&self) -> u64;

@@ -269,6 +269,10 @@ impl DiskFile for OsFile {
     fn map(&self, len_bytes: u64) -> io::Result<Map> {
         map::map(&self.file, len_bytes)
     }
+
+    fn os_file(&self) -> Option<&File> {
+        Some(&self.file)
+    }
 }
 
 impl OsFile {

@@ -345,4 +345,8 @@ impl Object for PosixObject {
     fn display(&self) -> String {
         self.name.clone()
     }
+
+    fn file(&self) -> Option<&std::fs::File> {
+        self.file.os_file()
+    }
 }

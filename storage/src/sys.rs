@@ -47,6 +47,25 @@ pub(crate) fn read_cached_at(file: &File, buf: &mut [u8], offset: u64) -> io::Re
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
+/// Copies up to `count` bytes from one file to another within the kernel, and gives how many it did;
+/// 0 is the end of `from`. The files' own positions stay.
+pub(crate) fn copy_file_range(
+    from: &File,
+    from_offset: u64,
+    to: &File,
+    to_offset: u64,
+    count: usize,
+) -> io::Result<usize> {
+    let place = |offset| {
+        libc::off64_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+    };
+    let (mut at, mut to_at) = (place(from_offset)?, place(to_offset)?);
+    let (from, to) = (from.as_raw_fd(), to.as_raw_fd());
+    // SAFETY: both descriptors are open, and both places live until the call returns.
+    let done = unsafe { libc::copy_file_range(from, &raw mut at, to, &raw mut to_at, count, 0) };
+    usize::try_from(done).map_err(|_| io::Error::last_os_error())
+}
+
 /// What `statfs` tells of the file system that a path is on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSystem {

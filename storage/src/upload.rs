@@ -2,6 +2,7 @@
 //! rename, fsync of the folder. Whatever fails on the way, nothing stays.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::{io, mem};
@@ -10,7 +11,9 @@ use crate::behind::WriteBehind;
 use crate::disk::{DiskFile, folder_of};
 use crate::piece::{Cause, Failure};
 use crate::posix::Place;
-use crate::{Crc64, Draft, Error, FileEntry, Key, Mark, Result, Upload, crc64_join, temporary};
+use crate::{
+    Crc64, Draft, Error, FileEntry, Key, Mark, Object, Result, Upload, copy, crc64_join, temporary,
+};
 
 /// Objects up to here are written by one call through the page cache. Above, around it: a
 /// checkpoint would push out the data set, and its `fsync` would take seconds instead of
@@ -60,8 +63,8 @@ enum Life {
 enum Content {
     Small(Vec<u8>),
     Large(WriteBehind),
-    /// All written, or given up.
-    Closed,
+    /// All that came is written, or given up.
+    Settled,
 }
 
 enum State {
@@ -163,9 +166,10 @@ impl PosixUpload {
     }
 
     fn sync_content(&mut self) -> Result<()> {
-        let Content::Large(large) = &mut self.content else { unreachable!("a draft is large") };
-        let flushed = large.flush();
-        flushed.map_err(|failure| self.write_failed(failure))?;
+        if let Content::Large(large) = &mut self.content {
+            let flushed = large.flush();
+            flushed.map_err(|failure| self.write_failed(failure))?;
+        }
         self.file().sync().map_err(|e| self.failed("sync", e))?;
         if self.life == (Life::Kept { named: false }) {
             let synced = self.place.disk.sync_dir(&folder_of(&self.temporary));
@@ -189,6 +193,8 @@ impl PosixUpload {
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        let offset = self.len_bytes;
+        self.len_bytes += bytes.len() as u64;
         if let Content::Small(small) = &mut self.content {
             if small.len() + bytes.len() <= SMALL_BYTES_MAX {
                 small.extend_from_slice(bytes);
@@ -203,18 +209,42 @@ impl PosixUpload {
             self.content = Content::Large(large);
             moved.map_err(|failure| self.write_failed(failure))?;
         }
-        match &mut self.content {
-            Content::Large(large) => {
-                let pushed = large.push(bytes, &mut self.sum);
-                pushed.map_err(|failure| self.write_failed(failure))
-            }
-            Content::Small(_) | Content::Closed => unreachable!("large since above"),
+        if let Content::Settled = self.content {
+            let large = WriteBehind::resume(self.file(), offset);
+            self.content = Content::Large(large.map_err(|failure| self.write_failed(failure))?);
         }
+        let Content::Large(large) = &mut self.content else { unreachable!("large since above") };
+        let pushed = large.push(bytes, &mut self.sum);
+        pushed.map_err(|failure| self.write_failed(failure))
     }
 
-    /// From all bytes taken to all bytes durable under the final name.
-    fn commit(&mut self) -> Result<()> {
-        let written = match mem::replace(&mut self.content, Content::Closed) {
+    /// Appends by a copy within the kernel where it can, else by reading.
+    fn copy(&mut self, object: &dyn Object, range: &Range<u64>, crc64: Option<u64>) -> Result<()> {
+        let len = range.end.saturating_sub(range.start);
+        let (crc64_b, from) = match (crc64, object.file()) {
+            (Some(crc64), Some(from)) if len > SMALL_BYTES_MAX as u64 => (crc64, from),
+            _ => return copy::read_and_write(self, object, range, crc64),
+        };
+        self.len_bytes_max = self.len_bytes_max.max(self.len_bytes + len);
+        self.settle()?;
+        let Some(to) = self.file().os_file() else {
+            return copy::read_and_write(self, object, range, crc64);
+        };
+        let copied = copy::copy_range(from, range, to, self.len_bytes);
+        self.allocated = u64::MAX; // it may have grown past its end
+        if copied.map_err(|e| self.failed(&format!("copy {} to", object.display()), e))? < len {
+            // What was copied of it is written over by the same bytes.
+            return copy::read_and_write(self, object, range, crc64);
+        }
+        let crc64 = crc64_join(self.crc64(), crc64_b, len);
+        self.len_bytes += len;
+        (self.resumed, self.sum) = (Mark { bytes: self.len_bytes, crc64 }, Crc64::new());
+        Ok(())
+    }
+
+    /// Writes all that came.
+    fn settle(&mut self) -> Result<()> {
+        let written = match mem::replace(&mut self.content, Content::Settled) {
             Content::Small(small) => {
                 self.allocated = self.allocated.max(small.len() as u64);
                 self.file().write(0, &small)
@@ -223,9 +253,14 @@ impl PosixUpload {
                 self.allocated = u64::MAX; // the last block is padded
                 large.finish()
             }
-            Content::Closed => unreachable!("closed only by committing"),
+            Content::Settled => Ok(()),
         };
-        written.map_err(|failure| self.write_failed(failure))?;
+        written.map_err(|failure| self.write_failed(failure))
+    }
+
+    /// From all bytes taken to all bytes durable under the final name.
+    fn commit(&mut self) -> Result<()> {
+        self.settle()?;
         if self.allocated != self.len_bytes {
             let cut = self.file().set_len(self.len_bytes);
             cut.map_err(|e| self.failed("set the length of", e))?;
@@ -270,8 +305,21 @@ impl PosixUpload {
 impl Upload for PosixUpload {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.check_state()?;
-        self.len_bytes += bytes.len() as u64;
         let outcome = self.append(bytes);
+        if let Err(e) = &outcome {
+            self.state = State::Poisoned(e.to_string());
+        }
+        outcome
+    }
+
+    fn write_from(
+        &mut self,
+        object: &dyn Object,
+        range: Range<u64>,
+        crc64: Option<u64>,
+    ) -> Result<()> {
+        self.check_state()?;
+        let outcome = self.copy(object, &range, crc64);
         if let Err(e) = &outcome {
             self.state = State::Poisoned(e.to_string());
         }
@@ -307,7 +355,7 @@ impl Drop for PosixUpload {
         if matches!(self.state, State::Finished) {
             return;
         }
-        self.content = Content::Closed; // waits for writes on their way
+        self.content = Content::Settled; // waits for writes on their way
         if matches!(self.life, Life::Kept { .. }) {
             return;
         }

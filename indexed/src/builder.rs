@@ -180,8 +180,26 @@ impl Builder {
     /// [`Error::UnendedDocument`], [`Error::Storage`]: neither file exists then, unless it is
     /// [`Error::LeftBehind`], which names the one that does. Only a crash between the two can leave
     /// a `.bin` alone, which [`Builder::create`] then refuses by that name.
-    pub fn finish(mut self) -> Result<Built> {
+    pub fn finish(self) -> Result<Built> {
         self.check_ended()?;
+        self.publish()
+    }
+
+    /// As [`Builder::finish`], for sequences that are of no document: the table of documents then
+    /// holds its first entry alone, as CPM-2's and Yuan's writers leave it. Megatron refuses such
+    /// files.
+    ///
+    /// # Errors
+    /// As [`Builder::finish`].
+    ///
+    /// # Panics
+    /// If a document was ended.
+    pub fn finish_without_documents(self) -> Result<Built> {
+        assert_eq!(self.documents.count(), 0, "documents of a set without documents");
+        self.publish()
+    }
+
+    fn publish(mut self) -> Result<Built> {
         self.flush_at(1)?;
         self.write_idx()?;
         // Both are whole by now: what can still fail is to make them durable and visible.
@@ -210,8 +228,7 @@ impl Builder {
         let item_bytes = self.dtype.item_bytes();
         let pointers = running_sum(self.lengths.iter().map(|len| len * item_bytes));
         idx::write_table(upload, pointers.map(u64::to_le_bytes))?;
-        let last = self.lengths.count();
-        let documents = running_sum(self.documents.iter()).chain([last]);
+        let documents = running_sum(self.documents.iter()).chain([self.sequences_ended]);
         idx::write_table(upload, documents.map(u64::to_le_bytes))?;
         idx::write_table(upload, self.modes.iter().flatten().map(|mode| mode.to_le_bytes()))
     }

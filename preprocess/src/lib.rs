@@ -12,6 +12,7 @@ mod commit;
 mod error;
 mod input;
 mod json;
+pub mod objective;
 mod options;
 mod parcel;
 mod report;

@@ -2,38 +2,54 @@
 
 use std::sync::Arc;
 
-use storage::{FileEntry, Key, Storage, Upload};
+use serde::{Deserialize, Serialize};
+use storage::{Draft, FileEntry, Key, Mark, Storage, Upload};
 
-use crate::compact::Compact;
 use crate::dataset::for_each_chunk;
+use crate::outline::{Counts, Event, Outline};
 use crate::{Dtype, Error, IndexedDataset, Result, idx};
 
 /// Small documents are gathered to writes of this size.
 const WRITE_BYTES: usize = 1 << 20;
 
+/// The name of what the `.idx` is made from, after the prefix.
+const OUTLINE: &str = ".outline";
+
 /// A dataset being written.
 ///
-/// Tokens stream into the `.bin`; of each sequence two or three bytes stay in memory until the
-/// `.idx` is written at the end. Neither file is visible before [`Builder::finish`], and a builder
-/// that is dropped leaves nothing behind.
+/// Tokens stream into the `.bin`; of each sequence two or three bytes are put by until the `.idx`
+/// is written at the end, in memory while they are few. Neither file is visible before
+/// [`Builder::finish`]. A builder that is dropped leaves nothing behind, unless it is one of drafts:
+/// then what was synced can be gone on with.
 #[derive(Debug)]
 pub struct Builder {
     store: Arc<dyn Storage>,
-    bin_key: Key,
-    bin: Box<dyn Upload>,
-    idx: Box<dyn Upload>,
+    prefix: Key,
+    bin: Bin,
+    /// Begun at once, or at the end if it is a builder of drafts.
+    idx: Option<Box<dyn Upload>>,
     dtype: Dtype,
     /// Encoded tokens that wait for a write worth its while.
     pending: Vec<u8>,
-    /// Tokens of each sequence.
-    lengths: Compact,
-    /// Sequences of each document.
-    documents: Compact,
+    outline: Outline,
     /// The mode of each sequence, if the set has modes.
     modes: Option<Vec<i8>>,
-    /// Sequences that ended documents hold.
-    sequences_ended: u64,
-    tokens: u64,
+}
+
+#[derive(Debug)]
+enum Bin {
+    Upload(Box<dyn Upload>),
+    Draft(Box<dyn Draft>),
+    /// An earlier process had finished it.
+    Finished(FileEntry),
+}
+
+/// Where a builder of drafts was synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuilderMark {
+    bin: Mark,
+    outline: Mark,
+    counts: Counts,
 }
 
 /// A finished dataset.
@@ -65,19 +81,96 @@ impl Builder {
             storage::Error::Exists { what } => Error::Orphan { file: what },
             other => Error::Storage(other),
         })?;
-        Ok(Builder {
-            store: Arc::clone(store),
-            bin_key,
-            bin,
-            idx,
-            dtype,
-            pending: Vec::new(),
-            lengths: Compact::default(),
-            documents: Compact::default(),
-            modes: None,
-            sequences_ended: 0,
-            tokens: 0,
-        })
+        let outline = Outline::new(store, prefix.with_suffix(OUTLINE)?);
+        let builder = Builder::new(store, prefix, dtype, Bin::Upload(bin), outline);
+        Ok(Builder { idx: Some(idx), ..builder })
+    }
+
+    /// Begins a pair of which a process that is killed loses no more than was written since
+    /// [`Builder::sync`].
+    ///
+    /// # Errors
+    /// As [`Builder::create`]; [`storage::Error::Exists`] too if there are drafts already.
+    pub fn create_draft(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
+        let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
+        drop(store.create(&idx_key, 0)?);
+        let bin = store.create_draft(&bin_key)?;
+        let outline = Outline::create(store, prefix.with_suffix(OUTLINE)?)?;
+        Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline))
+    }
+
+    /// Goes on from where a builder of drafts was synced.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the drafts are not there, or are shorter than they were, or if another
+    /// process writes them.
+    pub fn resume(
+        store: &Arc<dyn Storage>,
+        prefix: &Key,
+        dtype: Dtype,
+        from: &BuilderMark,
+    ) -> Result<Self> {
+        let BuilderMark { bin, outline, counts } = *from;
+        let bin_key = prefix.with_suffix(".bin")?;
+        let bin = match store.resume_draft(&bin_key, bin) {
+            Ok(draft) => Bin::Draft(draft),
+            // A process that was about to finish has come that far.
+            Err(storage::Error::NotFound { .. }) => {
+                let object = store.open(&bin_key)?;
+                if object.len_bytes() != bin.bytes {
+                    return Err(storage::Error::Corrupt {
+                        what: object.display(),
+                        offset: object.len_bytes(),
+                        got: format!("a file of {} bytes", object.len_bytes()),
+                        due: format!("{}, as it was finished with", bin.bytes),
+                    }
+                    .into());
+                }
+                let path = bin_key.name().to_owned();
+                Bin::Finished(FileEntry { path, bytes: bin.bytes, crc64: bin.crc64 })
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let outline = Outline::resume(store, prefix.with_suffix(OUTLINE)?, outline, counts)?;
+        Ok(Builder::new(store, prefix, dtype, bin, outline))
+    }
+
+    /// Removes what builders of drafts have left of this prefix: after an end without success, and
+    /// after one with success when nobody needs to resume any more.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    pub fn discard_drafts(store: &dyn Storage, prefix: &Key) -> Result<()> {
+        store.discard_draft(&prefix.with_suffix(".bin")?)?;
+        Ok(store.discard_draft(&prefix.with_suffix(OUTLINE)?)?)
+    }
+
+    /// Makes all documents so far durable. They are still invisible.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    ///
+    /// # Panics
+    /// If it is not a builder of drafts.
+    pub fn sync(&mut self) -> Result<BuilderMark> {
+        self.flush_at(1)?;
+        let bin = match &mut self.bin {
+            Bin::Draft(draft) => draft.sync()?,
+            Bin::Finished(entry) => Mark { bytes: entry.bytes, crc64: entry.crc64 },
+            Bin::Upload(_) => panic!("a builder that is synced is one of drafts"),
+        };
+        Ok(BuilderMark { bin, outline: self.outline.sync()?, counts: self.outline.counts() })
+    }
+
+    fn new(
+        store: &Arc<dyn Storage>,
+        prefix: &Key,
+        dtype: Dtype,
+        bin: Bin,
+        outline: Outline,
+    ) -> Self {
+        let (store, prefix) = (Arc::clone(store), prefix.clone());
+        Builder { store, prefix, bin, idx: None, dtype, pending: Vec::new(), outline, modes: None }
     }
 
     /// Begins a multimodal dataset, in which each sequence has a mode.
@@ -100,7 +193,7 @@ impl Builder {
         }
         self.check_len(ids.len() as u64)?;
         self.dtype.encode(ids, &mut self.pending);
-        self.push_sequence(ids.len() as u64, 0);
+        self.push_sequence(ids.len() as u64, 0)?;
         self.flush_at(WRITE_BYTES)
     }
 
@@ -136,7 +229,7 @@ impl Builder {
         }
         self.write_bytes(bytes)?;
         for &len in sequence_lens {
-            self.push_sequence(u64::from(len), 0);
+            self.push_sequence(u64::from(len), 0)?;
         }
         Ok(())
     }
@@ -146,8 +239,7 @@ impl Builder {
     /// # Errors
     /// None today; it is fallible as its sisters are.
     pub fn end_document(&mut self) -> Result<()> {
-        self.documents.push(self.lengths.count() - self.sequences_ended);
-        self.sequences_ended = self.lengths.count();
+        self.outline.end_document();
         Ok(())
     }
 
@@ -161,20 +253,22 @@ impl Builder {
         self.check_mergeable(dataset)?;
         for_each_chunk(dataset.bin().as_ref(), |bytes| self.write_bytes(bytes))?;
         let tables = dataset.tables();
-        for (seq, len) in tables.lengths.iter().enumerate() {
-            let mode = tables.modes.get(seq).map_or(0, |&mode| i8::from_le_bytes([mode]));
-            self.push_sequence(u64::from(u32::from_le_bytes(*len)), mode);
-        }
         for document in 0..dataset.document_count() {
             let sequences = dataset.document(document);
-            self.documents.push(sequences.end - sequences.start);
+            // fits: places in tables that are in memory
+            for seq in sequences.start as usize..sequences.end as usize {
+                let len = u64::from(u32::from_le_bytes(tables.lengths[seq]));
+                let mode = tables.modes.get(seq).map_or(0, |&mode| i8::from_le_bytes([mode]));
+                self.push_sequence(len, mode)?;
+            }
+            self.outline.end_document();
         }
-        self.sequences_ended = self.lengths.count();
         Ok(())
     }
 
     /// Writes the `.idx`, then makes both files visible, the `.idx` last. When it has returned,
-    /// both are durable.
+    /// both are durable. A builder of drafts leaves the little that another needs to resume, until
+    /// [`Builder::discard_drafts`].
     ///
     /// # Errors
     /// [`Error::UnendedDocument`], [`Error::Storage`]: neither file exists then, unless it is
@@ -182,12 +276,11 @@ impl Builder {
     /// a `.bin` alone, which [`Builder::create`] then refuses by that name.
     pub fn finish(self) -> Result<Built> {
         self.check_ended()?;
-        self.publish()
+        self.finish_with(Documents::AsEnded)
     }
 
-    /// As [`Builder::finish`], for sequences that are of no document: the table of documents then
-    /// holds its first entry alone, as CPM-2's and Yuan's writers leave it. Megatron refuses such
-    /// files.
+    /// The same for sequences that are in no document, as the writers of CPM-2 and Yuan leave them:
+    /// the document index is a single 0.
     ///
     /// # Errors
     /// As [`Builder::finish`].
@@ -195,50 +288,99 @@ impl Builder {
     /// # Panics
     /// If a document was ended.
     pub fn finish_without_documents(self) -> Result<Built> {
-        assert_eq!(self.documents.count(), 0, "documents of a set without documents");
-        self.publish()
+        assert_eq!(self.outline.counts().documents, 0, "no document was ended");
+        self.finish_with(Documents::None)
     }
 
-    fn publish(mut self) -> Result<Built> {
+    fn finish_with(mut self, documents: Documents) -> Result<Built> {
         self.flush_at(1)?;
-        self.write_idx()?;
+        let mut idx = match self.idx.take() {
+            Some(idx) => idx,
+            None => self.begin_idx()?,
+        };
+        self.write_idx(idx.as_mut(), documents)?;
         // Both are whole by now: what can still fail is to make them durable and visible.
-        let bin = self.bin.finish()?;
-        let idx = match self.idx.finish() {
+        let bin = match self.bin {
+            Bin::Upload(upload) => upload.finish()?,
+            Bin::Draft(draft) => draft.finish()?,
+            Bin::Finished(entry) => entry,
+        };
+        let idx = match idx.finish() {
             Ok(idx) => idx,
             Err(source) => {
-                return Err(match self.store.delete(&self.bin_key) {
+                let bin_key = self.prefix.with_suffix(".bin")?;
+                return Err(match self.store.delete(&bin_key) {
                     Ok(()) => Error::Storage(source),
                     Err(cleanup) => {
-                        let file = self.store.display(&self.bin_key);
+                        let file = self.store.display(&bin_key);
                         let (source, cleanup) = (Box::new(source), Box::new(cleanup));
                         Error::LeftBehind { file, source, cleanup }
                     }
                 });
             }
         };
-        let (sequences, documents) = (self.lengths.count(), self.documents.count());
-        Ok(Built { bin, idx, sequences, documents, tokens: self.tokens })
+        let Counts { sequences, documents, tokens, .. } = self.outline.counts();
+        Ok(Built { bin, idx, sequences, documents, tokens })
     }
 
-    fn write_idx(&mut self) -> Result<()> {
-        let upload = self.idx.as_mut();
-        upload.write(&idx::header(self.dtype, self.lengths.count(), self.documents.count() + 1))?;
-        idx::write_table(upload, self.lengths.iter().map(|len| (len as u32).to_le_bytes()))?;
+    /// Of a process that finished both and was killed before it could say so, the `.idx` is made
+    /// again: it follows from the outline.
+    fn begin_idx(&self) -> Result<Box<dyn Upload>> {
+        let key = self.prefix.with_suffix(".idx")?;
+        match self.store.create(&key, 0) {
+            Err(storage::Error::Exists { .. }) if matches!(self.bin, Bin::Finished(_)) => {
+                self.store.delete(&key)?;
+                Ok(self.store.create(&key, 0)?)
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    fn write_idx(&mut self, upload: &mut dyn Upload, documents: Documents) -> Result<()> {
+        let counts = self.outline.counts();
         let item_bytes = self.dtype.item_bytes();
-        let pointers = running_sum(self.lengths.iter().map(|len| len * item_bytes));
-        idx::write_table(upload, pointers.map(u64::to_le_bytes))?;
-        let documents = running_sum(self.documents.iter()).chain([self.sequences_ended]);
-        idx::write_table(upload, documents.map(u64::to_le_bytes))?;
-        idx::write_table(upload, self.modes.iter().flatten().map(|mode| mode.to_le_bytes()))
+        upload.write(&idx::header(self.dtype, counts.sequences, counts.documents + 1))?;
+        let mut table = idx::Table::default();
+        let mut reader = self.outline.reader()?;
+        while let Some(event) = reader.next()? {
+            if let Event::Sequence(tokens, _) = event {
+                table.push((tokens as u32).to_le_bytes(), upload)?; // fits: checked when it came
+            }
+        }
+        table.end(upload)?;
+        let mut reader = self.outline.reader()?;
+        let mut pointer = 0;
+        while let Some(event) = reader.next()? {
+            if let Event::Sequence(tokens, _) = event {
+                table.push(u64::to_le_bytes(pointer), upload)?;
+                pointer += tokens * item_bytes;
+            }
+        }
+        table.push(0_u64.to_le_bytes(), upload)?;
+        if documents == Documents::AsEnded {
+            let mut reader = self.outline.reader()?;
+            let mut sequences = 0_u64;
+            while let Some(event) = reader.next()? {
+                if let Event::Sequence(..) = event {
+                    sequences += 1;
+                }
+                if matches!(event, Event::DocumentEnd | Event::Sequence(_, true)) {
+                    table.push(sequences.to_le_bytes(), upload)?;
+                }
+            }
+        }
+        table.end(upload)?;
+        for mode in self.modes.iter().flatten() {
+            table.push(mode.to_le_bytes(), upload)?;
+        }
+        table.end(upload)
     }
 
-    fn push_sequence(&mut self, tokens: u64, mode: i8) {
-        self.lengths.push(tokens);
-        self.tokens += tokens;
+    fn push_sequence(&mut self, tokens: u64, mode: i8) -> Result<()> {
         if let Some(modes) = &mut self.modes {
             modes.push(mode);
         }
+        self.outline.push_sequence(tokens)
     }
 
     fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
@@ -247,7 +389,7 @@ impl Builder {
             return self.flush_at(WRITE_BYTES);
         }
         self.flush_at(1)?;
-        Ok(self.bin.write(bytes)?)
+        self.bin.write(bytes)
     }
 
     fn flush_at(&mut self, pending_bytes: usize) -> Result<()> {
@@ -266,7 +408,8 @@ impl Builder {
     }
 
     fn check_ended(&self) -> Result<()> {
-        match self.lengths.count() - self.sequences_ended {
+        let counts = self.outline.counts();
+        match counts.sequences - counts.sequences_ended {
             0 => Ok(()),
             sequences => Err(Error::UnendedDocument { file: self.file(), sequences }),
         }
@@ -287,15 +430,23 @@ impl Builder {
     }
 
     fn file(&self) -> String {
-        self.store.display(&self.bin_key)
+        format!("{}.bin", self.store.display(&self.prefix))
     }
 }
 
-/// The sum before each item.
-fn running_sum(items: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
-    items.scan(0, |sum, item| {
-        let before = *sum;
-        *sum += item;
-        Some(before)
-    })
+impl Bin {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Bin::Upload(upload) => Ok(upload.write(bytes)?),
+            Bin::Draft(draft) => Ok(draft.write(bytes)?),
+            Bin::Finished(entry) => panic!("{} is finished, so that nothing may come", entry.path),
+        }
+    }
+}
+
+/// What the document index says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Documents {
+    AsEnded,
+    None,
 }

@@ -177,22 +177,28 @@ pub(crate) fn header(dtype: Dtype, sequences: u64, document_index_len: u64) -> [
     bytes
 }
 
-/// Streams the items of a table, without ever holding it.
-pub(crate) fn write_table<const N: usize>(
-    upload: &mut dyn Upload,
-    items: impl Iterator<Item = [u8; N]>,
-) -> Result<()> {
-    /// A multiple of 4 and 8, large enough that the call costs nothing.
+/// Gathers the items of a table to writes worth their while.
+#[derive(Debug, Default)]
+pub(crate) struct Table(Vec<u8>);
+
+impl Table {
+    /// Large enough that the call costs nothing.
     const CHUNK_BYTES: usize = 1 << 16;
-    let mut chunk = Vec::with_capacity(CHUNK_BYTES);
-    for item in items {
-        chunk.extend_from_slice(&item);
-        if chunk.len() >= CHUNK_BYTES {
-            upload.write(&chunk)?;
-            chunk.clear();
-        }
+
+    pub(crate) fn push<const N: usize>(
+        &mut self,
+        item: [u8; N],
+        upload: &mut dyn Upload,
+    ) -> Result<()> {
+        self.0.extend_from_slice(&item);
+        if self.0.len() >= Self::CHUNK_BYTES { self.end(upload) } else { Ok(()) }
     }
-    Ok(upload.write(&chunk)?)
+
+    pub(crate) fn end(&mut self, upload: &mut dyn Upload) -> Result<()> {
+        upload.write(&self.0)?;
+        self.0.clear();
+        Ok(())
+    }
 }
 
 pub(crate) fn malformed(

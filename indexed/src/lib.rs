@@ -9,7 +9,7 @@
 //! What is read is never trusted: [`Error::Malformed`] names the file, the byte, what came and what
 //! was due. What is computed is pure: same lengths and settings, same bytes.
 //!
-//! In reading order: `dtype`, `idx`, `dataset`, `builder` are the files; `rng`, `split`,
+//! In reading order: `dtype`, `idx`, `dataset`, `outline`, `builder` are the files; `rng`, `split`,
 //! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `gpt_verify`
 //! how it is kept; `blend` and `masked_index` the other indexes of Megatron.
 
@@ -21,7 +21,6 @@ const _: () = assert!(usize::BITS == 64);
 mod blend;
 mod builder;
 mod cache;
-mod compact;
 mod dataset;
 mod dtype;
 mod error;
@@ -31,13 +30,14 @@ mod gpt_verify;
 mod idx;
 mod masked_index;
 mod npy;
+mod outline;
 mod python_json;
 pub mod rng;
 mod sample_index;
 mod split;
 
 pub use blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
-pub use builder::{Builder, Built};
+pub use builder::{Builder, BuilderMark, Built};
 pub use cache::default_cache_folder;
 pub use dataset::{CheckReport, IndexedDataset};
 pub use dtype::Dtype;

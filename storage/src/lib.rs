@@ -148,7 +148,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { doing: "go on with a draft of", what: self.display(key) })
     }
 
-    /// Opens a draft for reading: at least what was synced when it was opened.
+    /// Opens a draft for reading: what was synced when it was opened, and perhaps more, of which
+    /// nothing may be assumed.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].

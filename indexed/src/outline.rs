@@ -1,0 +1,323 @@
+//! What an `.idx` is made from: the length of every sequence and where documents end, as one stream
+//! of small numbers. It is kept in memory while it is small and in a draft beside the outputs from
+//! then on, so that the memory of a writer does not grow with what it writes.
+
+use std::sync::Arc;
+
+use storage::{Draft, Key, Mark, Object, Read, Storage};
+
+use crate::{Error, Result};
+
+/// At two or three bytes a sequence this is some six million sequences.
+const SPILL_BYTES: usize = 16 << 20;
+
+/// Read back in pieces of this size.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// One entry of the outline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A sequence of so many tokens; true if its document ends with it.
+    Sequence(u64, bool),
+    /// A document ends here.
+    DocumentEnd,
+}
+
+/// The stream, and what is known of it without reading it.
+#[derive(Debug)]
+pub(crate) struct Outline {
+    /// Numbers at seven bits a byte (LEB128): 0 is [`Event::DocumentEnd`], a sequence of `n` tokens
+    /// is `2 n + 1`, or `2 n + 2` with the end of its document.
+    pending: Vec<u8>,
+    /// The last sequence, as long as its document may still end with it.
+    last: Option<u64>,
+    side: Side,
+    counts: Counts,
+}
+
+/// How much an outline holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Counts {
+    pub(crate) sequences: u64,
+    pub(crate) documents: u64,
+    /// Sequences that ended documents hold.
+    pub(crate) sequences_ended: u64,
+    pub(crate) tokens: u64,
+}
+
+/// Where the stream goes when it is too long for memory.
+#[derive(Debug)]
+enum Side {
+    /// Not needed so far.
+    Memory(Arc<dyn Storage>, Key),
+    /// The store keeps no drafts.
+    MemoryForGood,
+    Draft {
+        store: Arc<dyn Storage>,
+        key: Key,
+        draft: Box<dyn Draft>,
+        keep: bool,
+    },
+}
+
+impl Outline {
+    /// An empty one that leaves nothing behind. `key` names its draft, should it need one.
+    pub(crate) fn new(store: &Arc<dyn Storage>, key: Key) -> Self {
+        Outline::on(Side::Memory(Arc::clone(store), key), Counts::default())
+    }
+
+    /// An empty one that stays when it is dropped.
+    pub(crate) fn create(store: &Arc<dyn Storage>, key: Key) -> Result<Self> {
+        let draft = store.create_draft(&key)?;
+        let side = Side::Draft { store: Arc::clone(store), key, draft, keep: true };
+        Ok(Outline::on(side, Counts::default()))
+    }
+
+    /// One that another process synced.
+    pub(crate) fn resume(
+        store: &Arc<dyn Storage>,
+        key: Key,
+        from: Mark,
+        counts: Counts,
+    ) -> Result<Self> {
+        let draft = store.resume_draft(&key, from)?;
+        let side = Side::Draft { store: Arc::clone(store), key, draft, keep: true };
+        Ok(Outline::on(side, counts))
+    }
+
+    fn on(side: Side, counts: Counts) -> Self {
+        Outline { pending: Vec::new(), last: None, side, counts }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn push_sequence(&mut self, tokens: u64) -> Result<()> {
+        self.flush_last();
+        self.last = Some(tokens);
+        self.counts.sequences += 1;
+        self.counts.tokens += tokens;
+        if self.pending.len() >= SPILL_BYTES { self.spill() } else { Ok(()) }
+    }
+
+    pub(crate) fn end_document(&mut self) {
+        let code = self.last.take().map_or(0, |tokens| 2 * tokens + 2);
+        push(&mut self.pending, code);
+        self.counts.documents += 1;
+        self.counts.sequences_ended = self.counts.sequences;
+    }
+
+    /// Makes all so far durable.
+    ///
+    /// # Panics
+    /// If it is not one that stays.
+    pub(crate) fn sync(&mut self) -> Result<Mark> {
+        self.flush_last();
+        self.spill()?;
+        let Side::Draft { draft, .. } = &mut self.side else {
+            unreachable!("an outline that is synced was made to stay");
+        };
+        Ok(draft.sync()?)
+    }
+
+    /// Everything, from the begin. Afterwards all is where it can be read.
+    pub(crate) fn reader(&mut self) -> Result<Reader<'_>> {
+        self.flush_last();
+        let (mut object, mut end) = (None, 0);
+        if let Side::Draft { .. } = &self.side {
+            self.spill()?;
+            let Side::Draft { store, key, draft, .. } = &mut self.side else {
+                unreachable!("as above");
+            };
+            end = draft.sync()?.bytes;
+            object = Some(store.open_draft(key)?);
+        }
+        Ok(Reader { object, offset: 0, end, chunk: Vec::new(), pending: &self.pending, at: 0 })
+    }
+
+    fn flush_last(&mut self) {
+        if let Some(tokens) = self.last.take() {
+            push(&mut self.pending, 2 * tokens + 1);
+        }
+    }
+
+    fn spill(&mut self) -> Result<()> {
+        if let Side::Memory(store, key) = &self.side {
+            let (store, key) = (Arc::clone(store), key.clone());
+            self.side = match store.create_draft(&key) {
+                Ok(draft) => Side::Draft { store, key, draft, keep: false },
+                Err(storage::Error::Unsupported { .. }) => Side::MemoryForGood,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        if let Side::Draft { draft, .. } = &mut self.side {
+            draft.write(&self.pending)?;
+            self.pending.clear();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Outline {
+    fn drop(&mut self) {
+        let side = std::mem::replace(&mut self.side, Side::MemoryForGood);
+        let Side::Draft { store, key, draft, keep: false } = side else { return };
+        drop(draft);
+        if let Err(error) = store.discard_draft(&key) {
+            log::warn!("{}: a draft that is no longer needed stays: {error}", store.display(&key));
+        }
+    }
+}
+
+/// Gives the events of an outline, one after another.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    object: Option<Arc<dyn Object>>,
+    offset: u64,
+    /// How far the object is ours: a draft may have some blocks of anything at its end.
+    end: u64,
+    chunk: Vec<u8>,
+    pending: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    pub(crate) fn next(&mut self) -> Result<Option<Event>> {
+        let (mut code, mut shift) = (0_u64, 0);
+        loop {
+            let Some(byte) = self.byte()? else {
+                return if shift == 0 { Ok(None) } else { Err(self.torn()) };
+            };
+            if shift > 63 {
+                return Err(self.torn());
+            }
+            code |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                break;
+            }
+            shift += 7;
+        }
+        Ok(Some(match code {
+            0 => Event::DocumentEnd,
+            code => Event::Sequence((code - 1) / 2, code % 2 == 0),
+        }))
+    }
+
+    #[inline]
+    fn byte(&mut self) -> Result<Option<u8>> {
+        if self.at == self.chunk.len() && !self.refill()? {
+            return Ok(None);
+        }
+        self.at += 1;
+        Ok(Some(self.chunk[self.at - 1]))
+    }
+
+    /// The next chunk of the draft, and after the last of them what is in memory.
+    fn refill(&mut self) -> Result<bool> {
+        self.at = 0;
+        self.chunk.clear();
+        if let Some(object) = &self.object {
+            let left = self.end - self.offset;
+            let len = left.min(CHUNK_BYTES as u64) as usize; // fits: at most a chunk
+            self.chunk.resize(len, 0);
+            object.read_many(&mut [Read { offset: self.offset, buf: &mut self.chunk }])?;
+            self.offset += len as u64;
+            if len > 0 {
+                return Ok(true);
+            }
+            self.object = None;
+        }
+        self.chunk.extend_from_slice(std::mem::take(&mut self.pending));
+        Ok(!self.chunk.is_empty())
+    }
+
+    /// The draft is ours, so only a disk that lies comes here.
+    fn torn(&self) -> Error {
+        let what = self.object.as_ref().map_or_else(String::new, |object| object.display());
+        let (got, due) = ("a number that does not end".to_owned(), "a length".to_owned());
+        Error::Storage(storage::Error::Corrupt { what, offset: self.offset, got, due })
+    }
+}
+
+fn push(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(outline: &mut Outline) -> Vec<Event> {
+        let mut reader = outline.reader().unwrap();
+        let mut events = Vec::new();
+        while let Some(event) = reader.next().unwrap() {
+            events.push(event);
+        }
+        events
+    }
+
+    #[test]
+    fn all_comes_back_from_memory_and_from_a_draft() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+        let key = Key::new("a.outline").unwrap();
+        let fill = |outline: &mut Outline| {
+            outline.end_document();
+            for bit in 0..31 {
+                outline.push_sequence((1 << bit) - 1).unwrap();
+                outline.push_sequence(1 << bit).unwrap();
+                outline.end_document();
+            }
+        };
+        let mut memory = Outline::new(&store, key.clone());
+        fill(&mut memory);
+        let due = events(&mut memory);
+        assert_eq!(due.len(), 63);
+        assert_eq!(
+            due[..3],
+            [Event::DocumentEnd, Event::Sequence(0, false), Event::Sequence(1, true)]
+        );
+        assert_eq!(due[62], Event::Sequence(1 << 30, true));
+
+        let mut kept = Outline::create(&store, key.clone()).unwrap();
+        fill(&mut kept);
+        let (mark, counts) = (kept.sync().unwrap(), kept.counts());
+        kept.push_sequence(77).unwrap();
+        drop(kept);
+        let mut kept = Outline::resume(&store, key.clone(), mark, counts).unwrap();
+        assert_eq!(kept.counts(), memory.counts());
+        kept.push_sequence(9).unwrap();
+        // Synced between a sequence and the end of its document.
+        kept.sync().unwrap();
+        kept.end_document();
+        let tail = [Event::Sequence(9, false), Event::DocumentEnd];
+        assert_eq!(events(&mut kept), [&due[..], &tail].concat());
+        drop(kept);
+        store.discard_draft(&key).unwrap();
+    }
+
+    #[test]
+    fn a_long_one_leaves_memory_and_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+        let key = Key::new("a.outline").unwrap();
+        let mut long = Outline::new(&store, key.clone());
+        let count = SPILL_BYTES as u64 / 2 + 1_000_000;
+        for _ in 0..count {
+            long.push_sequence(100).unwrap();
+            long.end_document();
+        }
+        assert!(long.pending.len() < SPILL_BYTES / 2, "it is in memory");
+        store.open_draft(&key).unwrap();
+        let events = events(&mut long);
+        assert_eq!(events.len() as u64, count);
+        assert!(events.iter().all(|event| *event == Event::Sequence(100, true)));
+        drop(long);
+        assert!(store.open_draft(&key).is_err(), "the draft is still there");
+    }
+}

@@ -25,5 +25,5 @@ pub use options::Options;
 pub use report::{InputReport, Output, Progress, Report};
 pub use run::run;
 pub use tokenizer::{
-    Encode, Gpt2, Pieces, Tokenizer, TokenizerSpec, open_gpt2, open_tokenizer, pieces,
+    Encode, Gpt2, Pattern, Pieces, Tokenizer, TokenizerSpec, open_gpt2, open_tokenizer, pieces,
 };

@@ -1,4 +1,4 @@
-//! The tokenizer against tiktoken's, and the pre-tokenizer against the pattern its authors wrote.
+//! The tokenizer against tiktoken's.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod common;
@@ -6,11 +6,8 @@ mod common;
 use std::sync::{Arc, OnceLock};
 
 use common::{Random, print_seed};
-use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer, pieces};
+use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use tiktoken_rs::CoreBPE;
-
-/// As in the source of GPT-2.
-const PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// What has broken tokenizers before, or is told apart by the pattern.
 const CORNERS: &[&str] = &[
@@ -170,21 +167,6 @@ fn long_runs() {
     let mut random = Random::new(print_seed("long_runs", 0x5eed_0005));
     let letters: String = (0..100_000).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
     check_all(std::iter::once(letters.as_str()));
-}
-
-#[test]
-fn pieces_are_those_of_the_pattern() {
-    let pattern = fancy_regex::Regex::new(PATTERN).unwrap();
-    let mut random = Random::new(print_seed("pieces_are_those_of_the_pattern", 0x5eed_0006));
-    let soup: Vec<_> = (0..2000).map(|_| random.soup(120)).collect();
-    // White space and apostrophes are where the branches meet: every text of six of these.
-    let few = [' ', 'a', '\'', 's', '\n', '1', '.', '中'];
-    let dense = (0..8_usize.pow(6)).map(|n| (0..6).map(|i| few[(n >> (3 * i)) % 8]).collect());
-    let texts = CORNERS.iter().map(|text| (*text).to_owned()).chain(soup).chain(dense);
-    for text in texts {
-        let due: Vec<_> = pattern.find_iter(&text).map(|found| found.unwrap().as_str()).collect();
-        assert_eq!(pieces(&text).collect::<Vec<_>>(), due, "on {text:?}");
-    }
 }
 
 #[test]

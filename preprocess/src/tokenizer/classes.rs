@@ -1,25 +1,70 @@
-//! The four classes of characters that GPT-2's pattern tells apart, as a table of all of Unicode.
+//! The classes of characters that pre-tokenizers tell apart, as a table of all of Unicode.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use regex_syntax::hir::{Class as HirClass, HirKind};
 
-/// What a character is to the pattern.
+/// What a character is to a pattern. Each has one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(super) enum Class {
-    /// None of the others: punctuation, symbols, marks, controls, what is not assigned.
+    /// None of the others: controls, formats, what is private or not assigned.
     #[default]
     Other,
-    /// `\p{L}`.
-    Letter,
+    /// `\p{Lu}` and `\p{Lt}`.
+    Upper,
+    /// `\p{Ll}`.
+    Lower,
+    /// `\p{Lm}` and `\p{Lo}`: letters without case.
+    Caseless,
+    /// `\p{M}`.
+    Mark,
     /// `\p{N}`.
     Number,
-    /// `\s`.
+    /// `\p{P}` and `\p{S}`.
+    Sign,
+    /// `\s`, but for the next.
     Space,
+    /// `\r` and `\n`.
+    Newline,
     /// No class: a byte above 0x7f, whose character must be decoded first.
     Wide,
+}
+
+/// Some of the classes, a bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Set(u16);
+
+impl Set {
+    /// `\p{L}`.
+    pub(super) const LETTER: Set = Set::of(&[Class::Upper, Class::Lower, Class::Caseless]);
+    /// `\s`.
+    pub(super) const SPACE: Set = Set::of(&[Class::Space, Class::Newline]);
+
+    pub(super) const fn of(classes: &[Class]) -> Set {
+        let mut bits = 0;
+        let mut i = 0;
+        while i < classes.len() {
+            bits |= 1 << classes[i] as u16;
+            i += 1;
+        }
+        Set(bits)
+    }
+
+    pub(super) const fn and(self, other: Set) -> Set {
+        Set(self.0 | other.0)
+    }
+
+    /// Every class that is not in it; [`Class::Wide`] is in none.
+    pub(super) const fn not(self) -> Set {
+        Set(!self.0 & ((1 << Class::Wide as u16) - 1))
+    }
+
+    #[inline]
+    pub(super) const fn has(self, class: Class) -> bool {
+        (self.0 >> class as u16) & 1 != 0
+    }
 }
 
 const BLOCK_CHARS: usize = 128;
@@ -27,7 +72,7 @@ const BLOCK_COUNT: usize = 0x11_0000 / BLOCK_CHARS;
 const _: () = assert!(0x11_0000 % BLOCK_CHARS == 0);
 
 /// The class of every character. A character's block is looked up first, then its class in it; most
-/// of the 8,704 blocks are all of one class, so that some 200 distinct ones (25 KB) are stored, and
+/// of the 8,704 blocks are all of one class, so that some 300 distinct ones (38 KB) are stored, and
 /// a text in one script stays within a few cache lines.
 #[derive(Debug)]
 pub(super) struct Classes {
@@ -59,9 +104,16 @@ impl Classes {
 
     fn build() -> Classes {
         let mut all = vec![Class::Other; BLOCK_CHARS * BLOCK_COUNT];
-        for (pattern, class) in
-            [(r"\p{L}", Class::Letter), (r"\p{N}", Class::Number), (r"\s", Class::Space)]
-        {
+        for (pattern, class) in [
+            (r"[\p{Lu}\p{Lt}]", Class::Upper),
+            (r"\p{Ll}", Class::Lower),
+            (r"[\p{Lm}\p{Lo}]", Class::Caseless),
+            (r"\p{M}", Class::Mark),
+            (r"\p{N}", Class::Number),
+            (r"[\p{P}\p{S}]", Class::Sign),
+            (r"\s", Class::Space),
+            (r"[\r\n]", Class::Newline),
+        ] {
             for (first, last) in ranges(pattern) {
                 all[first as usize..=last as usize].fill(class);
             }
@@ -102,16 +154,20 @@ mod tests {
         let classes = Classes::get();
         for code in (0..0x11_0000).filter_map(char::from_u32) {
             let class = classes.of_char(u32::from(code));
-            assert_eq!(class == Class::Space, code.is_whitespace(), "{code:?}");
-            assert!(class != Class::Letter || code.is_alphabetic(), "{code:?}");
+            assert_eq!(Set::SPACE.has(class), code.is_whitespace(), "{code:?}");
+            assert!(!Set::LETTER.has(class) || code.is_alphabetic(), "{code:?}");
             assert!(class != Class::Number || code.is_numeric(), "{code:?}");
         }
         for byte in 0..128_u8 {
             let class = classes.of_byte(byte);
             assert_eq!(class, classes.of_char(u32::from(byte)));
-            assert_eq!(class == Class::Letter, byte.is_ascii_alphabetic());
+            assert_eq!(Set::LETTER.has(class), byte.is_ascii_alphabetic());
+            assert_eq!(class == Class::Upper, byte.is_ascii_uppercase());
+            assert_eq!(class == Class::Lower, byte.is_ascii_lowercase());
             assert_eq!(class == Class::Number, byte.is_ascii_digit());
+            assert_eq!(class == Class::Sign, byte.is_ascii_punctuation());
+            assert_eq!(class == Class::Newline, matches!(byte, b'\r' | b'\n'));
         }
-        assert!(classes.blocks.len() < 400, "{} blocks are not compact", classes.blocks.len());
+        assert!(classes.blocks.len() < 500, "{} blocks are not compact", classes.blocks.len());
     }
 }

@@ -1,9 +1,8 @@
 use serde_json::json;
 use storage::Crc64;
 
-use super::cache::{Cache, key_of};
-use super::merge::{Merger, Scratch};
-use super::split::Splitter;
+use super::bpe::Bpe;
+use super::split::Pattern;
 use super::vocab::{self, Vocab};
 use super::{Encode, Tokenizer};
 use crate::{Error, Result};
@@ -12,19 +11,9 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Gpt2 {
     vocab: Vocab,
-    merger: Merger,
-    splitter: Splitter,
+    bpe: Bpe,
     /// `vocab.json` and `merges.txt`, if it was made from files.
     files: Option<(String, String)>,
-}
-
-/// Encodes one text after another; holds 2 MiB of words.
-#[derive(Debug)]
-struct Encoder<'a> {
-    merger: &'a Merger,
-    splitter: Splitter,
-    cache: Cache,
-    scratch: Scratch,
 }
 
 impl Gpt2 {
@@ -58,30 +47,22 @@ impl Gpt2 {
     }
 
     fn new(vocab: Vocab, files: Option<(String, String)>) -> Self {
-        let merger = Merger::new(vocab.byte_ids, &vocab.merges);
-        Gpt2 { vocab, merger, splitter: Splitter::new(), files }
+        let bpe = Bpe::new(vocab.byte_ids, &vocab.merges, Pattern::Gpt2);
+        Gpt2 { vocab, bpe, files }
     }
 }
 
 impl Tokenizer for Gpt2 {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let mut scratch = Scratch::default();
-        let bytes = text.as_bytes();
-        let mut start = 0;
-        while start < bytes.len() {
-            let end = self.splitter.piece_end(bytes, start);
-            self.merger.merge(&bytes[start..end], &mut scratch, ids);
-            start = end;
-        }
+        self.bpe.encode(text, ids);
     }
 
     fn encoder(&self) -> Box<dyn Encode + '_> {
-        Box::new(Encoder {
-            merger: &self.merger,
-            splitter: self.splitter,
-            cache: Cache::new(),
-            scratch: Scratch::default(),
-        })
+        Box::new(self.bpe.encoder())
+    }
+
+    fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
+        self.bpe.cut_after(text, at)
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
@@ -138,31 +119,5 @@ impl Tokenizer for Gpt2 {
             "trust_remote_code": "False",
             "include_special_tokens": "True",
         })
-    }
-}
-
-impl Encode for Encoder<'_> {
-    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
-        let bytes = text.as_bytes();
-        let mut start = 0;
-        while start < bytes.len() {
-            let end = self.splitter.piece_end(bytes, start);
-            self.encode_piece(bytes, start, end, ids);
-            start = end;
-        }
-    }
-}
-
-impl Encoder<'_> {
-    #[inline]
-    fn encode_piece(&mut self, bytes: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) {
-        let Some(key) = key_of(bytes, start, end) else {
-            return self.merger.merge(&bytes[start..end], &mut self.scratch, ids);
-        };
-        if !self.cache.get(key, ids) {
-            let before = ids.len();
-            self.merger.merge(&bytes[start..end], &mut self.scratch, ids);
-            self.cache.put(key, &ids[before..]);
-        }
     }
 }

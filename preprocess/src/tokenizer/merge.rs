@@ -73,10 +73,40 @@ impl Merger {
     /// `merges` are in rank order and no pair is in it twice; ids and ranks are within their
     /// limits.
     pub(super) fn new(byte_ids: [u32; 256], merges: &[Merge]) -> Self {
-        assert!(merges.len() <= RANK_LIMIT, "the ranks fit a slot");
         let merged = merges.iter().map(|merge| merge.merged).collect();
-        let pairs = Pairs::new(merges);
+        let ranked: Vec<_> =
+            merges.iter().zip(0..).map(|(one, rank)| (one.left, one.right, rank)).collect();
+        Merger::ranked(byte_ids, &ranked, merged)
+    }
+
+    /// Of pairs, left and right, and their ranks, which several may share; `merged` is what each
+    /// rank makes.
+    pub(super) fn ranked(
+        byte_ids: [u32; 256],
+        pairs: &[(u32, u32, u32)],
+        merged: Vec<u32>,
+    ) -> Self {
+        assert!(merged.len() <= RANK_LIMIT, "the ranks fit a slot");
+        let pairs = Pairs::new(pairs);
         Merger { byte_pairs: BytePairs::new(&byte_ids, &pairs), byte_ids, merged, pairs }
+    }
+
+    /// The two tokens that a token is made of, and its rank: what the merges of lower rank leave
+    /// of it, if that is two. If it is for every token of a vocabulary of ranks, then no other pair
+    /// that makes one can ever stand in a text. For suppose that x and y do, that xy is a token of
+    /// rank r, and that all merges below rank q have been applied. No merge has crossed the ends of
+    /// xy, so that they make x and y of xy alone as well. If q is at most r, those from q up to r
+    /// leave x and y as they are or make fewer than two of them, so that x and y are the two; and
+    /// if q is more than r, those up to r have made one token of xy, not two.
+    pub(super) fn halves(&self, token: &[u8], rank: u32) -> Option<(u32, u32, u32)> {
+        let mut parts: Vec<u32> =
+            token.iter().map(|&byte| self.byte_ids[usize::from(byte)]).collect();
+        while parts.len() > 2 {
+            let ranks = parts.windows(2).map(|two| self.pairs.rank(two[0], two[1]));
+            let (lowest, at) = ranks.zip(0..).min().filter(|&(lowest, _)| lowest < rank)?;
+            parts.splice(at..at + 2, [self.merged[lowest as usize]]);
+        }
+        (self.pairs.rank(parts[0], parts[1]) == rank).then_some((parts[0], parts[1], rank))
     }
 
     /// Appends the ids of a piece.
@@ -231,17 +261,17 @@ struct Pairs {
 const EMPTY: u64 = u64::MAX;
 
 impl Pairs {
-    fn new(merges: &[Merge]) -> Self {
-        let slot_count = (merges.len() * 2 + 1).next_power_of_two().max(2);
+    fn new(ranked: &[(u32, u32, u32)]) -> Self {
+        let slot_count = (ranked.len() * 2 + 1).next_power_of_two().max(2);
         let shift = u64::BITS - slot_count.trailing_zeros();
         let mut pairs = Pairs { slots: vec![EMPTY; slot_count], shift };
-        for (rank, merge) in merges.iter().enumerate() {
-            let pair = key(merge.left, merge.right);
+        for &(left, right, rank) in ranked {
+            let pair = key(left, right);
             let mut slot = pairs.slot_of(pair);
             while pairs.slots[slot] != EMPTY {
                 slot = pairs.after(slot);
             }
-            pairs.slots[slot] = (pair << RANK_BITS) | rank as u64;
+            pairs.slots[slot] = (pair << RANK_BITS) | u64::from(rank);
         }
         pairs
     }

@@ -1,9 +1,11 @@
 //! Text to token ids and back.
 
+mod bpe;
 mod cache;
 mod classes;
 mod gpt2;
 mod merge;
+mod ranks;
 mod split;
 mod vocab;
 
@@ -11,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use gpt2::Gpt2;
-pub use split::{Pieces, pieces};
+pub use split::{Pattern, Pieces, pieces};
 
 use crate::{Error, Result};
 

@@ -1,0 +1,151 @@
+//! The engine of byte-level BPE: cut a text into pieces, and merge the bytes of each.
+
+use super::Encode;
+use super::cache::{Cache, key_of};
+use super::merge::{Merge, Merger, Scratch};
+use super::ranks::{self, Ids, Unfit};
+use super::split::{Pattern, Splitter};
+
+/// From text to ids, for any vocabulary of the kind.
+///
+/// [`Bpe::new`] is for lists of merges (`merges.txt`, the `BPE` model of `tokenizer.json`), with
+/// [`Bpe::with_whole_pieces`] where the model sets `ignore_merges`; [`Bpe::from_ranks`] is for
+/// tiktoken's files. Tokenizers hold one and add names, decoding and special tokens, none of which
+/// the engine knows.
+#[derive(Debug)]
+pub(crate) struct Bpe {
+    merger: Merger,
+    splitter: Splitter,
+    pattern: Pattern,
+    /// Pieces that are one token, whether or not merges make it; none if merges alone count.
+    whole: Option<Whole>,
+}
+
+/// Tokens that a piece may be.
+#[derive(Debug)]
+struct Whole {
+    ids: Ids,
+    bytes_max: usize,
+}
+
+/// Encodes one text after another; holds 2 MiB of pieces.
+#[derive(Debug)]
+pub(crate) struct BpeEncoder<'a> {
+    bpe: &'a Bpe,
+    cache: Cache,
+    scratch: Scratch,
+}
+
+#[allow(dead_code, reason = "some kinds of vocabulary have no reader yet")]
+impl Bpe {
+    /// The id of each byte, and the merges in rank order, the lowest first, no pair twice, at most
+    /// [`RANK_LIMIT`](super::merge::RANK_LIMIT), all ids below
+    /// [`ID_LIMIT`](super::merge::ID_LIMIT). As in Hugging Face's, a piece that is in the
+    /// vocabulary is no token of it unless merges lead there.
+    pub(crate) fn new(byte_ids: [u32; 256], merges: &[Merge], pattern: Pattern) -> Self {
+        Bpe {
+            merger: Merger::new(byte_ids, merges),
+            splitter: Splitter::new(),
+            pattern,
+            whole: None,
+        }
+    }
+
+    /// Of tokens, their bytes and ids, where an id is a rank, special tokens not among them: a
+    /// piece that is a token is it, and in others the two neighbours are merged that make the token
+    /// of lowest rank.
+    ///
+    /// # Errors
+    /// What is wrong, for a message: a byte without a token, bytes or an id twice, or too long.
+    pub(crate) fn from_ranks<'a>(
+        tokens: impl IntoIterator<Item = (&'a [u8], u32)>,
+        pattern: Pattern,
+    ) -> Result<Self, Unfit> {
+        let ids = ranks::ids_of(tokens)?;
+        let merger = ranks::merger(&ids)?;
+        let bpe = Bpe { merger, splitter: Splitter::new(), pattern, whole: None };
+        Ok(Bpe { whole: Some(Whole::new(ids)), ..bpe })
+    }
+
+    /// Lets a piece that is one of these tokens be that token, as `ignore_merges` does.
+    ///
+    /// # Errors
+    /// As [`Bpe::from_ranks`].
+    pub(crate) fn with_whole_pieces<'a>(
+        self,
+        tokens: impl IntoIterator<Item = (&'a [u8], u32)>,
+    ) -> Result<Self, Unfit> {
+        Ok(Bpe { whole: Some(Whole::new(ranks::ids_of(tokens)?)), ..self })
+    }
+
+    /// Appends the ids of a text.
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let mut scratch = Scratch::default();
+        let bytes = text.as_bytes();
+        let mut start = 0;
+        while start < bytes.len() {
+            let end = self.splitter.piece_end(self.pattern, bytes, start);
+            self.merge(&bytes[start..end], &mut scratch, ids);
+            start = end;
+        }
+    }
+
+    /// Something that encodes many texts, one for each thread.
+    pub(crate) fn encoder(&self) -> BpeEncoder<'_> {
+        BpeEncoder { bpe: self, cache: Cache::new(), scratch: Scratch::default() }
+    }
+
+    /// As [`Tokenizer::cut_after`](super::Tokenizer::cut_after).
+    pub(crate) fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
+        self.splitter.cut_after(self.pattern, text.as_bytes(), at)
+    }
+
+    /// Appends the ids of a piece.
+    fn merge(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        match self.whole.as_ref().and_then(|whole| whole.id(piece)) {
+            Some(id) => ids.push(id),
+            None => self.merger.merge(piece, scratch, ids),
+        }
+    }
+}
+
+impl Whole {
+    fn new(ids: Ids) -> Self {
+        let bytes_max = ids.keys().map(|token| token.len()).max().unwrap_or(0);
+        Whole { ids, bytes_max }
+    }
+
+    fn id(&self, piece: &[u8]) -> Option<u32> {
+        if piece.len() > self.bytes_max { None } else { self.ids.get(piece).copied() }
+    }
+}
+
+impl Encode for BpeEncoder<'_> {
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let Bpe { splitter, pattern, .. } = *self.bpe;
+        let bytes = text.as_bytes();
+        let mut start = 0;
+        while start < bytes.len() {
+            let end = splitter.piece_end(pattern, bytes, start);
+            self.encode_piece(bytes, start, end, ids);
+            start = end;
+        }
+    }
+}
+
+impl BpeEncoder<'_> {
+    #[inline]
+    fn encode_piece(&mut self, bytes: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) {
+        let Some(key) = key_of(bytes, start, end) else {
+            return self.bpe.merge(&bytes[start..end], &mut self.scratch, ids);
+        };
+        if !self.cache.get(key, ids) {
+            let before = ids.len();
+            self.bpe.merge(&bytes[start..end], &mut self.scratch, ids);
+            self.cache.put(key, &ids[before..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+use super::*;
+
+/// tiktoken's vocabulary, of its tokens in the order of their ids.
+fn tokens(theirs: &tiktoken_rs::CoreBPE, count: u32) -> Vec<(Vec<u8>, u32)> {
+    let token = |id| Some((theirs.decode_bytes(&[id]).ok()?, id));
+    (0..count).filter_map(token).collect()
+}
+
+fn from_ranks(tokens: &[(Vec<u8>, u32)], pattern: Pattern) -> Result<Bpe, Unfit> {
+    Bpe::from_ranks(tokens.iter().map(|(token, id)| (token.as_slice(), *id)), pattern)
+}
+
+/// Random text from few characters, so that all that a pattern tells apart meets.
+fn soup(state: &mut u64, chars: usize) -> String {
+    let few: Vec<char> =
+        "aab BCsStTlLeE''''  \n\n\r\t123.,/!-中国的，。あー・éÉʰǅß\u{301}\u{17f}\u{a0}\u{3000}\u{200d}\u{1}½😀"
+            .chars()
+            .collect();
+    let mut next = || {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (*state >> 33) as usize
+    };
+    (0..chars).map(|_| few[next() % few.len()]).collect()
+}
+
+#[test]
+fn ranks_give_what_tiktoken_gives() {
+    let vocabularies = [
+        (tiktoken_rs::r50k_base().unwrap(), 50_256, Pattern::Gpt2),
+        (tiktoken_rs::cl100k_base().unwrap(), 100_256, Pattern::Cl100k),
+        (tiktoken_rs::o200k_base().unwrap(), 199_998, Pattern::O200k),
+    ];
+    for (theirs, count, pattern) in vocabularies {
+        let tokens = tokens(&theirs, count);
+        assert_eq!(tokens.len(), count as usize);
+        let ours = from_ranks(&tokens, pattern).unwrap();
+        let mut encoder = ours.encoder();
+        let mut state = 0x5eed_0007;
+        for round in 0..2000 {
+            let text = soup(&mut state, 1 + round % 200);
+            let due = theirs.encode_ordinary(&text);
+            let (mut ids, mut plain_ids) = (Vec::new(), Vec::new());
+            encoder.encode(&text, &mut ids);
+            ours.encode(&text, &mut plain_ids);
+            assert_eq!(ids, due, "{pattern:?} with its cache, on {text:?}");
+            assert_eq!(plain_ids, due, "{pattern:?} without a cache, on {text:?}");
+        }
+    }
+}
+
+#[test]
+fn unfit_vocabularies_are_refused() {
+    let bytes: Vec<(Vec<u8>, u32)> = (0..=255).map(|byte| (vec![byte], u32::from(byte))).collect();
+    let with = |token: &[u8], id: u32| {
+        let mut tokens = bytes.clone();
+        tokens.push((token.to_vec(), id));
+        from_ranks(&tokens, Pattern::Whole)
+    };
+    assert!(with(b"ab", 256).is_ok());
+    for (token, id, words) in [
+        (b"".as_slice(), 256, "0 bytes of token 256"),
+        (b"a", 256, "ids 97 and 256 for the same bytes"),
+        (b"ab", 1 << 21, "id 2097152"),
+        (&[0; 1025], 256, "1025 bytes of token 256"),
+    ] {
+        let unfit = with(token, id).unwrap_err();
+        assert!(unfit.got.contains(words), "{unfit:?}");
+    }
+    let mut twice = bytes.clone();
+    twice.extend([(b"ab".to_vec(), 300), (b"cd".to_vec(), 300)]);
+    assert!(from_ranks(&twice, Pattern::Whole).unwrap_err().got.contains("id 300 twice"));
+    let unfit = from_ranks(&bytes[1..], Pattern::Whole).unwrap_err();
+    assert!(unfit.got.contains("no token for the byte 0x00"), "{unfit:?}");
+}
+
+/// Both parts of a text that is cut where it may be give the ids of the whole.
+#[test]
+fn cuts_change_no_ids() {
+    let theirs = tiktoken_rs::r50k_base().unwrap();
+    let tokens = tokens(&theirs, 50_256);
+    let mut state = 0x5eed_0009;
+    let mut cuts = 0;
+    for pattern in [
+        Pattern::Gpt2,
+        Pattern::Cl100k,
+        Pattern::O200k,
+        Pattern::Llama3,
+        Pattern::Qwen2,
+        Pattern::Qwen35,
+        Pattern::DeepSeekV3,
+        Pattern::Whole,
+    ] {
+        let bpe = from_ranks(&tokens, pattern).unwrap();
+        let encode = |text: &str| {
+            let mut ids = Vec::new();
+            bpe.encode(text, &mut ids);
+            ids
+        };
+        for _ in 0..300 {
+            let text = soup(&mut state, 60);
+            let whole = encode(&text);
+            for at in 0..=text.len() {
+                let Some(cut) = bpe.cut_after(&text, at) else { continue };
+                assert!(cut >= at && cut < text.len(), "{at}, {cut} of {text:?}");
+                let mut parts = encode(&text[..cut]);
+                parts.extend(encode(&text[cut..]));
+                assert_eq!(parts, whole, "{pattern:?} at {cut} of {text:?}");
+                cuts += 1;
+            }
+        }
+        assert_eq!(bpe.cut_after("a", 7), None);
+        assert_eq!(bpe.cut_after("", 0), None);
+        assert_eq!(bpe.cut_after(&"1".repeat(3 << 20), 1), None, "it gives up");
+    }
+    assert!(cuts > 10_000, "{cuts}");
+}

@@ -1,0 +1,86 @@
+//! The pattern of o200k, which tells the cases of letters apart.
+
+use super::super::classes::{Class, Set};
+use super::{Splitter, contraction_len, later};
+
+const NUMBER: Set = Set::of(&[Class::Number]);
+const HEAD: Set = Set::of(&[Class::Upper, Class::Caseless, Class::Mark]);
+const TAIL: Set = Set::of(&[Class::Lower, Class::Caseless, Class::Mark]);
+const SIGN: Set = Set::LETTER.and(NUMBER).and(Set::SPACE).not();
+
+#[inline]
+pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize {
+    let (class, after) = splitter.class_at(bytes, start);
+    if class == Class::Number {
+        return splitter.run_end_max(bytes, after, NUMBER, 2);
+    }
+    if class != Class::Newline
+        && let Some(end) = word_end(splitter, bytes, start, class, after)
+    {
+        return match &bytes[end..] {
+            [b'\'', rest @ ..] => end + contraction_len(rest).map_or(0, |len| len + 1),
+            _ => end,
+        };
+    }
+    let signs = match splitter.next(bytes, after) {
+        Some((next, after_next)) if bytes[start] == b' ' && SIGN.has(next) => Some(after_next),
+        _ => SIGN.has(class).then_some(after),
+    };
+    match signs {
+        Some(after) => {
+            let end = splitter.run_end(bytes, after, SIGN);
+            let tail = |byte: &&u8| matches!(byte, b'\r' | b'\n' | b'/');
+            end + bytes[end..].iter().take_while(tail).count()
+        }
+        None => later::space_end(splitter, bytes, start),
+    }
+}
+
+/// A word, with one character of another kind before it or without. That character may be a mark,
+/// which may also be the first of the word; the pattern tries the former first.
+#[inline]
+fn word_end(
+    splitter: Splitter,
+    bytes: &[u8],
+    start: usize,
+    class: Class,
+    after: usize,
+) -> Option<usize> {
+    if Set::LETTER.has(class) {
+        return tail_last(splitter, bytes, start).or_else(|| head_first(splitter, bytes, start));
+    }
+    let as_first = |branch: fn(Splitter, &[u8], usize) -> Option<usize>| {
+        if class == Class::Mark { branch(splitter, bytes, start) } else { None }
+    };
+    tail_last(splitter, bytes, after)
+        .or_else(|| as_first(tail_last))
+        .or_else(|| head_first(splitter, bytes, after))
+        .or_else(|| as_first(head_first))
+}
+
+/// `HEAD*TAIL+`. If no tail follows the run of heads, the last of them that is a tail too is it.
+#[inline]
+fn tail_last(splitter: Splitter, bytes: &[u8], start: usize) -> Option<usize> {
+    let mut last_tail = None;
+    let mut at = start;
+    while let Some((class, after)) = splitter.next(bytes, at) {
+        if !HEAD.has(class) {
+            if class == Class::Lower {
+                return Some(splitter.run_end(bytes, after, TAIL));
+            }
+            break;
+        }
+        if TAIL.has(class) {
+            last_tail = Some(after);
+        }
+        at = after;
+    }
+    last_tail
+}
+
+/// `HEAD+TAIL*`, where the branch before this found no tail.
+#[inline]
+fn head_first(splitter: Splitter, bytes: &[u8], start: usize) -> Option<usize> {
+    let end = splitter.run_end(bytes, start, HEAD);
+    (end > start).then_some(end)
+}

@@ -1,0 +1,123 @@
+//! Documents to sentences, each of which becomes a sequence of its own.
+
+use std::ops::Range;
+
+use super::chinese;
+use super::punkt::{Newlines, Nltk, Punkt, is_python_space};
+use crate::{Error, Result};
+
+/// Megatron gives Punkt so many characters at a time, and so cuts a sentence there.
+const SLICE_CHARS: usize = 1_000_000;
+
+/// How to split. The default is Megatron's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SentenceSpec {
+    /// The languages of Punkt by their names, of which `english`, the default, is built in and the
+    /// others need `params`; `chinese`; or `newline`, in which each line is a sentence, as in
+    /// Paddle's tools with `--chinese`.
+    pub lang: Option<String>,
+    /// What separates sentences in the text, as with Yuan's `--sentence_splitter`; then there is no
+    /// language.
+    pub separator: Option<String>,
+    /// Whether white space between sentences is dropped, as by default, or kept.
+    pub newlines: Newlines,
+    /// A folder of NLTK's `punkt_tab`, in place of what is built in.
+    pub params: Option<String>,
+    /// Whose rules Punkt goes by.
+    pub nltk: Nltk,
+}
+
+/// Splits texts into sentences; one serves all threads.
+#[derive(Debug)]
+pub struct Splitter {
+    rule: Rule,
+}
+
+#[derive(Debug)]
+enum Rule {
+    Punkt(Box<Punkt>),
+    Chinese(Newlines),
+    Separator(String),
+}
+
+impl Splitter {
+    /// Makes the splitter of a specification.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for a language without parameters, or settings that do not go together;
+    /// [`Error::BadVocab`] for parameters that are none, [`Error::Storage`].
+    pub fn open(spec: &SentenceSpec) -> Result<Self> {
+        let SentenceSpec { newlines, nltk, .. } = *spec;
+        let lang = spec.lang.as_deref().unwrap_or("english");
+        if let Some(separator) = &spec.separator {
+            return Splitter::at(separator, spec);
+        }
+        let rule = match (lang, &spec.params) {
+            ("newline", None) => return Splitter::at("\n", spec),
+            ("chinese", None) => Rule::Chinese(newlines),
+            ("chinese" | "newline", Some(_)) => {
+                return Err(bad("punkt-params", format!("some, with --lang {lang}"), "none"));
+            }
+            (_, Some(folder)) => Rule::Punkt(Box::new(Punkt::from_folder(folder, nltk, newlines)?)),
+            ("english", None) => Rule::Punkt(Box::new(Punkt::english(nltk, newlines)?)),
+            (other, None) => {
+                let due = "english, chinese or newline, or --punkt-params FOLDER with what Punkt \
+                           learnt of the language";
+                return Err(bad("lang", format!("'{other}'"), due));
+            }
+        };
+        Ok(Splitter { rule })
+    }
+
+    fn at(separator: &str, spec: &SentenceSpec) -> Result<Self> {
+        if separator.is_empty() {
+            return Err(bad("sentence-splitter", "nothing".to_owned(), "some text"));
+        }
+        if spec.newlines == Newlines::Keep {
+            let got = "a separator".to_owned();
+            return Err(bad("keep-newlines", got, "a language: what separates is dropped"));
+        }
+        Ok(Splitter { rule: Rule::Separator(separator.to_owned()) })
+    }
+
+    /// Clears `out` and fills it with the sentences of a text, none of them empty, as byte ranges in
+    /// their order.
+    pub fn split(&self, text: &str, out: &mut Vec<Range<usize>>) {
+        out.clear();
+        match &self.rule {
+            Rule::Punkt(punkt) => {
+                let mut base = 0;
+                while base < text.len() {
+                    let slice = first_chars(&text[base..], SLICE_CHARS);
+                    punkt.split(slice, base, out);
+                    base += slice.len();
+                }
+            }
+            Rule::Chinese(newlines) => chinese::split(text, *newlines, out),
+            Rule::Separator(separator) => {
+                let mut base = 0;
+                for part in text.split(separator.as_str()) {
+                    let bare = part.trim_start_matches(is_python_space);
+                    let start = base + part.len() - bare.len();
+                    let len = bare.trim_end_matches(is_python_space).len();
+                    out.extend((len > 0).then_some(start..start + len));
+                    base += part.len() + separator.len();
+                }
+            }
+        }
+    }
+}
+
+/// A text up to so many characters.
+fn first_chars(text: &str, chars: usize) -> &str {
+    // A text of so few bytes has no more characters.
+    if text.len() <= chars {
+        return text;
+    }
+    let end = text.char_indices().nth(chars).map_or(text.len(), |(at, _)| at);
+    &text[..end]
+}
+
+fn bad(name: &'static str, got: String, due: &str) -> Error {
+    Error::BadOption { name, got, due: due.to_owned() }
+}

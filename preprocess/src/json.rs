@@ -6,6 +6,8 @@
 //! Half a surrogate pair is refused in the text alone: Python takes it, and fails when it encodes
 //! it.
 
+use std::ops::Range;
+
 use memchr::{memchr, memchr2};
 
 /// What is wrong with a line.
@@ -53,14 +55,22 @@ impl TextFinder {
 
     /// The string under the key, with its escapes resolved.
     pub(crate) fn find<'a>(&'a mut self, line: &'a str) -> Result<&'a str, Fault> {
+        self.find_at(line).map(|(_, text)| text)
+    }
+
+    /// As [`TextFinder::find`], with the place between the quotes.
+    pub(crate) fn find_at<'a>(
+        &'a mut self,
+        line: &'a str,
+    ) -> Result<(Range<usize>, &'a str), Fault> {
         let TextFinder { key, text, open } = self;
         let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open };
         match scanner.object(key, text)? {
             Some(Found::Text(span)) if span.escaped => {
                 resolve(line, span, text)?;
-                Ok(text)
+                Ok((span.start..span.end, text))
             }
-            Some(Found::Text(span)) => Ok(&line[span.start..span.end]),
+            Some(Found::Text(span)) => Ok((span.start..span.end, &line[span.start..span.end])),
             Some(Found::Other(at)) => {
                 let got = format!("{} under the key '{key}'", kind_of(line.as_bytes()[at]));
                 Err(fault(at, got, "a string"))

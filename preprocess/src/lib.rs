@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod clean;
 mod commit;
 mod error;
 mod input;

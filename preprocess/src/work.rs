@@ -73,7 +73,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-fn not_utf8(line: &[u8], at: usize) -> Fault {
+pub(crate) fn not_utf8(line: &[u8], at: usize) -> Fault {
     Fault {
         column: at,
         got: format!("the byte {:#04x}, which is no UTF-8", line[at]),

@@ -1,6 +1,7 @@
 //! One module a verb.
 
 pub mod check;
+pub mod clean;
 pub mod inspect;
 
 use std::sync::Arc;

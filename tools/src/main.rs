@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use tools::cmd::{check, inspect};
+use tools::cmd::{check, clean, inspect};
 use tools::target::Target;
 
 /// Looks into token files and checkpoints, and says whether they are whole.
@@ -26,6 +26,12 @@ enum Verb {
     ///
     /// Exit 0: whole. 1: damaged, and the output says where. 2: it cannot be found.
     Check(Subject),
+    /// Copies JSON lines without those that are bad, short, foreign, or there already.
+    ///
+    /// Lines are kept byte for byte and in order, whatever the number of workers. The first bad
+    /// line ends the run, and nothing is left under the names of the outputs. Exit 0: done. 2: it
+    /// could not.
+    Clean(Box<clean::CleanArgs>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -63,6 +69,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Verb::Clean(args) => clean::run(args, &mut out).map(|()| ExitCode::SUCCESS),
         Verb::Check(subject) => {
             let verdict = check::check(&Target::find(&subject.name)?)?;
             if subject.json {

@@ -1,0 +1,107 @@
+//! JSON lines to fewer JSON lines: what is worth training on.
+//!
+//! [`clean`] drops documents for what they are (length, characters, script, words, URL), for being
+//! there already, and for being much like one that is, as Megatron's `tools/openwebtext` does in
+//! half a dozen scripts with all texts in memory. Lines are kept byte for byte, in the order of the
+//! input, and the outputs are the same for every number of workers. Of a cluster the first is kept.
+//!
+//! In reading order: `options` is what can be asked for, `pump` the threads, `judged` what a worker
+//! finds out about a line (`filter`, `urls` and `char_set` by rules, `shingle` and `sketch` for
+//! comparing, `fix` to make texts over), `keeper` what becomes of it (`exact` and `near` find
+//! duplicates, `twice` counts bands beforehand, `scratch` remembers texts, `output` writes), and
+//! `report` what is told.
+
+mod char_set;
+mod exact;
+mod filter;
+mod fix;
+mod hash;
+mod judged;
+mod keeper;
+mod near;
+mod options;
+mod output;
+mod pump;
+mod report;
+mod scratch;
+mod shingle;
+mod sketch;
+mod twice;
+mod urls;
+
+use std::time::Instant;
+
+pub use filter::Cause;
+pub use options::{
+    CleanOptions, Filters, Measure, NearOptions, Reject, ScriptMin, ShingleUnit, SplitOptions,
+    TokensMin, UrlOptions,
+};
+pub use report::{CleanProgress, CleanReport, CleanedInput, Clusters, Dropped, Example, Index};
+
+use crate::Result;
+use crate::input::Input;
+use crate::parcel::Cutter;
+use filter::Rules;
+use judged::Work;
+use keeper::{Gatherer, Keeper, Tally};
+use pump::pump;
+
+/// Copies the lines that pass, and tells of the others.
+///
+/// All options, inputs and outputs are checked before any work. `progress` is called after every
+/// megabyte. If standard input is an input and the run fails, a thread may stay behind that waits
+/// for it.
+///
+/// # Errors
+/// The first bad line in the order of the input as [`Error::BadLine`]; [`Error::BadOption`],
+/// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], and [`Error::Storage`], which also
+/// tells of outputs that exist. Nothing is left under the outputs' names, unless it is
+/// [`Error::LeftBehind`].
+///
+/// [`Error::BadLine`]: crate::Error::BadLine
+/// [`Error::BadOption`]: crate::Error::BadOption
+/// [`Error::BadInput`]: crate::Error::BadInput
+/// [`Error::BadVocab`]: crate::Error::BadVocab
+/// [`Error::Stream`]: crate::Error::Stream
+/// [`Error::Storage`]: crate::Error::Storage
+/// [`Error::LeftBehind`]: crate::Error::LeftBehind
+pub fn clean(
+    options: &CleanOptions,
+    progress: &mut dyn FnMut(&CleanProgress),
+) -> Result<CleanReport> {
+    let start = Instant::now();
+    options.check()?;
+    let rules = Rules::new(&options.filters)?;
+    let inputs: Vec<_> =
+        options.inputs.iter().map(|name| Input::check(name)).collect::<Result<_>>()?;
+    let work = Work { options, rules: &rules };
+    // fits: checked to be at most 1 GiB
+    let line_bytes_max = options.line_bytes_max as usize;
+    let cutter = || Cutter::new(inputs.clone(), options.block_bytes, line_bytes_max);
+    let two_passes = options.near.as_ref().filter(|near| near.two_passes);
+    let passes = if two_passes.is_some() { 2 } else { 1 };
+    // Begun before the first pass, so that a name that is taken shows before the work.
+    let mut keeper = Keeper::create(options, Tally::new(&inputs, passes, passes))?;
+    let mut scratch_bytes = 0;
+    let mut twice = None;
+    if let Some(near) = two_passes {
+        let mut gatherer = Gatherer::new(options, near, Tally::new(&inputs, 1, passes))?;
+        pump(cutter(), &work, &mut |block| {
+            gatherer.take(block)?;
+            progress(&gatherer.tally.progress());
+            Ok(())
+        })?;
+        let found;
+        (found, scratch_bytes) = gatherer.finish()?;
+        twice = Some(found);
+    }
+    if let Some(near) = &options.near {
+        keeper.look_for_near(near, twice)?;
+    }
+    pump(cutter(), &work, &mut |block| {
+        keeper.take(block)?;
+        progress(&keeper.tally.progress());
+        Ok(())
+    })?;
+    keeper.finish(start, scratch_bytes)
+}

@@ -1,0 +1,355 @@
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::shingle::SHINGLE_UNITS_MAX;
+use super::sketch::PLACES_MAX;
+use crate::{Error, Result, TokenizerSpec};
+
+/// What to clean, and how. Start from [`CleanOptions::new`], which drops nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CleanOptions {
+    /// Files of JSON lines, plain or compressed, in order. `-` is standard input.
+    pub inputs: Vec<String>,
+    /// Where the lines go that are kept: a prefix, to which `.jsonl` is added, or a name that ends
+    /// in `.jsonl`, `.json` or either with `.zst`, which compresses.
+    pub out: String,
+    /// The key that holds the text. Default: `text`.
+    pub key: String,
+    /// Which documents are dropped for what they are. Default: none.
+    pub filters: Filters,
+    /// Drop a document whose text was there before. Default: no.
+    pub exact: bool,
+    /// Drop a document that is much like one before. Default: no.
+    pub near: Option<NearOptions>,
+    /// Texts are compared in lower case and without white space. Default: as they are.
+    pub fold: bool,
+    /// Collapse runs of spaces and join broken lines, as Megatron's `general_cleaning` does; such
+    /// lines are written anew. Default: no.
+    pub fix_spaces: bool,
+    /// Divide what is kept among three files. Default: one file.
+    pub split: Option<SplitOptions>,
+    /// Where the lines go that are dropped, each with its cause. Default: nowhere.
+    pub dropped: Option<String>,
+    /// Threads that judge, at most 1024. Default: one for every core.
+    pub workers: usize,
+    /// A longer line is refused. Default and maximum: 1 GiB.
+    pub line_bytes_max: u64,
+    /// Bytes that are read and cut at a time. The outputs do not depend on it. Default: 1 MiB.
+    pub block_bytes: usize,
+}
+
+/// Which documents are dropped for what they are. A share is from 0 to 1, of the characters that
+/// are not white space; a text that has none passes every share.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Filters {
+    /// Drop a text of fewer characters.
+    pub chars_min: Option<u64>,
+    /// Drop a text of more characters.
+    pub chars_max: Option<u64>,
+    /// Drop a text of fewer tokens.
+    pub tokens_min: Option<TokensMin>,
+    /// Drop a text of a smaller share of letters.
+    pub letters_min: Option<f64>,
+    /// Drop a text of a larger share of U+FFFD, which stands where a character could not be read.
+    pub replacement_max: Option<f64>,
+    /// Drop a text of which one character is a larger share.
+    pub one_char_max: Option<f64>,
+    /// Drop a text whose lines that were there before, in the same text, are a larger share.
+    pub repeated_lines_max: Option<f64>,
+    /// Drop a text of whose letters a smaller share is of this script.
+    pub scripts_min: Vec<ScriptMin>,
+    /// Drop a text that contains this.
+    pub rejects: Vec<Reject>,
+    /// Drop a document whose URL is on a list.
+    pub urls: Option<UrlOptions>,
+}
+
+/// The fewest tokens a text may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokensMin {
+    /// So many. A text of eight characters for each is taken to have them, as Megatron does.
+    pub tokens: u64,
+    /// Of which tokenizer.
+    pub tokenizer: TokenizerSpec,
+}
+
+/// The smallest share of a script among the letters of a text, as `han=0.3`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScriptMin {
+    /// As Unicode calls it, such as `Han` or `Latin`.
+    pub script: String,
+    /// From 0 to 1.
+    pub share: f64,
+}
+
+/// Words that a text may not contain, in whatever case, as `javascript=256`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// The words.
+    pub words: String,
+    /// Only in texts of fewer characters.
+    pub below_chars: Option<u64>,
+}
+
+/// A list of URLs, and where a document has its own.
+///
+/// A line of the list is a domain (`example.com`, which stands for `www.example.com` too), a name
+/// without a dot (`example`, which stands for `example.com` and `www.example.co.uk`), an ending
+/// (`.jpg`), or an address with a path (`example.com/a`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UrlOptions {
+    /// The list, one to a line; blank lines and those that begin with `#` are passed over.
+    pub file: String,
+    /// The key that holds the URL. Documents without one are kept, and counted.
+    pub key: String,
+}
+
+/// How documents are found that are much like an earlier one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NearOptions {
+    /// Drop from this share of common shingles on. Default: 0.7.
+    pub jaccard: f64,
+    /// Of what it is a share. Default: the union.
+    pub measure: Measure,
+    /// What shingles are made of. Default: characters.
+    pub unit: ShingleUnit,
+    /// How many make one. Default: 5.
+    pub shingle: usize,
+    /// Two documents are compared if they agree in one of so many bands. Default: 20.
+    pub bands: usize,
+    /// Places of a sketch in each band. Default: 5.
+    pub rows: usize,
+    /// Read the inputs twice: first to find which bands of which documents have a fellow, so that
+    /// the second time only those are kept in mind. Default: no.
+    pub two_passes: bool,
+    /// The folder of a temporary file that has no name. Default: that of the system.
+    pub scratch: Option<PathBuf>,
+}
+
+/// What the common shingles are divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// All shingles of both: the Jaccard index.
+    #[default]
+    Union,
+    /// Those of the smaller set: how much of it the larger contains.
+    Min,
+    /// Those of the larger set.
+    Max,
+}
+
+/// What a shingle is a run of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShingleUnit {
+    /// Characters.
+    #[default]
+    Char,
+    /// Runs of letters and digits; in scripts without spaces, characters.
+    Word,
+}
+
+/// How what is kept is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SplitOptions {
+    /// Of `_train`, `_valid` and `_test`; a file of weight 0 is not written.
+    pub weights: [f64; 3],
+    /// Another seed divides otherwise.
+    pub seed: u64,
+}
+
+impl CleanOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new(inputs: Vec<String>, out: impl Into<String>) -> Self {
+        CleanOptions {
+            inputs,
+            out: out.into(),
+            key: "text".to_owned(),
+            filters: Filters::default(),
+            exact: false,
+            near: None,
+            fold: false,
+            fix_spaces: false,
+            split: None,
+            dropped: None,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            line_bytes_max: 1 << 30,
+            block_bytes: 1 << 20,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.inputs.is_empty() {
+            return bad("json-in", "no input", "at least one");
+        }
+        let streams = self.inputs.iter().filter(|name| *name == "-").count();
+        if streams > 1 {
+            return bad("json-in", "'-' twice", "standard input once at most");
+        }
+        if streams > 0 && self.near.as_ref().is_some_and(|near| near.two_passes) {
+            return bad("two-passes", "standard input", "files, which can be read twice");
+        }
+        if self.key.is_empty() {
+            return bad("json-key", "''", "the name of a key");
+        }
+        within("workers", self.workers, 1, 1024)?;
+        within("line-max", self.line_bytes_max, 1, 1 << 30)?;
+        within("block-bytes", self.block_bytes, 1, 1 << 30)?;
+        self.filters.check()?;
+        if let Some(split) = &self.split {
+            split.check()?;
+        }
+        self.near.as_ref().map_or(Ok(()), NearOptions::check)
+    }
+}
+
+impl Filters {
+    fn check(&self) -> Result<()> {
+        share("min-letters", self.letters_min)?;
+        share("max-replacement", self.replacement_max)?;
+        share("max-one-char", self.one_char_max)?;
+        share("max-repeated-lines", self.repeated_lines_max)?;
+        self.scripts_min.iter().try_for_each(|min| share("min-script", Some(min.share)))?;
+        match self.rejects.iter().find(|reject| reject.words.is_empty()) {
+            Some(_) => bad("reject", "''", "what a text may not contain"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Default for NearOptions {
+    fn default() -> Self {
+        NearOptions {
+            jaccard: 0.7,
+            measure: Measure::Union,
+            unit: ShingleUnit::Char,
+            shingle: 5,
+            bands: 20,
+            rows: 5,
+            two_passes: false,
+            scratch: None,
+        }
+    }
+}
+
+impl NearOptions {
+    /// The chance that two texts of this Jaccard index agree in a band, and so are compared.
+    #[must_use]
+    pub fn recall(&self, jaccard: f64) -> f64 {
+        // fits: checked to be below 2048 before it is of use
+        let band = jaccard.powi(self.rows as i32);
+        1.0 - (1.0 - band).powi(self.bands as i32)
+    }
+
+    fn check(&self) -> Result<()> {
+        share("jaccard", Some(self.jaccard))?;
+        within("shingle", self.shingle, 1, SHINGLE_UNITS_MAX)?;
+        within("bands", self.bands, 1, PLACES_MAX)?;
+        within("rows", self.rows, 1, PLACES_MAX)?;
+        within("bands times rows", self.bands * self.rows, 1, PLACES_MAX)
+    }
+}
+
+impl SplitOptions {
+    fn check(&self) -> Result<()> {
+        let sound = self.weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0);
+        let sum: f64 = self.weights.iter().sum();
+        if sound && sum > 0.0 && sum.is_finite() {
+            return Ok(());
+        }
+        bad("split", &format!("{:?}", self.weights), "three weights, not all of them 0")
+    }
+}
+
+fn bad<T>(name: &'static str, got: &str, due: &str) -> Result<T> {
+    Err(Error::BadOption { name, got: got.to_owned(), due: due.to_owned() })
+}
+
+fn share(name: &'static str, share: Option<f64>) -> Result<()> {
+    match share {
+        Some(share) if !(0.0..=1.0).contains(&share) => {
+            bad(name, &share.to_string(), "a share from 0 to 1")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn within<N: PartialOrd + ToString + Copy>(
+    name: &'static str,
+    got: N,
+    least: N,
+    most: N,
+) -> Result<()> {
+    if (&least..=&most).contains(&&got) {
+        return Ok(());
+    }
+    let due = format!("at least {} and at most {}", least.to_string(), most.to_string());
+    bad(name, &got.to_string(), &due)
+}
+
+/// What reading an option gives: clap shows the text.
+type Parsed<T> = std::result::Result<T, String>;
+
+impl FromStr for SplitOptions {
+    type Err = String;
+
+    /// Reads `949,50,1`, as Megatron's `--split`; the seed is 1234, as Megatron's.
+    fn from_str(text: &str) -> Parsed<Self> {
+        let refuse = || format!("'{text}' is no split: write three weights, such as 949,50,1");
+        let weights: Option<Vec<f64>> =
+            text.split(',').map(|weight| weight.trim().parse().ok()).collect();
+        let weights = weights.and_then(|weights| weights.try_into().ok()).ok_or_else(refuse)?;
+        let split = SplitOptions { weights, seed: 1234 };
+        split.check().map_err(|_| refuse())?;
+        Ok(split)
+    }
+}
+
+impl FromStr for ScriptMin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        let refuse = || format!("'{text}' is no share of a script: write one such as han=0.3");
+        let (script, share) = text.split_once('=').ok_or_else(refuse)?;
+        let share = share.parse().map_err(|_| refuse())?;
+        Ok(ScriptMin { script: script.to_owned(), share })
+    }
+}
+
+impl FromStr for Reject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        if let Some((words, chars)) = text.rsplit_once('=')
+            && let Ok(chars) = chars.parse()
+        {
+            return Ok(Reject { words: words.to_owned(), below_chars: Some(chars) });
+        }
+        Ok(Reject { words: text.to_owned(), below_chars: None })
+    }
+}
+
+impl FromStr for Measure {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        match text {
+            "union" => Ok(Measure::Union),
+            "min" => Ok(Measure::Min),
+            "max" => Ok(Measure::Max),
+            _ => Err(format!("'{text}' is no measure: union, min or max")),
+        }
+    }
+}
+
+impl FromStr for ShingleUnit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        match text {
+            "char" => Ok(ShingleUnit::Char),
+            "word" => Ok(ShingleUnit::Word),
+            _ => Err(format!("'{text}' is no unit of shingles: char or word")),
+        }
+    }
+}

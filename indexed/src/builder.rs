@@ -145,6 +145,18 @@ impl Builder {
         Ok(store.discard_draft(&prefix.with_suffix(OUTLINE)?)?)
     }
 
+    /// The type of its tokens.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Tokens so far, those of earlier processes among them.
+    #[must_use]
+    pub fn token_count(&self) -> u64 {
+        self.outline.counts().tokens
+    }
+
     /// Makes all documents so far durable. They are still invisible.
     ///
     /// # Errors

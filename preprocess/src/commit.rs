@@ -1,148 +1,360 @@
 //! The end of the pipeline: documents into files, counts into a report.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use indexed::{Builder, Dtype};
-use serde_json::json;
+use indexed::{Builder, Built, Dtype};
+use serde_json::{Value, json};
 use storage::{FileEntry, Key, Manifest, Storage};
 
+use crate::documents::{Bad, Tally};
 use crate::input::Input;
+use crate::journal::{Journal, Left, Record};
+use crate::json::Fault;
+use crate::outputs::{OutputPlan, Outputs};
 use crate::parcel::{Parcel, Stop};
-use crate::report::Output;
-use crate::{BadLine, Error, InputReport, Options, Progress, Report, Result, Tokenizer};
+use crate::report::{Output, Stages};
+use crate::{
+    BadLine, Error, InputReport, Interrupted, Options, Progress, Report, Result, Tokenizer,
+};
 
 /// What the manifest of a token dataset calls it.
 const FORMAT: &str = "feedline-tokens";
 const FORMAT_VERSION: u32 = 1;
 
+/// Bad lines that a report lists; all are counted.
+const BAD_LINES_LISTED_MAX: usize = 100;
+
 /// The outputs of a run, being written.
 #[derive(Debug)]
 pub(crate) struct Commit {
     store: Arc<dyn Storage>,
-    prefix: Key,
-    manifest: Key,
-    builder: Builder,
-    dtype: Dtype,
+    plans: Vec<OutputPlan>,
+    builders: Vec<Builder>,
+    /// Files that are visible already.
+    finished: Vec<Key>,
+    journal: Journal,
+    commit_every: Duration,
+    committed: Instant,
+    /// Of processes before this one.
+    elapsed_before_s: f64,
     stored_bytes_all: Option<u64>,
     inputs: Vec<InputReport>,
-    documents: u64,
-    documents_empty: u64,
+    /// The first input that has changed since the last record.
+    input_changed: usize,
+    place: (usize, u64),
+    tally: Tally,
     tokens: u64,
-    blank_lines: u64,
-    text_bytes: u64,
+    bad_lines: Vec<String>,
+    stages: Stages,
 }
 
 impl Commit {
-    /// Begins the outputs, none of which may exist.
+    /// Begins the outputs, none of which may exist, or goes on with them.
     pub(crate) fn begin(
         options: &Options,
+        outputs: Outputs,
         tokenizer: &dyn Tokenizer,
         inputs: &[Input],
     ) -> Result<Self> {
-        let (store, prefix) = storage::locate(&options.out_prefix)?;
-        let prefix = prefix.with_suffix(&format!("_{}_document", options.key))?;
-        let manifest = prefix.with_suffix(".manifest.json")?;
-        for key in [&prefix.with_suffix(".bin")?, &prefix.with_suffix(".idx")?, &manifest] {
-            match store.open(key) {
-                Err(storage::Error::NotFound { .. }) => {}
-                Err(error) => return Err(error.into()),
-                Ok(_) => return Err(storage::Error::Exists { what: store.display(key) }.into()),
-            }
+        let Outputs { store, plans } = outputs;
+        let journal_key = plans[0].prefix.with_suffix(".journal")?;
+        let run = describe(options, &plans, tokenizer, inputs);
+        if options.interrupted == Interrupted::Restart {
+            discard(store.as_ref(), &plans, &journal_key)?;
         }
-        let dtype = Dtype::for_vocab(Some(u64::from(tokenizer.vocab_size())));
-        let builder = Builder::create(&store, &prefix, dtype)?;
+        let left = match options.interrupted {
+            Interrupted::Resume => Journal::resume(&store, &journal_key, &run)?,
+            Interrupted::Refuse | Interrupted::Restart => None,
+        };
+        if left.as_ref().is_none_or(|left| left.record.is_none()) {
+            refuse_existing(store.as_ref(), &plans, options.interrupted)?;
+        }
         let named = |input: &Input| InputReport { name: input.name.clone(), ..Default::default() };
-        Ok(Commit {
-            store,
-            prefix,
-            manifest,
-            builder,
-            dtype,
-            stored_bytes_all: inputs.iter().map(|input| input.stored_bytes).sum(),
-            inputs: inputs.iter().map(named).collect(),
-            documents: 0,
-            documents_empty: 0,
-            tokens: 0,
-            blank_lines: 0,
-            text_bytes: 0,
-        })
+        let mut commit = match left {
+            Some(Left { journal, record: Some(record) }) => {
+                Commit::go_on(&store, plans, journal, record)?
+            }
+            Some(Left { mut journal, record: None }) => {
+                journal.discard()?;
+                discard(store.as_ref(), &plans, &journal_key)?;
+                Commit::anew(&store, plans, journal_key, &run)?
+            }
+            None => Commit::anew(&store, plans, journal_key, &run)?,
+        };
+        let known = std::mem::replace(&mut commit.inputs, inputs.iter().map(named).collect());
+        for (input, known) in commit.inputs.iter_mut().zip(known) {
+            input.clone_from(&InputReport { name: input.name.clone(), ..known });
+        }
+        commit.commit_every = options.commit_every;
+        commit.stored_bytes_all = inputs.iter().map(|input| input.stored_bytes).sum();
+        Ok(commit)
     }
 
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.dtype
+    fn anew(
+        store: &Arc<dyn Storage>,
+        plans: Vec<OutputPlan>,
+        journal: Key,
+        run: &Value,
+    ) -> Result<Self> {
+        let journal = Journal::create(store, journal, run).map_err(|error| match error {
+            Error::Storage(storage::Error::Exists { what }) => Error::WasInterrupted { what },
+            other => other,
+        })?;
+        let mut builders = Vec::new();
+        for OutputPlan { prefix, dtype, .. } in &plans {
+            // What is left without a journal is of no use to anybody.
+            Builder::discard_drafts(store.as_ref(), prefix)?;
+            builders.push(Builder::create_draft(store, prefix, *dtype)?);
+        }
+        Ok(Commit::new(store, plans, builders, journal))
+    }
+
+    fn go_on(
+        store: &Arc<dyn Storage>,
+        plans: Vec<OutputPlan>,
+        journal: Journal,
+        record: Record,
+    ) -> Result<Self> {
+        let resume = |(plan, mark): (&OutputPlan, _)| {
+            Ok(Builder::resume(store, &plan.prefix, plan.dtype, mark)?)
+        };
+        let builders = plans.iter().zip(&record.builders).map(resume).collect::<Result<_>>()?;
+        log::info!("going on at byte {} of input {}", record.offset, record.input_idx);
+        let mut commit = Commit::new(store, plans, builders, journal);
+        commit.tally = record.tally;
+        commit.tokens = commit.builders.iter().map(Builder::token_count).sum();
+        commit.place = (record.input_idx, record.offset);
+        commit.input_changed = record.input_idx;
+        commit.elapsed_before_s = record.elapsed_s;
+        for (idx, report) in record.inputs {
+            if commit.inputs.len() <= idx {
+                commit.inputs.resize_with(idx + 1, InputReport::default);
+            }
+            commit.inputs[idx] = report;
+        }
+        Ok(commit)
+    }
+
+    fn new(
+        store: &Arc<dyn Storage>,
+        plans: Vec<OutputPlan>,
+        builders: Vec<Builder>,
+        journal: Journal,
+    ) -> Self {
+        Commit {
+            store: Arc::clone(store),
+            plans,
+            builders,
+            finished: Vec::new(),
+            journal,
+            commit_every: Duration::ZERO,
+            committed: Instant::now(),
+            elapsed_before_s: 0.0,
+            stored_bytes_all: None,
+            inputs: Vec::new(),
+            input_changed: 0,
+            place: (0, 0),
+            tally: Tally::default(),
+            tokens: 0,
+            bad_lines: Vec::new(),
+            stages: Stages::default(),
+        }
+    }
+
+    /// Where the first parcel begins: an input, and bytes into it.
+    pub(crate) fn place(&self) -> (usize, u64) {
+        self.place
     }
 
     /// Writes the documents of the next parcel, or fails as it says.
-    pub(crate) fn add(&mut self, parcel: &mut Parcel) -> Result<()> {
-        let item_bytes = self.dtype.item_bytes() as usize; // fits: at most 8
-        let documents = &parcel.documents;
-        let mut rest = documents.bytes.as_slice();
-        for &len in &documents.lens {
-            let bytes;
-            (bytes, rest) = rest.split_at(len as usize * item_bytes);
-            if len > 0 {
-                self.builder.add_encoded(bytes, &[len])?;
-            } else {
-                self.documents_empty += 1;
-            }
-            self.builder.end_document()?;
-            self.tokens += u64::from(len);
+    pub(crate) fn add(&mut self, parcel: &mut Parcel, start: Instant) -> Result<()> {
+        let begin = Instant::now();
+        let documents = &mut parcel.documents;
+        for (output, builder) in documents.outputs.iter().zip(&mut self.builders) {
+            let ended = self.plans[0].has_documents;
+            self.tokens += add_all(builder, output, ended)?;
         }
-        assert!(rest.is_empty(), "the lengths are those of the tokens");
-        self.documents += documents.lens.len() as u64;
-        self.blank_lines += documents.blank_lines;
-        self.text_bytes += documents.text_bytes;
+        self.tally.add(documents.tally);
+        self.stages.parse_ns += documents.parse_ns;
+        self.stages.tokenize_ns += documents.tokenize_ns;
+        let bad = std::mem::take(&mut documents.bad);
+        let documents_new = documents.tally.documents;
+        for Bad { line, offset, fault } in bad {
+            let bad_line = self.bad_line(parcel, line, offset, fault);
+            log::warn!("left out: {bad_line}");
+            if self.bad_lines.len() < BAD_LINES_LISTED_MAX {
+                self.bad_lines.push(bad_line.to_string());
+            }
+        }
+        let stop = parcel.stop.take().map(|stop| match stop {
+            Stop::Input(error) => error,
+            Stop::Line { offset, fault } => {
+                let line = parcel.documents.lines;
+                Error::BadLine(Box::new(self.bad_line(parcel, line, offset, fault)))
+            }
+        });
+        if let Some(error) = stop {
+            return Err(error);
+        }
         let input = &mut self.inputs[parcel.input_idx];
-        input.documents += documents.lens.len() as u64;
-        input.lines += documents.lines;
+        input.documents += documents_new;
+        input.lines += parcel.documents.lines;
         input.json_bytes += parcel.bytes.len() as u64;
         input.stored_bytes = parcel.stored_bytes;
-        match parcel.stop.take() {
-            None => Ok(()),
-            Some(Stop::Input(error)) => Err(error),
-            Some(Stop::Line { offset, fault }) => Err(Error::BadLine(Box::new(BadLine {
-                input: input.name.clone(),
-                line: input.lines + 1,
-                offset: parcel.offset + offset as u64,
-                column: fault.column as u64,
-                decompressed: parcel.decompressed,
-                got: fault.got,
-                due: fault.due,
-                hint: fault.hint,
-            }))),
+        self.place = (parcel.input_idx, parcel.offset + parcel.bytes.len() as u64);
+        self.stages.write_ns += begin.elapsed().as_nanos() as u64;
+        if self.committed.elapsed() >= self.commit_every {
+            self.commit(start)?;
         }
+        Ok(())
+    }
+
+    fn bad_line(&self, parcel: &Parcel, line: u64, offset: usize, fault: Fault) -> BadLine {
+        let input = &self.inputs[parcel.input_idx];
+        BadLine {
+            input: input.name.clone(),
+            line: input.lines + line + 1,
+            offset: parcel.offset + offset as u64,
+            column: fault.column as u64,
+            decompressed: parcel.decompressed,
+            got: fault.got,
+            due: fault.due,
+            hint: fault.hint,
+        }
+    }
+
+    /// Makes all so far certain: whoever goes on after a crash goes on from here.
+    pub(crate) fn commit(&mut self, start: Instant) -> Result<()> {
+        let begin = Instant::now();
+        let builders = self.builders.iter_mut().map(Builder::sync);
+        let builders = builders.collect::<std::result::Result<_, _>>()?;
+        let (input_idx, offset) = self.place;
+        let changed = self.input_changed..(input_idx + 1).min(self.inputs.len());
+        let inputs = changed.map(|idx| (idx, self.inputs[idx].clone())).collect();
+        self.journal.commit(&Record {
+            input_idx,
+            offset,
+            builders,
+            tally: self.tally,
+            elapsed_s: self.elapsed_before_s + start.elapsed().as_secs_f64(),
+            inputs,
+        })?;
+        self.input_changed = input_idx;
+        self.committed = Instant::now();
+        self.stages.write_ns += begin.elapsed().as_nanos() as u64;
+        Ok(())
+    }
+
+    /// After a failure: what somebody can go on with stays, all else goes.
+    pub(crate) fn give_up(self) -> bool {
+        let Commit { store, plans, builders, finished, journal, .. } = self;
+        drop(builders);
+        let keep = journal.has_record;
+        if !keep && let Err(error) = take_back(store.as_ref(), &plans, &finished, journal) {
+            log::warn!("something of a failed run is left: {error}");
+        }
+        keep
     }
 
     pub(crate) fn progress(&self) -> Progress {
         Progress {
             stored_bytes: self.inputs.iter().map(|input| input.stored_bytes).sum(),
             stored_bytes_all: self.stored_bytes_all,
-            json_bytes: self.json_bytes(),
-            documents: self.documents,
+            json_bytes: self.inputs.iter().map(|input| input.json_bytes).sum(),
+            documents: self.tally.documents,
             tokens: self.tokens,
         }
     }
 
-    fn json_bytes(&self) -> u64 {
-        self.inputs.iter().map(|input| input.json_bytes).sum()
-    }
-
-    /// Makes the outputs durable and visible, the manifest last.
+    /// Makes the outputs durable and visible, each manifest last.
+    /// After an error [`Commit::give_up`] is due.
     pub(crate) fn finish(
-        self,
+        &mut self,
         options: &Options,
         tokenizer: &dyn Tokenizer,
         start: Instant,
     ) -> Result<Report> {
+        // So that a failure from here on, as of a full disk, costs nothing.
+        if self.journal.has_record {
+            self.commit(start)?;
+        }
+        let mut outputs = Vec::new();
+        let (mut sequences, mut tokens) = (0, 0);
+        for (plan, builder) in self.plans.iter().zip(std::mem::take(&mut self.builders)) {
+            let built = match plan.has_documents {
+                true => builder.finish()?,
+                false => builder.finish_without_documents()?,
+            };
+            for suffix in [".bin", ".idx"] {
+                self.finished.push(plan.prefix.with_suffix(suffix)?);
+            }
+            sequences += built.sequences;
+            tokens += built.tokens;
+            let entry = self.write_manifest(plan, options, tokenizer, &built)?;
+            self.finished.push(plan.prefix.with_suffix(MANIFEST)?);
+            let folder = plan.prefix.parent();
+            for entry in [&built.bin, &built.idx, &entry] {
+                let key = folder.join(&entry.path)?;
+                outputs.push(Output::new(self.store.display(&key), entry));
+            }
+        }
+        for plan in &self.plans {
+            Builder::discard_drafts(self.store.as_ref(), &plan.prefix)?;
+        }
+        self.journal.discard()?;
+        Ok(self.report(options, tokenizer, start, outputs, [sequences, tokens]))
+    }
+
+    fn report(
+        &mut self,
+        options: &Options,
+        tokenizer: &dyn Tokenizer,
+        start: Instant,
+        outputs: Vec<Output>,
+        [sequences, tokens]: [u64; 2],
+    ) -> Report {
         let progress = self.progress();
-        let Commit { store, prefix, builder, .. } = self;
-        let built = builder.finish()?;
-        let files = vec![built.bin, built.idx];
+        let elapsed_s = self.elapsed_before_s + start.elapsed().as_secs_f64();
+        let Tally { documents, empty, blank_lines, text_bytes, skipped } = self.tally;
+        Report {
+            tokenizer: tokenizer.name().to_owned(),
+            vocab_size: tokenizer.vocab_size(),
+            dtype: dtype_name(self.plans[0].dtype),
+            workers: options.workers,
+            documents,
+            documents_empty: empty,
+            skipped,
+            bad_lines: std::mem::take(&mut self.bad_lines),
+            sequences,
+            tokens,
+            blank_lines,
+            stored_bytes: progress.stored_bytes,
+            json_bytes: progress.json_bytes,
+            text_bytes,
+            resumed: self.elapsed_before_s > 0.0,
+            elapsed_s,
+            json_mb_per_s: ratio(progress.json_bytes as f64 / 1e6, elapsed_s),
+            tokens_per_s: ratio(tokens as f64, elapsed_s),
+            tokens_per_document: ratio(tokens as f64, documents as f64),
+            text_bytes_per_token: ratio(text_bytes as f64, tokens as f64),
+            stages: self.stages,
+            inputs: std::mem::take(&mut self.inputs),
+            outputs,
+        }
+    }
+
+    fn write_manifest(
+        &self,
+        plan: &OutputPlan,
+        options: &Options,
+        tokenizer: &dyn Tokenizer,
+        built: &Built,
+    ) -> Result<FileEntry> {
         let manifest = Manifest {
             format: FORMAT.to_owned(),
             version: FORMAT_VERSION,
-            files: files.clone(),
+            files: vec![built.bin.clone(), built.idx.clone()],
             meta: json!({
                 "tool": concat!("preprocess ", env!("CARGO_PKG_VERSION")),
                 "tokenizer": {
@@ -152,61 +364,130 @@ impl Commit {
                     "eod_id": tokenizer.eod(),
                     "identifiers": tokenizer.identifiers(),
                 },
-                "dtype": dtype_name(self.dtype),
-                "json_key": options.key,
+                "dtype": dtype_name(plan.dtype),
+                "json_key": plan.key,
+                "objective": plan.objective,
                 "append_eod": options.append_eod,
+                "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
                 "documents": built.documents,
                 "sequences": built.sequences,
                 "tokens": built.tokens,
+                "skipped": self.tally.skipped,
                 "inputs": self.inputs,
             }),
         };
-        let entry = manifest
-            .write(store.as_ref(), &self.manifest)
-            .map_err(|error| take_back(store.as_ref(), &prefix, error.into()))?;
-        let elapsed_s = start.elapsed().as_secs_f64();
-        let folder = prefix.parent();
-        let output =
-            |entry: &FileEntry| Ok(Output::new(store.display(&folder.join(&entry.path)?), entry));
-        Ok(Report {
-            tokenizer: tokenizer.name().to_owned(),
-            vocab_size: tokenizer.vocab_size(),
-            dtype: dtype_name(self.dtype),
-            workers: options.workers,
-            documents: built.documents,
-            documents_empty: self.documents_empty,
-            sequences: built.sequences,
-            tokens: built.tokens,
-            blank_lines: self.blank_lines,
-            stored_bytes: progress.stored_bytes,
-            json_bytes: progress.json_bytes,
-            text_bytes: self.text_bytes,
-            elapsed_s,
-            json_mb_per_s: ratio(progress.json_bytes as f64 / 1e6, elapsed_s),
-            tokens_per_s: ratio(built.tokens as f64, elapsed_s),
-            tokens_per_document: ratio(built.tokens as f64, built.documents as f64),
-            text_bytes_per_token: ratio(self.text_bytes as f64, built.tokens as f64),
-            inputs: self.inputs,
-            outputs: files.iter().chain([&entry]).map(output).collect::<Result<_>>()?,
-        })
+        let key = plan.prefix.with_suffix(MANIFEST)?;
+        match self.store.open(&key) {
+            // Of a process that was killed between this manifest and the end of its run.
+            Ok(_) if self.journal.has_record => self.store.delete(&key)?,
+            _ => {}
+        }
+        Ok(manifest.write(self.store.as_ref(), &key)?)
     }
 }
 
-/// Without its manifest a dataset is not complete: what stands of it goes again.
-fn take_back(store: &dyn Storage, prefix: &Key, error: Error) -> Error {
-    for suffix in [".idx", ".bin"] {
-        let key = prefix.with_suffix(suffix);
-        if let Err(failed) = key.and_then(|key| store.delete(&key)) {
-            log::warn!("take back {prefix}{suffix}: {failed}");
-            let file = format!("{prefix}{suffix}");
-            return Error::LeftBehind { file, source: Box::new(error) };
+const MANIFEST: &str = ".manifest.json";
+
+fn add_all(builder: &mut Builder, encoded: &crate::documents::Encoded, ended: bool) -> Result<u64> {
+    let item_bytes = builder.dtype().item_bytes() as usize; // fits: at most 8
+    let (mut bytes, mut lens) = (encoded.bytes.as_slice(), encoded.lens.as_slice());
+    let mut tokens = 0;
+    for &sequences in &encoded.sequences {
+        let document;
+        (document, lens) = lens.split_at(sequences as usize);
+        let sum: u64 = document.iter().map(|&len| u64::from(len)).sum();
+        let of_document;
+        (of_document, bytes) = bytes.split_at(sum as usize * item_bytes); // fits: they are there
+        builder.add_encoded(of_document, document)?;
+        if ended {
+            builder.end_document()?;
+        }
+        tokens += sum;
+    }
+    assert!(bytes.is_empty(), "the lengths are those of the tokens");
+    Ok(tokens)
+}
+
+/// No output may exist. One that is complete is what a run that resumes was to make.
+fn refuse_existing(
+    store: &dyn Storage,
+    plans: &[OutputPlan],
+    interrupted: Interrupted,
+) -> Result<()> {
+    for OutputPlan { prefix, .. } in plans {
+        for suffix in [MANIFEST, ".bin", ".idx"] {
+            let key = prefix.with_suffix(suffix)?;
+            match store.open(&key) {
+                Err(storage::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) if suffix == MANIFEST && interrupted == Interrupted::Resume => {
+                    return Err(Error::Complete { what: store.display(&key) });
+                }
+                Ok(_) => {
+                    return Err(storage::Error::Exists { what: store.display(&key) }.into());
+                }
+            }
         }
     }
-    error
+    Ok(())
+}
+
+/// Removes all that a run has made.
+fn take_back(
+    store: &dyn Storage,
+    plans: &[OutputPlan],
+    finished: &[Key],
+    mut journal: Journal,
+) -> Result<()> {
+    for OutputPlan { prefix, .. } in plans {
+        Builder::discard_drafts(store, prefix)?;
+    }
+    for key in finished {
+        store.delete(key)?;
+    }
+    journal.discard()
+}
+
+/// Removes what an interrupted run left, unless it is at work.
+fn discard(store: &dyn Storage, plans: &[OutputPlan], journal: &Key) -> Result<()> {
+    match store.resume_draft(journal, storage::Mark::default()) {
+        Ok(_) | Err(storage::Error::NotFound { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    for OutputPlan { prefix, .. } in plans {
+        Builder::discard_drafts(store, prefix)?;
+    }
+    Ok(store.discard_draft(journal)?)
+}
+
+/// All that decides what is written. The length of an input is not among it: a bad line may be
+/// mended before the run goes on.
+fn describe(
+    options: &Options,
+    plans: &[OutputPlan],
+    tokenizer: &dyn Tokenizer,
+    inputs: &[Input],
+) -> Value {
+    let names: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
+    let outputs: Vec<_> = plans.iter().map(OutputPlan::describe).collect();
+    json!({
+        "version": FORMAT_VERSION,
+        "tokenizer": tokenizer.fingerprint(),
+        "outputs": outputs,
+        "append_eod": options.append_eod,
+        "empty_documents": format!("{:?}", options.empty_documents),
+        "bad_lines": format!("{:?}", options.on_bad_line),
+        "objective": format!("{:?}", options.objective),
+        "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
+        "inputs": names,
+    })
 }
 
 fn dtype_name(dtype: Dtype) -> &'static str {
-    if dtype == Dtype::U16 { "uint16" } else { "int32" }
+    match dtype {
+        Dtype::U16 => "uint16",
+        _ => "int32",
+    }
 }
 
 /// Zero if there is nothing to divide by.

@@ -55,11 +55,32 @@ pub enum Error {
         /// What the system or the decoder said.
         source: io::Error,
     },
-    /// Some outputs were finished when a later one failed, and could not be taken back.
-    LeftBehind {
-        /// The output that is there still.
-        file: String,
-        /// Why the later one failed.
+    /// An earlier run of the same outputs was interrupted.
+    WasInterrupted {
+        /// Its journal.
+        what: String,
+    },
+    /// An earlier run of the same outputs was of other settings.
+    OtherRun {
+        /// Its journal.
+        journal: String,
+        /// Which setting.
+        key: String,
+        /// What it was there.
+        there: String,
+        /// What it is here.
+        here: String,
+    },
+    /// All that a resumed run was to make is there.
+    Complete {
+        /// The manifest that says so.
+        what: String,
+    },
+    /// The run was asked to stop, and can be gone on with.
+    Stopped,
+    /// The run failed, but what it had committed can be gone on with.
+    CanResume {
+        /// Why it failed.
         source: Box<Error>,
     },
 }
@@ -133,8 +154,18 @@ impl fmt::Display for Error {
                     _ => Ok(()),
                 }
             }
-            Error::LeftBehind { file, source } => {
-                write!(f, "{source}; and {file} could not be taken back; hint: delete it")
+            Error::WasInterrupted { what } => {
+                write!(f, "{what}: an earlier run was interrupted, or is at work; hint: go on ")?;
+                write!(f, "with it by --resume, or throw it away by --restart")
+            }
+            Error::OtherRun { journal, key, there, here } => {
+                write!(f, "go on with {journal}: '{key}' was {there} there and is {here} here; ")?;
+                write!(f, "hint: give what was given there, or begin anew with --restart")
+            }
+            Error::Complete { what } => write!(f, "{what}: the outputs are complete already"),
+            Error::Stopped => f.write_str("stopped as asked; --resume goes on from here"),
+            Error::CanResume { source } => {
+                write!(f, "{source}; what was done stays: --resume goes on with it")
             }
         }
     }
@@ -156,7 +187,7 @@ impl std::error::Error for Error {
             Error::Storage(error) => std::error::Error::source(error),
             Error::Indexed(error) => std::error::Error::source(error.as_ref()),
             Error::Stream { source, .. } => Some(source),
-            Error::LeftBehind { source, .. } => Some(source),
+            Error::CanResume { source } => Some(source),
             _ => None,
         }
     }

@@ -10,21 +10,28 @@
 
 pub mod clean;
 mod commit;
+mod documents;
 mod error;
+mod estimate;
 mod input;
+mod journal;
 mod json;
+mod long;
 pub mod objective;
 mod options;
+mod outputs;
 mod parcel;
 mod report;
 mod run;
 mod tokenizer;
 mod work;
 
+pub use documents::Skipped;
 pub use error::{BadLine, Error, Result};
-pub use options::Options;
-pub use report::{InputReport, Output, Progress, Report};
-pub use run::run;
+pub use estimate::{Estimate, estimate};
+pub use options::{EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Shard, SpanOptions};
+pub use report::{InputReport, Output, Progress, Report, Stages};
+pub use run::{run, run_until};
 pub use tokenizer::{
     Encode, Gpt2, Pattern, Pieces, Tokenizer, TokenizerSpec, open_gpt2, open_tokenizer, pieces,
 };

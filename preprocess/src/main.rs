@@ -5,34 +5,75 @@ mod progress;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
-use clap::Parser as _;
-use preprocess::{Report, open_gpt2, run};
+use clap::{CommandFactory as _, Parser as _};
+use preprocess::{Error, Report, estimate, open_gpt2, run_until};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use storage::ByteSize;
 
 use crate::cli::Cli;
+use crate::cli::compat::translate;
 use crate::progress::Reporter;
 
+/// What `sysexits.h` calls a failure that a later try may not meet, and batch systems requeue.
+const EXIT_STOPPED: u8 = 75;
+
 fn main() -> ExitCode {
-    match go(&Cli::parse()) {
+    let translated = match translate(std::env::args_os()) {
+        Ok(translated) => translated,
+        Err(why) => {
+            let _ = writeln!(io::stderr(), "error: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    for note in &translated.notes {
+        let _ = writeln!(io::stderr(), "note: {note}");
+    }
+    match go(&Cli::parse_from(translated.arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads our output has seen enough.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::from(2)
-        }
+        Err(error) => match error.downcast_ref() {
+            // A job that is put into the queue again after it was done has nothing left to do.
+            Some(Error::Complete { .. }) => {
+                let _ = writeln!(io::stderr(), "{error:#}");
+                ExitCode::SUCCESS
+            }
+            Some(Error::Stopped) => {
+                let _ = writeln!(io::stderr(), "{error:#}");
+                ExitCode::from(EXIT_STOPPED)
+            }
+            _ => {
+                let _ = writeln!(io::stderr(), "error: {error:#}");
+                ExitCode::from(2)
+            }
+        },
     }
 }
 
 fn go(cli: &Cli) -> Result<()> {
+    if let Some(shell) = cli.completions {
+        clap_complete::generate(shell, &mut Cli::command(), "preprocess", &mut io::stdout());
+        return Ok(());
+    }
     if let Some(folder) = &cli.export_vocab {
         return export_vocab(cli, folder);
     }
+    if cli.dry_run {
+        return dry_run(cli);
+    }
     let report_to = cli.report.as_deref().map(free_name).transpose()?;
     let mut reporter = Reporter::new(cli.log_interval, cli.quiet);
-    let result = run(&cli.options(), &mut |progress| reporter.show(progress));
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // A second one ends the process as it would have without us.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let result = run_until(&cli.options(), &stop, &mut |progress| reporter.show(progress));
     reporter.clear();
     let report = result?;
     if let Some((store, key)) = report_to {
@@ -46,8 +87,16 @@ fn go(cli: &Cli) -> Result<()> {
     Ok(())
 }
 
+fn dry_run(cli: &Cli) -> Result<()> {
+    let estimate = estimate(&cli.options())?;
+    let mut out = io::stdout().lock();
+    let json = serde_json::to_string_pretty(&estimate).context("serialize the estimate")?;
+    writeln!(out, "{json}")?;
+    Ok(())
+}
+
 /// The place of a file that does not exist yet.
-fn free_name(url: &str) -> Result<(std::sync::Arc<dyn storage::Storage>, storage::Key)> {
+fn free_name(url: &str) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
     let (store, key) = storage::locate(url)?;
     match store.open(&key) {
         Err(storage::Error::NotFound { .. }) => Ok((store, key)),
@@ -89,6 +138,18 @@ fn print_summary(report: &Report) -> Result<()> {
         let empty = report.documents_empty;
         writeln!(out, "{empty} documents are empty: they have no tokens and no end")?;
     }
+    for (cause, count) in report.skipped.causes() {
+        writeln!(out, "{count} {cause} were left out")?;
+    }
+    let stages = report.stages;
+    let all = [stages.read_ns, stages.parse_ns, stages.tokenize_ns, stages.write_ns];
+    let sum = all.iter().sum::<u64>().max(1) as f64;
+    let [read, parse, tokenize, write] = all.map(|ns| ns as f64 * 100.0 / sum);
+    writeln!(
+        out,
+        "of the work {read:.0} % was reading, {parse:.0} % JSON, {tokenize:.0} % tokenizing, \
+         {write:.0} % writing"
+    )?;
     if report.blank_lines > 0 {
         writeln!(out, "{} blank lines were skipped", report.blank_lines)?;
     }

@@ -1,19 +1,38 @@
+use std::str::FromStr;
+use std::time::Duration;
+
+use indexed::Dtype;
+
 use crate::TokenizerSpec;
 
 /// What to turn into what. Start from [`Options::new`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Files of JSON lines, plain or compressed with Zstandard, in the order in which their
     /// documents are written. `-` is standard input.
     pub inputs: Vec<String>,
     /// The outputs' folder, and how their names begin.
     pub out_prefix: String,
-    /// The key that holds the text. Default: `text`.
-    pub key: String,
+    /// The keys that hold texts; each is a dataset of its own. Default: `text`.
+    pub keys: Vec<String>,
     /// Default: GPT-2's.
     pub tokenizer: TokenizerSpec,
+    /// What a document becomes. Default: [`Objective::Documents`].
+    pub objective: Objective,
     /// End every document that has tokens with the tokenizer's end. Default: no.
     pub append_eod: bool,
+    /// What a document without tokens becomes. Default: [`EmptyDocuments::Megatron`].
+    pub empty_documents: EmptyDocuments,
+    /// The element type of the tokens. None, the default: as Megatron's writer chooses.
+    pub dtype: Option<Dtype>,
+    /// What a bad line does. Default: [`OnBadLine::Fail`].
+    pub on_bad_line: OnBadLine,
+    /// What an interrupted run of the same outputs is to this one. Default:
+    /// [`Interrupted::Refuse`].
+    pub interrupted: Interrupted,
+    /// Write this share of the inputs, from 0, of so many: all shares, merged in order, are the
+    /// whole to the byte. Default: none.
+    pub shard: Option<Shard>,
     /// Threads that tokenize, at most 1024. Default: one for every core.
     pub workers: usize,
     /// A longer line is refused. While it is worked on, a line takes three to ten times its length
@@ -22,6 +41,137 @@ pub struct Options {
     /// Bytes that are read and cut at a time. The outputs do not depend on it. Default: from 64 KiB
     /// to 2 MiB, by the size of the inputs.
     pub block_bytes: Option<usize>,
+    /// The most work that a kill can cost. Default: 10 s.
+    pub commit_every: Duration,
+}
+
+/// What a document becomes.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum Objective {
+    /// A sequence of tokens.
+    #[default]
+    Documents,
+    /// CPM-2's three datasets: context with spans hidden, the spans, and where each begins.
+    Spans(SpanOptions),
+}
+
+/// How spans are hidden.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpanOptions {
+    /// The share of the tokens that is hidden. Default: 0.15.
+    pub density: f64,
+    /// The mean length of a span, in tokens. Default: 3.
+    pub mean_len: f64,
+    /// Default: 233, as in CPM-2.
+    pub seed: u64,
+    /// Write what CPM-2's own programs read: 16-bit offsets, and an empty document index. A
+    /// document that these cannot hold is then refused. Default: no.
+    pub cpm_compat: bool,
+}
+
+impl Default for SpanOptions {
+    fn default() -> Self {
+        SpanOptions { density: 0.15, mean_len: 3.0, seed: 233, cpm_compat: false }
+    }
+}
+
+/// What a document without tokens becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmptyDocuments {
+    /// An entry of the document index without a sequence, and without an end: as Megatron's
+    /// `preprocess_data.py` has it.
+    #[default]
+    Megatron,
+    /// A sequence of no tokens, or of the end alone: as `preprocess_data_fast.py` has it.
+    Sequence,
+    /// Nothing; it is counted.
+    Skip,
+}
+
+/// What a bad line does to a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnBadLine {
+    /// It ends the run.
+    #[default]
+    Fail,
+    /// It is counted, told of, and left out.
+    Skip,
+}
+
+/// What to do about what an interrupted run of the same outputs has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interrupted {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// Go on with it, if there is one.
+    Resume,
+    /// Throw it away.
+    Restart,
+}
+
+/// A share of the inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Which one, from 0.
+    pub index: u32,
+    /// Of how many.
+    pub count: u32,
+}
+
+impl Shard {
+    /// What its outputs are called, between the prefix and the key.
+    pub(crate) fn label(self) -> String {
+        format!("_{:05}-of-{:05}", self.index, self.count)
+    }
+
+    /// The share of this task of a Slurm job array. The tasks are those from `SLURM_ARRAY_TASK_MIN`
+    /// to `_MAX` in steps of `SLURM_ARRAY_TASK_STEP`.
+    ///
+    /// # Errors
+    /// What is missing or odd.
+    pub fn of_slurm(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let number = |name: &str| -> Result<u32, String> {
+            let text = variable(name).ok_or_else(|| {
+                format!("the variable {name} is not set: this is no task of a Slurm job array")
+            })?;
+            text.parse().map_err(|_| format!("{name} is '{text}', not a number"))
+        };
+        let (id, min) = (number("SLURM_ARRAY_TASK_ID")?, number("SLURM_ARRAY_TASK_MIN")?);
+        let (max, count) = (number("SLURM_ARRAY_TASK_MAX")?, number("SLURM_ARRAY_TASK_COUNT")?);
+        let step = variable("SLURM_ARRAY_TASK_STEP").map_or(Ok(1), |text| {
+            text.parse().map_err(|_| format!("SLURM_ARRAY_TASK_STEP is '{text}', not a number"))
+        })?;
+        let even = step > 0
+            && min <= id
+            && id <= max
+            && (id - min).is_multiple_of(step)
+            && (max - min) / step + 1 == count;
+        if !even {
+            return Err(format!(
+                "task {id} of {count} from {min} to {max} in steps of {step}: due an array \
+                 without gaps, such as --array=0-15"
+            ));
+        }
+        Ok(Shard { index: (id - min) / step, count })
+    }
+}
+
+impl FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "slurm" {
+            return Shard::of_slurm(&|name| std::env::var(name).ok());
+        }
+        let parse = || {
+            let (index, count) = text.split_once('/')?;
+            let shard = Shard { index: index.parse().ok()?, count: count.parse().ok()? };
+            (shard.index < shard.count).then_some(shard)
+        };
+        parse().ok_or_else(|| format!("'{text}' is no share: write 0/4 to 3/4, or slurm"))
+    }
 }
 
 impl Options {
@@ -31,12 +181,45 @@ impl Options {
         Options {
             inputs,
             out_prefix: out_prefix.into(),
-            key: "text".to_owned(),
+            keys: vec!["text".to_owned()],
             tokenizer: TokenizerSpec { kind: "gpt2".to_owned(), ..TokenizerSpec::default() },
+            objective: Objective::default(),
             append_eod: false,
+            empty_documents: EmptyDocuments::default(),
+            dtype: None,
+            on_bad_line: OnBadLine::default(),
+            interrupted: Interrupted::default(),
+            shard: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             line_bytes_max: 1 << 30,
             block_bytes: None,
+            commit_every: Duration::from_secs(10),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read() {
+        assert_eq!("0/4".parse(), Ok(Shard { index: 0, count: 4 }));
+        assert_eq!("3/4".parse(), Ok(Shard { index: 3, count: 4 }));
+        for bad in ["4/4", "0/0", "1", "a/b", "-1/4", "1/4/5", ""] {
+            assert!(bad.parse::<Shard>().is_err(), "{bad}");
+        }
+        let slurm = |id: &str, min: &str, max: &str, count: &str, step: &str| {
+            let all = [("ID", id), ("MIN", min), ("MAX", max), ("COUNT", count), ("STEP", step)];
+            Shard::of_slurm(&|name| {
+                let found = all.iter().find(|(end, _)| name == format!("SLURM_ARRAY_TASK_{end}"));
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(slurm("7", "1", "16", "16", "1"), Ok(Shard { index: 6, count: 16 }));
+        assert_eq!(slurm("8", "0", "12", "4", "4"), Ok(Shard { index: 2, count: 4 }));
+        assert!(slurm("3", "0", "9", "4", "1").is_err(), "an array with gaps");
+        assert!(slurm("x", "0", "9", "10", "1").is_err());
+        assert!(Shard::of_slurm(&|_| None).unwrap_err().contains("SLURM_ARRAY_TASK_ID"));
     }
 }

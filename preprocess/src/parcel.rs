@@ -2,8 +2,11 @@
 //! back. A parcel is filled again when it returns, so that after the first round nothing is
 //! allocated.
 
+use std::mem;
+
 use memchr::memrchr;
 
+use crate::documents::Documents;
 use crate::input::{Input, Source};
 use crate::json::Fault;
 use crate::{Error, Result};
@@ -27,20 +30,6 @@ pub(crate) struct Parcel {
     pub(crate) stop: Option<Stop>,
 }
 
-/// The documents of a parcel, encoded as they are written.
-#[derive(Debug, Default)]
-pub(crate) struct Documents {
-    /// All tokens, little-endian, in the type of the run.
-    pub(crate) bytes: Vec<u8>,
-    /// Tokens of each document.
-    pub(crate) lens: Vec<u32>,
-    /// Lines up to here, blank ones included.
-    pub(crate) lines: u64,
-    pub(crate) blank_lines: u64,
-    /// Bytes of the texts in UTF-8.
-    pub(crate) text_bytes: u64,
-}
-
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// A bad line; it begins `offset` bytes into the parcel, after [`Documents::lines`] good ones.
@@ -56,19 +45,11 @@ pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 8 << 20;
 impl Parcel {
     /// Empties it for its next round.
     pub(crate) fn reset(&mut self) {
-        let Documents { bytes, lens, .. } = &mut self.documents;
-        bytes.clear();
-        lens.clear();
         self.bytes.clear();
         self.bytes.shrink_to(BUFFER_BYTES_KEPT_MAX);
-        bytes.shrink_to(BUFFER_BYTES_KEPT_MAX);
-        lens.shrink_to(BUFFER_BYTES_KEPT_MAX / size_of::<u32>());
-        let documents = Documents {
-            bytes: std::mem::take(bytes),
-            lens: std::mem::take(lens),
-            ..Documents::default()
-        };
-        *self = Parcel { bytes: std::mem::take(&mut self.bytes), documents, ..Parcel::default() };
+        self.documents.reset();
+        let (bytes, documents) = (mem::take(&mut self.bytes), mem::take(&mut self.documents));
+        *self = Parcel { bytes, documents, ..Parcel::default() };
     }
 }
 
@@ -84,6 +65,7 @@ pub(crate) struct Cutter {
     rest: Vec<u8>,
     /// Where `rest` begins in its input, decompressed.
     offset: u64,
+    skip: u64,
     seq: u64,
 }
 
@@ -97,8 +79,15 @@ impl Cutter {
             source: None,
             rest: Vec::new(),
             offset: 0,
+            skip: 0,
             seq: 0,
         }
+    }
+
+    /// Begins at a place that an earlier run has come to.
+    pub(crate) fn start_at(mut self, input_idx: usize, offset: u64) -> Self {
+        (self.input_idx, self.skip) = (input_idx, offset);
+        self
     }
 
     /// Fills an empty parcel. False: there is nothing more. A parcel that comes back with
@@ -129,6 +118,15 @@ impl Cutter {
             empty => empty.insert(self.inputs[self.input_idx].open()?),
         };
         let bytes = &mut parcel.bytes;
+        while self.offset < self.skip {
+            let left = (self.skip - self.offset).min(self.block_bytes as u64) as usize;
+            match source.read(bytes, left)? {
+                Some(read) => self.offset += read as u64,
+                None => break,
+            }
+            bytes.clear();
+        }
+        self.skip = 0;
         bytes.append(&mut self.rest);
         loop {
             let searched = bytes.len();

@@ -22,7 +22,7 @@ pub(crate) struct Reporter {
 impl Reporter {
     pub(crate) fn new(interval: Option<Interval>, quiet: bool) -> Self {
         let terminal = io::stderr().is_terminal();
-        let default = Duration::from_millis(if terminal { 200 } else { 10_000 });
+        let default = Duration::from_millis(if terminal { 200 } else { 60_000 });
         let now = Instant::now();
         Reporter {
             interval: interval.unwrap_or(Interval::Time(default)),

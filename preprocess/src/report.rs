@@ -1,5 +1,7 @@
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use storage::FileEntry;
+
+use crate::Skipped;
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,10 +30,14 @@ pub struct Report {
     pub dtype: &'static str,
     /// Threads that tokenized.
     pub workers: usize,
-    /// Documents written, empty ones included.
+    /// Documents written to each dataset, empty ones included.
     pub documents: u64,
-    /// Documents whose text was empty: they have no tokens and no end.
+    /// Documents without tokens.
     pub documents_empty: u64,
+    /// Documents left out, by cause.
+    pub skipped: Skipped,
+    /// The first hundred of the bad lines that were left out by this process.
+    pub bad_lines: Vec<String>,
     /// Sequences written: documents that have tokens.
     pub sequences: u64,
     /// Tokens written, ends of documents included.
@@ -44,7 +50,9 @@ pub struct Report {
     pub json_bytes: u64,
     /// Bytes of the texts, in UTF-8.
     pub text_bytes: u64,
-    /// Wall-clock time from the first check to the last file.
+    /// An earlier process had done a part of it.
+    pub resumed: bool,
+    /// Wall-clock time from the first check to the last file, of all processes.
     pub elapsed_s: f64,
     /// `json_bytes` in MB (10^6 bytes) per second.
     pub json_mb_per_s: f64,
@@ -54,14 +62,31 @@ pub struct Report {
     pub tokens_per_document: f64,
     /// Bytes of text per token.
     pub text_bytes_per_token: f64,
+    /// Where the time of this process went.
+    pub stages: Stages,
     /// The inputs, in order.
     pub inputs: Vec<InputReport>,
     /// The outputs: `.bin`, `.idx` and manifest.
     pub outputs: Vec<Output>,
 }
 
+/// Nanoseconds of work by stage, over all threads. Parsing and tokenizing are estimated from one
+/// line in sixteen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Stages {
+    /// Reading and decompressing.
+    pub read_ns: u64,
+    /// Finding the texts in the JSON.
+    pub parse_ns: u64,
+    /// Text to ids.
+    pub tokenize_ns: u64,
+    /// Ids to files.
+    pub write_ns: u64,
+}
+
 /// What one input held.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct InputReport {
     /// As it was given.

@@ -5,16 +5,19 @@
 //! so many and no more, which bounds the memory and makes whoever is ahead wait.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use crate::commit::Commit;
 use crate::input::Input;
+use crate::objective::SpanConfig;
+use crate::outputs::Outputs;
 use crate::parcel::{Cutter, Parcel};
 use crate::work::{Work, Worker};
-use crate::{Error, Options, Progress, Report, Result, Tokenizer, open_tokenizer};
+use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, open_tokenizer};
 
 /// A parcel of this size is tens of milliseconds of work, so that handing it over costs nothing.
 const BLOCK_BYTES_MAX: usize = 2 << 20;
@@ -36,40 +39,86 @@ const PARCELS_BESIDE: usize = 2;
 /// A line's tokens must be counted in an i32.
 const LINE_BYTES_MAX: u64 = 1 << 30;
 
-/// Turns JSON lines into a token dataset: `PREFIX_KEY_document.bin`, `.idx` and `.manifest.json`.
+/// Turns JSON lines into token datasets: `PREFIX_KEY_document.bin`, `.idx` and `.manifest.json`.
 ///
 /// Documents are written in the order of the input, and the files are the same bytes for every
-/// number of workers. All options, inputs and outputs are checked before any work. `progress` is
-/// called after every few megabytes. If standard input is an input and the run fails, a thread may
-/// stay behind that waits for it.
+/// number of workers, however often the run was interrupted and gone on with. All options, inputs
+/// and outputs are checked before any work. `progress` is called after every few megabytes. If
+/// standard input is an input and the run fails, a thread may stay behind that waits for it.
 ///
 /// # Errors
 /// The first bad line in the order of the input as [`Error::BadLine`]; [`Error::BadOption`],
 /// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], [`Error::Indexed`], and
-/// [`Error::Storage`], which also tells of outputs that exist. Nothing is left under the outputs'
-/// names, unless it is [`Error::LeftBehind`].
+/// [`Error::Storage`], which also tells of outputs that exist; [`Error::WasInterrupted`],
+/// [`Error::OtherRun`] and [`Error::Complete`] of what an earlier run has left. A run that had
+/// committed something when it failed is [`Error::CanResume`]; of one that had not, nothing is
+/// left.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
+    run_until(options, &AtomicBool::new(false), progress)
+}
+
+/// As [`run`], but it stops when `stop` is true: what is done by then is committed.
+///
+/// # Errors
+/// As [`run`]; [`Error::Stopped`] if it was stopped.
+pub fn run_until(
+    options: &Options,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Report> {
     let start = Instant::now();
+    let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepare(options)?;
+    let mut commit = Commit::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
+    let (input_idx, offset) = commit.place();
+    let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max).start_at(input_idx, offset);
+    let pumped = pump(cutter, &work, tokenizer.as_ref(), options.workers, &mut |parcel| {
+        commit.add(parcel, start)?;
+        progress(&commit.progress());
+        if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
+    });
+    let pumped = match pumped {
+        Err(Error::Stopped) => commit.commit(start).and(Err(Error::Stopped)),
+        other => other,
+    };
+    let finished = pumped.and_then(|()| commit.finish(options, tokenizer.as_ref(), start));
+    match finished {
+        Ok(report) => Ok(report),
+        Err(error) => match (commit.give_up(), error) {
+            (true, error @ Error::Stopped) | (false, error) => Err(error),
+            (true, source) => Err(Error::CanResume { source: Box::new(source) }),
+        },
+    }
+}
+
+/// A run before its first byte.
+pub(crate) struct Prepared {
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) outputs: Outputs,
+    pub(crate) work: Work,
+    pub(crate) tokenizer: Arc<dyn Tokenizer>,
+    pub(crate) block_bytes: usize,
+}
+
+/// Checks all options and inputs.
+pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
     check(options)?;
     let tokenizer = open_tokenizer(&options.tokenizer)?;
     let eod = eod(options, tokenizer.as_ref())?;
     let inputs: Vec<_> =
         options.inputs.iter().map(|name| Input::check(name)).collect::<Result<_>>()?;
-    let mut commit = Commit::begin(options, tokenizer.as_ref(), &inputs)?;
+    let outputs = Outputs::plan(options, tokenizer.as_ref())?;
     let work = Work {
-        key: options.key.clone(),
+        keys: options.keys.clone(),
         eod,
-        dtype: commit.dtype(),
+        empty_documents: options.empty_documents,
+        dtypes: outputs.plans.iter().map(|plan| plan.dtype).collect(),
+        spans: spans(options, tokenizer.as_ref(), &outputs)?,
+        on_bad_line: options.on_bad_line,
         line_bytes_max: options.line_bytes_max as usize, // fits: at most 1 GiB
+        workers: options.workers,
     };
     let block_bytes = options.block_bytes.unwrap_or_else(|| block_bytes(&inputs, options.workers));
-    let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max);
-    pump(cutter, &work, tokenizer.as_ref(), options.workers, &mut |parcel| {
-        commit.add(parcel)?;
-        progress(&commit.progress());
-        Ok(())
-    })?;
-    commit.finish(options, tokenizer.as_ref(), start)
+    Ok(Prepared { inputs, outputs, work, tokenizer, block_bytes })
 }
 
 fn check(options: &Options) -> Result<()> {
@@ -79,14 +128,26 @@ fn check(options: &Options) -> Result<()> {
     if options.inputs.is_empty() {
         return bad("json-in", "no input".to_owned(), "at least one");
     }
-    if options.inputs.iter().filter(|name| *name == "-").count() > 1 {
+    let is_stream = options.inputs.iter().any(|name| name == "-");
+    if is_stream && options.inputs.iter().filter(|name| *name == "-").count() > 1 {
         return bad("json-in", "'-' twice".to_owned(), "standard input once at most");
+    }
+    if is_stream && options.shard.is_some() {
+        return bad("shard", "standard input".to_owned(), "files, of which each task reads a part");
     }
     if !(1..=WORKERS_MAX).contains(&options.workers) {
         return bad("workers", options.workers.to_string(), "at least 1 and at most 1024");
     }
-    if options.key.is_empty() || options.key.contains('/') {
-        return bad("json-key", format!("'{}'", options.key), "a name that a file may bear");
+    if options.keys.is_empty() {
+        return bad("json-key", "none".to_owned(), "at least one");
+    }
+    for (number, key) in options.keys.iter().enumerate() {
+        if key.is_empty() || key.contains('/') {
+            return bad("json-key", format!("'{key}'"), "a name that a file may bear");
+        }
+        if options.keys[..number].contains(key) {
+            return bad("json-key", format!("'{key}' twice"), "every key once");
+        }
     }
     if options.out_prefix.ends_with('/') {
         let due = "a prefix for file names, such as data/corpus";
@@ -103,15 +164,35 @@ fn check(options: &Options) -> Result<()> {
 }
 
 fn eod(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
-    if !options.append_eod {
+    // CPM-2 ends every document of which it hides spans.
+    let spans = matches!(options.objective, Objective::Spans(_));
+    if !options.append_eod && !spans {
         return Ok(None);
     }
     let eod = tokenizer.eod().ok_or_else(|| Error::BadOption {
-        name: "append-eod",
-        got: format!("the vocabulary of {}, which has no such token", tokenizer.name()),
-        due: "one with <|endoftext|>".to_owned(),
+        name: if spans { "objective" } else { "append-eod" },
+        got: format!("the vocabulary of {}, which has no end of document", tokenizer.name()),
+        due: "one with a token such as <|endoftext|> or <eod>".to_owned(),
     })?;
     Ok(Some(eod))
+}
+
+fn spans(
+    options: &Options,
+    tokenizer: &dyn Tokenizer,
+    outputs: &Outputs,
+) -> Result<Option<SpanConfig>> {
+    let Objective::Spans(spans) = &options.objective else { return Ok(None) };
+    let config = SpanConfig {
+        density: spans.density,
+        mean_len: spans.mean_len,
+        seed: spans.seed,
+        ids: outputs.plans[0].dtype,
+        offsets: outputs.plans[2].dtype,
+        ..SpanConfig::new(tokenizer.vocab_size())
+    };
+    config.check()?;
+    Ok(Some(config))
 }
 
 fn block_bytes(inputs: &[Input], workers: usize) -> usize {
@@ -140,7 +221,7 @@ impl Drop for Alarm {
 
 /// Runs the threads and hands every parcel to `commit`, in order, until there are no more or one
 /// fails.
-fn pump(
+pub(crate) fn pump(
     cutter: Cutter,
     work: &Work,
     tokenizer: &dyn Tokenizer,
@@ -161,7 +242,7 @@ fn pump(
         for _ in 0..workers {
             let (jobs, done) = (&jobs, done.clone());
             // Made on its own thread, so that its memory is near the core it runs on.
-            scope.spawn(move || encode(Worker::new(work, tokenizer.encoder()), jobs, done));
+            scope.spawn(move || encode(Worker::new(work, tokenizer), jobs, done));
         }
         drop(done);
         commit_in_order(dones, free, commit)
@@ -284,7 +365,16 @@ mod tests {
         std::fs::write(&path, "{\"text\":\"a\"}\n".repeat(1000)).unwrap();
         let inputs = vec![Input::check(path.to_str().unwrap()).unwrap()];
         let dtype = indexed::Dtype::U16;
-        let work = Work { key: "text".to_owned(), eod: None, dtype, line_bytes_max: 1 << 20 };
+        let work = Work {
+            keys: vec!["text".to_owned()],
+            eod: None,
+            empty_documents: crate::EmptyDocuments::Megatron,
+            dtypes: vec![dtype],
+            spans: None,
+            on_bad_line: crate::OnBadLine::Fail,
+            line_bytes_max: 1 << 20,
+            workers: 1,
+        };
         let _ = pump(Cutter::new(inputs, 100, 1 << 20), &work, &Broken, 3, &mut |_| Ok(()));
     }
 }

@@ -1,0 +1,219 @@
+//! What is certain of a run that is not finished: a list of commit records in a draft beside the
+//! outputs, so that a run that was killed goes on from the last of them. Each line is the CRC-64 of
+//! the rest of the line and a JSON object; the first says what run it is. A line that is not whole
+//! was being written when the process ended, and counts for nothing.
+
+use std::sync::Arc;
+
+use indexed::BuilderMark;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use storage::{Draft, Key, Mark, Storage, crc64};
+
+use crate::documents::Tally;
+use crate::{Error, InputReport, Result};
+
+/// Everything up to a place in the inputs is in the outputs, durably.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) input_idx: usize,
+    /// Where the next parcel begins in that input.
+    pub(crate) offset: u64,
+    pub(crate) builders: Vec<BuilderMark>,
+    pub(crate) tally: Tally,
+    /// Wall-clock time of all processes so far.
+    pub(crate) elapsed_s: f64,
+    /// Inputs of which something was read since the record before.
+    pub(crate) inputs: Vec<(usize, InputReport)>,
+}
+
+/// The journal of a run, being written.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    store: Arc<dyn Storage>,
+    key: Key,
+    draft: Box<dyn Draft>,
+    /// Somebody can go on with this run.
+    pub(crate) has_record: bool,
+}
+
+/// What an interrupted run left.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub(crate) journal: Journal,
+    /// The last record, with the inputs of all. None if it was interrupted before the first.
+    pub(crate) record: Option<Record>,
+}
+
+impl Journal {
+    /// Begins the journal of a run, which says what it is.
+    pub(crate) fn create(store: &Arc<dyn Storage>, key: Key, run: &Value) -> Result<Self> {
+        let draft = store.create_draft(&key)?;
+        let mut journal = Journal { store: Arc::clone(store), key, draft, has_record: false };
+        journal.append(run)?;
+        Ok(journal)
+    }
+
+    /// Opens what is there, if anything is.
+    pub(crate) fn resume(store: &Arc<dyn Storage>, key: &Key, run: &Value) -> Result<Option<Left>> {
+        let bytes = match store.open_draft(key) {
+            Ok(object) => {
+                let mut bytes = vec![0; object.len_bytes() as usize]; // fits: of our own records
+                object.read_many(&mut [storage::Read { offset: 0, buf: &mut bytes }])?;
+                bytes
+            }
+            Err(storage::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut lines = Lines { bytes: &bytes, at: 0 };
+        if let Some(there) = lines.next().and_then(|json| serde_json::from_str(json).ok()) {
+            same_run(&store.display(key), &there, run)?;
+        } else {
+            // Killed before its first line was whole: there is nothing to go on with.
+            drop(store.resume_draft(key, Mark::default())?);
+            store.discard_draft(key)?;
+            return Ok(None);
+        }
+        let mut record: Option<Record> = None;
+        let mut end = lines.at;
+        while let Some(mut next) = lines.next().and_then(|json| serde_json::from_str(json).ok()) {
+            if let Some(before) = record.take() {
+                fold(&mut next, before);
+            }
+            record = Some(next);
+            end = lines.at;
+        }
+        let mark = Mark { bytes: end as u64, crc64: crc64(&bytes[..end]) };
+        let draft = store.resume_draft(key, mark)?;
+        let has_record = record.is_some();
+        let journal = Journal { store: Arc::clone(store), key: key.clone(), draft, has_record };
+        Ok(Some(Left { journal, record }))
+    }
+
+    /// Adds a record. When this returns, it is what a resumed run goes on from.
+    pub(crate) fn commit(&mut self, record: &Record) -> Result<()> {
+        self.append(record)?;
+        self.has_record = true;
+        Ok(())
+    }
+
+    /// Removes it: the run is finished, or is not worth going on with.
+    pub(crate) fn discard(&mut self) -> Result<()> {
+        Ok(self.store.discard_draft(&self.key)?)
+    }
+
+    fn append(&mut self, line: &impl Serialize) -> Result<()> {
+        let json = serde_json::to_string(line).expect("our own types, whose keys are text");
+        self.draft.write(format!("{:016x} {json}\n", crc64(json.as_bytes())).as_bytes())?;
+        self.draft.sync()?;
+        Ok(())
+    }
+}
+
+/// Inputs that the newer record does not speak of are as the older has them.
+fn fold(newer: &mut Record, older: Record) {
+    let known: Vec<usize> = newer.inputs.iter().map(|(idx, _)| *idx).collect();
+    newer.inputs.extend(older.inputs.into_iter().filter(|(idx, _)| !known.contains(idx)));
+}
+
+/// Whole lines, from the begin.
+struct Lines<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Lines<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        let rest = &self.bytes[self.at..];
+        let len = memchr::memchr(b'\n', rest)?;
+        let line = std::str::from_utf8(&rest[..len]).ok()?;
+        let (sum, json) = line.split_once(' ')?;
+        if sum != format!("{:016x}", crc64(json.as_bytes())) {
+            return None;
+        }
+        self.at += len + 1;
+        Some(json)
+    }
+}
+
+/// Going on with other settings would make files that no single run makes.
+fn same_run(journal: &str, there: &Value, here: &Value) -> Result<()> {
+    let (Value::Object(there), Value::Object(here)) = (there, here) else {
+        return Err(other_run(journal, "", "a line that is no object".to_owned(), String::new()));
+    };
+    for (key, due) in here {
+        let got = there.get(key).unwrap_or(&Value::Null);
+        if got != due {
+            return Err(other_run(journal, key, got.to_string(), due.to_string()));
+        }
+    }
+    Ok(())
+}
+
+fn other_run(journal: &str, key: &str, there: String, here: String) -> Error {
+    Error::OtherRun { journal: journal.to_owned(), key: key.to_owned(), there, here }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use storage::sim::{Faults, SimStore};
+
+    fn record(input_idx: usize, offset: u64, lines: u64) -> Record {
+        let input = InputReport { lines, ..InputReport::default() };
+        Record {
+            input_idx,
+            offset,
+            builders: Vec::new(),
+            tally: Tally::default(),
+            elapsed_s: 1.5,
+            inputs: vec![(input_idx, input)],
+        }
+    }
+
+    #[test]
+    fn the_last_whole_record_counts() {
+        let sim = SimStore::new(1, Faults::default());
+        let store: Arc<dyn Storage> = Arc::new(sim.clone());
+        let (key, run) = (Key::new("a.journal").unwrap(), json!({ "keys": ["text"] }));
+        assert!(Journal::resume(&store, &key, &run).unwrap().is_none());
+        let mut journal = Journal::create(&store, key.clone(), &run).unwrap();
+        let mut certain = vec![(sim.op_count(), None)];
+        for (idx, offset) in [(0, 10), (0, 20), (1, 5)] {
+            journal.commit(&record(idx, offset, offset)).unwrap();
+            certain.push((sim.op_count(), Some((idx, offset))));
+        }
+        for ops in certain[0].0..=sim.op_count() {
+            for seed in 0..20 {
+                let after: Arc<dyn Storage> = Arc::new(sim.crash_at(ops, seed));
+                let left = Journal::resume(&after, &key, &run).unwrap().unwrap();
+                let (_, due) = certain.iter().rfind(|(at, _)| *at <= ops).unwrap();
+                let got = left.record.as_ref().map(|record| (record.input_idx, record.offset));
+                // A record that was on its way may have arrived.
+                assert!(got >= *due, "{ops} operations, seed {seed}: {got:?} after {due:?}");
+                assert_eq!(left.journal.has_record, got.is_some());
+            }
+        }
+        drop(journal);
+        let left = Journal::resume(&store, &key, &run).unwrap().unwrap();
+        let mut inputs = left.record.unwrap().inputs;
+        inputs.sort_by_key(|(idx, _)| *idx);
+        let lines: Vec<_> = inputs.iter().map(|(idx, input)| (*idx, input.lines)).collect();
+        assert_eq!(lines, [(0, 20), (1, 5)]);
+        let mut journal = left.journal;
+        journal.discard().unwrap();
+        assert!(Journal::resume(&store, &key, &run).unwrap().is_none());
+    }
+
+    #[test]
+    fn another_run_is_refused() {
+        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let key = Key::new("a.journal").unwrap();
+        drop(Journal::create(&store, key.clone(), &json!({ "keys": ["text"] })).unwrap());
+        let error = Journal::resume(&store, &key, &json!({ "keys": ["body"] })).unwrap_err();
+        let words = error.to_string();
+        assert!(words.contains("keys") && words.contains("text"), "{words}");
+        assert!(words.contains("body"), "{words}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Which datasets a run writes, and what they are called.
+
+use std::sync::Arc;
+
+use indexed::Dtype;
+use serde_json::{Value, json};
+use storage::{Key, Storage};
+
+use crate::{Error, Objective, Options, Result, Tokenizer};
+
+/// The datasets of a run, in one store.
+#[derive(Debug)]
+pub(crate) struct Outputs {
+    pub(crate) store: Arc<dyn Storage>,
+    pub(crate) plans: Vec<OutputPlan>,
+}
+
+/// One dataset of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct OutputPlan {
+    pub(crate) prefix: Key,
+    /// The key of its texts.
+    pub(crate) key: String,
+    /// What it holds of them, as the manifest has it.
+    pub(crate) objective: &'static str,
+    pub(crate) dtype: Dtype,
+    /// Documents are ended. CPM-2's own writer ends none.
+    pub(crate) has_documents: bool,
+}
+
+impl Outputs {
+    /// Names them as Megatron does, `PREFIX_KEY_document`, and as CPM-2 does what it makes of them.
+    pub(crate) fn plan(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Outputs> {
+        let (store, mut prefix) = storage::locate(&options.out_prefix)?;
+        if let Some(shard) = options.shard {
+            prefix = prefix.with_suffix(&shard.label())?;
+        }
+        let vocab_size = u64::from(tokenizer.vocab_size());
+        let dtype = options.dtype.unwrap_or_else(|| Dtype::for_vocab(Some(vocab_size)));
+        check_dtype(dtype, vocab_size)?;
+        let mut plans = Vec::new();
+        for key in &options.keys {
+            let prefix = prefix.with_suffix(&format!("_{key}_document"))?;
+            let plan = |part: &str, objective, dtype, has_documents| {
+                let prefix = prefix.with_suffix(part)?;
+                Ok::<_, Error>(OutputPlan {
+                    prefix,
+                    key: key.clone(),
+                    objective,
+                    dtype,
+                    has_documents,
+                })
+            };
+            match &options.objective {
+                Objective::Documents => plans.push(plan("", "document", dtype, true)?),
+                Objective::Spans(spans) => {
+                    let offsets = if spans.cpm_compat { Dtype::U16 } else { Dtype::I32 };
+                    let ended = !spans.cpm_compat;
+                    let ids = if spans.cpm_compat { Dtype::U16 } else { dtype };
+                    plans.push(plan("_context", "context", ids, ended)?);
+                    plans.push(plan("_target", "target", ids, ended)?);
+                    plans.push(plan("_target_offset", "target_offset", offsets, ended)?);
+                }
+            }
+        }
+        Ok(Outputs { store, plans })
+    }
+}
+
+impl OutputPlan {
+    pub(crate) fn describe(&self) -> Value {
+        json!({ "prefix": self.prefix.as_str(), "dtype": self.dtype.code() })
+    }
+}
+
+/// Tokens that would be cut to 16 bits are refused before any is written.
+fn check_dtype(dtype: Dtype, vocab_size: u64) -> Result<()> {
+    match dtype {
+        Dtype::U16 if vocab_size <= 1 << 16 => Ok(()),
+        Dtype::I32 => Ok(()),
+        _ => Err(Error::BadOption {
+            name: "dtype",
+            got: dtype.to_string(),
+            due: match dtype {
+                Dtype::U16 => format!("int32, for a vocabulary of {vocab_size}"),
+                _ => "uint16 or int32".to_owned(),
+            },
+        }),
+    }
+}

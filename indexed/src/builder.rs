@@ -19,8 +19,8 @@ const OUTLINE: &str = ".outline";
 ///
 /// Tokens stream into the `.bin`; of each sequence two or three bytes are put by until the `.idx`
 /// is written at the end, in memory while they are few. Neither file is visible before
-/// [`Builder::finish`]. A builder that is dropped leaves nothing behind, unless it is one of drafts:
-/// then what was synced can be gone on with.
+/// [`Builder::finish`]. A builder that is dropped leaves nothing behind, unless it is one of
+/// drafts: then what was synced can be gone on with.
 #[derive(Debug)]
 pub struct Builder {
     store: Arc<dyn Storage>,

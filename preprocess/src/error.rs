@@ -55,6 +55,13 @@ pub enum Error {
         /// What the system or the decoder said.
         source: io::Error,
     },
+    /// Some outputs were finished when a later one failed, and could not be taken back.
+    LeftBehind {
+        /// The output that is there still.
+        file: String,
+        /// Why the later one failed.
+        source: Box<Error>,
+    },
     /// An earlier run of the same outputs was interrupted.
     WasInterrupted {
         /// Its journal.
@@ -154,6 +161,9 @@ impl fmt::Display for Error {
                     _ => Ok(()),
                 }
             }
+            Error::LeftBehind { file, source } => {
+                write!(f, "{source}; and {file} could not be taken back; hint: delete it")
+            }
             Error::WasInterrupted { what } => {
                 write!(f, "{what}: an earlier run was interrupted, or is at work; hint: go on ")?;
                 write!(f, "with it by --resume, or throw it away by --restart")
@@ -187,7 +197,7 @@ impl std::error::Error for Error {
             Error::Storage(error) => std::error::Error::source(error),
             Error::Indexed(error) => std::error::Error::source(error.as_ref()),
             Error::Stream { source, .. } => Some(source),
-            Error::CanResume { source } => Some(source),
+            Error::LeftBehind { source, .. } | Error::CanResume { source } => Some(source),
             _ => None,
         }
     }

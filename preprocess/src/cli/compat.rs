@@ -78,9 +78,7 @@ const FOREIGN: &[(&str, Values, Verdict)] = &[
     (
         "--tokenizer-sentencepiece-legacy",
         Values::None,
-        Refused(
-            "the legacy handling of special tokens inside texts is not there; special tokens in a text are text",
-        ),
+        Refused("special tokens that a text spells are text here, in the legacy mode too"),
     ),
     (
         "--tokenizer-sentencepiece-ignore-extra-whitespaces",

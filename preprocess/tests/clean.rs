@@ -157,7 +157,7 @@ fn near_duplicates_are_those_of_brute_force() {
         }
     }
     let found = texts.len() - kept.len();
-    assert!(found > 80 && missed <= 2, "{missed} missed, {found} found");
+    assert!(found > 50 && missed <= 2, "{missed} missed, {found} found");
     let clusters = report.clusters.unwrap();
     assert_eq!(clusters.sizes.values().sum::<u64>(), clusters.count);
     assert!(clusters.largest >= 3, "{clusters:?}");

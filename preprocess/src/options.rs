@@ -4,6 +4,7 @@ use std::time::Duration;
 use indexed::Dtype;
 
 use crate::TokenizerSpec;
+use crate::objective::SentenceSpec;
 
 /// What to turn into what. Start from [`Options::new`].
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +53,8 @@ pub enum Objective {
     /// A sequence of tokens.
     #[default]
     Documents,
+    /// A sequence for each sentence.
+    Sentences(SentenceSpec),
     /// CPM-2's three datasets: context with spans hidden, the spans, and where each begins.
     Spans(SpanOptions),
 }

@@ -40,7 +40,11 @@ impl Outputs {
         check_dtype(dtype, vocab_size)?;
         let mut plans = Vec::new();
         for key in &options.keys {
-            let prefix = prefix.with_suffix(&format!("_{key}_document"))?;
+            let level = match &options.objective {
+                Objective::Sentences(_) => "sentence",
+                Objective::Documents | Objective::Spans(_) => "document",
+            };
+            let prefix = prefix.with_suffix(&format!("_{key}_{level}"))?;
             let plan = |part: &str, objective, dtype, has_documents| {
                 let prefix = prefix.with_suffix(part)?;
                 Ok::<_, Error>(OutputPlan {
@@ -53,6 +57,7 @@ impl Outputs {
             };
             match &options.objective {
                 Objective::Documents => plans.push(plan("", "document", dtype, true)?),
+                Objective::Sentences(_) => plans.push(plan("", "sentence", dtype, true)?),
                 Objective::Spans(spans) => {
                     let offsets = if spans.cpm_compat { Dtype::U16 } else { Dtype::I32 };
                     let ended = !spans.cpm_compat;

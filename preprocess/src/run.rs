@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use crate::commit::Commit;
 use crate::input::Input;
-use crate::objective::SpanConfig;
+use crate::objective::{SpanConfig, Splitter};
 use crate::outputs::Outputs;
 use crate::parcel::{Cutter, Parcel};
-use crate::work::{Work, Worker};
+use crate::work::{Task, Work, Worker};
 use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, open_tokenizer};
 
 /// A parcel of this size is tens of milliseconds of work, so that handing it over costs nothing.
@@ -112,7 +112,7 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
         eod,
         empty_documents: options.empty_documents,
         dtypes: outputs.plans.iter().map(|plan| plan.dtype).collect(),
-        spans: spans(options, tokenizer.as_ref(), &outputs)?,
+        task: task(options, tokenizer.as_ref(), &outputs)?,
         on_bad_line: options.on_bad_line,
         line_bytes_max: options.line_bytes_max as usize, // fits: at most 1 GiB
         workers: options.workers,
@@ -177,12 +177,12 @@ fn eod(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
     Ok(Some(eod))
 }
 
-fn spans(
-    options: &Options,
-    tokenizer: &dyn Tokenizer,
-    outputs: &Outputs,
-) -> Result<Option<SpanConfig>> {
-    let Objective::Spans(spans) = &options.objective else { return Ok(None) };
+fn task(options: &Options, tokenizer: &dyn Tokenizer, outputs: &Outputs) -> Result<Task> {
+    let spans = match &options.objective {
+        Objective::Documents => return Ok(Task::Documents),
+        Objective::Sentences(spec) => return Ok(Task::Sentences(Splitter::open(spec)?)),
+        Objective::Spans(spans) => spans,
+    };
     let config = SpanConfig {
         density: spans.density,
         mean_len: spans.mean_len,
@@ -192,7 +192,7 @@ fn spans(
         ..SpanConfig::new(tokenizer.vocab_size())
     };
     config.check()?;
-    Ok(Some(config))
+    Ok(Task::Spans(config))
 }
 
 fn block_bytes(inputs: &[Input], workers: usize) -> usize {
@@ -370,7 +370,7 @@ mod tests {
             eod: None,
             empty_documents: crate::EmptyDocuments::Megatron,
             dtypes: vec![dtype],
-            spans: None,
+            task: Task::Documents,
             on_bad_line: crate::OnBadLine::Fail,
             line_bytes_max: 1 << 20,
             workers: 1,

@@ -1,13 +1,14 @@
 //! What a worker does: lines to documents of tokens.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use indexed::Dtype;
 use memchr::memchr;
 
-use crate::documents::{Bad, Documents, Encoded};
+use crate::documents::{Bad, Documents, Encoded, Tally};
 use crate::json::{Fault, TextFinder};
-use crate::objective::{self, Dropped, SpanConfig, Triple};
+use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
 use crate::parcel::{BUFFER_BYTES_KEPT_MAX, Parcel, Stop, too_long};
 use crate::{EmptyDocuments, Encode, OnBadLine, Tokenizer, long};
 
@@ -15,7 +16,7 @@ use crate::{EmptyDocuments, Encode, OnBadLine, Tokenizer, long};
 const TIMED_EVERY: u64 = 16;
 
 /// What all workers of a run do alike.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) keys: Vec<String>,
     /// Appended to every document that has tokens.
@@ -23,11 +24,19 @@ pub(crate) struct Work {
     pub(crate) empty_documents: EmptyDocuments,
     /// Of the datasets that are written: as many as keys, or three for each.
     pub(crate) dtypes: Vec<Dtype>,
-    pub(crate) spans: Option<SpanConfig>,
+    pub(crate) task: Task,
     pub(crate) on_bad_line: OnBadLine,
     pub(crate) line_bytes_max: usize,
     /// Threads for one long text.
     pub(crate) workers: usize,
+}
+
+/// What becomes of a text.
+#[derive(Debug)]
+pub(crate) enum Task {
+    Documents,
+    Sentences(Splitter),
+    Spans(SpanConfig),
 }
 
 /// One worker's memory.
@@ -39,6 +48,7 @@ pub(crate) struct Worker<'a> {
     finders: Vec<TextFinder>,
     ids: Vec<u32>,
     triple: Triple,
+    sentences: Vec<Range<usize>>,
     places: Vec<[usize; 3]>,
     /// Lines so far, to time some of them.
     lines: u64,
@@ -61,6 +71,7 @@ impl<'a> Worker<'a> {
             finders: work.keys.iter().map(|key| TextFinder::new(key)).collect(),
             ids: Vec::new(),
             triple: Triple::default(),
+            sentences: Vec::new(),
             places: Vec::new(),
             lines: 0,
         }
@@ -104,87 +115,161 @@ impl<'a> Worker<'a> {
             documents.tally.blank_lines += 1;
             return Ok(());
         }
-        let text = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
+        let json = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
+        // Counted when the whole line is good.
         let mut tally = documents.tally;
         self.lines += 1;
         let timed = self.lines.is_multiple_of(TIMED_EVERY);
-        for key in 0..self.finders.len() {
+        let mut finders = std::mem::take(&mut self.finders);
+        for (key, finder) in finders.iter_mut().enumerate() {
             let start = timed.then(Instant::now);
-            let found = self.finders[key].find(text)?;
-            tally.text_bytes += found.len() as u64;
+            let text = finder.find(json);
             let parsed = timed.then(Instant::now);
-            self.ids.clear();
-            if !long::encode(self.tokenizer, found, self.work.workers, &mut self.ids) {
-                self.encoder.encode(found, &mut self.ids);
+            let done = text.and_then(|text| {
+                tally.text_bytes += text.len() as u64;
+                self.encode_text(text, key, line.document, documents, &mut tally)
+            });
+            if let Err(fault) = done {
+                self.finders = finders;
+                return Err(fault);
             }
             if let (Some(start), Some(parsed)) = (start, parsed) {
                 documents.parse_ns += (parsed - start).as_nanos() as u64 * TIMED_EVERY;
                 documents.tokenize_ns += parsed.elapsed().as_nanos() as u64 * TIMED_EVERY;
             }
-            if let Some(config) = &self.work.spans {
-                let characters = found.chars().count() as u64 + 1;
-                if let Some(cause) = Dropped::of(characters, self.ids.len() as u64) {
-                    match cause {
-                        Dropped::LongLine => tally.skipped.long_lines += 1,
-                        Dropped::FewTokens => tally.skipped.few_tokens += 1,
-                    }
-                    continue;
-                }
-                self.ids.extend(self.work.eod);
-                objective::corrupt(&self.ids, line.document, config, &mut self.triple).map_err(
-                    |error| Fault {
-                        column: 0,
-                        got: error.got,
-                        due: error.due,
-                        hint: Some(error.hint),
-                    },
-                )?;
-                let Triple { context, target, offsets } = &self.triple;
-                for (part, ids) in [context, target, offsets].into_iter().enumerate() {
-                    let output = 3 * key + part;
-                    documents.outputs[output].push(ids, self.work.dtypes[output]);
-                }
-            } else {
-                self.write_document(&mut documents.outputs[key], self.work.dtypes[key], &mut tally);
-            }
         }
+        self.finders = finders;
         tally.documents += 1;
         documents.tally = tally;
         Ok(())
     }
 
-    fn write_document(
+    fn encode_text(
         &mut self,
-        output: &mut Encoded,
-        dtype: Dtype,
-        tally: &mut crate::documents::Tally,
-    ) {
-        if self.ids.is_empty() {
-            match self.work.empty_documents {
-                EmptyDocuments::Megatron => {
-                    tally.empty += 1;
-                    output.sequences.push(0);
-                    return;
+        text: &str,
+        key: usize,
+        document: u64,
+        documents: &mut Documents,
+        tally: &mut Tally,
+    ) -> Result<(), Fault> {
+        let Work { dtypes, task, .. } = self.work;
+        match task {
+            Task::Documents => {
+                self.tokenize(text);
+                let output = &mut documents.outputs[key];
+                if self.ids.is_empty() {
+                    self.push_empty(output, dtypes[key], tally);
+                } else {
+                    self.ids.extend(self.work.eod);
+                    output.push(&self.ids, dtypes[key]);
+                    output.sequences.push(1);
                 }
-                EmptyDocuments::Skip => {
-                    tally.skipped.empty += 1;
-                    return;
+                Ok(())
+            }
+            Task::Sentences(splitter) => {
+                self.encode_sentences(text, splitter, &mut documents.outputs[key], dtypes[key]);
+                let output = &mut documents.outputs[key];
+                if output.sequences.last() == Some(&0) {
+                    output.sequences.pop();
+                    self.push_empty(output, dtypes[key], tally);
                 }
-                EmptyDocuments::Sequence => tally.empty += 1,
+                Ok(())
+            }
+            Task::Spans(config) => {
+                let outputs = &mut documents.outputs[3 * key..3 * key + 3];
+                self.encode_spans(text, document, config, outputs, tally)
             }
         }
-        self.ids.extend(self.work.eod);
-        output.push(&self.ids, dtype);
+    }
+
+    /// Into [`Worker::ids`].
+    fn tokenize(&mut self, text: &str) {
+        self.ids.clear();
+        if !long::encode(self.tokenizer, text, self.work.workers, &mut self.ids) {
+            self.encoder.encode(text, &mut self.ids);
+        }
+    }
+
+    /// A sentence without tokens is no sequence, and the last that has some has the end.
+    fn encode_sentences(
+        &mut self,
+        text: &str,
+        splitter: &Splitter,
+        output: &mut Encoded,
+        dtype: Dtype,
+    ) {
+        let mut sentences = std::mem::take(&mut self.sentences);
+        splitter.split(text, &mut sentences);
+        let first = output.lens.len();
+        for sentence in &sentences {
+            self.tokenize(&text[sentence.clone()]);
+            if !self.ids.is_empty() {
+                output.push(&self.ids, dtype);
+            }
+        }
+        self.sentences = sentences;
+        if let (Some(eod), Some(last)) = (self.work.eod, output.lens[first..].last_mut()) {
+            *last += 1;
+            write_ids(&[eod], dtype, &mut output.bytes);
+        }
+        // fits: sentences of one line, which is below 2^31 bytes
+        output.sequences.push((output.lens.len() - first) as u32);
+    }
+
+    fn encode_spans(
+        &mut self,
+        text: &str,
+        document: u64,
+        config: &SpanConfig,
+        outputs: &mut [Encoded],
+        tally: &mut Tally,
+    ) -> Result<(), Fault> {
+        self.tokenize(text);
+        // As the original counts them, with the newline that ended its line.
+        let characters = text.chars().count() as u64 + 1;
+        match Dropped::of(characters, self.ids.len() as u64) {
+            Some(Dropped::LongLine) => tally.skipped.long_lines += 1,
+            Some(Dropped::FewTokens) => tally.skipped.few_tokens += 1,
+            None => {
+                self.ids.extend(self.work.eod);
+                objective::corrupt(&self.ids, document, config, &mut self.triple).map_err(
+                    |SpanError { got, due, hint }| Fault { column: 0, got, due, hint: Some(hint) },
+                )?;
+                let Triple { context, target, offsets } = &self.triple;
+                let dtypes = [config.ids, config.ids, config.offsets];
+                for ((output, ids), dtype) in
+                    outputs.iter_mut().zip([context, target, offsets]).zip(dtypes)
+                {
+                    output.push(ids, dtype);
+                    output.sequences.push(1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push_empty(&self, output: &mut Encoded, dtype: Dtype, tally: &mut Tally) {
+        match self.work.empty_documents {
+            EmptyDocuments::Megatron => {
+                tally.empty += 1;
+                output.sequences.push(0);
+            }
+            EmptyDocuments::Skip => tally.skipped.empty += 1,
+            EmptyDocuments::Sequence => {
+                tally.empty += 1;
+                output.push(self.work.eod.as_slice(), dtype);
+                output.sequences.push(1);
+            }
+        }
     }
 }
 
 impl Encoded {
-    /// Appends a document of one sequence.
+    /// Appends a sequence.
     fn push(&mut self, ids: &[u32], dtype: Dtype) {
         write_ids(ids, dtype, &mut self.bytes);
         // fits: a line, and so its tokens, are bounded by `Options::line_bytes_max`, below 2^31.
         self.lens.push(ids.len() as u32);
-        self.sequences.push(1);
     }
 }
 

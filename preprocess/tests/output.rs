@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use common::{Random, print_seed};
 use indexed::IndexedDataset;
-use preprocess::{Options, Report, TokenizerSpec, open_tokenizer, run};
+use preprocess::objective::SentenceSpec;
+use preprocess::{EmptyDocuments, Objective, Options, Report, TokenizerSpec, open_tokenizer, run};
 use storage::{Key, Manifest, Storage};
 
 fn options(inputs: &[&Path], folder: &Path) -> Options {
@@ -187,4 +188,75 @@ fn progress_ends_at_all() {
     .unwrap();
     assert!(calls > 5);
     assert_eq!((last.documents, last.stored_bytes_all), (5000, Some(last.stored_bytes)));
+}
+
+/// Each key is a dataset, and of each the sentences are sequences: an empty text is an entry
+/// without any, and the end goes to the last.
+#[test]
+fn keys_and_sentences_by_hand() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    let lines = [
+        r#"{"text":"Hello world. Hello world!","title":"!"}"#,
+        r#"{"text":"","title":"Hello world"}"#,
+    ];
+    std::fs::write(&input, lines.join("\n")).unwrap();
+    let keys = vec!["text".to_owned(), "title".to_owned()];
+    let objective = Objective::Sentences(SentenceSpec::default());
+    let options = options(&[&input], folder.path());
+    let report = go(&Options { append_eod: true, keys, objective, ..options });
+    assert_eq!((report.documents, report.documents_empty, report.sequences), (2, 1, 4));
+    let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+    let open = |key: &str| {
+        let prefix = Key::new(format!("out_{key}_sentence")).unwrap();
+        IndexedDataset::open(&store, &prefix).unwrap()
+    };
+    let (text, title) = (open("text"), open("title"));
+    assert_eq!(text.read_sequence(0).unwrap(), [15496, 995, 13]);
+    assert_eq!(text.read_sequence(1).unwrap(), [15496, 995, 0, 50256]);
+    assert_eq!((text.document(0), text.document(1)), (0..2, 2..2));
+    assert_eq!(title.read_sequence(0).unwrap(), [0, 50256]);
+    assert_eq!(title.read_sequence(1).unwrap(), [15496, 995, 50256]);
+}
+
+/// An empty document as either of Megatron's writers has it, or left out.
+#[test]
+fn empty_documents_as_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    std::fs::write(&input, "{\"text\":\"!\"}\n{\"text\":\"\"}\n{\"text\":\"!\"}\n").unwrap();
+    for (empty_documents, documents, lens) in [
+        (EmptyDocuments::Megatron, 3, vec![2, 2]),
+        (EmptyDocuments::Sequence, 3, vec![2, 1, 2]),
+        (EmptyDocuments::Skip, 2, vec![2, 2]),
+    ] {
+        let out_prefix = folder.path().join(format!("{documents}-{}/out", lens.len()));
+        let base = options(&[&input], folder.path());
+        let out_prefix = out_prefix.display().to_string();
+        let report = go(&Options { append_eod: true, empty_documents, out_prefix, ..base });
+        let folder = folder.path().join(format!("{documents}-{}", lens.len()));
+        let (_, dataset) = open(&folder);
+        assert_eq!(dataset.document_count(), documents, "{empty_documents:?}");
+        let got: Vec<_> = (0..dataset.sequence_count()).map(|s| dataset.sequence_len(s)).collect();
+        assert_eq!(got, lens, "{empty_documents:?}");
+        assert_eq!(report.skipped.empty, 3 - documents);
+    }
+}
+
+/// A text of many megabytes goes to all threads, in parts, and comes to the same ids.
+#[test]
+fn one_long_document_is_one_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    let text = Random::new(print_seed("one_long_document", 9)).english(5 << 20);
+    std::fs::write(&input, line(&text)).unwrap();
+    let mut files = Vec::new();
+    for workers in [1, 3] {
+        let out = folder.path().join(workers.to_string());
+        let out_prefix = out.join("out").display().to_string();
+        go(&Options { workers, out_prefix, ..options(&[&input], folder.path()) });
+        files.push([outputs(&out)[0].clone(), outputs(&out)[1].clone()]);
+    }
+    assert!(files[0] == files[1], "the parts are not the whole");
+    assert_eq!(files[0][1].len(), 34 + 12 + 16);
 }

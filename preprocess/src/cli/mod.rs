@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use indexed::Dtype;
+use preprocess::objective::{Newlines, Nltk, SentenceSpec};
 use preprocess::{
     EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Shard, SpanOptions, TokenizerSpec,
 };
@@ -55,8 +56,37 @@ pub(crate) struct Cli {
     tokenizer_model: Option<String>,
 
     /// What a document becomes: a sequence, or CPM-2's context, target and target_offset
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, conflicts_with = "split_sentences")]
     objective: CliObjective,
+
+    /// Every sentence is a sequence, by Punkt or by --lang's own rules
+    #[arg(long)]
+    split_sentences: bool,
+
+    /// Of the sentences: english; chinese; newline, where each line is one; or another, with
+    /// --punkt-params
+    #[arg(long, value_name = "LANGUAGE", default_value = "english")]
+    lang: String,
+
+    /// Paddle's way to say --lang newline
+    #[arg(long, hide = true)]
+    chinese: bool,
+
+    /// White space between sentences belongs to the one before
+    #[arg(long)]
+    keep_newlines: bool,
+
+    /// Folder of NLTK's punkt_tab for a language, in place of the English that is built in
+    #[arg(long, value_name = "DIR")]
+    punkt_params: Option<String>,
+
+    /// Split sentences as this version of NLTK does: 3.10, or 3.9, to which only ASCII quotes close
+    #[arg(long, value_name = "VERSION", default_value = "3.10", value_parser = ["3.9", "3.10"])]
+    punkt_version: String,
+
+    /// Sentences end at this text, as Yuan's program has it
+    #[arg(long, value_name = "TEXT")]
+    sentence_splitter: Option<String>,
 
     /// The share of the tokens that cpm2 hides
     #[arg(long, alias = "noisy-density", value_name = "SHARE", default_value_t = 0.15)]
@@ -211,6 +241,19 @@ impl std::str::FromStr for Interval {
 }
 
 impl Cli {
+    fn sentences(&self) -> SentenceSpec {
+        SentenceSpec {
+            lang: Some(match self.chinese {
+                true => "newline".to_owned(),
+                false => self.lang.clone(),
+            }),
+            separator: self.sentence_splitter.clone(),
+            newlines: if self.keep_newlines { Newlines::Keep } else { Newlines::Drop },
+            params: self.punkt_params.clone(),
+            nltk: if self.punkt_version == "3.9" { Nltk::V3_9 } else { Nltk::V3_10 },
+        }
+    }
+
     pub(crate) fn options(&self) -> Options {
         let out = match (&self.output_path, &self.out) {
             (Some(folder), Some(name)) => format!("{}/{name}", folder.trim_end_matches('/')),
@@ -224,6 +267,9 @@ impl Cli {
             merge_file: self.merge_file.clone(),
             model: self.tokenizer_model.clone(),
         };
+        if self.split_sentences || self.sentence_splitter.is_some() {
+            options.objective = Objective::Sentences(self.sentences());
+        }
         if self.objective == CliObjective::Cpm2 {
             options.objective = Objective::Spans(SpanOptions {
                 density: self.noise_density,

@@ -1,13 +1,14 @@
 # The front door. `make demo` runs the main job on the text in demo/data; `make test` passes the
 # tests. Each sets up what it needs first.
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench bench-tokenize clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
 	@echo "make test        all tests"
 	@echo "make lint        formatting and clippy, warnings refused"
 	@echo "make bench       the benchmarks of every crate: a table each"
+	@echo "make bench-tokenize ARGS=...  our tokenizers beside those of others; see scripts/bench_tokenize.py --help"
 	@echo "make setup       what the two need (CUDA=1: the libraries of a CUDA build as well)"
 	@echo "make clean       remove what was built and the demo's output; keeps libtorch"
 
@@ -30,6 +31,10 @@ lint: setup
 
 bench: setup
 	cargo bench --workspace --locked
+
+bench-tokenize:
+	cargo build --release --locked -p preprocess -p tools
+	scripts/bench_tokenize.py $(ARGS)
 
 clean:
 	cargo clean

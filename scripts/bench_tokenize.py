@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+"""Our tokenizers beside those of others: the same file, the same cores, run after run in turn.
+
+    make bench-tokenize                                  text of the demo, repeated to 64 MB
+    scripts/bench_tokenize.py --en EN.jsonl --zh ZH.jsonl [--rows gpt2,spm] [--big 20GB]
+
+Each row runs both in turn and prints the medians of --runs runs, pinned with taskset to one core and
+then to two. Ours is the whole of `preprocess`, from the start of the process to files that are synced
+and renamed; of a peer it is its encoding alone, without imports, loading and JSON, unless it reads
+the file itself. `cpu` compares the time that both were on a core: the number to trust where other
+work shares the machine. Where both give ids, their numbers of tokens are compared.
+
+Without --en and --zh the text is that of the demo, its documents repeated in new orders: both sides
+then meet words that they have seen. The peers are installed into .bench-venv with the versions of
+scripts/bench_peers.txt.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV = ROOT / ".bench-venv"
+PYTHON = VENV / "bin/python"
+PREPROCESS = ROOT / "target/release/preprocess"
+FEEDLINE = ROOT / "target/release/feedline"
+ENCDEC_PEER = ROOT / "preprocess/benches/peers/encdec_python.py"
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+ROWS = "gpt2 hf megatron encdec spm threads memory merge".split()
+
+
+def main():
+    args = arguments()
+    venv()
+    for program in (PREPROCESS, FEEDLINE):
+        if not program.exists():
+            sys.exit(f"{program}: not there; hint: cargo build --release -p preprocess -p tools")
+    print(f"{machine()}\n{datetime.date.today()}, medians of {args.runs}, cores {args.cores}\n")
+    print("| what | at least | ratio | cpu | ours | theirs | cores |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=args.work) as work:
+        bench = Bench(args, pathlib.Path(work))
+        for row in args.rows.split(","):
+            getattr(bench, row)()
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--en", type=pathlib.Path, help="JSON lines with the key text, English")
+    parser.add_argument("--zh", type=pathlib.Path, help="the same, Chinese")
+    parser.add_argument("--rows", default=",".join(ROWS), help="default: all, %(default)s")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cores", type=lambda text: text.split(","), default=["0", "1"])
+    parser.add_argument("--size", type=size, default="64MB", help="of the demo's text, repeated")
+    parser.add_argument("--slow", type=size, default="4MB", help="given to peers of a few MB/s")
+    parser.add_argument("--whole", type=size, default="200MB", help="of the end-to-end row")
+    parser.add_argument("--big", type=size, default="20GB", help="of the memory and merge rows")
+    parser.add_argument("--encdec-vocab", type=pathlib.Path, help="vocab.txt; default: the tests' own")
+    parser.add_argument("--work", help="a folder for what is written; default: the system's")
+    args = parser.parse_args()
+    unknown = set(args.rows.split(",")) - set(ROWS)
+    if unknown:
+        parser.error(f"--rows: {', '.join(sorted(unknown))}: due some of {', '.join(ROWS)}")
+    return args
+
+
+def size(text):
+    for unit, factor in sorted(UNITS.items(), key=lambda unit: -len(unit[0])):
+        if text.endswith(unit):
+            return int(float(text.removesuffix(unit)) * factor)
+    raise argparse.ArgumentTypeError(f"'{text}': due a number and one of {', '.join(UNITS)}")
+
+
+def venv():
+    pins = ROOT / "scripts/bench_peers.txt"
+    stamp = VENV / "stamp"
+    if stamp.exists() and stamp.read_text() == pins.read_text():
+        return
+    print(f"making {VENV} with the versions of {pins}", file=sys.stderr)
+    shutil.rmtree(VENV, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+    pip = [PYTHON, "-m", "pip", "install", "-q", "--only-binary=:all:"]
+    # jieba is published as source alone.
+    subprocess.run([*pip, "--no-binary=jieba", "-r", pins], check=True)
+    subprocess.run([*pip, "--no-deps", "megatron-core==0.16.1", "packaging==25.0"], check=True)
+    stamp.write_text(pins.read_text())
+
+
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores of {cpu}, {gib:.0f} GiB, {platform.release()}, load {load:.1f}"
+
+
+class Bench:
+    def __init__(self, args, work):
+        self.args, self.work = args, work
+        self.gpt2_folder = work / "gpt2"
+        run([PREPROCESS, "--export-vocab", self.gpt2_folder])
+        self.en, self.zh = args.en, args.zh
+        if not (args.en and args.zh):
+            self.peer("corpus", ROOT / "demo/data/corpus.jsonl.zst", work)
+            self.en, self.zh = (
+                given or self.grown(work / f"{name}.jsonl", args.size)
+                for name, given in (("en", args.en), ("zh", args.zh))
+            )
+
+    # The rows.
+
+    def gpt2(self):
+        for name, file, due in (("English", self.en, "1.0x"), ("Chinese", self.zh, "3x")):
+            for cores in (1, 2):
+                self.row(
+                    f"GPT-2, {name}, {mb(file)}: gigatoken", due, cores,
+                    lambda: self.ours(file, cores),
+                    lambda: self.peer("gigatoken", self.gpt2_folder, file, cores=cores),
+                )
+
+    def hf(self):
+        for name, file, due in (("English", self.en, "50x"), ("Chinese", self.zh, "10x")):
+            slow = self.cut(file, self.args.slow)
+            self.row(
+                f"GPT-2, {name}: Hugging Face tokenizers on {mb(slow)}", due, 1,
+                lambda: self.ours(file, 1),
+                lambda: self.peer("hf", self.gpt2_folder, slow),
+                file.stat().st_size / slow.stat().st_size,
+            )
+
+    def megatron(self):
+        whole = self.grown(self.en, self.args.whole)
+        for cores in (1, 2):
+            self.row(
+                f"end to end, {mb(whole)}: the steps of preprocess_data_fast.py", "10x", cores,
+                lambda: self.ours(whole, cores, "--append-eod"),
+                lambda: self.peer("megatron", self.gpt2_folder, whole, self.out(), cores=cores),
+            )
+
+    def encdec(self):
+        vocab = self.args.encdec_vocab or ROOT / "tests/golden/tokenizers/encdec/small.txt"
+        slow = self.cut(self.zh, self.args.slow // 4)
+        # Its process as a whole, of which loading is little beside the text.
+        command = [PYTHON, ENCDEC_PEER, vocab, slow]
+        self.row(
+            f"EncDec of CPM-2, Chinese: its Python on {mb(slow)}", "60x, 40 MB/s", 1,
+            lambda: self.ours(self.zh, 1, "--tokenizer", "encdec", "--vocab-file", vocab),
+            lambda: run(command, cores=self.args.cores[:1]),
+            self.zh.stat().st_size / slow.stat().st_size,
+        )
+
+    def spm(self):
+        for kind in ("unigram", "bpe"):
+            for name, file in (("English", self.en), ("Chinese", self.zh)):
+                model = self.work / f"{kind}-{name}.model"
+                self.peer("train", model, kind, self.cut(file, 20 * 10**6), cores=2)
+                slow = self.cut(file, self.args.slow)
+                more = ("--tokenizer", "sentencepiece", "--tokenizer-model", model)
+                self.row(
+                    f"SentencePiece {kind}, {name}: C++ on {mb(slow)}", "2x", 1,
+                    lambda: self.ours(file, 1, *more),
+                    lambda: self.peer("sentencepiece", model, slow),
+                    file.stat().st_size / slow.stat().st_size,
+                )
+
+    def threads(self):
+        for name, file in (("English", self.en), ("Chinese", self.zh)):
+            file = self.grown(file, self.args.whole)
+            one, two = self.in_turn(lambda: self.ours(file, 2), lambda: self.ours(file, 1))
+            self.say(f"GPT-2, {name}, {mb(file)}: two threads, one", "1.85x", "2, 1", one, two)
+
+    def memory(self):
+        """What is read comes through a pipe, so that no disk has to hold it."""
+        for part in (self.args.big // 20, self.args.big // 4, self.args.big):
+            peak, seconds = self.stream(part)
+            rate = part / seconds / 1e6
+            print(
+                f"| peak memory on {part / 1e9:g} GB through a pipe | under 768 MiB "
+                f"| {peak / 2**20:.0f} MiB | | {seconds:.1f} s, {rate:.0f} MB/s | | 2 |",
+                flush=True,
+            )
+
+    def merge(self):
+        """Pieces of together a third of --big, whose ids are those of the English text."""
+        parts, piece, done = [], self.grown(self.en, self.args.whole), 0
+        while done < self.args.big // 3:
+            # Named so that what is tidied after each run is not these.
+            out = self.work / f"part{len(parts)}"
+            self.ours(piece, 2, out=out)
+            parts.append(f"{out}_text_document")
+            done += pathlib.Path(f"{parts[-1]}.bin").stat().st_size
+        bins = [f"{part}.bin" for part in parts]
+        merged, copy = self.work / "merged", self.work / "copy"
+
+        def ours():
+            found = run([FEEDLINE, "merge", *parts, "--out", merged], cores=self.args.cores)
+            for left in self.work.glob("merged*"):
+                left.unlink()
+            return found
+
+        def theirs():
+            found = run(["sh", "-c", f"cat {' '.join(bins)} >{copy} && sync {copy}"], cores=["0"])
+            copy.unlink()
+            return found
+
+        times = self.in_turn(ours, theirs)
+        peak = max(found["peak"] for found in times[0]) / 2**20
+        name = f"merge of {done / 1e9:.1f} GB, peak {peak:.0f} MiB: cat and sync"
+        self.say(name, "1x, 100 MiB", "1", *times)
+
+    # How they are measured.
+
+    def row(self, name, due, cores, ours, theirs, scale=1.0):
+        """`scale` is how many times as much text ours had."""
+        mine, others = self.in_turn(ours, theirs)
+        tokens = {found["tokens"] for found in (*mine, *others) if found.get("tokens")}
+        if scale == 1.0 and len(tokens) > 1 and "end to end" not in name:
+            name += f" (tokens differ: {sorted(tokens)})"
+        self.say(name, due, cores, mine, others, scale)
+
+    def in_turn(self, ours, theirs):
+        mine, others = [], []
+        for _ in range(self.args.runs):
+            mine.append(ours())
+            others.append(theirs())
+        return mine, others
+
+    def say(self, name, due, cores, mine, others, scale=1.0):
+        def median(runs, key):
+            return statistics.median(found[key] for found in runs)
+
+        wall, wall_theirs = median(mine, "seconds"), median(others, "seconds") * scale
+        cpu, cpu_theirs = median(mine, "cpu_seconds"), median(others, "cpu_seconds") * scale
+        print(
+            f"| {name} | {due} | {wall_theirs / wall:.2f}x | {cpu_theirs / cpu:.2f}x "
+            f"| {wall:.2f} s, cpu {cpu:.2f} | {wall_theirs:.2f} s, cpu {cpu_theirs:.2f} | {cores} |",
+            flush=True,
+        )
+
+    def ours(self, file, cores, *more, out=None):
+        to, report = out or self.out(), self.work / "out-report.json"
+        more = more if "--tokenizer" in more else ("--tokenizer", "gpt2", *more)
+        command = [PREPROCESS, "--json-in", file, "--out", to, "--quiet", "--report", report]
+        found = run([*command, "--workers", cores, *more], cores=self.args.cores[:cores])
+        found["tokens"] = json.loads(report.read_text()).get("tokens")
+        self.tidy()
+        return found
+
+    def peer(self, name, *more, cores=1):
+        command = [PYTHON, ROOT / "scripts/bench_peers.py", name, *more]
+        found = run(command, cores=self.args.cores[:cores])
+        self.tidy()
+        return found
+
+    def stream(self, size):
+        """Feeds our program so much, and watches its memory."""
+        block = self.en.read_bytes()
+        out = self.out()
+        command = [PREPROCESS, "--json-in", "-", "--out", out, "--quiet", "--workers", "2"]
+        pinned = ["taskset", "-c", ",".join(self.args.cores), *map(str, command)]
+        start = time.perf_counter()
+        with subprocess.Popen(pinned, stdin=subprocess.PIPE) as child:
+            peaks = [0]
+            watcher = threading.Thread(target=watch, args=(child.pid, peaks))
+            watcher.start()
+            for _ in range(max(1, size // len(block))):
+                child.stdin.write(block)
+            child.stdin.close()
+            if child.wait() != 0:
+                sys.exit("preprocess failed")
+            watcher.join()
+        self.tidy()
+        return peaks[0], time.perf_counter() - start
+
+    # Files.
+
+    def out(self):
+        return self.work / "out"
+
+    def tidy(self):
+        for left in self.work.glob("out*"):
+            left.unlink()
+
+    def grown(self, file, due):
+        out = self.work / f"{file.stem}-{due}.jsonl"
+        if not out.exists():
+            self.peer("repeat", file, out, due)
+        return out
+
+    def cut(self, file, due):
+        out = self.work / f"{file.stem}-to-{due}.jsonl"
+        if file.stat().st_size <= due:
+            return file
+        with open(file, "rb") as lines, open(out, "wb") as to:
+            while to.tell() < due:
+                to.write(lines.readline())
+        return out
+
+
+def mb(file):
+    return f"{file.stat().st_size / 1e6:.0f} MB"
+
+
+def run(command, cores=()):
+    """Wall and core seconds and the peak of a command's memory, and what it prints as JSON."""
+    pinned = ["taskset", "-c", ",".join(cores)] if cores else []
+    command = [*pinned, *map(str, command)]
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        peaks = [0]
+        threading.Thread(target=watch, args=(child.pid, peaks)).start()
+        said, complaint = child.communicate()
+        seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if child.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit code {child.returncode}\n{complaint.decode()}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    try:
+        told = json.loads(said)
+    except ValueError:
+        told = {}
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak": peaks[0], **told}
+
+
+def watch(pid, peaks):
+    while True:
+        try:
+            with open(f"/proc/{pid}/status", encoding="utf-8") as lines:
+                peak = [line for line in lines if line.startswith("VmHWM")]
+        except OSError:
+            return
+        if not peak:
+            return
+        peaks[0] = max(peaks[0], int(peak[0].split()[1]) * 1024)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,5 +33,6 @@ pub use options::{EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Sh
 pub use report::{InputReport, Output, Progress, Report, Stages};
 pub use run::{run, run_until};
 pub use tokenizer::{
-    Encode, Gpt2, Pattern, Pieces, Tokenizer, TokenizerSpec, open_gpt2, open_tokenizer, pieces,
+    EncDec, EncDecKind, EncDecSpaces, Encode, Gpt2, Jieba, JiebaWords, Pattern, Pieces, Tokenizer,
+    TokenizerSpec, open_gpt2, open_tokenizer, pieces,
 };

@@ -2,18 +2,27 @@
 
 mod bpe;
 mod cache;
+mod chinese;
 mod classes;
+mod double_array;
+mod encdec;
 mod gpt2;
+mod jieba;
+mod lexicon;
 mod merge;
 mod ranks;
 mod split;
 mod vocab;
+mod words;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
+pub use jieba::Jieba;
 pub use split::{Pattern, Pieces, pieces};
+pub use words::JiebaWords;
 
 use crate::{Error, Result};
 
@@ -67,7 +76,7 @@ pub trait Encode: fmt::Debug {
 /// Which tokenizer, and the files it is made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizerSpec {
-    /// `gpt2`, or Megatron's name for it, `GPT2BPETokenizer`.
+    /// `gpt2`, or Megatron's name for it, `GPT2BPETokenizer`; `encdec`, `yuan`, `cpm-t5`, `jieba`.
     pub kind: String,
     /// `vocab.json`. None: GPT-2's own vocabulary, which is built in.
     pub vocab_file: Option<String>,
@@ -76,6 +85,12 @@ pub struct TokenizerSpec {
     /// The one file, or its folder, of kinds that have one: `tokenizer.json`, SentencePiece's
     /// `.model`, OpenAI's `.tiktoken`.
     pub model: Option<String>,
+    /// Words with frequencies in the place of jieba's own dictionary.
+    pub jieba_dict: Option<String>,
+    /// A user's words for jieba: word, frequency and tag, of which the last two may be missing.
+    pub user_dict: Option<String>,
+    /// CPM-2's handling of spaces as it was meant, not as it was published.
+    pub cpm_spaces_meant: bool,
 }
 
 /// Makes a tokenizer.
@@ -84,6 +99,9 @@ pub struct TokenizerSpec {
 /// [`Error::BadOption`] for a kind that is not known or one file without the other,
 /// [`Error::BadVocab`] for files that are no vocabulary, [`Error::Storage`].
 pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
+    if let Some(chinese) = chinese::open(spec)? {
+        return Ok(chinese);
+    }
     Ok(Arc::new(open_gpt2(spec)?))
 }
 

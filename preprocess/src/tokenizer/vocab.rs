@@ -162,7 +162,7 @@ pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
     Vocab::new(&ids, &files)
 }
 
-fn read_text(file: &str) -> Result<String> {
+pub(super) fn read_text(file: &str) -> Result<String> {
     let bad = |got: String, due: &str| Error::BadVocab {
         file: file.to_owned(),
         line: None,

@@ -1,0 +1,51 @@
+//! Which of the tokenizers for Chinese a name and its files mean.
+
+use std::sync::Arc;
+
+use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
+use super::jieba::Jieba;
+use super::words::JiebaWords;
+use super::{Tokenizer, TokenizerSpec};
+use crate::{Error, Result};
+
+/// The file in a folder of a CPM tokenizer.
+const VOCAB: &str = "vocab.txt";
+
+/// None: the name is of another family.
+pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
+    let encdec = |kind| -> Result<Option<Arc<dyn Tokenizer>>> {
+        let spaces =
+            if spec.cpm_spaces_meant { EncDecSpaces::Meant } else { EncDecSpaces::Published };
+        Ok(Some(Arc::new(EncDec::open(kind, &vocab_file(spec)?, spaces, jieba(spec)?)?)))
+    };
+    match spec.kind.as_str() {
+        "encdec" | "cpm2" | "EncDecTokenizer" => encdec(EncDecKind::Cpm2),
+        "yuan" => encdec(EncDecKind::Yuan),
+        "cpm-t5" => encdec(EncDecKind::CpmT5),
+        "jieba" | "JiebaTokenizer" => {
+            Ok(Some(Arc::new(JiebaWords::open(&vocab_file(spec)?, jieba(spec)?)?)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// `--vocab-file`, or the one in the folder `--tokenizer-model`.
+fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
+    match (&spec.vocab_file, &spec.model) {
+        (Some(file), _) => Ok(file.clone()),
+        (None, Some(file)) if file.ends_with(".txt") || file.ends_with(".json") => Ok(file.clone()),
+        (None, Some(folder)) => Ok(format!("{}/{VOCAB}", folder.trim_end_matches('/'))),
+        (None, None) => Err(Error::BadOption {
+            name: "vocab-file",
+            got: "none".to_owned(),
+            due: format!("the vocabulary of the tokenizer '{}'", spec.kind),
+        }),
+    }
+}
+
+fn jieba(spec: &TokenizerSpec) -> Result<Arc<Jieba>> {
+    match (&spec.jieba_dict, &spec.user_dict) {
+        (None, None) => Ok(Jieba::built_in()),
+        (dict, user) => Ok(Arc::new(Jieba::open(dict.as_deref(), user.as_deref())?)),
+    }
+}

@@ -55,6 +55,18 @@ pub(crate) struct Cli {
     #[arg(long, alias = "tokenizer-name-or-path", value_name = "FILE")]
     tokenizer_model: Option<String>,
 
+    /// Words with frequencies, in the place of jieba's own dictionary
+    #[arg(long, value_name = "FILE")]
+    jieba_dict: Option<String>,
+
+    /// More words for jieba: a word, its frequency, a tag; the last two may be missing
+    #[arg(long, value_name = "FILE")]
+    user_dict: Option<String>,
+
+    /// Drop spaces as CPM-2 meant to, not as it does: other ids than the published tokenizer's
+    #[arg(long)]
+    cpm_spaces_meant: bool,
+
     /// What a document becomes: a sequence, or CPM-2's context, target and target_offset
     #[arg(long, value_enum, default_value_t, conflicts_with = "split_sentences")]
     objective: CliObjective,
@@ -266,6 +278,9 @@ impl Cli {
             vocab_file: self.vocab_file.clone(),
             merge_file: self.merge_file.clone(),
             model: self.tokenizer_model.clone(),
+            jieba_dict: self.jieba_dict.clone(),
+            user_dict: self.user_dict.clone(),
+            cpm_spaces_meant: self.cpm_spaces_meant,
         };
         if self.split_sentences || self.sentence_splitter.is_some() {
             options.objective = Objective::Sentences(self.sentences());

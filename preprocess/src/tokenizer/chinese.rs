@@ -1,5 +1,6 @@
 //! Which of the tokenizers for Chinese a name and its files mean.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
@@ -29,18 +30,16 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
     }
 }
 
-/// `--vocab-file`, or the one in the folder `--tokenizer-model`.
+/// The vocabulary, or the one in the folder that was given: a name without an extension is one.
 fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
-    match (&spec.vocab_file, &spec.model) {
-        (Some(file), _) => Ok(file.clone()),
-        (None, Some(file)) if file.ends_with(".txt") || file.ends_with(".json") => Ok(file.clone()),
-        (None, Some(folder)) => Ok(format!("{}/{VOCAB}", folder.trim_end_matches('/'))),
-        (None, None) => Err(Error::BadOption {
-            name: "vocab-file",
-            got: "none".to_owned(),
-            due: format!("the vocabulary of the tokenizer '{}'", spec.kind),
-        }),
-    }
+    let given = spec.vocab_file.as_ref().or(spec.model.as_ref());
+    let given = given.ok_or_else(|| Error::BadOption {
+        name: "vocab-file",
+        got: "none".to_owned(),
+        due: format!("the vocabulary of the tokenizer '{}'", spec.kind),
+    })?;
+    let folder = Path::new(given).extension().is_none();
+    Ok(if folder { format!("{}/{VOCAB}", given.trim_end_matches('/')) } else { given.clone() })
 }
 
 fn jieba(spec: &TokenizerSpec) -> Result<Arc<Jieba>> {

@@ -256,6 +256,7 @@ impl Rules {
             vocab_file: self.vocab_file.clone(),
             merge_file: self.merge_file.clone(),
             model: self.tokenizer_model.clone(),
+            ..TokenizerSpec::default()
         };
         let urls = |file: &String| UrlOptions { file: file.clone(), key: self.url_key.clone() };
         Filters {

@@ -112,6 +112,17 @@ fn skip_space(nltk: Nltk, text: &str, at: usize) -> usize {
     text.len() - text[at..].trim_start_matches(|char| nltk.is_space(char)).len()
 }
 
-fn skip_word(nltk: Nltk, text: &str, at: usize) -> usize {
-    text[at..].find(|char| nltk.is_space(char)).map_or(text.len(), |len| at + len)
+fn skip_word(nltk: Nltk, text: &str, mut at: usize) -> usize {
+    while let Some(&byte) = text.as_bytes().get(at) {
+        // Most of a text: what is in ASCII and above the space is none.
+        if matches!(byte, b'!'..=b'~') {
+            at += 1;
+            continue;
+        }
+        match text[at..].chars().next() {
+            Some(char) if !nltk.is_space(char) => at += char.len_utf8(),
+            _ => break,
+        }
+    }
+    at
 }

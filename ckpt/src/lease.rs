@@ -8,9 +8,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::owner::{Life, Owner};
 use crate::{Error, Result};
 use storage::{Key, Storage, write_all};
+use storage::{Life, Owner};
 
 const PREFIX: &str = ".lease-";
 

@@ -47,7 +47,6 @@ mod error;
 mod fetch;
 mod hex;
 mod lease;
-mod owner;
 mod parallel;
 mod plan;
 mod region;

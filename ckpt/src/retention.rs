@@ -1,7 +1,7 @@
 use crate::checkpoints::step_name;
-use crate::owner::{Life, Owner};
 use crate::save::{DAMAGED, STAGING};
 use crate::{Checkpoints, Result};
+use storage::{Life, Owner};
 
 /// Hidden folders that are being deleted.
 const TRASH: &str = ".trash-";

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::catalog::{FORMAT, Meta, VERSION};
 use crate::checkpoint::MANIFEST;
 use crate::checkpoints::step_name;
-use crate::owner::Owner;
 use crate::plan::{Limits, Shard, plan};
 use crate::staging::{Staging, Written, weight_index};
 use crate::{Checkpoints, Dtype, Error, Group, Result};
+use storage::Owner;
 use storage::{Key, Manifest, Storage, rate_text};
 
 /// Hidden folders that are being written.

@@ -58,6 +58,10 @@ impl Commit {
         inputs: &[Input],
     ) -> Result<Self> {
         let Outputs { store, plans } = outputs;
+        // Of writers that were killed: the little files, for the large ones are drafts.
+        for name in store.sweep(&plans[0].prefix.parent())? {
+            log::info!("removed {name}, whose writer is gone");
+        }
         let journal_key = plans[0].prefix.with_suffix(".journal")?;
         let run = describe(options, &plans, tokenizer, inputs);
         if options.interrupted == Interrupted::Restart {

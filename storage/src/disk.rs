@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::piece::Failure;
-use crate::temporary::Writer;
-use crate::{Map, Profile, Read};
+use crate::{Map, Owner, Profile, Read};
 
 /// A file system. Paths are absolute or below the root that the store was opened with.
 pub(crate) trait Disk: fmt::Debug + Send + Sync {
@@ -46,11 +45,11 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Bytes that may still be written, if the file system keeps count. The path need not exist.
     fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>>;
 
-    /// Who writes here: the mark of our temporary files.
-    fn writer(&self) -> &Writer;
+    /// Who writes here, anew at every call: the mark of our temporary files.
+    fn writer(&self) -> Owner;
 
     /// Whether a writer still runs. One of another machine does, as far as we can tell.
-    fn is_alive(&self, writer: &Writer) -> bool;
+    fn is_alive(&self, writer: &Owner) -> bool;
 
     fn profile(&self) -> &Profile;
 }

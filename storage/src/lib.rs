@@ -30,6 +30,7 @@ mod manifest;
 #[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
 mod map;
 mod os;
+mod owner;
 mod piece;
 mod posix;
 mod pread;
@@ -51,6 +52,7 @@ pub use checksum::{Crc64, crc64, crc64_join};
 pub use error::{Error, Result};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};
+pub use owner::{Life, Owner};
 pub use profile::{Engine, Profile};
 pub use units::{ByteSize, rate_text};
 

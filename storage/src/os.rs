@@ -14,9 +14,8 @@ use crate::engine::Mover;
 use crate::piece::{Failure, PIECE_BYTES, Piece};
 use crate::pread::{self, share};
 use crate::ring::Start;
-use crate::temporary::{self, Writer};
 use crate::url::Location;
-use crate::{Map, Profile, Read, map, sys};
+use crate::{Life, Map, Owner, Profile, Read, map, sys};
 
 /// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
 /// in it already, larger ones would push out what is used more often.
@@ -142,12 +141,12 @@ impl Disk for OsDisk {
         Ok(sys::file_system(there.unwrap_or(Path::new(".")))?.free_bytes)
     }
 
-    fn writer(&self) -> &Writer {
-        temporary::this_process()
+    fn writer(&self) -> Owner {
+        Owner::new()
     }
 
-    fn is_alive(&self, writer: &Writer) -> bool {
-        temporary::is_alive(writer)
+    fn is_alive(&self, writer: &Owner) -> bool {
+        writer.life() != Life::Dead
     }
 
     fn profile(&self) -> &Profile {

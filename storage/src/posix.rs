@@ -137,7 +137,7 @@ impl Storage for Posix {
         self.0.folders.forget(&path);
         // It vanishes whole, under a name that a sweep knows, before it is taken apart.
         let doomed =
-            folder_of(&path).join(temporary::name_for(folder.name(), self.disk().writer()));
+            folder_of(&path).join(temporary::name_for(folder.name(), &self.disk().writer()));
         self.disk().rename_new(&path, &doomed).map_err(failed)?;
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)?;
         match self.0.remove_tree(&doomed) {

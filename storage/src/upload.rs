@@ -383,7 +383,7 @@ fn create_temporary(place: &Place, path: &std::path::Path, name: &str) -> Result
     let mut tries = 0;
     loop {
         made.extend(place.make_folder(&folder)?);
-        let temporary = folder.join(temporary::name_for(name, place.disk.writer()));
+        let temporary = folder.join(temporary::name_for(name, &place.disk.writer()));
         match place.disk.create_new(&temporary) {
             Ok(file) => return Ok((made, temporary, file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound && tries < FOLDER_RETRIES_MAX => {

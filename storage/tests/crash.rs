@@ -57,7 +57,7 @@ fn crash_everywhere(
             );
             // What the dead left is swept, and then only what has a name of its own is there.
             sweep_all(&after, &Key::root());
-            let left = after.raw_paths().into_iter().find(|path| path.contains(".tmp-sim-"));
+            let left = after.raw_paths().into_iter().find(|path| path.contains(".tmp-sim."));
             assert_eq!(left, None, "{ops} operations, seed {seed}");
         }
     }

@@ -197,7 +197,7 @@ fn the_dead_are_swept_and_the_living_are_not() {
         .unwrap();
     assert!(!child.status.success(), "{child:?}");
     // Names that only look like ours, or are of another machine, are not ours to take.
-    let others = [".notes.tmp-3", ".x.tmp-another.host-1-0.0.0", "x.tmp-old"];
+    let others = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "x.tmp-old"];
     for name in others {
         fs::write(folder.path().join(name), "").unwrap();
     }
@@ -209,7 +209,7 @@ fn the_dead_are_swept_and_the_living_are_not() {
     assert!(swept[0].starts_with(".dead.tmp-"), "{swept:?}");
     assert!(store.sweep(&Key::root()).unwrap().is_empty());
     upload.finish().unwrap();
-    let due = [".notes.tmp-3", ".x.tmp-another.host-1-0.0.0", "live", "x.tmp-old"];
+    let due = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "live", "x.tmp-old"];
     assert_eq!(raw_names(folder.path()), due);
 }
 

@@ -12,8 +12,7 @@ use crate::disk::{Disk, DiskFile, Name, Stat};
 use crate::piece::{Failure, Piece};
 use crate::pread::{self, At};
 use crate::rng::Rng;
-use crate::temporary::Writer;
-use crate::{Map, Profile, Read};
+use crate::{Map, Owner, Profile, Read};
 
 /// Where its paths begin.
 pub(super) const ROOT: &str = "sim:";
@@ -23,7 +22,7 @@ pub(super) struct SimDisk {
     state: Arc<Mutex<State>>,
     faults: Faults,
     /// Each restart is another process.
-    writer: Writer,
+    writer: Owner,
 }
 
 #[derive(Debug)]
@@ -47,9 +46,7 @@ impl SimDisk {
             gone: false,
             rng: Rng::new(seed),
         };
-        let host = "sim".to_owned();
-        let writer = Writer { host, pid: boot, pid_namespace: 0, started: 0 };
-        SimDisk { state: Arc::new(Mutex::new(state)), faults, writer }
+        SimDisk { state: Arc::new(Mutex::new(state)), faults, writer: Owner::simulated(boot) }
     }
 
     pub(super) fn op_count(&self) -> usize {
@@ -62,7 +59,7 @@ impl SimDisk {
 
     pub(super) fn crash_at(&self, op_count: usize, seed: u64) -> (Tree, u32) {
         let state = lock(&self.state);
-        (crash::image(&state.start, &state.log[..op_count], seed), self.writer.pid)
+        (crash::image(&state.start, &state.log[..op_count], seed), self.writer.pid())
     }
 
     pub(super) fn raw_paths(&self) -> Vec<String> {
@@ -257,12 +254,12 @@ impl Disk for SimDisk {
         Ok(self.faults.capacity_bytes.map(|capacity| capacity.saturating_sub(used)))
     }
 
-    fn writer(&self) -> &Writer {
-        &self.writer
+    fn writer(&self) -> Owner {
+        Owner::new().of_process(&self.writer)
     }
 
-    fn is_alive(&self, writer: &Writer) -> bool {
-        *writer == self.writer
+    fn is_alive(&self, writer: &Owner) -> bool {
+        writer.is_same_process(&self.writer)
     }
 
     fn profile(&self) -> &Profile {

@@ -1,13 +1,14 @@
-//! Who made a temporary folder or a lease, written into its very name, and whether that process
+//! Who made a temporary file, a temporary folder or a lease, written into its very name, and whether that process
 //! still lives. A name is made in one step; a note inside a folder could be missing after a crash.
 
 use std::fmt;
 use std::fs;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A process, told apart from every other that ever had its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub struct Owner {
     /// The machine's name, which may itself hold dots.
     host: String,
     /// The first 8 digits of the machine's id, since many machines are called `localhost`.
@@ -25,7 +26,7 @@ pub(crate) struct Owner {
 
 /// What can be known of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
+pub enum Life {
     /// This very process.
     Ours,
     /// It runs.
@@ -38,8 +39,19 @@ pub(crate) enum Life {
 
 impl Owner {
     /// This process. Every call gives another name.
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "no two are equal")]
+    pub fn new() -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
+        Owner { number: NUMBER.fetch_add(1, Ordering::Relaxed), ..Owner::here().clone() }
+    }
+
+    fn here() -> &'static Owner {
+        static HERE: OnceLock<Owner> = OnceLock::new();
+        HERE.get_or_init(Owner::read)
+    }
+
+    fn read() -> Self {
         let pid = std::process::id();
         Owner {
             host: host(),
@@ -48,12 +60,38 @@ impl Owner {
             namespace: namespace(),
             pid,
             started: started(pid).unwrap_or(0),
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            number: 0,
         }
     }
 
+    /// Its number in the simulated machine.
+    #[cfg(feature = "sim")]
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its number, with another process.
+    #[cfg(feature = "sim")]
+    pub(crate) fn of_process(self, process: &Owner) -> Self {
+        Owner { number: self.number, ..process.clone() }
+    }
+
+    /// Whether both are of one process.
+    #[cfg(feature = "sim")]
+    pub(crate) fn is_same_process(&self, other: &Owner) -> bool {
+        *self == Owner { number: self.number, ..other.clone() }
+    }
+
+    /// A process of a simulated machine.
+    #[cfg(feature = "sim")]
+    pub(crate) fn simulated(pid: u32) -> Self {
+        let [host, machine, boot] = ["sim", "0", "0"].map(str::to_owned);
+        Owner { host, machine, boot, namespace: 0, pid, started: 0, number: 0 }
+    }
+
     /// Reads what [`Owner::to_string`] wrote.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.rsplitn(7, '.');
         let number = parts.next()?.parse().ok()?;
         let started = parts.next()?.parse().ok()?;
@@ -65,8 +103,9 @@ impl Owner {
     }
 
     /// Whether the process lives, as far as this one can tell.
-    pub(crate) fn life(&self) -> Life {
-        let here = Owner::new();
+    #[must_use]
+    pub fn life(&self) -> Life {
+        let here = Owner::here();
         if (&self.host, &self.machine) != (&here.host, &here.machine) {
             Life::Unknown
         } else if self.boot != here.boot {
@@ -85,7 +124,8 @@ impl Owner {
     }
 
     /// `process 12 on host`, for messages.
-    pub(crate) fn label(&self) -> String {
+    #[must_use]
+    pub fn label(&self) -> String {
         format!("process {} on {}", self.pid, self.host)
     }
 }

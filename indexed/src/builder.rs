@@ -246,6 +246,15 @@ impl Builder {
         Ok(())
     }
 
+    /// Appends one sequence, encoded already, with its mode; the mode is dropped if the set has none.
+    pub(crate) fn add_encoded_with_mode(&mut self, bytes: &[u8], len: u32, mode: i8) -> Result<()> {
+        self.add_encoded(bytes, &[len])?;
+        if let Some(last) = self.modes.as_mut().and_then(|modes| modes.last_mut()) {
+            *last = mode;
+        }
+        Ok(())
+    }
+
     /// Ends the current document. One without a sequence is an entry too, as Megatron's are.
     ///
     /// # Errors

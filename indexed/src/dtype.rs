@@ -24,21 +24,56 @@ pub enum Dtype {
     F32,
     /// Unsigned, 16 bits.
     U16,
+    /// Unsigned, 32 bits: of PaddleNLP, datatrove and dolma. Megatron refuses it.
+    U32,
+    /// Unsigned, 64 bits: of PaddleNLP. Megatron refuses it.
+    U64,
 }
 
 /// In the order of their codes, which begin at 1.
-const BY_CODE: [Dtype; 8] =
-    [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::F64, Dtype::F32, Dtype::U16];
+const BY_CODE: [Dtype; 10] = [
+    Dtype::U8,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+    Dtype::F64,
+    Dtype::F32,
+    Dtype::U16,
+    Dtype::U32,
+    Dtype::U64,
+];
+
+/// The codes from here on are PaddleNLP's own.
+const CODE_PADDLE_MIN: u8 = 9;
 
 /// Below this many ids Megatron's writer takes 16 bits. Its margin under 65,536 is in every file
 /// that it has written, so it decides whether ours are the same bytes.
 const VOCAB_U16_END: u64 = 65_500;
 
 impl Dtype {
-    /// The type of a code in the header, if there is one.
+    /// The type of a code in the header, if Megatron knows it.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
+        Self::from_code_of_any(code).filter(|dtype| dtype.is_megatron())
+    }
+
+    /// The type of a code in the header, those that PaddleNLP adds among them.
+    #[must_use]
+    pub fn from_code_of_any(code: u8) -> Option<Self> {
         BY_CODE.get(usize::from(code).checked_sub(1)?).copied()
+    }
+
+    /// The type of a name, such as `uint16`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        BY_CODE.into_iter().find(|dtype| dtype.to_string() == name)
+    }
+
+    /// Whether Megatron reads files of this type.
+    #[must_use]
+    pub fn is_megatron(self) -> bool {
+        self.code() < CODE_PADDLE_MIN
     }
 
     /// Its code in the header.
@@ -53,6 +88,8 @@ impl Dtype {
             Dtype::F64 => 6,
             Dtype::F32 => 7,
             Dtype::U16 => 8,
+            Dtype::U32 => CODE_PADDLE_MIN,
+            Dtype::U64 => 10,
         }
     }
 
@@ -62,8 +99,8 @@ impl Dtype {
         match self {
             Dtype::U8 | Dtype::I8 => 1,
             Dtype::I16 | Dtype::U16 => 2,
-            Dtype::I32 | Dtype::F32 => 4,
-            Dtype::I64 | Dtype::F64 => 8,
+            Dtype::I32 | Dtype::U32 | Dtype::F32 => 4,
+            Dtype::I64 | Dtype::U64 | Dtype::F64 => 8,
         }
     }
 
@@ -91,7 +128,7 @@ impl Dtype {
             Dtype::I16 => i16::MAX as u32,
             Dtype::U16 => u32::from(u16::MAX),
             Dtype::I32 => i32::MAX as u32,
-            Dtype::I64 | Dtype::F64 => u32::MAX,
+            Dtype::U32 | Dtype::I64 | Dtype::U64 | Dtype::F64 => u32::MAX,
             Dtype::F32 => 1 << 24, // the last of the consecutive integers
         }
     }
@@ -108,7 +145,9 @@ impl Dtype {
             Dtype::I16 => widen(bytes, out, |item| i64::from(i16::from_le_bytes(item))),
             Dtype::U16 => widen(bytes, out, |item| i64::from(u16::from_le_bytes(item))),
             Dtype::I32 => widen(bytes, out, |item| i64::from(i32::from_le_bytes(item))),
-            Dtype::I64 => widen(bytes, out, i64::from_le_bytes),
+            Dtype::U32 => widen(bytes, out, |item| i64::from(u32::from_le_bytes(item))),
+            // Above 2^63 it is negative, which no id is either.
+            Dtype::I64 | Dtype::U64 => widen(bytes, out, i64::from_le_bytes),
             Dtype::F32 | Dtype::F64 => panic!("{self} tokens are no integers"),
         }
     }
@@ -118,8 +157,8 @@ impl Dtype {
         match self {
             Dtype::U8 | Dtype::I8 => out.extend(ids.iter().map(|&id| id as u8)),
             Dtype::I16 | Dtype::U16 => narrow(ids, out, |id| (id as u16).to_le_bytes()),
-            Dtype::I32 => narrow(ids, out, u32::to_le_bytes),
-            Dtype::I64 => narrow(ids, out, |id| i64::from(id).to_le_bytes()),
+            Dtype::I32 | Dtype::U32 => narrow(ids, out, u32::to_le_bytes),
+            Dtype::I64 | Dtype::U64 => narrow(ids, out, |id| i64::from(id).to_le_bytes()),
             Dtype::F32 => narrow(ids, out, |id| (id as f32).to_le_bytes()),
             Dtype::F64 => narrow(ids, out, |id| f64::from(id).to_le_bytes()),
         }
@@ -151,6 +190,8 @@ impl fmt::Display for Dtype {
             Dtype::F64 => "float64",
             Dtype::F32 => "float32",
             Dtype::U16 => "uint16",
+            Dtype::U32 => "uint32",
+            Dtype::U64 => "uint64",
         })
     }
 }
@@ -160,11 +201,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_a_table_from_1_to_8() {
+    fn codes_are_a_table_from_1_to_8_and_two_of_others() {
         for code in 0..=u8::MAX {
-            match Dtype::from_code(code) {
-                Some(dtype) => assert_eq!(dtype.code(), code),
-                None => assert!(!(1..=8).contains(&code), "code {code}"),
+            match Dtype::from_code_of_any(code) {
+                Some(dtype) => {
+                    assert_eq!(dtype.code(), code);
+                    assert_eq!(Dtype::from_name(&dtype.to_string()), Some(dtype));
+                    assert_eq!(Dtype::from_code(code).is_some(), code <= 8, "code {code}");
+                }
+                None => assert!(!(1..=10).contains(&code), "code {code}"),
             }
         }
     }
@@ -185,8 +230,8 @@ mod tests {
 
     #[test]
     fn every_integer_type_comes_back() {
-        for code in 1..=8 {
-            let dtype = Dtype::from_code(code).unwrap();
+        for code in 1..=10 {
+            let dtype = Dtype::from_code_of_any(code).unwrap();
             if !dtype.is_integer() {
                 continue;
             }
@@ -197,7 +242,7 @@ mod tests {
             dtype.decode_i64(&bytes, &mut back);
             assert_eq!(back, ids.map(i64::from), "{dtype}");
             dtype.decode_i64(&vec![0xff; bytes.len()], &mut back);
-            let ones = if matches!(dtype, Dtype::U8 | Dtype::U16) {
+            let ones = if matches!(dtype, Dtype::U8 | Dtype::U16 | Dtype::U32) {
                 i64::from(dtype.token_max())
             } else {
                 -1

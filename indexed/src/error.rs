@@ -44,6 +44,15 @@ pub enum Error {
         /// The element type.
         dtype: Dtype,
     },
+    /// An id of a source is not one that the output's element type can hold.
+    IdOutside {
+        /// The files that were being written.
+        file: String,
+        /// The id.
+        id: i64,
+        /// The element type.
+        dtype: Dtype,
+    },
     /// A sequence is longer than the format can say.
     SequenceTooLong {
         /// The file that was being written.
@@ -155,6 +164,12 @@ pub enum Fault {
     BinTooLong,
     /// An `.npy` is as numpy writes it, and as long as its header says.
     Npy,
+    /// An `.npz` is a ZIP file of stored members, whose sums agree.
+    Zip,
+    /// The three files of CPM-2 agree, document by document.
+    Triple,
+    /// The table of a part of Dolma's has the documents in order, without gaps.
+    Spans,
 }
 
 /// `std`'s, with our [`Error`].
@@ -165,12 +180,18 @@ impl Fault {
     #[must_use]
     pub fn hint(self) -> Option<&'static str> {
         match self {
-            Fault::Magic => Some("the older TNTIDX index, and files that are no index, begin so"),
+            Fault::Magic => Some(
+                "the older TNTIDX index, and files that are no index, begin so; `feedline convert` \
+                 reads TNTIDX",
+            ),
+            Fault::Triple => {
+                Some("the files are of different runs, or 16 bits were too few for a long document")
+            }
             Fault::Dtype => Some("PaddleNLP alone writes codes 9 and 10; Megatron refuses them"),
             Fault::TooShort => Some("the .idx was cut short; run preprocess again"),
             Fault::NoDocumentEnds => Some(
-                "the writer never ended a document, as CPM-2's does not; a repair would set the \
-                 document index to 0, 1, 2 and so on up to the sequence count",
+                "the writer never ended a document, as CPM-2's does not; `feedline repair` writes a \
+                 copy whose document index is 0, 1, 2 and so on up to the sequence count",
             ),
             Fault::BinTooShort => {
                 Some("the .bin was cut short, or the .idx is of another run; run preprocess again")
@@ -207,6 +228,11 @@ impl fmt::Display for Error {
             Error::TokenTooBig { file, token, dtype } => write!(
                 f,
                 "write {file}: got token {token}, due at most {} for {dtype}",
+                dtype.token_max()
+            ),
+            Error::IdOutside { file, id, dtype } => write!(
+                f,
+                "write {file}: got token {id}, due 0 to {} for {dtype}; hint: choose a wider --dtype",
                 dtype.token_max()
             ),
             Error::SequenceTooLong { file, tokens } => write!(

@@ -41,10 +41,21 @@ pub(crate) struct Tables<'a> {
 impl Layout {
     /// Reads the header. Every count is held against the length of the file before it is used.
     pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Self> {
-        let len = bytes.len();
+        let layout = Self::parse_any(bytes, bytes.len() as u64, file)?;
+        if !layout.dtype.is_megatron() {
+            let got = format!("dtype code {}", layout.dtype.code());
+            return Err(malformed(file, 17, Fault::Dtype, got, "1 to 8"));
+        }
+        Ok(layout)
+    }
+
+    /// The same from the first bytes of a file alone, also if its type is one of PaddleNLP's.
+    pub(crate) fn parse_any(bytes: &[u8], file_bytes: u64, file: &str) -> Result<Self> {
+        let len = file_bytes as usize; // fits: 64 bits
         let Some(header) = bytes.first_chunk::<{ HEADER_BYTES as usize }>() else {
             // Of a short file, say first that it is no index at all, if so it begins.
-            check_magic(&bytes[..len.min(MAGIC.len())], &MAGIC[..len.min(MAGIC.len())], file)?;
+            let start = bytes.len().min(MAGIC.len());
+            check_magic(&bytes[..start], &MAGIC[..start], file)?;
             let due = format!("a header of {HEADER_BYTES} bytes");
             return Err(malformed(file, len, Fault::TooShort, end_at(len), due));
         };
@@ -55,7 +66,7 @@ impl Layout {
             return Err(malformed(file, 9, Fault::Version, format!("version {version}"), due));
         }
         let code = header[17];
-        let dtype = Dtype::from_code(code).ok_or_else(|| {
+        let dtype = Dtype::from_code_of_any(code).ok_or_else(|| {
             malformed(file, 17, Fault::Dtype, format!("dtype code {code}"), "1 to 8")
         })?;
         let (sequences, documents) = (u64_at(header, 18), u64_at(header, 26));

@@ -24,6 +24,7 @@ mod cache;
 mod dataset;
 mod dtype;
 mod error;
+mod formats;
 mod gpt_index;
 mod gpt_plan;
 mod gpt_verify;
@@ -42,6 +43,9 @@ pub use cache::default_cache_folder;
 pub use dataset::{CheckReport, IndexedDataset};
 pub use dtype::Dtype;
 pub use error::{Error, Fault, Result};
+pub use formats::{
+    Census, CensusReport, Format, ReadOptions, Sink, Source, Unended, WriteOptions, Writer, Written,
+};
 pub use gpt_index::{GptIndex, GptIndexConfig, Part};
 pub use masked_index::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
 pub use npy::{Descr, Element, Npy};

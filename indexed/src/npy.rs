@@ -40,14 +40,20 @@ pub enum Descr {
     I64,
     /// `<u8`
     U64,
+    /// `<u2`
+    U16,
+    /// `|u1`
+    U8,
 }
 
-const DESCRS: [(&str, Descr, usize); 5] = [
+const DESCRS: [(&str, Descr, usize); 7] = [
     ("<i2", Descr::I16, 2),
     ("<i4", Descr::I32, 4),
     ("<u4", Descr::U32, 4),
     ("<i8", Descr::I64, 8),
     ("<u8", Descr::U64, 8),
+    ("<u2", Descr::U16, 2),
+    ("|u1", Descr::U8, 1),
 ];
 
 /// One array, as the bytes of its file: built in memory or mapped from a store.
@@ -72,29 +78,8 @@ impl Npy {
     }
 
     fn parse(file: Map, name: &str) -> Result<Self> {
-        let bad = |at: usize, got: String, due: &str| malformed(name, at, Fault::Npy, got, due);
-        let (magic, rest) = file.split_at_checked(8).unwrap_or((&file, &[]));
-        if magic != MAGIC {
-            let got = format!("\"{}\"", magic.escape_ascii());
-            return Err(bad(0, got, "the magic of an .npy of version 1.0"));
-        }
-        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
-        let header = rest.get(2..2 + len).filter(|_| (1..=HEADER_BYTES_MAX).contains(&len));
-        let text = header.and_then(|header| std::str::from_utf8(header).ok()).ok_or_else(|| {
-            bad(8, format!("a header of {len} bytes"), "one of text, in the file")
-        })?;
-        let (descr, shape) = parse_header(text)
-            .ok_or_else(|| bad(10, format!("{:?}", text.trim_end()), "integers in C order"))?;
-        let data_at = 10 + len;
-        let due = shape
-            .iter()
-            .try_fold(descr.item_bytes() as u64, |bytes, &axis| bytes.checked_mul(axis))
-            .and_then(|bytes| bytes.checked_add(data_at as u64));
-        if due != Some(file.len() as u64) {
-            let due = format!("{data_at} and an array of shape {shape:?} of {}", descr.name());
-            return Err(bad(file.len(), format!("a file of {} bytes", file.len()), &due));
-        }
-        Ok(Npy { file, data_at, descr, shape })
+        let Shape { descr, shape, data_at } = Shape::parse(&file, file.len() as u64, name)?;
+        Ok(Npy { file, data_at: data_at as usize, descr, shape }) // fits: within the file
     }
 
     /// Writes the file.
@@ -145,7 +130,51 @@ impl Npy {
             Descr::I32 => i64::from(i32::from_le_bytes(data.as_chunks().0[place])),
             Descr::U32 => i64::from(u32::from_le_bytes(data.as_chunks().0[place])),
             Descr::I64 | Descr::U64 => i64::from_le_bytes(data.as_chunks().0[place]),
+            Descr::U16 => i64::from(u16::from_le_bytes(data.as_chunks().0[place])),
+            Descr::U8 => i64::from(data[place]),
         }
+    }
+}
+
+/// What the header of an `.npy` says.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub descr: Descr,
+    pub shape: Vec<u64>,
+    /// Where the elements begin.
+    pub data_at: u64,
+}
+
+impl Shape {
+    /// Bytes from the start of a file that are sure to hold the header.
+    pub(crate) const READ_BYTES: u64 = HEADER_BYTES_MAX as u64 + 10;
+
+    /// Reads the header, and holds it against the length of the file.
+    pub(crate) fn parse(start: &[u8], file_bytes: u64, name: &str) -> Result<Self> {
+        let bad = |at: usize, got: String, due: &str| malformed(name, at, Fault::Npy, got, due);
+        let (magic, rest) = start.split_at_checked(8).unwrap_or((start, &[]));
+        if magic != MAGIC {
+            let got = format!("\"{}\"", magic.escape_ascii());
+            return Err(bad(0, got, "the magic of an .npy of version 1.0"));
+        }
+        let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
+        let header = rest.get(2..2 + len).filter(|_| (1..=HEADER_BYTES_MAX).contains(&len));
+        let text = header.and_then(|header| std::str::from_utf8(header).ok()).ok_or_else(|| {
+            bad(8, format!("a header of {len} bytes"), "one of text, in the file")
+        })?;
+        let (descr, shape) = parse_header(text)
+            .ok_or_else(|| bad(10, format!("{:?}", text.trim_end()), "integers in C order"))?;
+        let data_at = 10 + len as u64;
+        let due = shape
+            .iter()
+            .try_fold(descr.item_bytes() as u64, |bytes, &axis| bytes.checked_mul(axis))
+            .and_then(|bytes| bytes.checked_add(data_at));
+        if due != Some(file_bytes) {
+            let due = format!("{data_at} and an array of shape {shape:?} of {}", descr.name());
+            let at = file_bytes as usize; // a place in a message
+            return Err(bad(at, format!("a file of {file_bytes} bytes"), &due));
+        }
+        Ok(Shape { descr, shape, data_at })
     }
 }
 
@@ -205,7 +234,8 @@ impl Descr {
     }
 }
 
-fn header(descr: Descr, shape: &[u64]) -> [u8; DATA_AT] {
+/// All that stands before the elements.
+pub(crate) fn header(descr: Descr, shape: &[u64]) -> [u8; DATA_AT] {
     let axes = match shape {
         [rows] => format!("{rows},"),
         _ => shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),

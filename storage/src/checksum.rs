@@ -1,4 +1,5 @@
-//! CRC-64/NVME, the checksum that S3 checks too: streaming, and combinable from parts.
+//! CRC-64/NVME, the checksum that S3 checks too: streaming, and combinable from parts. And the
+//! CRC-32 of ZIP files, for those of others.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -31,6 +32,35 @@ impl Default for Crc64 {
     }
 }
 
+/// A running CRC-32 as ZIP and gzip have it (ISO-HDLC).
+#[derive(Debug)]
+pub struct Crc32(Digest);
+
+impl Crc32 {
+    /// Of no bytes yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Crc32(Digest::new(CrcAlgorithm::Crc32IsoHdlc))
+    }
+
+    /// Goes on with more bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of all bytes so far.
+    #[must_use]
+    pub fn value(&self) -> u32 {
+        self.0.finalize() as u32 // fits: 32 bits are all it has
+    }
+}
+
+impl Default for Crc32 {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// The CRC-64/NVME of a slice.
 #[must_use]
 pub fn crc64(bytes: &[u8]) -> u64 {
@@ -47,10 +77,13 @@ pub fn crc64_join(crc_a: u64, crc_b: u64, len_b_bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The check value of CRC-64/NVME in the catalogue of parametrised CRC algorithms.
+    /// The check values in the catalogue of parametrised CRC algorithms.
     #[test]
     fn check_value() {
         assert_eq!(crc64(b"123456789"), 0xae8b_1486_0a79_9888);
+        let mut sum = Crc32::new();
+        sum.update(b"123456789");
+        assert_eq!(sum.value(), 0xcbf4_3926);
     }
 
     #[test]

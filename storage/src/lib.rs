@@ -48,7 +48,7 @@ mod units;
 mod upload;
 mod url;
 
-pub use checksum::{Crc64, crc64, crc64_join};
+pub use checksum::{Crc32, Crc64, crc64, crc64_join};
 pub use error::{Error, Result};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};

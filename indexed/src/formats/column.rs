@@ -1,0 +1,143 @@
+//! Tables of integers in a file, read from front to back in bounded memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storage::{Object, Read};
+
+use crate::idx::malformed;
+use crate::{Fault, Result};
+
+/// A table is read in steps of this. Four tables of a merge make two megabytes.
+const STEP_BYTES: u64 = 512 << 10;
+
+/// The type of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    I8,
+    I32,
+    I64,
+}
+
+impl Entry {
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Entry::I8 => 1,
+            Entry::I32 => 4,
+            Entry::I64 => 8,
+        }
+    }
+}
+
+/// A table in an object. Unsigned ones of 64 bits are read as signed: above 2^63 they are negative,
+/// which no count of ours may be.
+#[derive(Clone, Debug)]
+pub(crate) struct Column {
+    object: Arc<dyn Object>,
+    offset: u64,
+    count: u64,
+    entry: Entry,
+}
+
+impl Column {
+    /// A table that lies within its object, or else is refused.
+    pub(crate) fn new(
+        object: &Arc<dyn Object>,
+        offset: u64,
+        count: u64,
+        entry: Entry,
+    ) -> Result<Self> {
+        let due = u128::from(offset) + u128::from(count) * u128::from(entry.bytes());
+        let len = object.len_bytes();
+        if due > u128::from(len) {
+            let got = format!("a file of {len} bytes");
+            let due = format!("{due} bytes, with {count} entries from byte {offset} on");
+            return Err(malformed(&object.display(), len as usize, Fault::TooShort, got, due));
+        }
+        Ok(Column { object: Arc::clone(object), offset, count, entry })
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub(crate) fn file(&self) -> String {
+        self.object.display()
+    }
+
+    /// Where an entry stands in the file.
+    pub(crate) fn place(&self, entry: u64) -> u64 {
+        self.offset + entry * self.entry.bytes()
+    }
+
+    /// Some entries of it.
+    ///
+    /// # Panics
+    /// If they are not in it.
+    pub(crate) fn part(&self, range: Range<u64>) -> Column {
+        assert!(range.start <= range.end);
+        assert!(range.end <= self.count);
+        let (offset, count) = (self.place(range.start), range.end - range.start);
+        Column { offset, count, ..self.clone() }
+    }
+
+    /// One entry, by a read of its own.
+    pub(crate) fn get(&self, entry: u64) -> Result<i64> {
+        self.part(entry..entry + 1).iter().next().unwrap_or(Ok(0))
+    }
+
+    pub(crate) fn iter(&self) -> Entries {
+        Entries { column: self.clone(), next: 0, buf: Vec::new(), at: 0 }
+    }
+}
+
+/// The entries of a [`Column`] in their order.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    column: Column,
+    /// The first entry that is not in the buffer.
+    next: u64,
+    buf: Vec<u8>,
+    at: usize,
+}
+
+impl Entries {
+    #[cold]
+    fn refill(&mut self) -> Result<()> {
+        let entry_bytes = self.column.entry.bytes();
+        let count = (self.column.count - self.next).min(STEP_BYTES / entry_bytes);
+        self.buf.resize((count * entry_bytes) as usize, 0); // fits: a step at most
+        let offset = self.column.place(self.next);
+        self.column.object.read_many(&mut [Read { offset, buf: &mut self.buf }])?;
+        self.next += count;
+        self.at = 0;
+        Ok(())
+    }
+}
+
+impl Iterator for Entries {
+    type Item = Result<i64>;
+
+    fn next(&mut self) -> Option<Result<i64>> {
+        if self.at == self.buf.len() {
+            if self.next == self.column.count {
+                return None;
+            }
+            if let Err(error) = self.refill() {
+                self.next = self.column.count; // an error is told once
+                self.buf.clear();
+                self.at = 0;
+                return Some(Err(error));
+            }
+        }
+        let rest = &self.buf[self.at..];
+        let whole = "the buffer holds whole entries";
+        let value = match self.column.entry {
+            Entry::I8 => i64::from(i8::from_le_bytes([rest[0]])),
+            Entry::I32 => i64::from(i32::from_le_bytes(*rest.first_chunk().expect(whole))),
+            Entry::I64 => i64::from_le_bytes(*rest.first_chunk().expect(whole)),
+        };
+        self.at += self.column.entry.bytes() as usize; // fits: at most 8
+        Some(Ok(value))
+    }
+}

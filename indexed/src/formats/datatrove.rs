@@ -1,0 +1,63 @@
+//! datatrove's `X.ds`, bare tokens of 16 or 32 bits, and `X.ds.index`, where each document ends: u64
+//! in tokens. A mask of losses (`X.ds.loss`) is not read.
+
+use std::sync::Arc;
+
+use storage::{Key, Storage};
+
+use super::column::{Column, Entry};
+use super::marks::Marks;
+use super::source::{Run, Source};
+use super::{Format, ReadOptions, whole_tokens};
+use crate::idx::malformed;
+use crate::{Dtype, Fault, Result};
+
+pub(super) fn open(
+    store: &Arc<dyn Storage>,
+    prefix: &Key,
+    options: &ReadOptions,
+) -> Result<Source> {
+    let object = store.open(&prefix.with_suffix(".ds")?)?;
+    let index = match store.open(&prefix.with_suffix(".ds.index")?) {
+        Err(storage::Error::NotFound { .. }) => None,
+        found => Some(found?),
+    };
+    let bytes = object.len_bytes();
+    let (dtype, marks) = match index {
+        // Written without an index, it is a stream.
+        None => (options.dtype.unwrap_or(Dtype::U16), Marks::After(options.eod)),
+        Some(index) => {
+            let len = index.len_bytes();
+            if !len.is_multiple_of(8) {
+                let got = format!("a file of {len} bytes");
+                let fault = Fault::TooShort;
+                return Err(malformed(&index.display(), len as usize, fault, got, "whole u64"));
+            }
+            let ends = Column::new(&index, 0, len / 8, Entry::I64)?;
+            let tokens = if ends.count() == 0 { 0 } else { ends.get(ends.count() - 1)? };
+            let file = object.display();
+            (of_size(&file, bytes, tokens, options.dtype)?, Marks::Ends(ends))
+        }
+    };
+    whole_tokens(&object.display(), bytes, dtype)?;
+    Ok(Source {
+        format: Format::Datatrove,
+        display: store.display(prefix),
+        dtype,
+        runs: vec![Run { object, bytes: 0..bytes }],
+        marks,
+        has_modes: false,
+    })
+}
+
+/// Nothing says how wide a token is, but so many bytes for so many tokens do.
+pub(super) fn of_size(file: &str, bytes: u64, tokens: i64, asked: Option<Dtype>) -> Result<Dtype> {
+    let fits =
+        |dtype: &Dtype| i128::from(bytes) == i128::from(tokens) * i128::from(dtype.item_bytes());
+    let mut candidates = asked.into_iter().chain([Dtype::U16, Dtype::U32]);
+    candidates.find(fits).ok_or_else(|| {
+        let (got, due) = (format!("a file of {bytes} bytes"), "bytes each");
+        let due = format!("{tokens} tokens of 2 or 4 {due}, as its index says");
+        malformed(file, bytes as usize, Fault::BinTooShort, got, due)
+    })
+}

@@ -1,0 +1,173 @@
+//! Dolma's `part-*.npy`, bare tokens in spite of the name, and beside each a `.csv.gz` with a line
+//! for every document: start and end in tokens, then its id, source and place.
+
+use std::io::{self, BufRead, BufReader};
+use std::sync::Arc;
+
+use flate2::bufread::MultiGzDecoder;
+use storage::{Key, Object, Read, Storage};
+
+use super::datatrove::of_size;
+use super::marks::Marks;
+use super::source::{Run, Source};
+use super::{Format, ReadOptions, unfit};
+use crate::idx::malformed;
+use crate::{Error, Fault, Result};
+
+/// Compressed bytes that are read at once.
+const READ_BYTES: usize = 256 << 10;
+/// The longest line that is taken for one: ids and paths are far shorter.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// The table of one part.
+#[derive(Debug)]
+pub(super) struct Spans {
+    csv: Arc<dyn Object>,
+}
+
+pub(super) fn open(store: &Arc<dyn Storage>, key: &Key, options: &ReadOptions) -> Result<Source> {
+    let mut parts = Vec::new();
+    match store.open(&key.with_suffix(".npy")?) {
+        Ok(_) => parts.push(key.clone()),
+        Err(storage::Error::NotFound { .. }) => {
+            let names = store.names(key)?;
+            for stem in names.iter().filter_map(|name| name.strip_suffix(".npy")) {
+                parts.push(key.join(stem)?);
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let mut runs = Vec::new();
+    let mut spans = Vec::new();
+    let mut dtype = None;
+    for part in &parts {
+        let object = store.open(&part.with_suffix(".npy")?)?;
+        let table = Spans { csv: store.open(&part.with_suffix(".csv.gz")?)? };
+        let bytes = object.len_bytes();
+        let mut tokens = 0_u64;
+        for len in table.lens()? {
+            tokens = tokens.saturating_add(len?);
+        }
+        let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
+        // A part without tokens fits any type, and says nothing.
+        if bytes > 0 || tokens > 0 {
+            let asked = options.dtype.or(dtype);
+            let found = of_size(&object.display(), bytes, tokens, asked)?;
+            if dtype.is_some_and(|dtype| dtype != found) {
+                let got = format!("{found} in {}", object.display());
+                return Err(unfit("dtype", got, "one type in all parts"));
+            }
+            dtype = Some(found);
+        }
+        runs.push(Run { object, bytes: 0..bytes });
+        spans.push(table);
+    }
+    Ok(Source {
+        format: Format::Dolma,
+        display: store.display(key),
+        dtype: dtype.or(options.dtype).unwrap_or(crate::Dtype::U16),
+        runs,
+        marks: Marks::Spans(spans),
+        has_modes: false,
+    })
+}
+
+impl Spans {
+    /// The tokens of each document, in order and without gaps.
+    pub(super) fn lens(&self) -> Result<impl Iterator<Item = Result<u64>> + 'static> {
+        let file = self.csv.display();
+        let from = FromStart { object: Arc::clone(&self.csv), offset: 0 };
+        let text = BufReader::new(MultiGzDecoder::new(BufReader::with_capacity(READ_BYTES, from)));
+        Ok(Lens { text, file, line: Vec::new(), number: 0, end: 0, done: false })
+    }
+}
+
+/// The lines of a table as lengths.
+struct Lens<R> {
+    text: R,
+    file: String,
+    line: Vec<u8>,
+    number: u64,
+    /// Where the last document ended.
+    end: u64,
+    done: bool,
+}
+
+impl<R: BufRead> Iterator for Lens<R> {
+    type Item = Result<u64>;
+
+    fn next(&mut self) -> Option<Result<u64>> {
+        if self.done {
+            return None;
+        }
+        let len = self.advance();
+        self.done = !matches!(len, Ok(Some(_)));
+        len.transpose()
+    }
+}
+
+impl<R: BufRead> Lens<R> {
+    fn advance(&mut self) -> Result<Option<u64>> {
+        if !self.read_record()? {
+            return Ok(None);
+        }
+        let text = String::from_utf8_lossy(&self.line);
+        let mut fields = text.split(',').map(|field| field.trim().parse::<u64>().ok());
+        let (Some(Some(start)), Some(Some(end))) = (fields.next(), fields.next()) else {
+            let shown: String = text.trim_end().chars().take(80).collect();
+            return Err(self.bad(format!("{shown:?}"), "start,end,... in tokens".to_owned()));
+        };
+        if start != self.end || end < start {
+            let got = format!("a document from {start} to {end}");
+            return Err(self.bad(got, format!("one from {}, where the last ended", self.end)));
+        }
+        self.end = end;
+        Ok(Some(end - start))
+    }
+
+    /// One record: a line, or several where a quoted field has breaks in it.
+    fn read_record(&mut self) -> Result<bool> {
+        self.line.clear();
+        loop {
+            let room = LINE_BYTES_MAX - self.line.len() as u64;
+            let read = io::Read::take(&mut self.text, room).read_until(b'\n', &mut self.line);
+            let count = read.map_err(|error| {
+                self.bad(error.to_string(), "a gzip stream to its end".to_owned())
+            })?;
+            let quotes = self.line.iter().filter(|&&byte| byte == b'"').count();
+            self.number += u64::from(count > 0);
+            if self.line.len() as u64 >= LINE_BYTES_MAX {
+                let got = format!("a record of {LINE_BYTES_MAX} bytes and more");
+                return Err(self.bad(got, "far shorter ones".to_owned()));
+            }
+            if count == 0 && quotes % 2 == 1 {
+                return Err(self.bad("an open quote".to_owned(), "its end".to_owned()));
+            }
+            if count == 0 || quotes % 2 == 0 {
+                return Ok(!self.line.is_empty());
+            }
+        }
+    }
+
+    fn bad(&self, got: String, due: String) -> Error {
+        let got = format!("{got} in line {}", self.number);
+        malformed(&self.file, 0, Fault::Spans, got, due)
+    }
+}
+
+/// An object as a stream.
+struct FromStart {
+    object: Arc<dyn Object>,
+    offset: u64,
+}
+
+impl io::Read for FromStart {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let rest = self.object.len_bytes() - self.offset;
+        let count = rest.min(buf.len() as u64) as usize; // fits: as the buffer
+        let read = Read { offset: self.offset, buf: &mut buf[..count] };
+        self.object.read_many(&mut [read]).map_err(io::Error::other)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,145 @@
+//! TNTIDX, the index of fairseq and of Megatron before MMIDIDX ("lazy" and "cached"), read only.
+//!
+//! | offset | type | field |
+//! |---|---|---|
+//! | 0 | 8 bytes | `TNTIDX` and two NULs |
+//! | 8 | u64 | version, 1 |
+//! | 16 | u64 | dtype code |
+//! | 24 | u64 | bytes of an element |
+//! | 32 | u64 | n, the items |
+//! | 40 | u64 | s, the sizes |
+//! | 48 | u64 | D, the length of the document index; absent from fairseq's own |
+//! | | i64 x (n + 1) | where the sizes of each item begin: 0, 1, 2, ..., n |
+//! | | i64 x (n + 1) | where each item begins in the `.bin`, in elements |
+//! | | i64 x s, by PaddleNLP i32 x s | sizes |
+//! | | i64 x D | document index |
+//!
+//! Nothing says which of the four shapes a file has, but its length does.
+
+use std::sync::Arc;
+
+use storage::{Key, Object, Storage};
+
+use super::column::{Column, Entry};
+use super::marks::{Lengths, Marks};
+use super::source::{Run, Source};
+use super::{Format, pair, whole_tokens};
+use crate::idx::malformed;
+use crate::{Dtype, Error, Fault, Result};
+
+const MAGIC: [u8; 8] = *b"TNTIDX\0\0";
+const HEADER_BYTES: u64 = 56;
+/// Of fairseq's own files, which have no document index.
+const HEADER_BYTES_FAIRSEQ: u64 = 48;
+
+/// What the header and the length of the file say.
+struct Header {
+    dtype: Dtype,
+    items: u64,
+    /// None in fairseq's own.
+    documents: Option<u64>,
+    sizes: Entry,
+}
+
+pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
+    let idx = store.open(&prefix.with_suffix(".idx")?)?;
+    let bin = store.open(&prefix.with_suffix(".bin")?)?;
+    let Header { dtype, items, documents, sizes } = header(idx.as_ref())?;
+    whole_tokens(&bin.display(), bin.len_bytes(), dtype)?;
+    let dims_at = if documents.is_some() { HEADER_BYTES } else { HEADER_BYTES_FAIRSEQ };
+    let dims = Column::new(&idx, dims_at, items + 1, Entry::I64)?;
+    let starts_at = dims_at + 8 * (items + 1);
+    let starts = Column::new(&idx, starts_at, items, Entry::I64)?;
+    let sizes_at = starts_at + 8 * (items + 1);
+    let lengths = Column::new(&idx, sizes_at, items, sizes)?;
+    let documents_at = sizes_at + sizes.bytes() * items;
+    let documents = documents
+        .filter(|&len| len > 1 || items == 0)
+        .map(|len| Column::new(&idx, documents_at, len, Entry::I64))
+        .transpose()?;
+    one_axis(&dims)?;
+    Ok(Source {
+        format: Format::Tntidx,
+        display: store.display(prefix),
+        dtype,
+        runs: vec![Run { bytes: 0..bin.len_bytes(), object: bin }],
+        marks: Marks::Lengths(Lengths {
+            lengths,
+            starts: Some((starts, 1)),
+            documents,
+            modes: None,
+        }),
+        has_modes: false,
+    })
+}
+
+fn header(idx: &dyn Object) -> Result<Header> {
+    let file = idx.display();
+    let bytes = pair::start_of(idx)?;
+    let len = idx.len_bytes();
+    let short = |due: u64| {
+        let got = format!("a file of {len} bytes");
+        malformed(&file, len as usize, Fault::TooShort, got, format!("{due} bytes"))
+    };
+    let field = |at: u64| {
+        let field = bytes.get(at as usize..).and_then(<[u8]>::first_chunk); // fits: below 64
+        field.map(|field| u64::from_le_bytes(*field)).ok_or_else(|| short(HEADER_BYTES))
+    };
+    if bytes[..bytes.len().min(8)] != MAGIC {
+        let got = format!("\"{}\"", bytes[..bytes.len().min(8)].escape_ascii());
+        return Err(malformed(&file, 0, Fault::Magic, got, "\"TNTIDX\\x00\\x00\""));
+    }
+    let (version, code) = (field(8)?, field(16)?);
+    if version != 1 {
+        return Err(malformed(&file, 8, Fault::Version, format!("version {version}"), "version 1"));
+    }
+    let dtype = u8::try_from(code).ok().and_then(Dtype::from_code_of_any);
+    let dtype = dtype.ok_or_else(|| {
+        malformed(&file, 16, Fault::Dtype, format!("dtype code {code}"), "1 to 10")
+    })?;
+    if !dtype.is_integer() {
+        return Err(Error::NotTokens { file, dtype });
+    }
+    let (item_bytes, items, sizes) = (field(24)?, field(32)?, field(40)?);
+    if item_bytes != dtype.item_bytes() {
+        let (got, due) = (format!("elements of {item_bytes} bytes"), dtype.item_bytes());
+        let due = format!("{due}, as {dtype} has");
+        return Err(malformed(&file, 24, Fault::Dtype, got, due));
+    }
+    if sizes != items {
+        let got = format!("{sizes} sizes for {items} items");
+        return Err(malformed(&file, 40, Fault::SequenceLength, got, "one size for each item"));
+    }
+    // The document index begins with 0, so its length is at least 1. Where a 0 stands instead, it
+    // is the first of fairseq's dimension offsets.
+    let documents = Some(field(48)?).filter(|&len| len > 0);
+    let tables = |size_bytes: u64| {
+        let header = if documents.is_some() { HEADER_BYTES } else { HEADER_BYTES_FAIRSEQ };
+        u128::from(header)
+            + 16 * (u128::from(items) + 1)
+            + u128::from(size_bytes) * u128::from(items)
+            + 8 * u128::from(documents.unwrap_or(0))
+    };
+    let entry = [Entry::I64, Entry::I32].into_iter().find(|e| tables(e.bytes()) == len.into());
+    let Some(sizes) = entry else {
+        let counts = format!("{items} items and a document index of {}", documents.unwrap_or(0));
+        let due = format!("{} or {} bytes for {counts}", tables(8), tables(4));
+        let fault = if tables(4) > len.into() { Fault::TooShort } else { Fault::TooLong };
+        return Err(malformed(&file, len as usize, fault, format!("a file of {len} bytes"), due));
+    };
+    Ok(Header { dtype, items, documents, sizes })
+}
+
+/// An item of tokens has one axis, so the sizes of item i begin at i.
+fn one_axis(dims: &Column) -> Result<()> {
+    for (item, dim) in dims.iter().enumerate() {
+        let dim = dim?;
+        if dim != item as i64 {
+            let got = format!("dimension offset {dim} of item {item}");
+            let due = format!("{item}, as items of one axis have");
+            let at = dims.place(item as u64) as usize;
+            return Err(malformed(&dims.file(), at, Fault::SequenceLength, got, due));
+        }
+    }
+    Ok(())
+}

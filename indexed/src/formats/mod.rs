@@ -1,0 +1,267 @@
+//! Token files of others, read, written and converted in bounded memory.
+//!
+//! A [`Format`] is found by [`Format::detect`], a [`Source`] reads it from front to back into a
+//! [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's own
+//! format, `legacy` the TNTIDX of before it, `paddle` (with `zip`), `raw`, `datatrove` and `dolma`
+//! those of others, `cpm2` the three files of an encoder and decoder. `column` and `marks` are what
+//! they share: tables of integers, and the ends that the tables tell.
+
+mod census;
+mod column;
+mod cpm2;
+mod datatrove;
+mod dolma;
+mod legacy;
+mod marks;
+mod paddle;
+mod pair;
+mod raw;
+mod source;
+mod writer;
+mod zip;
+
+pub use census::{Census, CensusReport};
+pub use source::{Sink, Source};
+pub use writer::{WriteOptions, Writer, Written};
+
+pub(crate) use pair::Pair;
+
+use std::fmt;
+use std::sync::Arc;
+
+use storage::{Key, Storage};
+
+use crate::idx::malformed;
+use crate::{Dtype, Error, Fault, Result};
+
+/// A format of token files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// `P.bin` and `P.idx` of Megatron and its kin, datatrove's and NeMo's among them.
+    Mmididx,
+    /// The same names with the older index of fairseq and the first Megatron, lazy or cached. Read
+    /// only.
+    Tntidx,
+    /// `P_ids.npy` and `P_idx.npz` of Paddle, or the older `P_ids.npz` with both in it.
+    Paddle,
+    /// `train.bin` of nanoGPT: 16-bit tokens and nothing else.
+    NanoGpt,
+    /// One `.npy`, as entries for Yuan's corpus keep it: a row for each document, or one row.
+    Yuan,
+    /// `X.ds` and `X.ds.index` of datatrove.
+    Datatrove,
+    /// `X.npy`, which holds bare tokens in spite of its name, and `X.csv.gz` of Dolma; or a folder
+    /// of such. Read only.
+    Dolma,
+    /// `P_context`, `P_target` and `P_target_offset` of CPM-2, which together make documents. Read
+    /// only.
+    Cpm2,
+}
+
+const NAMES: [(&str, Format); 8] = [
+    ("mmididx", Format::Mmididx),
+    ("tntidx", Format::Tntidx),
+    ("paddle", Format::Paddle),
+    ("nanogpt", Format::NanoGpt),
+    ("yuan", Format::Yuan),
+    ("datatrove", Format::Datatrove),
+    ("dolma", Format::Dolma),
+    ("cpm2", Format::Cpm2),
+];
+
+/// What to do with a pair whose documents were never ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unended {
+    /// It is an error, as it is to Megatron.
+    #[default]
+    Refused,
+    /// Each sequence is a document, as its writer meant.
+    EachSequence,
+}
+
+/// How to read files that do not say all of themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadOptions {
+    /// The type of tokens where the files do not tell it, as nanoGPT's do not. Default: uint16.
+    pub dtype: Option<Dtype>,
+    /// The token that ends documents where no table does. Default: none, all is one document.
+    pub eod: Option<u32>,
+    /// What to do with a pair whose documents were never ended. Default: refuse it.
+    pub unended: Unended,
+}
+
+impl Format {
+    /// All formats.
+    pub const ALL: [Format; 8] = {
+        let mut all = [Format::Mmididx; 8];
+        let mut place = 0;
+        while place < all.len() {
+            all[place] = NAMES[place].1;
+            place += 1;
+        }
+        all
+    };
+
+    /// Its name on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        NAMES[self as usize].0
+    }
+
+    /// The format of a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(of, _)| *of == name).map(|(_, format)| *format)
+    }
+
+    /// Whether a [`Writer`] writes it.
+    #[must_use]
+    pub fn is_written(self) -> bool {
+        !matches!(self, Format::Tntidx | Format::Dolma | Format::Cpm2)
+    }
+
+    /// Finds the format of a name and the common prefix of its files: by the files that are there,
+    /// and by how they begin. A suffix that belongs to a format may be given or not. `None` if
+    /// nothing of the kind is there.
+    ///
+    /// # Errors
+    /// [`Error::Storage`]; [`Error::Malformed`] for an `.idx` of neither kind.
+    pub fn detect(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<(Format, Key)>> {
+        let names = store.names(&key.parent())?;
+        for suffix in SUFFIXES {
+            let Some(stem) = key.name().strip_suffix(suffix).filter(|stem| !stem.is_empty()) else {
+                continue;
+            };
+            let beside = Beside { names: &names, stem };
+            let stem = key.parent().join(stem)?;
+            if let Some(format) = beside.format(store, &stem, suffix)? {
+                return Ok(Some((format, stem)));
+            }
+        }
+        // A folder with parts of Dolma's in it.
+        let inside = if names.iter().any(|name| name == key.name()) {
+            store.names(key).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let dolma = inside.iter().any(|name| name.ends_with(".npy"))
+            && inside.iter().any(|name| name.ends_with(".csv.gz"));
+        Ok(dolma.then(|| (Format::Dolma, key.clone())))
+    }
+}
+
+/// Longer ones first; the last is a prefix as it stands.
+const SUFFIXES: [&str; 10] =
+    ["_ids.npy", "_idx.npz", "_ids.npz", ".ds.index", ".csv.gz", ".ds", ".npy", ".bin", ".idx", ""];
+
+/// The names in a folder, beside one of them.
+struct Beside<'a> {
+    names: &'a [String],
+    stem: &'a str,
+}
+
+impl Beside<'_> {
+    fn has(&self, suffix: &str) -> bool {
+        let with = |name: &String| name.strip_prefix(self.stem) == Some(suffix);
+        self.names.iter().any(with)
+    }
+
+    fn format(&self, store: &Arc<dyn Storage>, stem: &Key, given: &str) -> Result<Option<Format>> {
+        if self.has(".idx") {
+            return Format::of_idx(store, &stem.with_suffix(".idx")?).map(Some);
+        }
+        if (self.has("_ids.npy") && self.has("_idx.npz")) || self.has("_ids.npz") {
+            return Ok(Some(Format::Paddle));
+        }
+        if cpm2::PARTS.iter().all(|part| self.has(&format!("_{part}.idx"))) {
+            return Ok(Some(Format::Cpm2));
+        }
+        if self.has(".ds") {
+            return Ok(Some(Format::Datatrove));
+        }
+        if self.has(".npy") {
+            let start = pair::start_of(&*store.open(&stem.with_suffix(".npy")?)?)?;
+            let is_npy = start.starts_with(b"\x93NUMPY");
+            return Ok(Some(if is_npy { Format::Yuan } else { Format::Dolma }));
+        }
+        // A .bin that lost its .idx must not pass for one that never had one.
+        let alone = given == ".bin" && self.has(".bin") && !self.has(".manifest.json");
+        Ok(alone.then_some(Format::NanoGpt))
+    }
+}
+
+impl Format {
+    fn of_idx(store: &Arc<dyn Storage>, key: &Key) -> Result<Self> {
+        let object = store.open(key)?;
+        let start = pair::start_of(object.as_ref())?;
+        if start.starts_with(b"TNTIDX\0\0") {
+            return Ok(Format::Tntidx);
+        }
+        if start.starts_with(b"MMIDIDX\0\0") {
+            return Ok(Format::Mmididx);
+        }
+        let got = format!("\"{}\"", start[..start.len().min(9)].escape_ascii());
+        let due = "\"MMIDIDX\\x00\\x00\" or \"TNTIDX\\x00\\x00\"";
+        Err(malformed(&object.display(), 0, Fault::Magic, got, due))
+    }
+}
+
+impl Source {
+    /// Opens token files by the prefix that [`Format::detect`] gives.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for what the headers and the lengths of the files show;
+    /// [`Error::Storage`].
+    pub fn open(
+        store: &Arc<dyn Storage>,
+        prefix: &Key,
+        format: Format,
+        options: &ReadOptions,
+    ) -> Result<Self> {
+        match format {
+            Format::Mmididx => Pair::open(store, prefix)?.into_source(options.unended),
+            Format::Tntidx => legacy::open(store, prefix),
+            Format::Paddle => paddle::open(store, prefix),
+            Format::NanoGpt => raw::open_nanogpt(store, prefix, options),
+            Format::Yuan => raw::open_yuan(store, prefix, options),
+            Format::Datatrove => datatrove::open(store, prefix, options),
+            Format::Dolma => dolma::open(store, prefix, options),
+            Format::Cpm2 => cpm2::open(store, prefix),
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A file of bare tokens must hold whole ones.
+fn whole_tokens(file: &str, bytes: u64, dtype: Dtype) -> Result<()> {
+    let item_bytes = dtype.item_bytes();
+    if bytes.is_multiple_of(item_bytes) {
+        return Ok(());
+    }
+    let due = format!("a multiple of {item_bytes}, the bytes of {dtype}");
+    let got = format!("{bytes} bytes of tokens");
+    Err(malformed(file, bytes as usize, Fault::BinTooShort, got, due))
+}
+
+/// Formats that a writer or a reader cannot do a thing with.
+fn unfit(name: &'static str, got: impl Into<String>, due: impl Into<String>) -> Error {
+    Error::BadSetting { name, got: got.into(), due: due.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_a_table_in_order() {
+        for (place, (name, format)) in NAMES.into_iter().enumerate() {
+            assert_eq!(format as usize, place);
+            assert_eq!((format.name(), Format::from_name(name)), (name, Some(format)));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Paddle's `P_ids.npy` and `P_idx.npz`, or the older `P_ids.npz` with both in it.
+//!
+//! The ids are one array. `lens` has the tokens of each sentence, int32; `docs`, int64, the running
+//! count of sentences from 0 on. Documents without a token are left out.
+
+use std::sync::Arc;
+
+use storage::{Key, Object, Read, Storage};
+
+use super::column::{Column, Entry};
+use super::marks::{Lengths, Marks};
+use super::source::{Run, Source};
+use super::zip::{self, Member};
+use super::{Format, raw};
+use crate::idx::malformed;
+use crate::npy::{Descr, Shape};
+use crate::{Fault, Result};
+
+pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
+    let ids = match store.open(&prefix.with_suffix("_ids.npy")?) {
+        Err(storage::Error::NotFound { .. }) => None,
+        found => Some(found?),
+    };
+    // The older form has all in one file.
+    let index = prefix.with_suffix(if ids.is_some() { "_idx.npz" } else { "_ids.npz" })?;
+    let index = store.open(&index)?;
+    let members = zip::members(&index)?;
+    let find = |name: &str| members.iter().find(|member| member.name == name);
+    let lens = find("lens.npy").ok_or_else(|| missing(&index, "lens"))?;
+    let lengths = column(&index, lens)?;
+    let documents = find("docs.npy").map(|docs| column(&index, docs)).transpose()?;
+    let tokens = match (ids, find("ids.npy")) {
+        (Some(ids), _) => array(&ids, 0, ids.len_bytes())?,
+        (None, Some(ids)) => {
+            zip::verify(&index, ids)?;
+            array(&index, ids.offset, ids.bytes)?
+        }
+        (None, None) => return Err(missing(&index, "ids")),
+    };
+    let dtype = raw::dtype_of(&tokens.0, tokens.1)?;
+    Ok(Source {
+        format: Format::Paddle,
+        display: store.display(prefix),
+        dtype,
+        runs: vec![tokens.0],
+        marks: Marks::Lengths(Lengths { lengths, starts: None, documents, modes: None }),
+        has_modes: false,
+    })
+}
+
+fn missing(index: &Arc<dyn Object>, name: &str) -> crate::Error {
+    let (got, due) = (format!("no member {name}.npy"), "lens, docs, and ids if they are here too");
+    malformed(&index.display(), 0, Fault::Zip, got, due)
+}
+
+/// A member that is a table, its sum checked.
+fn column(object: &Arc<dyn Object>, member: &Member) -> Result<Column> {
+    zip::verify(object, member)?;
+    let (run, descr) = array(object, member.offset, member.bytes)?;
+    let entry = match descr {
+        Descr::I32 => Entry::I32,
+        Descr::I64 | Descr::U64 => Entry::I64,
+        other => {
+            let got = format!("{} in member {}", other.name(), member.name);
+            let at = member.offset as usize; // a place in a message
+            return Err(malformed(&object.display(), at, Fault::Npy, got, "<i4 or <i8"));
+        }
+    };
+    let count = (run.bytes.end - run.bytes.start) / entry.bytes();
+    Column::new(object, run.bytes.start, count, entry)
+}
+
+/// An array of one axis that takes up a stretch of a file.
+pub(super) fn array(object: &Arc<dyn Object>, offset: u64, bytes: u64) -> Result<(Run, Descr)> {
+    let (run, descr, axes) = any_array(object, offset, bytes)?;
+    if axes.len() != 1 {
+        let got = format!("an array of shape {axes:?}");
+        return Err(malformed(&object.display(), offset as usize, Fault::Npy, got, "one axis"));
+    }
+    Ok((run, descr))
+}
+
+/// The same of one axis or two, with its shape.
+pub(super) fn any_array(
+    object: &Arc<dyn Object>,
+    offset: u64,
+    bytes: u64,
+) -> Result<(Run, Descr, Vec<u64>)> {
+    let mut start = vec![0; bytes.min(Shape::READ_BYTES) as usize]; // fits: a header at most
+    object.read_many(&mut [Read { offset, buf: &mut start }])?;
+    let Shape { descr, shape, data_at } = Shape::parse(&start, bytes, &object.display())?;
+    let run = Run { object: Arc::clone(object), bytes: offset + data_at..offset + bytes };
+    Ok((run, descr, shape))
+}

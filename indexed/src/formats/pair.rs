@@ -1,0 +1,98 @@
+//! A pair of `.bin` and `.idx` (MMIDIDX) as tables that are read and not mapped: memory does not
+//! grow with the index.
+
+use std::sync::Arc;
+
+use storage::{Key, Object, Read, Storage};
+
+use super::column::{Column, Entry};
+use super::marks::{Lengths, Marks};
+use super::source::{Run, Source};
+use super::{Format, Unended};
+use crate::idx::{HEADER_BYTES, Layout, malformed};
+use crate::{Fault, Result};
+
+/// The files of a pair, the header read.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub display: String,
+    pub bin: Arc<dyn Object>,
+    pub idx: Arc<dyn Object>,
+    pub layout: Layout,
+    pub lengths: Column,
+    pub pointers: Column,
+    pub documents: Column,
+    pub modes: Option<Column>,
+}
+
+impl Pair {
+    /// Opens both. The counts are held against the length of the `.idx`; its entries are not read.
+    pub(crate) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
+        let idx = store.open(&prefix.with_suffix(".idx")?)?;
+        let bin = store.open(&prefix.with_suffix(".bin")?)?;
+        let layout = Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
+        let (sequences, documents) = (layout.sequences as u64, layout.document_index_len as u64);
+        let at = |entries: u64| HEADER_BYTES + entries;
+        let modes = layout
+            .has_modes
+            .then(|| Column::new(&idx, at(12 * sequences + 8 * documents), sequences, Entry::I8));
+        Ok(Pair {
+            display: store.display(prefix),
+            bin,
+            lengths: Column::new(&idx, at(0), sequences, Entry::I32)?,
+            pointers: Column::new(&idx, at(4 * sequences), sequences, Entry::I64)?,
+            documents: Column::new(&idx, at(12 * sequences), documents, Entry::I64)?,
+            modes: modes.transpose()?,
+            idx,
+            layout,
+        })
+    }
+
+    /// Whether no document was ended, as CPM-2's and Yuan's writers leave their files.
+    pub(crate) fn is_unended(&self) -> bool {
+        self.documents.count() == 1 && self.lengths.count() > 0
+    }
+
+    /// Its marks; where no document was ended and that is allowed, each sequence is one.
+    pub(super) fn marks(&self, unended: Unended) -> Lengths {
+        let each = unended == Unended::EachSequence && self.is_unended();
+        Lengths {
+            lengths: self.lengths.clone(),
+            starts: Some((self.pointers.clone(), self.layout.dtype.item_bytes())),
+            documents: (!each).then(|| self.documents.clone()),
+            modes: self.modes.clone(),
+        }
+    }
+
+    pub(super) fn run(&self) -> Run {
+        Run { object: Arc::clone(&self.bin), bytes: 0..self.bin.len_bytes() }
+    }
+
+    pub(super) fn into_source(self, unended: Unended) -> Result<Source> {
+        let item_bytes = self.layout.dtype.item_bytes();
+        let len = self.bin.len_bytes();
+        if !len.is_multiple_of(item_bytes) {
+            let due = format!("a multiple of {item_bytes}, the bytes of {}", self.layout.dtype);
+            let got = format!("a file of {len} bytes");
+            let file = self.bin.display();
+            return Err(malformed(&file, len as usize, Fault::BinTooShort, got, due));
+        }
+        Ok(Source {
+            format: Format::Mmididx,
+            dtype: self.layout.dtype,
+            runs: vec![self.run()],
+            marks: Marks::Lengths(self.marks(unended)),
+            has_modes: self.layout.has_modes,
+            display: self.display,
+        })
+    }
+}
+
+/// The bytes that hold the header, or all there are.
+pub(super) fn start_of(object: &dyn Object) -> Result<Vec<u8>> {
+    /// TNTIDX has the longest header, of 56 bytes.
+    const START_BYTES: u64 = 64;
+    let mut bytes = vec![0; object.len_bytes().min(START_BYTES) as usize]; // fits: 64 at most
+    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    Ok(bytes)
+}

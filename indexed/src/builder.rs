@@ -246,13 +246,15 @@ impl Builder {
         Ok(())
     }
 
-    /// Appends one sequence, encoded already, with its mode; the mode is dropped if the set has none.
-    pub(crate) fn add_encoded_with_mode(&mut self, bytes: &[u8], len: u32, mode: i8) -> Result<()> {
-        self.add_encoded(bytes, &[len])?;
-        if let Some(last) = self.modes.as_mut().and_then(|modes| modes.last_mut()) {
-            *last = mode;
-        }
-        Ok(())
+    /// Appends some tokens of a sequence, encoded already, so that a long one need not be in memory.
+    pub(crate) fn add_part(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_bytes(bytes)
+    }
+
+    /// Ends a sequence that came in parts; its mode is dropped if the set has none.
+    pub(crate) fn end_parts(&mut self, tokens: u64, mode: i8) -> Result<()> {
+        self.check_len(tokens)?;
+        self.push_sequence(tokens, mode)
     }
 
     /// Ends the current document. One without a sequence is an entry too, as Megatron's are.

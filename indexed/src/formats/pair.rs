@@ -17,7 +17,6 @@ use crate::{Fault, Result};
 pub(crate) struct Pair {
     pub display: String,
     pub bin: Arc<dyn Object>,
-    pub idx: Arc<dyn Object>,
     pub layout: Layout,
     pub lengths: Column,
     pub pointers: Column,
@@ -43,7 +42,6 @@ impl Pair {
             pointers: Column::new(&idx, at(4 * sequences), sequences, Entry::I64)?,
             documents: Column::new(&idx, at(12 * sequences), documents, Entry::I64)?,
             modes: modes.transpose()?,
-            idx,
             layout,
         })
     }

@@ -7,8 +7,8 @@ use storage::{FileEntry, Key, Storage, Upload};
 use super::source::{Sink, Source};
 use super::zip::Stored;
 use super::{Census, Format, unfit};
-use crate::compact::Compact;
 use crate::npy::{self, Descr};
+use crate::outline::{Event, Outline};
 use crate::{Builder, Dtype, Error, Result};
 
 /// Small pieces are gathered to writes of this size.
@@ -61,10 +61,7 @@ struct Counts {
 
 #[derive(Debug)]
 enum Out {
-    Pair {
-        builder: Box<Builder>,
-        sequence: Vec<u8>,
-    },
+    Pair(Box<Builder>),
     Flat {
         tokens: Stream,
         /// Where each document ends.
@@ -76,10 +73,8 @@ enum Out {
         tokens: Stream,
         tokens_due: u64,
         index: Stream,
-        /// Tokens of each sentence, and sentences of each document.
-        lens: Compact,
-        docs: Compact,
-        document_sentences: u64,
+        /// Tokens of each sentence, and where documents end.
+        outline: Box<Outline>,
     },
 }
 
@@ -108,7 +103,7 @@ impl Writer {
                     true => Builder::create_multimodal(store, prefix, to)?,
                     false => Builder::create(store, prefix, to)?,
                 };
-                Out::Pair { builder: Box::new(builder), sequence: Vec::new() }
+                Out::Pair(Box::new(builder))
             }
             Format::NanoGpt => Out::Flat { tokens: begin(".bin")?, ends: None, tokens_due: None },
             Format::Datatrove => {
@@ -122,8 +117,8 @@ impl Writer {
             Format::Paddle => {
                 let index = begin("_idx.npz")?;
                 let (tokens, tokens_due) = npy_stream(begin("_ids.npy")?, source, to)?;
-                let (lens, docs) = (Compact::default(), Compact::default());
-                Out::Paddle { tokens, tokens_due, index, lens, docs, document_sentences: 0 }
+                let outline = Outline::new(store, prefix.with_suffix("_idx.npz.outline")?);
+                Out::Paddle { tokens, tokens_due, index, outline: Box::new(outline) }
             }
             Format::Tntidx | Format::Dolma | Format::Cpm2 => {
                 return Err(unfit("to", format.name(), "a format that is written, not only read"));
@@ -140,7 +135,7 @@ impl Writer {
     pub fn finish(self) -> Result<Written> {
         let Writer { store, recode, out, counts } = self;
         let files = match out {
-            Out::Pair { builder, .. } => {
+            Out::Pair(builder) => {
                 let built = builder.finish()?;
                 vec![built.bin, built.idx]
             }
@@ -148,9 +143,9 @@ impl Writer {
                 check_due(&recode.file, tokens_due, counts.tokens)?;
                 finish_all(store.as_ref(), [Some(tokens), ends].into_iter().flatten().collect())?
             }
-            Out::Paddle { tokens, tokens_due, mut index, lens, docs, .. } => {
+            Out::Paddle { tokens, tokens_due, mut index, mut outline } => {
                 check_due(&recode.file, Some(tokens_due), counts.tokens)?;
-                write_paddle_index(&mut index, &lens, &docs)?;
+                write_paddle_index(&mut index, &mut outline)?;
                 finish_all(store.as_ref(), vec![tokens, index])?
             }
         };
@@ -172,7 +167,7 @@ impl Sink for Writer {
         let tokens = bytes.len() as u64 / item_bytes;
         self.counts.sequence_tokens += tokens;
         match &mut self.out {
-            Out::Pair { sequence, .. } => sequence.extend_from_slice(bytes),
+            Out::Pair(builder) => builder.add_part(bytes)?,
             Out::Flat { tokens, .. } | Out::Paddle { tokens, .. } => tokens.write(bytes)?,
         }
         Ok(())
@@ -181,23 +176,15 @@ impl Sink for Writer {
     fn end_sequence(&mut self, mode: i8) -> Result<()> {
         let len = std::mem::take(&mut self.counts.sequence_tokens);
         match &mut self.out {
-            Out::Pair { builder, sequence } => {
-                let tokens = u32::try_from(len).map_err(|_| Error::SequenceTooLong {
-                    file: self.recode.file.clone(),
-                    tokens: len,
-                })?;
-                builder.add_encoded_with_mode(sequence, tokens, mode)?;
-                sequence.clear();
-            }
+            Out::Pair(builder) => builder.end_parts(len, mode)?,
             Out::Flat { .. } => {}
             Out::Paddle { .. } if len == 0 => return Ok(()),
-            Out::Paddle { lens, document_sentences, .. } => {
+            Out::Paddle { outline, .. } => {
                 if i32::try_from(len).is_err() {
                     let file = self.recode.file.clone();
                     return Err(Error::SequenceTooLong { file, tokens: len });
                 }
-                lens.push(len);
-                *document_sentences += 1;
+                outline.push_sequence(len)?;
             }
         }
         self.counts.sequences += 1;
@@ -209,16 +196,14 @@ impl Sink for Writer {
     fn end_document(&mut self) -> Result<()> {
         let tokens = std::mem::take(&mut self.counts.document_tokens);
         match &mut self.out {
-            Out::Pair { builder, .. } => builder.end_document()?,
+            Out::Pair(builder) => builder.end_document()?,
             Out::Flat { ends: Some(ends), .. } => ends.write(&self.counts.tokens.to_le_bytes())?,
             Out::Flat { ends: None, .. } => {}
             Out::Paddle { .. } if tokens == 0 => {
                 self.counts.documents_dropped += 1;
                 return Ok(());
             }
-            Out::Paddle { docs, document_sentences, .. } => {
-                docs.push(std::mem::take(document_sentences));
-            }
+            Out::Paddle { outline, .. } => outline.end_document(),
         }
         self.counts.documents += 1;
         Ok(())
@@ -319,22 +304,34 @@ fn check_due(file: &str, due: Option<u64>, got: u64) -> Result<()> {
     }
 }
 
-fn write_paddle_index(index: &mut Stream, lens: &Compact, docs: &Compact) -> Result<()> {
-    let lens_bytes = 128 + 4 * lens.count();
-    let docs_bytes = 128 + 8 * (docs.count() + 1);
+fn write_paddle_index(index: &mut Stream, outline: &mut Outline) -> Result<()> {
+    let counts = outline.counts();
+    let (lens, docs) = (counts.sequences, counts.documents + 1);
     let mut zip = Stored::default();
-    zip.member(index, "lens.npy", lens_bytes, |out| {
-        out.write(&npy::header(Descr::I32, &[lens.count()]))?;
-        lens.iter().try_for_each(|len| out.write(&(len as u32).to_le_bytes())) // fits: an i32
+    let lens_npy = npy::header(Descr::I32, &[lens]);
+    let docs_npy = npy::header(Descr::I64, &[docs]);
+    zip.member(index, "lens.npy", lens_npy.len() as u64 + 4 * lens, |out| {
+        out.write(&lens_npy)?;
+        let mut reader = outline.reader()?;
+        while let Some(event) = reader.next()? {
+            if let Event::Sequence(tokens, _) = event {
+                out.write(&(tokens as u32).to_le_bytes())?; // fits: an i32, as was checked
+            }
+        }
+        Ok(())
     })?;
-    zip.member(index, "docs.npy", docs_bytes, |out| {
-        out.write(&npy::header(Descr::I64, &[docs.count() + 1]))?;
+    zip.member(index, "docs.npy", docs_npy.len() as u64 + 8 * docs, |out| {
+        out.write(&docs_npy)?;
         out.write(&0_u64.to_le_bytes())?;
-        let mut sum = 0_u64;
-        docs.iter().try_for_each(|sentences| {
-            sum += sentences;
-            out.write(&sum.to_le_bytes())
-        })
+        let mut reader = outline.reader()?;
+        let mut sentences = 0_u64;
+        while let Some(event) = reader.next()? {
+            sentences += u64::from(matches!(event, Event::Sequence(..)));
+            if matches!(event, Event::DocumentEnd | Event::Sequence(_, true)) {
+                out.write(&sentences.to_le_bytes())?;
+            }
+        }
+        Ok(())
     })?;
     zip.end(index)
 }

@@ -223,7 +223,7 @@ impl Stored {
         to: &mut dyn Write,
         name: &str,
         bytes: u64,
-        content: impl Fn(&mut dyn Write) -> Result<()>,
+        mut content: impl FnMut(&mut dyn Write) -> Result<()>,
     ) -> Result<()> {
         let mut sum = Summing(Crc32::new());
         content(&mut sum)?;

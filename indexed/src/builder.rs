@@ -246,7 +246,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Appends some tokens of a sequence, encoded already, so that a long one need not be in memory.
+    /// Appends some tokens of a sequence, encoded already, so that a long one need not be in
+    /// memory.
     pub(crate) fn add_part(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_bytes(bytes)
     }

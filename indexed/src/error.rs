@@ -190,8 +190,8 @@ impl Fault {
             Fault::Dtype => Some("PaddleNLP alone writes codes 9 and 10; Megatron refuses them"),
             Fault::TooShort => Some("the .idx was cut short; run preprocess again"),
             Fault::NoDocumentEnds => Some(
-                "the writer never ended a document, as CPM-2's does not; `feedline repair` writes a \
-                 copy whose document index is 0, 1, 2 and so on up to the sequence count",
+                "the writer never ended a document, as CPM-2's does not; `feedline repair` \
+                 writes a copy whose document index is 0, 1, 2 and so on up to the sequence count",
             ),
             Fault::BinTooShort => {
                 Some("the .bin was cut short, or the .idx is of another run; run preprocess again")
@@ -232,7 +232,7 @@ impl fmt::Display for Error {
             ),
             Error::IdOutside { file, id, dtype } => write!(
                 f,
-                "write {file}: got token {id}, due 0 to {} for {dtype}; hint: choose a wider --dtype",
+                "write {file}: got token {id}, due 0 to {} for {dtype}; hint: choose a wider type",
                 dtype.token_max()
             ),
             Error::SequenceTooLong { file, tokens } => write!(

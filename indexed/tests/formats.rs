@@ -352,36 +352,34 @@ fn hostile_files_are_errors() {
     let source = pair(&made, "a", Dtype::U16, &documents);
     write(&made, "d", Format::Datatrove, &source).unwrap();
     write(&made, "y", Format::Yuan, &source).unwrap();
-    let cases: [(&Arc<dyn Storage>, &str, &[&str], usize); 6] = [
-        (&legacy, "tntidx_i32", &["tntidx_i32.idx", "tntidx_i32.bin"], 0),
-        (&legacy, "paddle", &["paddle_idx.npz", "paddle_ids.npy"], 0),
-        (&made, "d", &["d.ds.index", "d.ds"], 0),
-        (&made, "y.npy", &["y.npy"], 0),
-        (&made, "a", &["a.idx", "a.bin"], 0),
+    let cases: [(_, _, &[&str]); 6] = [
+        (&legacy, "tntidx_i32", &["tntidx_i32.idx", "tntidx_i32.bin"]),
+        (&legacy, "paddle", &["paddle_idx.npz", "paddle_ids.npy"]),
+        (&made, "d", &["d.ds.index", "d.ds"]),
+        (&made, "y.npy", &["y.npy"]),
+        (&made, "a", &["a.idx", "a.bin"]),
         (
             &cpm2,
             "demo_document",
             &[
-                "demo_document_target_offset.idx",
                 "demo_document_target_offset.bin",
+                "demo_document_target_offset.idx",
                 "demo_document_context.idx",
                 "demo_document_context.bin",
                 "demo_document_target.idx",
                 "demo_document_target.bin",
             ],
-            1,
         ),
     ];
-    for (from, name, files, victim) in cases {
-        let bytes = read(from.as_ref(), files[victim]);
+    for (from, name, files) in cases {
+        let (victim, others) = files.split_first().unwrap();
+        let bytes = read(from.as_ref(), victim);
         // In memory: thousands of files are made.
         let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
-        for (nth, file) in files.iter().enumerate() {
-            if nth != victim {
-                copy(from.as_ref(), file, store.as_ref());
-            }
+        for file in others {
+            copy(from.as_ref(), file, store.as_ref());
         }
-        let victim = key(files[victim]);
+        let victim = key(victim);
         let outcome = |bytes: &[u8]| {
             storage::write_all(store.as_ref(), &victim, bytes).unwrap();
             let outcome = read_any_or_nothing(&store, name);

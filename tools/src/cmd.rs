@@ -2,12 +2,71 @@
 
 pub mod check;
 pub mod clean;
+pub mod convert;
 pub mod inspect;
 
 use std::sync::Arc;
 
 use ckpt::Checkpoints;
-use storage::{Key, Manifest, Result, Storage};
+use serde::Serialize;
+use serde_json::Value;
+use storage::{FileEntry, Key, Manifest, Result, Storage};
+
+/// What a manifest calls its writer.
+pub(crate) const TOOL: &str = concat!("feedline ", env!("CARGO_PKG_VERSION"));
+
+/// What the manifest of a token dataset calls it, as `preprocess` does too.
+const FORMAT: &str = "feedline-tokens";
+const FORMAT_VERSION: u32 = 1;
+
+/// A file that was written.
+#[derive(Clone, Debug, Serialize)]
+pub struct Output {
+    /// Its full name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-64/NVME of all its bytes, in 16 hexadecimal digits.
+    pub crc64: String,
+}
+
+/// Refuses an output that exists before anything is done.
+pub(crate) fn no_manifest_yet(store: &dyn Storage, prefix: &Key) -> Result<()> {
+    let key = prefix.with_suffix(".manifest.json")?;
+    match store.open(&key) {
+        Err(storage::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(storage::Error::Exists { what: store.display(&key) }),
+    }
+}
+
+/// Writes the manifest that makes the files a dataset; or else takes them back, as without it they
+/// are none.
+pub(crate) fn write_manifest(
+    store: &dyn Storage,
+    prefix: &Key,
+    files: &[FileEntry],
+    meta: Value,
+) -> Result<Vec<Output>> {
+    let manifest = Manifest {
+        format: FORMAT.to_owned(),
+        version: FORMAT_VERSION,
+        files: files.to_vec(),
+        meta,
+    };
+    let folder = prefix.parent();
+    let outcome = manifest.write(store, &prefix.with_suffix(".manifest.json")?);
+    if outcome.is_err() {
+        for file in files.iter().rev() {
+            store.delete(&folder.join(&file.path)?)?;
+        }
+    }
+    let output = |entry: &FileEntry| {
+        let name = store.display(&folder.join(&entry.path)?);
+        Ok(Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) })
+    };
+    files.iter().chain([&outcome?]).map(output).collect()
+}
 
 /// The manifest beside a pair of token files; `None` if they came from a tool that writes none.
 pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option<Manifest>> {

@@ -1,48 +1,16 @@
 //! The command `feedline`.
 
+mod cli;
+
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
-use tools::cmd::{check, clean, inspect};
+use clap::Parser as _;
+use cli::{Cli, Verb};
+use serde::Serialize;
+use tools::cmd::{check, clean, convert, inspect};
 use tools::target::Target;
-
-/// Looks into token files and checkpoints, and says whether they are whole.
-#[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(Debug, Subcommand)]
-enum Verb {
-    /// Tells what is in token files, a checkpoint or a folder of checkpoints.
-    ///
-    /// Exit 0: told. 2: it cannot be opened.
-    Inspect(Subject),
-    /// Reads everything and compares it with every checksum and rule of its format.
-    ///
-    /// Exit 0: whole. 1: damaged, and the output says where. 2: it cannot be found.
-    Check(Subject),
-    /// Copies JSON lines without those that are bad, short, foreign, or there already.
-    ///
-    /// Lines are kept byte for byte and in order, whatever the number of workers. The first bad
-    /// line ends the run, and nothing is left under the names of the outputs. Exit 0: done. 2: it
-    /// could not.
-    Clean(Box<clean::CleanArgs>),
-}
-
-#[derive(Debug, clap::Args)]
-struct Subject {
-    /// Prefix of a .bin and .idx, a step-* folder, or the folder that holds such.
-    #[arg(value_name = "PREFIX|CKPT")]
-    name: String,
-    /// Prints JSON, with units in the keys.
-    #[arg(long)]
-    json: bool,
-}
 
 fn main() -> ExitCode {
     match run(&Cli::parse().verb) {
@@ -58,28 +26,29 @@ fn main() -> ExitCode {
 }
 
 fn run(verb: &Verb) -> Result<ExitCode> {
-    let mut out = io::stdout().lock();
     match verb {
         Verb::Inspect(subject) => {
             let found = inspect::inspect(&Target::find(&subject.name)?)?;
-            if subject.json {
-                writeln!(out, "{}", serde_json::to_string_pretty(&found)?)?;
-            } else {
-                write!(out, "{}", found.text())?;
-            }
-            Ok(ExitCode::SUCCESS)
+            tell(subject.json, &found, found.text())?;
         }
-        Verb::Clean(args) => clean::run(args, &mut out).map(|()| ExitCode::SUCCESS),
+        Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
         Verb::Check(subject) => {
             let verdict = check::check(&Target::find(&subject.name)?)?;
-            if subject.json {
-                writeln!(out, "{}", serde_json::to_string_pretty(&verdict)?)?;
-            } else {
-                write!(out, "{}", verdict.text())?;
-            }
-            Ok(if verdict.ok() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+            tell(subject.json, &verdict, verdict.text())?;
+            return Ok(if verdict.ok() { ExitCode::SUCCESS } else { ExitCode::from(1) });
+        }
+        Verb::Convert(args) => {
+            let converted = convert::convert(&args.request())?;
+            tell(args.json, &converted, converted.text())?;
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The same numbers to a program or to a person.
+fn tell(json: bool, value: &impl Serialize, text: String) -> Result<()> {
+    let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { text };
+    Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {

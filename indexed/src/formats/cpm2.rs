@@ -1,13 +1,13 @@
-//! CPM-2's three pairs, which together hold documents: what the encoder keeps, what the decoder is to
-//! say, and where each piece of it begins.
+//! CPM-2's three pairs, which together hold documents: what the encoder keeps, what the decoder is
+//! to say, and where each piece of it begins.
 //!
 //! Pieces take turns: kept, masked, kept, masked. With V the size of the vocabulary,
 //!
 //! ```text
 //! context        kept_0, V + 0, kept_1, V + 1, ...
 //! target         V + 0, masked_0, V + 1, masked_1, ...
-//! target_offset  start_0, len_0, start_1, len_1, ...      in the target; a length counts the marker
-//! ```
+//! target_offset  start_0, len_0, start_1, len_1, ...      in the target; a length counts the
+//! marker ```
 //!
 //! so the text is kept_0, masked_0, kept_1, masked_1, .... Nothing in the files says what V is but
 //! the first marker.
@@ -168,7 +168,7 @@ impl Document<'_> {
         for (piece, pair) in pairs.enumerate() {
             let &[start, len] = pair else {
                 let got = format!("{} numbers", offset.ids.len());
-                return Err(self.bad(2, 2 * piece, got, "pairs of them".to_owned()));
+                return Err(self.bad(2, 2 * piece, &got, "pairs of them".to_owned()));
             };
             if start != sum || len < 1 || len > target.ids.len() as i64 - sum {
                 let got = format!("start {start} and length {len} of piece {piece}");
@@ -176,7 +176,7 @@ impl Document<'_> {
                 let why = if wrapped { ": 16 bits did not hold it, and it wrapped" } else { "" };
                 let rest = target.ids.len() as i64 - sum;
                 let due = format!("start {sum}{why}, and a length from 1 to {rest}");
-                return Err(self.bad(2, 2 * piece, got, due));
+                return Err(self.bad(2, 2 * piece, &got, due));
             }
             self.check_marker(1, sum as usize, piece)?; // fits: within the target
             sum += len;
@@ -184,7 +184,7 @@ impl Document<'_> {
         if sum != target.ids.len() as i64 {
             let got = format!("pieces of {sum} tokens");
             let due = format!("{}, the target's", target.ids.len());
-            return Err(self.bad(2, offset.ids.len().saturating_sub(1), got, due));
+            return Err(self.bad(2, offset.ids.len().saturating_sub(1), &got, due));
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ impl Document<'_> {
         let wrapped = due > i64::from(self.triple.parts[part].dtype.token_max());
         let why = if wrapped { ", which its type cannot hold" } else { "" };
         let due = format!("marker {due}{why}, for a vocabulary of {}", self.vocab_size);
-        Err(self.bad(part, at, format!("token {got}"), due))
+        Err(self.bad(part, at, &format!("token {got}"), due))
     }
 
     /// Kept and masked pieces in turn.
@@ -213,7 +213,7 @@ impl Document<'_> {
         for at in markers {
             let Some((piece, pair)) = pieces.next() else {
                 let due = format!("no marker after {}", offset.ids.len() / 2);
-                return Err(self.bad(0, at, format!("token {}", context.ids[at]), due));
+                return Err(self.bad(0, at, &format!("token {}", context.ids[at]), due));
             };
             self.check_marker(0, at, piece)?;
             sink.tokens(&of(context, kept, at))?;
@@ -224,7 +224,7 @@ impl Document<'_> {
         if let Some((piece, _)) = pieces.next() {
             let due = format!("marker {} of piece {piece}", self.vocab_size + piece as i64);
             let at = context.ids.len();
-            return Err(self.bad(0, at, "the end of the context".to_owned(), due));
+            return Err(self.bad(0, at, "the end of the context", due));
         }
         // A writer of ours may leave kept tokens after the last marker; CPM-2's never does.
         sink.tokens(&of(context, kept, context.ids.len()))?;
@@ -232,7 +232,7 @@ impl Document<'_> {
         sink.end_document()
     }
 
-    fn bad(&self, part: usize, token: usize, got: String, due: String) -> Error {
+    fn bad(&self, part: usize, token: usize, got: &str, due: String) -> Error {
         let of = &self.triple.parts[part];
         let at = (self.parts[part].start + token as u64) * of.dtype.item_bytes();
         let got = format!("{got} in document {}", self.nth);

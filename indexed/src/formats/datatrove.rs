@@ -1,5 +1,5 @@
-//! datatrove's `X.ds`, bare tokens of 16 or 32 bits, and `X.ds.index`, where each document ends: u64
-//! in tokens. A mask of losses (`X.ds.loss`) is not read.
+//! datatrove's `X.ds`, bare tokens of 16 or 32 bits, and `X.ds.index`, where each document ends:
+//! u64 in tokens. A mask of losses (`X.ds.loss`) is not read.
 
 use std::sync::Arc;
 

@@ -115,11 +115,11 @@ impl<R: BufRead> Lens<R> {
         let mut fields = text.split(',').map(|field| field.trim().parse::<u64>().ok());
         let (Some(Some(start)), Some(Some(end))) = (fields.next(), fields.next()) else {
             let shown: String = text.trim_end().chars().take(80).collect();
-            return Err(self.bad(format!("{shown:?}"), "start,end,... in tokens".to_owned()));
+            return Err(self.bad(&format!("{shown:?}"), "start,end,... in tokens".to_owned()));
         };
         if start != self.end || end < start {
             let got = format!("a document from {start} to {end}");
-            return Err(self.bad(got, format!("one from {}, where the last ended", self.end)));
+            return Err(self.bad(&got, format!("one from {}, where the last ended", self.end)));
         }
         self.end = end;
         Ok(Some(end - start))
@@ -132,16 +132,16 @@ impl<R: BufRead> Lens<R> {
             let room = LINE_BYTES_MAX - self.line.len() as u64;
             let read = io::Read::take(&mut self.text, room).read_until(b'\n', &mut self.line);
             let count = read.map_err(|error| {
-                self.bad(error.to_string(), "a gzip stream to its end".to_owned())
+                self.bad(&error.to_string(), "a gzip stream to its end".to_owned())
             })?;
             let quotes = self.line.iter().filter(|&&byte| byte == b'"').count();
             self.number += u64::from(count > 0);
             if self.line.len() as u64 >= LINE_BYTES_MAX {
                 let got = format!("a record of {LINE_BYTES_MAX} bytes and more");
-                return Err(self.bad(got, "far shorter ones".to_owned()));
+                return Err(self.bad(&got, "far shorter ones".to_owned()));
             }
             if count == 0 && quotes % 2 == 1 {
-                return Err(self.bad("an open quote".to_owned(), "its end".to_owned()));
+                return Err(self.bad("an open quote", "its end".to_owned()));
             }
             if count == 0 || quotes % 2 == 0 {
                 return Ok(!self.line.is_empty());
@@ -149,7 +149,7 @@ impl<R: BufRead> Lens<R> {
         }
     }
 
-    fn bad(&self, got: String, due: String) -> Error {
+    fn bad(&self, got: &str, due: String) -> Error {
         let got = format!("{got} in line {}", self.number);
         malformed(&self.file, 0, Fault::Spans, got, due)
     }

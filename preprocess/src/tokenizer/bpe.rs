@@ -1,10 +1,13 @@
 //! The engine of byte-level BPE: cut a text into pieces, and merge the bytes of each.
 
 use super::Encode;
-use super::cache::{Cache, key_of};
+use super::cache::{Cache, IDS_MAX, Key, Place};
 use super::merge::{Merge, Merger, Scratch};
 use super::ranks::{self, Ids, Unfit};
-use super::split::{Pattern, Splitter};
+use super::split::{Ends, Pattern, Splitter};
+
+/// How many pieces are looked up together.
+const PIECES_AHEAD: usize = 64;
 
 /// From text to ids, for any vocabulary of the kind.
 ///
@@ -28,12 +31,15 @@ struct Whole {
     bytes_max: usize,
 }
 
-/// Encodes one text after another; holds 2 MiB of pieces.
+/// Encodes one text after another; holds 8 MiB of pieces.
 #[derive(Debug)]
 pub(crate) struct BpeEncoder<'a> {
     bpe: &'a Bpe,
     cache: Cache,
     scratch: Scratch,
+    ends: Ends,
+    /// Of a piece that is not in the cache.
+    piece_ids: Vec<u32>,
 }
 
 #[allow(dead_code, reason = "some kinds of vocabulary have no reader yet")]
@@ -92,7 +98,13 @@ impl Bpe {
 
     /// Something that encodes many texts, one for each thread.
     pub(crate) fn encoder(&self) -> BpeEncoder<'_> {
-        BpeEncoder { bpe: self, cache: Cache::new(), scratch: Scratch::default() }
+        BpeEncoder {
+            bpe: self,
+            cache: Cache::new(),
+            scratch: Scratch::default(),
+            ends: Ends::new(),
+            piece_ids: Vec::new(),
+        }
     }
 
     /// As [`Tokenizer::cut_after`](super::Tokenizer::cut_after).
@@ -122,28 +134,50 @@ impl Whole {
 
 impl Encode for BpeEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
-        let Bpe { splitter, pattern, .. } = *self.bpe;
         let bytes = text.as_bytes();
-        let mut start = 0;
-        while start < bytes.len() {
-            let end = splitter.piece_end(pattern, bytes, start);
-            self.encode_piece(bytes, start, end, ids);
-            start = end;
+        let mut at = 0;
+        while at < bytes.len() {
+            self.bpe.splitter.ends(self.bpe.pattern, bytes, at, &mut self.ends);
+            at = self.encode_pieces(bytes, at, ids);
         }
     }
 }
 
 impl BpeEncoder<'_> {
-    #[inline]
-    fn encode_piece(&mut self, bytes: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) {
-        let Some(key) = key_of(bytes, start, end) else {
-            return self.bpe.merge(&bytes[start..end], &mut self.scratch, ids);
-        };
-        if !self.cache.get(key, ids) {
-            let before = ids.len();
-            self.bpe.merge(&bytes[start..end], &mut self.scratch, ids);
-            self.cache.put(key, &ids[before..]);
+    /// Appends the ids of the pieces whose ends are known, the first of which starts at `start`.
+    /// Where the last ends.
+    fn encode_pieces(&mut self, bytes: &[u8], mut start: usize, ids: &mut Vec<u32>) -> usize {
+        let BpeEncoder { bpe, cache, scratch, ends, piece_ids } = self;
+        let mut len = ids.len();
+        for ends in ends.as_slice().chunks(PIECES_AHEAD) {
+            // The memory of all is asked for before that of the first is needed.
+            let mut places = [Place::default(); PIECES_AHEAD];
+            let mut from = start;
+            for (place, &end) in places.iter_mut().zip(ends) {
+                *place = cache.find(Key::at(bytes, from, end));
+                from = end;
+            }
+            // Four ids are written for every piece, and as many kept as it has: there is no branch
+            // but for what the cache does not have.
+            ids.resize(len + ends.len() * IDS_MAX, 0);
+            for (i, (&place, &end)) in places.iter().zip(ends).enumerate() {
+                if let Some((found, count)) = cache.get(place) {
+                    ids[len..][..IDS_MAX].copy_from_slice(&found);
+                    len += count;
+                } else {
+                    piece_ids.clear();
+                    bpe.merge(&bytes[start..end], scratch, piece_ids);
+                    cache.put(place, piece_ids);
+                    ids.truncate(len);
+                    ids.extend_from_slice(piece_ids);
+                    len = ids.len();
+                    ids.resize(len + (ends.len() - i) * IDS_MAX, 0);
+                }
+                start = end;
+            }
         }
+        ids.truncate(len);
+        start
     }
 }
 

@@ -1,22 +1,23 @@
 //! The pieces seen lately and their ids. Nine pieces of ten are one token, and the same words come
 //! again: a look here is many times cheaper than merging.
 
-/// 65,536 entries of 32 bytes are 2 MiB a worker, about a core's second-level cache.
-const SET_COUNT: usize = 1 << 15;
+/// 131,072 entries of 32 bytes are 4 MiB a worker. The common ones stay in a core's second-level
+/// cache; even from the third a look is a fifth of a merging.
+const SET_COUNT: usize = 1 << 16;
 
-/// A key is one word of 16 bytes: the piece, and its length in the last.
-const KEY_BYTES_MAX: usize = 15;
+/// A key is 16 bytes: the piece, and its length in the last.
+pub(super) const KEY_BYTES_MAX: usize = 15;
 
 /// Most pieces of so few bytes are no more ids.
-const IDS_MAX: usize = 4;
+pub(super) const IDS_MAX: usize = 4;
 
-/// No id. Where there are fewer ids than [`IDS_MAX`] the rest are this.
-const NONE: u32 = u32::MAX;
+/// An id has 21 bits; above them the first of an entry holds how many there are.
+const COUNT_SHIFT: u32 = 24;
 
 /// A bounded memory of pieces: each set holds the two pieces that were seen in it last.
 #[derive(Debug)]
 pub(super) struct Cache {
-    sets: Vec<Set>,
+    sets: Box<[Set; SET_COUNT]>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,69 +27,114 @@ struct Set([Entry; 2]);
 /// An entry that was never filled has key 0, which is no piece: a piece has a length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    key: u128,
+    key: Key,
     ids: [u32; IDS_MAX],
 }
 
 const _: () = assert!(size_of::<Set>() == 64, "a set is one cache line");
 
-/// The name of a piece in the cache, if it may be there.
-#[inline]
-pub(super) fn key_of(text: &[u8], start: usize, end: usize) -> Option<u128> {
-    let len = end - start;
-    if len > KEY_BYTES_MAX {
-        return None;
+/// The name of a piece. That of a piece that is too long for the cache is of none in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Key {
+    low: u64,
+    high: u64,
+}
+
+/// The entry where a piece would be.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    key: Key,
+    entry: u32,
+}
+
+/// What to keep of 16 bytes for a piece of each length.
+const MASKS: [[u64; 2]; 32] = {
+    let mut masks = [[0; 2]; 32];
+    let mut len = 0;
+    while len <= KEY_BYTES_MAX {
+        let mask = (1_u128 << (8 * len)) - 1;
+        masks[len] = [mask as u64, (mask >> 64) as u64];
+        len += 1;
     }
-    // Away from the end of the text, 16 bytes are loaded at once and the rest are masked off.
-    let bytes = match text[start..].first_chunk() {
-        Some(bytes) => u128::from_le_bytes(*bytes) & ((1 << (8 * len)) - 1),
-        None => {
-            let mut bytes = [0; 16];
-            bytes[..len].copy_from_slice(&text[start..end]);
-            u128::from_le_bytes(bytes)
+    masks
+};
+
+impl Key {
+    /// Of a piece of `len` bytes, which are the first of these.
+    #[inline]
+    pub(super) fn new(bytes: &[u8; 16], len: usize) -> Self {
+        let len = len.min(KEY_BYTES_MAX + 1);
+        let [low, high] = MASKS[len & 31];
+        let word = u128::from_le_bytes(*bytes);
+        Key { low: word as u64 & low, high: ((word >> 64) as u64 & high) | ((len as u64) << 56) }
+    }
+
+    /// Of a piece within a text, where 16 bytes may not be left.
+    #[inline]
+    pub(super) fn at(text: &[u8], start: usize, end: usize) -> Self {
+        match text[start..].first_chunk() {
+            Some(bytes) => Key::new(bytes, end - start),
+            None => {
+                let mut bytes = [0; 16];
+                bytes[..end - start].copy_from_slice(&text[start..end]);
+                Key::new(&bytes, end - start)
+            }
         }
-    };
-    Some(bytes | ((len as u128) << 120))
+    }
+
+    /// Without a branch between the halves.
+    #[inline]
+    fn is(self, other: Key) -> bool {
+        (self.low ^ other.low) | (self.high ^ other.high) == 0
+    }
+
+    /// One wide product mixes both halves.
+    #[inline]
+    fn set_idx(self) -> usize {
+        let product = u128::from(self.low ^ 0x9e37_79b9_7f4a_7c15)
+            * u128::from(self.high ^ 0xc2b2_ae3d_27d4_eb4f);
+        let mixed = (product as u64) ^ ((product >> 64) as u64);
+        (mixed >> (u64::BITS - SET_COUNT.trailing_zeros())) as usize
+    }
 }
 
 impl Cache {
     pub(super) fn new() -> Self {
-        Cache { sets: vec![Set::default(); SET_COUNT] }
+        let sets = vec![Set::default(); SET_COUNT].into_boxed_slice();
+        Cache { sets: sets.try_into().expect("so many were made") }
     }
 
-    /// Appends the ids of a piece, or says that it is not here.
+    /// Where a piece is, if it is here.
     #[inline]
-    pub(super) fn get(&self, key: u128, ids: &mut Vec<u32>) -> bool {
-        let Set(entries) = &self.sets[set_of(key)];
-        let Some(entry) = entries.iter().find(|entry| entry.key == key) else { return false };
-        if entry.ids[1] == NONE {
-            ids.push(entry.ids[0]);
-        } else {
-            let count = entry.ids.iter().take_while(|&&id| id != NONE).count();
-            ids.extend_from_slice(&entry.ids[..count]);
-        }
-        true
+    pub(super) fn find(&self, key: Key) -> Place {
+        let set = key.set_idx() % SET_COUNT;
+        let Set(entries) = &self.sets[set];
+        Place { key, entry: (set * 2 + usize::from(entries[1].key.is(key))) as u32 }
     }
 
-    /// Remembers a piece, in the place of the older of its set.
+    /// The ids of a piece, and how many of them count; none if it is not here.
     #[inline]
-    pub(super) fn put(&mut self, key: u128, piece_ids: &[u32]) {
-        if piece_ids.len() > IDS_MAX {
+    pub(super) fn get(&self, place: Place) -> Option<([u32; IDS_MAX], usize)> {
+        let entry = place.entry as usize;
+        let Set(entries) = &self.sets[entry / 2 % SET_COUNT];
+        let Entry { key: found, mut ids } = entries[entry % 2];
+        let count = ids[0] >> COUNT_SHIFT;
+        ids[0] &= (1 << COUNT_SHIFT) - 1;
+        found.is(place.key).then_some((ids, count as usize))
+    }
+
+    /// Remembers a piece, in the place of the older of its set, if it can be.
+    #[inline]
+    pub(super) fn put(&mut self, Place { key, entry }: Place, piece_ids: &[u32]) {
+        let len = key.high >> 56;
+        if piece_ids.len() > IDS_MAX || len > KEY_BYTES_MAX as u64 {
             return;
         }
-        let mut ids = [NONE; IDS_MAX];
+        let mut ids = [0; IDS_MAX];
         ids[..piece_ids.len()].copy_from_slice(piece_ids);
-        let Set(entries) = &mut self.sets[set_of(key)];
+        ids[0] |= (piece_ids.len() as u32) << COUNT_SHIFT;
+        let Set(entries) = &mut self.sets[entry as usize / 2 % SET_COUNT];
         entries[1] = entries[0];
         entries[0] = Entry { key, ids };
     }
-}
-
-/// Two multiplications mix both halves of the key into the top bits.
-#[inline]
-fn set_of(key: u128) -> usize {
-    let (low, high) = (key as u64, (key >> 64) as u64);
-    let mixed = low.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ high.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
-    let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    (mixed >> (u64::BITS - SET_COUNT.trailing_zeros())) as usize
 }

@@ -4,11 +4,15 @@
 //! that its authors published; see [`Pattern`]. None needs backtracking beyond the run of
 //! characters that it stands in.
 
+mod block;
 mod cut;
 mod deepseek;
+mod ends;
 mod gpt2;
 mod later;
 mod o200k;
+
+pub(super) use ends::Ends;
 
 use super::classes::{Class, Classes, Set};
 

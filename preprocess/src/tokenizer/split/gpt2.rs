@@ -3,6 +3,7 @@
 
 use super::super::classes::{Class, Set};
 use super::Splitter;
+use super::block::{self, Block, below};
 
 const NUMBER: Set = Set::of(&[Class::Number]);
 const OTHER: Set = Set::LETTER.and(NUMBER).and(Set::SPACE).not();
@@ -30,6 +31,29 @@ pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize
         Class::Space | Class::Newline => splitter.space_end(bytes, start),
         _ => splitter.run_end(bytes, after, OTHER),
     }
+}
+
+/// Where pieces start in a block that begins with a piece, and below which place that is certain.
+#[inline(always)]
+pub(super) fn starts(block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+    let Block { letter, number, space, blank, quote, .. } = *block;
+    let sign = block.sign();
+    let same = (letter & (letter << 1)) | (number & (number << 1)) | (sign & (sign << 1));
+    // A blank goes with what follows it, so that a word's start is the blank before it; the last
+    // of several characters of white space starts a piece in any case.
+    let mut starts = !space & !same & !(blank << 1);
+    starts |= space & (!(space << 1) | !(space >> 1));
+    // A contraction is behind its first apostrophe, and three characters long at most.
+    let certain = block.wide.trailing_zeros().saturating_sub(3);
+    let mut quotes = quote & (starts | 1) & below(certain);
+    while quotes != 0 {
+        let at = quotes.trailing_zeros() as usize;
+        if let Some(len) = contraction_len(&bytes[at + 1..]) {
+            starts = starts & !(2 << at) | (2 << (at + len));
+        }
+        quotes &= quotes - 1;
+    }
+    (starts, certain)
 }
 
 /// As its namesake for all patterns, in lower case alone.

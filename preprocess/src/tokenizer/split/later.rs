@@ -1,6 +1,7 @@
 //! The patterns of cl100k's family: Llama 3's, Qwen's. They differ in a few rules.
 
 use super::super::classes::{Class, Set};
+use super::block::{self, Block, below, down, up};
 use super::{Splitter, contraction_len};
 
 const NUMBER: Set = Set::of(&[Class::Number]);
@@ -78,6 +79,63 @@ pub(super) fn piece_end<R: Rules>(splitter: Splitter, bytes: &[u8], start: usize
         }
     }
     space_end(splitter, bytes, start)
+}
+
+/// Where pieces start in a block that begins with a piece, and below which place that is certain.
+#[inline(always)]
+pub(super) fn starts<R: Rules>(block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+    let (mut starts, certain) = common_starts(block, R::NUMBERS_MAX);
+    let mut quotes = block.quote & lone_signs(block) & below(certain);
+    while quotes != 0 {
+        let at = quotes.trailing_zeros() as usize;
+        if let Some(len) = contraction_len(&bytes[at + 1..]) {
+            starts |= 2 << (at + len);
+        }
+        quotes &= quotes - 1;
+    }
+    (starts, certain)
+}
+
+/// Signs that start a piece alone, so that a word behind them goes on with it.
+#[inline]
+fn lone_signs(block: &Block) -> u64 {
+    let sign = block.sign();
+    sign & !(sign << 1) & !(block.blank << 1)
+}
+
+/// Newlines that go with the signs before them.
+#[inline]
+pub(super) fn sign_tails(block: &Block) -> u64 {
+    up(block.newline & (block.sign() << 1), block.newline)
+}
+
+/// The starts that cl100k's family and o200k have in common: all but for contractions and cases.
+#[inline]
+pub(super) fn common_starts(block: &Block, numbers_max: usize) -> (u64, u32) {
+    let Block { letter, number, space, newline, blank, wide, .. } = *block;
+    let sign = block.sign();
+    let in_line = space & !newline;
+    let mut starts = letter & !(letter << 1) & !(in_line << 1) & !(lone_signs(block) << 1);
+    starts |= sign & !(sign << 1) & !(blank << 1);
+    if numbers_max == 1 {
+        starts |= number;
+    } else {
+        let mut thirds = number & !(number << 1);
+        while thirds != 0 {
+            starts |= thirds;
+            thirds = (thirds << 3) & number & (number << 1) & (number << 2);
+        }
+    }
+    // White space: up to the last newline of a run is one piece, the last character is one for
+    // itself or for the word behind, and what is between them is one.
+    let free = space & !sign_tails(block);
+    starts |= free & !(free << 1);
+    starts |= in_line & (newline << 1) & !down(newline, space);
+    starts |= in_line & !(space >> 1);
+    // How a run that reaches the end of what is known goes on is not known.
+    let known = wide.trailing_zeros();
+    let run = u64::BITS - (!space & below(known)).leading_zeros();
+    (starts, known.saturating_sub(3).min(run + 1))
 }
 
 /// `\s*[\r\n]+|\s+(?!\S)|\s+` on white space at `start`: up to the last newline, if there is one.

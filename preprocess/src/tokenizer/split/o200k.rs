@@ -1,6 +1,7 @@
 //! The pattern of o200k, which tells the cases of letters apart.
 
 use super::super::classes::{Class, Set};
+use super::block::{self, Block, below};
 use super::{Splitter, contraction_len, later};
 
 const NUMBER: Set = Set::of(&[Class::Number]);
@@ -34,6 +35,32 @@ pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize
         }
         None => later::space_end(splitter, bytes, start),
     }
+}
+
+/// Where pieces start in a block that begins with a piece, and below which place that is certain.
+#[inline(always)]
+pub(super) fn starts(block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+    let Block { letter, upper, quote, slash, .. } = *block;
+    let (mut starts, certain) = later::common_starts(block, 3);
+    // A slash behind newlines that go with signs goes with them as well, and so may others.
+    let slashes = slash & (later::sign_tails(block) << 1);
+    let certain = certain.min(slashes.trailing_zeros());
+    starts |= upper & ((letter & !upper) << 1);
+    let mut quotes = quote & (letter << 1) & below(certain);
+    let mut contraction_end = 0;
+    while quotes != 0 {
+        let at = quotes.trailing_zeros() as usize;
+        quotes &= quotes - 1;
+        // An apostrophe behind a contraction begins a word.
+        if at == contraction_end {
+            continue;
+        }
+        if let Some(len) = contraction_len(&bytes[at + 1..]) {
+            contraction_end = at + 1 + len;
+            starts = starts & !(below(1 + len as u32) << at) | (1 << contraction_end);
+        }
+    }
+    (starts, certain)
 }
 
 /// A word, with one character of another kind before it or without. That character may be a mark,

@@ -1,9 +1,9 @@
 //! MB of text per second on one core, ours and tiktoken's, on English and Chinese.
 //!
-//! `cargo bench -p preprocess [-- [--alone] FILE...]`, `--alone` without the peer; a FILE is text to measure too, or, if its name ends in
-//! `.jsonl`, the texts under the key `text` of its lines. Every text is one document, or, of a
-//! plain file, every line. Run it under `taskset -c 0`, and after it, for the same files from JSON
-//! lines, `benches/peers/gigatoken_encode.py`.
+//! `cargo bench -p preprocess [-- [--alone] FILE...]`, `--alone` without the peer; a FILE is text
+//! to measure too, or, if its name ends in `.jsonl`, the texts under the key `text` of its lines.
+//! Every text is one document, or, of a plain file, every line. Run it under `taskset -c 0`, and
+//! after it, for the same files from JSON lines, `benches/peers/gigatoken_encode.py`.
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 use std::time::{Duration, Instant};

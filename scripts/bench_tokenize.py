@@ -151,7 +151,7 @@ class Bench:
             )
 
     def encdec(self):
-        vocab = self.args.encdec_vocab or ROOT / "tests/golden/tokenizers/encdec/small.txt"
+        vocab = self.args.encdec_vocab or ROOT / "tests/golden/encdec/vocab.txt"
         slow = self.cut(self.zh, self.args.slow // 4)
         # Its process as a whole, of which loading is little beside the text.
         command = [PYTHON, ENCDEC_PEER, vocab, slow]

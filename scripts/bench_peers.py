@@ -5,6 +5,7 @@
     bench_peers.py hf VOCAB_DIR FILE.jsonl               Hugging Face tokenizers, one batch of all texts
     bench_peers.py megatron VOCAB_DIR FILE.jsonl OUT     the steps of Megatron's preprocess_data_fast.py
     bench_peers.py sentencepiece MODEL FILE.jsonl        the C++ library, one thread
+    bench_peers.py encdec VOCAB.txt FILE.jsonl           CPM-2's tokenizer in Python
     bench_peers.py train MODEL KIND FILE.jsonl           makes a model of 16,000 pieces: unigram or bpe
     bench_peers.py corpus ZST FOLDER                     English and Chinese of our demo's corpus
     bench_peers.py repeat FILE.jsonl OUT BYTES           its lines in new orders until there are so many
@@ -22,6 +23,7 @@ import time
 import types
 
 EOD = 50256
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class Clock:
@@ -138,6 +140,19 @@ def sentencepiece(model, file):
     say(**clock.stop(), documents=len(batch), tokens=tokens)
 
 
+def encdec(vocab, file):
+    sys.path.insert(0, str(ROOT / "preprocess/benches/peers"))
+    import jieba
+    from encdec_python import EncDec
+
+    tokenizer, batch = EncDec(vocab), texts(file)
+    jieba.initialize()
+    clock, tokens = Clock(), 0
+    for text in batch:
+        tokens += len(tokenizer.encode(text))
+    say(**clock.stop(), documents=len(batch), tokens=tokens)
+
+
 def train(model, kind, file):
     from sentencepiece import SentencePieceTrainer
 
@@ -184,7 +199,8 @@ def repeat(file, out, size):
 
 
 PEERS = {
-    peer.__name__: peer for peer in (gigatoken, hf, megatron, sentencepiece, train, corpus, repeat)
+    peer.__name__: peer
+    for peer in (gigatoken, hf, megatron, sentencepiece, encdec, train, corpus, repeat)
 }
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ VENV = ROOT / ".bench-venv"
 PYTHON = VENV / "bin/python"
 PREPROCESS = ROOT / "target/release/preprocess"
 FEEDLINE = ROOT / "target/release/feedline"
-ENCDEC_PEER = ROOT / "preprocess/benches/peers/encdec_python.py"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 ROWS = "gpt2 hf megatron encdec spm threads memory merge".split()
 
@@ -47,8 +46,8 @@ def main():
         if not program.exists():
             sys.exit(f"{program}: not there; hint: cargo build --release -p preprocess -p tools")
     print(f"{machine()}\n{datetime.date.today()}, medians of {args.runs}, cores {args.cores}\n")
-    print("| what | at least | ratio | cpu | ours | theirs | cores |")
-    print("|---|---|---|---|---|---|---|")
+    print("| what | at least | ratio | cpu | ours | theirs | our MB/s | cores |")
+    print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.work) as work:
         bench = Bench(args, pathlib.Path(work))
         for row in args.rows.split(","):
@@ -126,7 +125,7 @@ class Bench:
         for name, file, due in (("English", self.en, "1.0x"), ("Chinese", self.zh, "3x")):
             for cores in (1, 2):
                 self.row(
-                    f"GPT-2, {name}, {mb(file)}: gigatoken", due, cores,
+                    f"GPT-2, {name}, {mb(file)}: gigatoken", due, cores, file, file,
                     lambda: self.ours(file, cores),
                     lambda: self.peer("gigatoken", self.gpt2_folder, file, cores=cores),
                 )
@@ -135,17 +134,17 @@ class Bench:
         for name, file, due in (("English", self.en, "50x"), ("Chinese", self.zh, "10x")):
             slow = self.cut(file, self.args.slow)
             self.row(
-                f"GPT-2, {name}: Hugging Face tokenizers on {mb(slow)}", due, 1,
+                f"GPT-2, {name}: Hugging Face tokenizers on {mb(slow)}", due, 1, file, slow,
                 lambda: self.ours(file, 1),
                 lambda: self.peer("hf", self.gpt2_folder, slow),
-                file.stat().st_size / slow.stat().st_size,
             )
 
     def megatron(self):
         whole = self.grown(self.en, self.args.whole)
         for cores in (1, 2):
             self.row(
-                f"end to end, {mb(whole)}: the steps of preprocess_data_fast.py", "10x", cores,
+                f"end to end, {mb(whole)}: steps of preprocess_data_fast.py", "10x", cores, whole,
+                whole,
                 lambda: self.ours(whole, cores, "--append-eod"),
                 lambda: self.peer("megatron", self.gpt2_folder, whole, self.out(), cores=cores),
             )
@@ -153,13 +152,10 @@ class Bench:
     def encdec(self):
         vocab = self.args.encdec_vocab or ROOT / "tests/golden/encdec/vocab.txt"
         slow = self.cut(self.zh, self.args.slow // 4)
-        # Its process as a whole, of which loading is little beside the text.
-        command = [PYTHON, ENCDEC_PEER, vocab, slow]
         self.row(
-            f"EncDec of CPM-2, Chinese: its Python on {mb(slow)}", "60x, 40 MB/s", 1,
+            f"EncDec of CPM-2, Chinese: Python on {mb(slow)}", "60x, 40 MB/s", 1, self.zh, slow,
             lambda: self.ours(self.zh, 1, "--tokenizer", "encdec", "--vocab-file", vocab),
-            lambda: run(command, cores=self.args.cores[:1]),
-            self.zh.stat().st_size / slow.stat().st_size,
+            lambda: self.peer("encdec", vocab, slow),
         )
 
     def spm(self):
@@ -170,17 +166,17 @@ class Bench:
                 slow = self.cut(file, self.args.slow)
                 more = ("--tokenizer", "sentencepiece", "--tokenizer-model", model)
                 self.row(
-                    f"SentencePiece {kind}, {name}: C++ on {mb(slow)}", "2x", 1,
+                    f"SentencePiece {kind}, {name}: C++ on {mb(slow)}", "2x", 1, file, slow,
                     lambda: self.ours(file, 1, *more),
                     lambda: self.peer("sentencepiece", model, slow),
-                    file.stat().st_size / slow.stat().st_size,
                 )
 
     def threads(self):
         for name, file in (("English", self.en), ("Chinese", self.zh)):
             file = self.grown(file, self.args.whole)
             one, two = self.in_turn(lambda: self.ours(file, 2), lambda: self.ours(file, 1))
-            self.say(f"GPT-2, {name}, {mb(file)}: two threads, one", "1.85x", "2, 1", one, two)
+            name = f"GPT-2, {name}, {mb(file)}: two threads, one"
+            self.say(name, "1.85x", "2, 1", file.stat().st_size, one, two)
 
     def memory(self):
         """What is read comes through a pipe, so that no disk has to hold it."""
@@ -189,7 +185,7 @@ class Bench:
             rate = part / seconds / 1e6
             print(
                 f"| peak memory on {part / 1e9:g} GB through a pipe | under 768 MiB "
-                f"| {peak / 2**20:.0f} MiB | | {seconds:.1f} s, {rate:.0f} MB/s | | 2 |",
+                f"| {peak / 2**20:.0f} MiB | | {seconds:.1f} s | | {rate:.0f} | 2 |",
                 flush=True,
             )
 
@@ -219,17 +215,18 @@ class Bench:
         times = self.in_turn(ours, theirs)
         peak = max(found["peak"] for found in times[0]) / 2**20
         name = f"merge of {done / 1e9:.1f} GB, peak {peak:.0f} MiB: cat and sync"
-        self.say(name, "1x, 100 MiB", "1", *times)
+        self.say(name, "1x, 100 MiB", "1", done, *times)
 
     # How they are measured.
 
-    def row(self, name, due, cores, ours, theirs, scale=1.0):
-        """`scale` is how many times as much text ours had."""
-        mine, others = self.in_turn(ours, theirs)
-        tokens = {found["tokens"] for found in (*mine, *others) if found.get("tokens")}
-        if scale == 1.0 and len(tokens) > 1 and "end to end" not in name:
+    def row(self, name, due, cores, mine, others, ours, theirs):
+        """`mine` and `others` are the files of the two; the times of a smaller one are scaled up."""
+        size, scale = mine.stat().st_size, mine.stat().st_size / others.stat().st_size
+        times = self.in_turn(ours, theirs)
+        tokens = {found["tokens"] for runs in times for found in runs if found.get("tokens")}
+        if mine == others and len(tokens) > 1:
             name += f" (tokens differ: {sorted(tokens)})"
-        self.say(name, due, cores, mine, others, scale)
+        self.say(name, due, cores, size, *times, scale)
 
     def in_turn(self, ours, theirs):
         mine, others = [], []
@@ -238,7 +235,7 @@ class Bench:
             others.append(theirs())
         return mine, others
 
-    def say(self, name, due, cores, mine, others, scale=1.0):
+    def say(self, name, due, cores, size, mine, others, scale=1.0):
         def median(runs, key):
             return statistics.median(found[key] for found in runs)
 
@@ -246,7 +243,8 @@ class Bench:
         cpu, cpu_theirs = median(mine, "cpu_seconds"), median(others, "cpu_seconds") * scale
         print(
             f"| {name} | {due} | {wall_theirs / wall:.2f}x | {cpu_theirs / cpu:.2f}x "
-            f"| {wall:.2f} s, cpu {cpu:.2f} | {wall_theirs:.2f} s, cpu {cpu_theirs:.2f} | {cores} |",
+            f"| {wall:.2f} s, cpu {cpu:.2f} | {wall_theirs:.2f} s, cpu {cpu_theirs:.2f} "
+            f"| {size / wall / 1e6:.0f}, cpu {size / cpu / 1e6:.0f} | {cores} |",
             flush=True,
         )
 

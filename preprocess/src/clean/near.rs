@@ -16,12 +16,12 @@ use super::{Measure, NearOptions};
 use crate::Result;
 
 /// Sets of shingles that are kept for the next comparison: what is copied a thousand times is read
-/// once. Eight for the longest texts.
+/// once. Six for the longest texts.
 const CACHE_BYTES_MAX: usize = 256 << 20;
 
 /// Of longer texts only a part of the shingles is compared, by their hash and so the same part of
-/// both: at four million the index strays by 0.0005 at most in one of 20 texts. 32 MiB a set.
-const SET_BYTES_LOG2_MAX: u32 = 22;
+/// both: of a million the index strays by 0.001 in one of 20 texts. 40 MiB a set at most.
+const SET_BYTES_LOG2_MAX: u32 = 20;
 
 /// A document that was kept, and where its text is.
 #[derive(Clone, Copy, Debug)]
@@ -147,57 +147,98 @@ impl Near {
     }
 }
 
-/// The shingles of a text, ascending and without repeats.
+/// The shingles of a text, without repeats.
 #[derive(Debug)]
 struct Set {
     hashes: Vec<u64>,
+    /// The same, each at or after the place of its low bits; [`FREE`] where there is none. Half of
+    /// the places at least are free.
+    table: Vec<u64>,
     /// Only hashes below 2^(64 - `zeros`) are there.
     zeros: u32,
 }
+
+/// The one hash that no table holds: another takes its place, which in 2^64 shingles is one.
+const FREE: u64 = 0;
 
 impl Set {
     fn new(shingler: &Shingler, text: &str) -> Set {
         let len_log2 = usize::BITS - text.len().leading_zeros();
         let zeros = len_log2.saturating_sub(SET_BYTES_LOG2_MAX);
-        let mut hashes = Vec::new();
+        // A shingle takes a byte of the text at least; of the hashes left out there are as many as
+        // chance has it, for which the table can grow.
+        let mut set = Set { hashes: Vec::new(), table: vec![FREE; 64], zeros };
+        set.grow(text.len() >> zeros);
         shingler.for_each(text, |hash| {
             if hash.leading_zeros() >= zeros {
-                hashes.push(hash);
+                set.insert(hash.max(1));
             }
         });
-        hashes.sort_unstable();
-        hashes.dedup();
-        Set { hashes, zeros }
+        set
+    }
+
+    #[inline]
+    fn insert(&mut self, hash: u64) {
+        let (found, place) = self.find(hash);
+        if found {
+            return;
+        }
+        self.table[place] = hash;
+        self.hashes.push(hash);
+        if self.hashes.len() * 2 > self.table.len() {
+            self.grow(self.table.len());
+        }
+    }
+
+    /// Makes room for so many.
+    #[cold]
+    fn grow(&mut self, count: usize) {
+        self.table = vec![FREE; (count * 2).next_power_of_two().max(64)];
+        for &hash in &self.hashes {
+            let place = self.find(hash).1;
+            self.table[place] = hash;
+        }
+    }
+
+    /// Whether a hash is there, and where it is or would be.
+    #[inline]
+    fn find(&self, hash: u64) -> (bool, usize) {
+        let mask = self.table.len() - 1;
+        let mut place = hash as usize & mask; // fits: masked
+        loop {
+            match self.table[place] {
+                FREE => return (false, place),
+                other if other == hash => return (true, place),
+                _ => place = (place + 1) & mask,
+            }
+        }
     }
 
     /// What both have, divided as asked.
     fn alike(&self, other: &Set, measure: Measure) -> f64 {
         let zeros = self.zeros.max(other.zeros);
-        let (own, other) = (self.below(zeros), other.below(zeros));
-        let common = common(own, other);
+        let (own, others) = (self.count_below(zeros), other.count_below(zeros));
+        let (small, large) = if own < others { (self, other) } else { (other, self) };
+        let is_common = |hash: &&u64| hash.leading_zeros() >= zeros && large.find(**hash).0;
+        let common = small.hashes.iter().filter(is_common).count();
         let whole = match measure {
-            Measure::Union => own.len() + other.len() - common,
-            Measure::Min => own.len().min(other.len()),
-            Measure::Max => own.len().max(other.len()),
+            Measure::Union => own + others - common,
+            Measure::Min => own.min(others),
+            Measure::Max => own.max(others),
         };
         if whole == 0 { 0.0 } else { common as f64 / whole as f64 }
     }
 
-    fn below(&self, zeros: u32) -> &[u64] {
-        &self.hashes[..self.hashes.partition_point(|hash| hash.leading_zeros() >= zeros)]
+    fn count_below(&self, zeros: u32) -> usize {
+        if self.zeros == zeros {
+            return self.hashes.len();
+        }
+        self.hashes.iter().filter(|hash| hash.leading_zeros() >= zeros).count()
     }
-}
 
-/// How many numbers two ascending lists share. Without branches: which list is ahead is a toss.
-fn common(first: &[u64], second: &[u64]) -> usize {
-    let (mut i, mut j, mut common) = (0, 0, 0);
-    while i < first.len() && j < second.len() {
-        let (a, b) = (first[i], second[j]);
-        common += usize::from(a == b);
-        i += usize::from(a <= b);
-        j += usize::from(b <= a);
+    fn bytes(&self) -> usize {
+        (self.hashes.capacity() + self.table.len()) * size_of::<u64>()
     }
-    common
 }
 
 /// The last sets that were compared.
@@ -216,13 +257,12 @@ impl Cache {
     }
 
     fn put(&mut self, nth: u32, set: Set) {
-        self.bytes += set.hashes.capacity() * size_of::<u64>();
+        self.bytes += set.bytes();
         self.sets.push_front((nth, set));
         while self.sets.len() > CACHE_SETS_MAX
             || (self.bytes > CACHE_BYTES_MAX && self.sets.len() > 1)
         {
-            let gone = self.sets.pop_back().map_or(0, |(_, set)| set.hashes.capacity());
-            self.bytes -= gone * size_of::<u64>();
+            self.bytes -= self.sets.pop_back().map_or(0, |(_, set)| set.bytes());
         }
     }
 }

@@ -91,7 +91,7 @@ impl Commit {
             input.clone_from(&InputReport { name: input.name.clone(), ..known });
         }
         commit.commit_every = options.commit_every;
-        commit.stored_bytes_all = inputs.iter().map(|input| input.stored_bytes).sum();
+        commit.stored_bytes_all = inputs.iter().map(Input::part_bytes).sum();
         Ok(commit)
     }
 
@@ -206,7 +206,7 @@ impl Commit {
         input.lines += parcel.documents.lines;
         input.json_bytes += parcel.bytes.len() as u64;
         input.stored_bytes = parcel.stored_bytes;
-        self.place = (parcel.input_idx, parcel.offset + parcel.bytes.len() as u64);
+        self.place = (parcel.next.input_idx, parcel.next.offset);
         self.stages.write_ns += begin.elapsed().as_nanos() as u64;
         if self.committed.elapsed() >= self.commit_every {
             self.commit(start)?;
@@ -218,7 +218,7 @@ impl Commit {
         let input = &self.inputs[parcel.input_idx];
         BadLine {
             input: input.name.clone(),
-            line: input.lines + line + 1,
+            line: parcel.numbered.then_some(input.lines + line + 1),
             offset: parcel.offset + offset as u64,
             column: fault.column as u64,
             decompressed: parcel.decompressed,

@@ -52,8 +52,19 @@ pub enum Error {
         input: String,
         /// Bytes that came before, decompressed.
         offset: u64,
+        /// How far in what is stored a decoder was, if there is one.
+        stored: Option<u64>,
         /// What the system or the decoder said.
         source: io::Error,
+    },
+    /// The system has no memory for a document.
+    NoMemory {
+        /// The input.
+        input: String,
+        /// Bytes that came before, decompressed.
+        offset: u64,
+        /// How many were due in one piece.
+        bytes: u64,
     },
     /// Some outputs were finished when a later one failed, and could not be taken back.
     LeftBehind {
@@ -98,8 +109,8 @@ pub enum Error {
 pub struct BadLine {
     /// The input.
     pub input: String,
-    /// The line, counted from 1.
-    pub line: u64,
+    /// The line, counted from 1; none if the file was entered in the middle.
+    pub line: Option<u64>,
     /// Where the line begins, in bytes from the start of the file.
     pub offset: u64,
     /// Where in the line the fault is, in bytes from its start, counted from 0.
@@ -152,14 +163,22 @@ impl fmt::Display for Error {
                 write!(f, "decode token {id}: due an id below {vocab_size}")?;
                 write!(f, "; hint: the tokens may be of another tokenizer")
             }
-            Error::Stream { input, offset, source } => {
-                write!(f, "read {input}, after {offset} bytes: {source}")?;
+            Error::Stream { input, offset, stored, source } => {
+                write!(f, "read {input}, after {offset} bytes")?;
+                if let Some(stored) = stored {
+                    write!(f, ", decompressed, at byte {stored} of the file")?;
+                }
+                write!(f, ": {source}")?;
                 match source.kind() {
                     io::ErrorKind::UnexpectedEof => {
                         write!(f, "; hint: the file may have been cut short")
                     }
                     _ => Ok(()),
                 }
+            }
+            Error::NoMemory { input, offset, bytes } => {
+                write!(f, "read {input}, after {offset} bytes: no memory for {bytes} bytes")?;
+                write!(f, " of one document; hint: lower --line-max, and it is refused instead")
             }
             Error::LeftBehind { file, source } => {
                 write!(f, "{source}; and {file} could not be taken back; hint: delete it")
@@ -185,7 +204,10 @@ impl fmt::Display for BadLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BadLine { input, line, offset, column, got, due, .. } = self;
         let stream = if self.decompressed { "decompressed stream" } else { "file" };
-        write!(f, "read {input}, line {line} (byte {offset} of the {stream}), ")?;
+        match line {
+            Some(line) => write!(f, "read {input}, line {line} (byte {offset} of the {stream}), ")?,
+            None => write!(f, "read {input}, the line at byte {offset} of the {stream}, ")?,
+        }
         write!(f, "at byte {column} of the line: got {got}, due {due}")?;
         self.hint.map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
     }

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::input::Input;
+use crate::input::{Cutter, Input};
 use crate::outputs::Outputs;
-use crate::parcel::{Cutter, Stop};
+use crate::parcel::Stop;
 use crate::run::{Prepared, prepare, pump};
 use crate::{BadLine, Error, Options, Result};
 
@@ -130,7 +130,7 @@ fn stopped(input: &str, stop: Stop) -> Error {
         Stop::Input(error) => error,
         Stop::Line { offset, fault } => Error::BadLine(Box::new(BadLine {
             input: input.to_owned(),
-            line: 0,
+            line: None,
             offset: offset as u64,
             column: fault.column as u64,
             decompressed: false,

@@ -29,6 +29,7 @@ mod work;
 pub use documents::Skipped;
 pub use error::{BadLine, Error, Result};
 pub use estimate::{Estimate, estimate};
+pub use input::{Format, InputOptions, Separator, TextRules};
 pub use options::{EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Shard, SpanOptions};
 pub use report::{InputReport, Output, Progress, Report, Stages};
 pub use run::{run, run_until};

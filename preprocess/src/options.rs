@@ -3,15 +3,17 @@ use std::time::Duration;
 
 use indexed::Dtype;
 
-use crate::TokenizerSpec;
 use crate::objective::SentenceSpec;
+use crate::{InputOptions, TokenizerSpec};
 
 /// What to turn into what. Start from [`Options::new`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Files of JSON lines, plain or compressed with Zstandard, in the order in which their
-    /// documents are written. `-` is standard input.
+    /// Files, folders, patterns and pipes, in the order in which their documents are written. `-` is
+    /// standard input.
     pub inputs: Vec<String>,
+    /// How they are read. Default: as each is named.
+    pub input: InputOptions,
     /// The outputs' folder, and how their names begin.
     pub out_prefix: String,
     /// The keys that hold texts; each is a dataset of its own. Default: `text`.
@@ -183,6 +185,7 @@ impl Options {
     pub fn new(inputs: Vec<String>, out_prefix: impl Into<String>) -> Self {
         Options {
             inputs,
+            input: InputOptions::default(),
             out_prefix: out_prefix.into(),
             keys: vec!["text".to_owned()],
             tokenizer: TokenizerSpec { kind: "gpt2".to_owned(), ..TokenizerSpec::default() },

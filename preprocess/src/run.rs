@@ -12,10 +12,10 @@ use std::thread;
 use std::time::Instant;
 
 use crate::commit::Commit;
-use crate::input::Input;
+use crate::input::{Cutter, Input, Position, Share, expand, share_out};
 use crate::objective::{SpanConfig, Splitter};
 use crate::outputs::Outputs;
-use crate::parcel::{Cutter, Parcel};
+use crate::parcel::Parcel;
 use crate::work::{Task, Work, Worker};
 use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, open_tokenizer};
 
@@ -70,7 +70,9 @@ pub fn run_until(
     let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepare(options)?;
     let mut commit = Commit::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
     let (input_idx, offset) = commit.place();
-    let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max).start_at(input_idx, offset);
+    let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max)
+        .ahead(options.workers)
+        .start_at(Position { input_idx, offset });
     let pumped = pump(cutter, &work, tokenizer.as_ref(), options.workers, &mut |parcel| {
         commit.add(parcel, start)?;
         progress(&commit.progress());
@@ -104,8 +106,7 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
     check(options)?;
     let tokenizer = open_tokenizer(&options.tokenizer)?;
     let eod = eod(options, tokenizer.as_ref())?;
-    let inputs: Vec<_> =
-        options.inputs.iter().map(|name| Input::check(name)).collect::<Result<_>>()?;
+    let inputs = inputs(options)?;
     let outputs = Outputs::plan(options, tokenizer.as_ref())?;
     let work = Work {
         keys: options.keys.clone(),
@@ -127,13 +128,6 @@ fn check(options: &Options) -> Result<()> {
     };
     if options.inputs.is_empty() {
         return bad("json-in", "no input".to_owned(), "at least one");
-    }
-    let is_stream = options.inputs.iter().any(|name| name == "-");
-    if is_stream && options.inputs.iter().filter(|name| *name == "-").count() > 1 {
-        return bad("json-in", "'-' twice".to_owned(), "standard input once at most");
-    }
-    if is_stream && options.shard.is_some() {
-        return bad("shard", "standard input".to_owned(), "files, of which each task reads a part");
     }
     if !(1..=WORKERS_MAX).contains(&options.workers) {
         return bad("workers", options.workers.to_string(), "at least 1 and at most 1024");
@@ -161,6 +155,22 @@ fn check(options: &Options) -> Result<()> {
         return bad("line-max", got, "at least 1B and at most 1GiB");
     }
     Ok(())
+}
+
+/// All inputs, or our share of them.
+fn inputs(options: &Options) -> Result<Vec<Input>> {
+    let mut inputs = expand(&options.inputs, &options.input, &options.keys[0])?;
+    if let Some(input) = inputs.iter().find(|input| !input.is_json())
+        && options.keys.len() > 1
+    {
+        let got =
+            format!("{} of them, but in {} no document has keys", options.keys.len(), input.name);
+        return Err(Error::BadOption { name: "json-key", got, due: "one".to_owned() });
+    }
+    if let Some(shard) = options.shard {
+        share_out(&mut inputs, Share::new(shard.index.into(), shard.count.into())?)?;
+    }
+    Ok(inputs)
 }
 
 fn eod(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
@@ -196,7 +206,7 @@ fn task(options: &Options, tokenizer: &dyn Tokenizer, outputs: &Outputs) -> Resu
 }
 
 fn block_bytes(inputs: &[Input], workers: usize) -> usize {
-    let all: Option<u64> = inputs.iter().map(|input| input.stored_bytes).sum();
+    let all: Option<u64> = inputs.iter().map(Input::part_bytes).sum();
     let share = all.map_or(u64::MAX, |all| all / (workers as u64 * 8));
     share.clamp(BLOCK_BYTES_MIN as u64, BLOCK_BYTES_MAX as u64) as usize // fits: clamped
 }

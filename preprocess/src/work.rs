@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use indexed::Dtype;
-use memchr::memchr;
 
 use crate::documents::{Bad, Documents, Encoded, Tally};
+use crate::input::{Record, Records, Shape};
 use crate::json::{Fault, TextFinder};
 use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
 use crate::parcel::{BUFFER_BYTES_KEPT_MAX, Parcel, Stop, too_long};
@@ -46,6 +46,8 @@ pub(crate) struct Worker<'a> {
     tokenizer: &'a dyn Tokenizer,
     encoder: Box<dyn Encode + 'a>,
     finders: Vec<TextFinder>,
+    /// A text that does not stand in its input as it is.
+    scratch: String,
     ids: Vec<u32>,
     triple: Triple,
     sentences: Vec<Range<usize>>,
@@ -57,7 +59,8 @@ pub(crate) struct Worker<'a> {
 /// How a line of a known place is worked on.
 #[derive(Clone, Copy, Debug)]
 struct Line<'a> {
-    bytes: &'a [u8],
+    shape: &'a Shape,
+    record: Record<'a>,
     /// A number that no other document has, and this one in every run.
     document: u64,
 }
@@ -69,6 +72,7 @@ impl<'a> Worker<'a> {
             tokenizer,
             encoder: tokenizer.encoder(),
             finders: work.keys.iter().map(|key| TextFinder::new(key)).collect(),
+            scratch: String::new(),
             ids: Vec::new(),
             triple: Triple::default(),
             sentences: Vec::new(),
@@ -80,24 +84,25 @@ impl<'a> Worker<'a> {
     /// Encodes the lines of a parcel, up to the first bad one that may not be left out.
     pub(crate) fn encode(&mut self, parcel: &mut Parcel) {
         parcel.documents.outputs.resize_with(self.work.dtypes.len(), Encoded::default);
-        let mut offset = 0;
-        while offset < parcel.bytes.len() {
-            let rest = &parcel.bytes[offset..];
-            let bytes = &rest[..memchr(b'\n', rest).unwrap_or(rest.len())];
-            let document = document_number(parcel.input_idx, parcel.offset + offset as u64);
-            let (next, documents) = (offset + bytes.len() + 1, &mut parcel.documents);
-            if let Err(fault) = self.encode_line(Line { bytes, document }, documents) {
+        let Parcel { input_idx, shape, bytes, spans, documents, stop, .. } = parcel;
+        let mut records = Records::new(shape, bytes, spans, parcel.offset);
+        while let Some(record) = records.next() {
+            let offset = record.start;
+            let document = document_number(*input_idx, parcel.offset + offset as u64);
+            documents.lines = records.lines_before();
+            if let Err(fault) = self.encode_line(Line { shape, record, document }, documents) {
                 if self.work.on_bad_line == OnBadLine::Fail {
-                    parcel.stop = Some(Stop::Line { offset, fault });
+                    *stop = Some(Stop::Line { offset, fault });
                     return;
                 }
                 documents.rewind(&self.places);
                 documents.tally.skipped.bad_lines += 1;
                 documents.bad.push(Bad { line: documents.lines, offset, fault });
             }
-            documents.lines += 1;
-            offset = next;
         }
+        documents.lines = records.lines_before();
+        self.scratch.clear();
+        self.scratch.shrink_to(BUFFER_BYTES_KEPT_MAX);
         for finder in &mut self.finders {
             finder.shrink_to(BUFFER_BYTES_KEPT_MAX);
         }
@@ -107,23 +112,27 @@ impl<'a> Worker<'a> {
 
     fn encode_line(&mut self, line: Line<'_>, documents: &mut Documents) -> Result<(), Fault> {
         documents.place(&mut self.places);
-        let Line { bytes, .. } = line;
+        let Line { shape, record: Record { bytes, is_blank, .. }, .. } = line;
         if bytes.len() > self.work.line_bytes_max {
             return Err(too_long(self.work.line_bytes_max));
         }
-        if bytes.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r')) {
+        if is_blank {
             documents.tally.blank_lines += 1;
             return Ok(());
         }
-        let json = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
+        let utf8 = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
         // Counted when the whole line is good.
         let mut tally = documents.tally;
         self.lines += 1;
         let timed = self.lines.is_multiple_of(TIMED_EVERY);
         let mut finders = std::mem::take(&mut self.finders);
+        let mut scratch = std::mem::take(&mut self.scratch);
         for (key, finder) in finders.iter_mut().enumerate() {
             let start = timed.then(Instant::now);
-            let text = finder.find(json);
+            let text = match shape.is_json() {
+                true => finder.find(utf8),
+                false => Ok(shape.text(utf8, &mut scratch)),
+            };
             let parsed = timed.then(Instant::now);
             let done = text.and_then(|text| {
                 tally.text_bytes += text.len() as u64;
@@ -139,6 +148,7 @@ impl<'a> Worker<'a> {
             }
         }
         self.finders = finders;
+        self.scratch = scratch;
         tally.documents += 1;
         documents.tally = tally;
         Ok(())

@@ -134,9 +134,11 @@ fn inputs_are_checked_before_any_work() {
     refusal.check(&[&bad, &missing], &[], &["missing.jsonl", "no such file"]);
     let folder = refusal.folder.path().join("folder");
     fs::create_dir(&folder).unwrap();
-    refusal.check(&[&bad, &folder], &[], &["/folder: got a folder, due a file"]);
-    let gzip = refusal.file("a.jsonl", b"\x1f\x8b\x08\0");
-    refusal.check(&[&bad, &gzip], &[], &["got gzip", "zcat"]);
+    refusal.check(&[&bad, &folder], &[], &["/folder: got a folder without files, due files"]);
+    let bzip2 = refusal.file("a.jsonl", b"BZh91AY&SY");
+    refusal.check(&[&bad, &bzip2], &[], &["got bzip2", "bzcat"]);
+    let liar = refusal.file("liar.gz", "{}");
+    refusal.check(&[&bad, &liar], &[], &["liar.gz", "not gzip"]);
     let liar = refusal.file("liar.zst", "{}");
     refusal.check(&[&bad, &liar], &[], &["liar.zst", "not Zstandard"]);
 }
@@ -157,7 +159,8 @@ fn options_are_checked_before_any_work() {
     let taken = bad.to_str().unwrap();
     check(&["--report", taken], &["bad.jsonl", "exists already"]);
     let stdin = Path::new("-");
-    refusal.check(&[stdin, stdin], &[], &["'-' twice"]);
+    refusal.check(&[stdin, stdin], &[], &["read -: got the same input twice"]);
+    refusal.check(&[&bad, &bad], &[], &["the same input twice", "--allow-repeats"]);
     // Words of clap, which takes more than a line.
     for unknown in [vec!["--json-in", "x"], vec!["--json-in", "x", "--out", "y", "--shuffle"]] {
         let output = preprocess(&unknown).output().unwrap();

@@ -93,7 +93,7 @@ impl Tally {
             Some(Stop::Input(error)) => Err(error),
             Some(Stop::Line { offset, fault }) => Err(Error::BadLine(Box::new(BadLine {
                 input: input.name.clone(),
-                line: input.lines + 1,
+                line: Some(input.lines + 1),
                 offset: parcel.offset + offset as u64,
                 column: fault.column as u64,
                 decompressed: parcel.decompressed,

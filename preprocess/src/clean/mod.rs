@@ -39,8 +39,7 @@ pub use options::{
 pub use report::{CleanProgress, CleanReport, CleanedInput, Clusters, Dropped, Example, Index};
 
 use crate::Result;
-use crate::input::Input;
-use crate::parcel::Cutter;
+use crate::input::{Cutter, Format, InputOptions, expand};
 use filter::Rules;
 use judged::Work;
 use keeper::{Gatherer, Keeper, Tally};
@@ -72,8 +71,9 @@ pub fn clean(
     let start = Instant::now();
     options.check()?;
     let rules = Rules::new(&options.filters)?;
-    let inputs: Vec<_> =
-        options.inputs.iter().map(|name| Input::check(name)).collect::<Result<_>>()?;
+    // It writes the lines that it keeps.
+    let lines = InputOptions { format: Format::JsonLines, ..InputOptions::default() };
+    let inputs = expand(&options.inputs, &lines, "")?;
     let work = Work { options, rules: &rules };
     // fits: checked to be at most 1 GiB
     let line_bytes_max = options.line_bytes_max as usize;

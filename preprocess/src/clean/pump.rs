@@ -9,7 +9,8 @@ use std::thread;
 
 use super::judged::{Judged, Work, Worker};
 use crate::Result;
-use crate::parcel::{Cutter, Parcel};
+use crate::input::Cutter;
+use crate::parcel::Parcel;
 
 /// A worker finds its next block waiting while one is read and one is written. A block is its
 /// lines, and for near duplicates their texts and 8 bytes a band: at 1 MiB about 3 MiB.

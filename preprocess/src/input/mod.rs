@@ -1,0 +1,130 @@
+//! Where documents come from.
+//!
+//! [`expand`] turns what the command line names (files, folders, patterns, pipes) into [`Input`]s,
+//! each looked at before any work begins; [`share_out`] leaves of them what one machine of several
+//! has to do. A [`Cutter`] takes them one after another, whole documents at a time.
+//!
+//! Below it, in reading order: `names` and `glob` find files, `codec` tells what is in them,
+//! `source` gives their bytes, decompressed by `ahead` on other threads in the units that `frames`
+//! finds; `records` says where documents end in lines and texts, `array` in a list of JSON, `rows`
+//! in Parquet.
+
+mod ahead;
+mod array;
+mod codec;
+mod cutter;
+mod frames;
+mod glob;
+mod names;
+mod records;
+#[cfg(feature = "parquet")]
+mod rows;
+mod share;
+mod source;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use storage::{Key, Object, Storage};
+
+pub(crate) use cutter::{Cutter, Position};
+pub(crate) use names::expand;
+pub use names::{Format, InputOptions};
+pub(crate) use records::{Record, Records, Shape, Span};
+pub(crate) use share::{Share, share_out};
+pub use text::{Separator, TextRules};
+
+use crate::{Error, Result};
+use codec::Codec;
+
+/// How an input is named on the command line when it is standard input.
+const STDIN: &str = "-";
+
+/// One input, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Input {
+    /// As it was given, or as it was found.
+    pub(crate) name: String,
+    /// Its length as stored, unless it is a stream.
+    pub(crate) stored_bytes: Option<u64>,
+    place: Place,
+    /// What it is stored as. A stream tells when it is opened.
+    codec: Codec,
+    shape: Shape,
+    /// Documents that begin in here are wanted, by bytes as stored.
+    part: Range<u64>,
+    /// From here on, decompressed, it may not be more than so many times as long as stored.
+    expand_free_bytes: u64,
+    expand_ratio_max: Option<u64>,
+}
+
+/// All of an input, however long.
+const WHOLE: Range<u64> = 0..u64::MAX;
+
+/// Where an input is.
+#[derive(Clone, Debug)]
+enum Place {
+    Object {
+        store: Arc<dyn Storage>,
+        key: Key,
+    },
+    /// A named pipe or a device: read once, from front to back.
+    Pipe(PathBuf),
+    Stdin,
+}
+
+impl Input {
+    /// Looks whether an input is there, can be read, and is of a kind that we know; a file of JSON
+    /// lines unless its name or content say otherwise.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for a folder or an unknown form, [`Error::Storage`].
+    #[cfg(test)]
+    pub(crate) fn check(name: &str) -> Result<Input> {
+        let mut found = expand(&[name.to_owned()], &InputOptions::default(), "text")?;
+        Ok(found.remove(0))
+    }
+
+    /// Bytes as stored that are to be read of it, unless it is a stream.
+    pub(crate) fn part_bytes(&self) -> Option<u64> {
+        let stored = self.stored_bytes?;
+        Some(self.part.end.min(stored).saturating_sub(self.part.start))
+    }
+
+    /// Whether its documents are objects of JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.shape.is_json()
+    }
+
+    /// The file behind an input that is one.
+    fn object(&self) -> Result<Arc<dyn Object>> {
+        match &self.place {
+            Place::Object { store, key } => open(store.as_ref(), key, &self.name),
+            Place::Pipe(_) | Place::Stdin => unreachable!("streams are not opened as objects"),
+        }
+    }
+}
+
+fn open(store: &dyn Storage, key: &Key, name: &str) -> Result<Arc<dyn Object>> {
+    store.open(key).map_err(|error| not_a_file(name, error))
+}
+
+/// An input that is there, but is no file.
+fn not_a_file(name: &str, error: storage::Error) -> Error {
+    let storage::Error::Io { source, .. } = &error else { return error.into() };
+    let got = match source.kind() {
+        io::ErrorKind::IsADirectory => "a folder",
+        io::ErrorKind::InvalidInput => "a socket or block device",
+        _ => return error.into(),
+    };
+    bad_input(name, got, "a file, a folder of files, a pipe, or - for standard input")
+}
+
+fn bad_input(name: &str, got: impl Into<String>, due: impl Into<String>) -> Error {
+    Error::BadInput { input: name.to_owned(), got: got.into(), due: due.into() }
+}

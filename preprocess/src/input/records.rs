@@ -1,0 +1,171 @@
+//! Where documents begin and end in the bytes of a parcel.
+
+use std::ops::Range;
+use std::slice;
+use std::sync::Arc;
+
+use memchr::memchr;
+
+use super::text::{Separator, TextRules, is_blank, newlines, without_return};
+
+/// Where a document stands in the bytes of its parcel.
+pub(crate) type Span = Range<usize>;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// How the bytes of an input are made of documents.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Shape {
+    /// An object of JSON on every line.
+    #[default]
+    JsonLines,
+    /// The objects in one list of JSON, in the spans of the parcel.
+    JsonArray,
+    /// Plain text.
+    Text(Arc<TextRules>),
+    /// Texts of the column of this name, in the spans of the parcel.
+    #[cfg(feature = "parquet")]
+    Rows(Arc<str>),
+}
+
+impl Shape {
+    /// Whether each line is a document, so that an input may be entered after any newline.
+    pub(super) fn is_lines(&self) -> bool {
+        match self {
+            Shape::JsonLines => true,
+            Shape::Text(rules) => rules.separator == Separator::Line,
+            Shape::JsonArray => false,
+            #[cfg(feature = "parquet")]
+            Shape::Rows(_) => false,
+        }
+    }
+
+    /// Whether a record is an object of JSON that holds the text, or the text itself.
+    pub(crate) fn is_json(&self) -> bool {
+        matches!(self, Shape::JsonLines | Shape::JsonArray)
+    }
+
+    /// The text of a record that is no JSON. `scratch` is there to be used again.
+    pub(crate) fn text<'a>(&self, record: &'a str, scratch: &'a mut String) -> &'a str {
+        match self {
+            Shape::Text(rules) => rules.text(record, scratch),
+            _ => record,
+        }
+    }
+}
+
+/// One document as it stands in its input: a text, or an object of JSON that holds one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record<'a> {
+    /// Where it begins in the parcel, in what the parcel's offset counts. The sum of both does not
+    /// depend on how the input was cut.
+    pub(crate) start: usize,
+    pub(crate) bytes: &'a [u8],
+    /// There is nothing that could be a document.
+    pub(crate) is_blank: bool,
+}
+
+/// The row of a table that has no text, not even an empty one.
+#[cfg(feature = "parquet")]
+pub(super) const NO_TEXT: Span = usize::MAX..usize::MAX;
+
+/// The documents of a parcel, one after another; among them what stands between two separators and
+/// is empty or blank.
+#[derive(Debug)]
+pub(crate) struct Records<'a> {
+    shape: &'a Shape,
+    bytes: &'a [u8],
+    spans: slice::Iter<'a, Span>,
+    at: usize,
+    /// Lines before the last document that was given, and what it adds to them.
+    lines: u64,
+    lines_next: u64,
+}
+
+impl<'a> Records<'a> {
+    /// `offset` is where the bytes begin in their input.
+    pub(crate) fn new(shape: &'a Shape, bytes: &'a [u8], spans: &'a [Span], offset: u64) -> Self {
+        // What editors of other systems put before a text is none of it. Before JSON it is refused.
+        let mark = matches!(shape, Shape::Text(_)) && offset == 0;
+        let at = if mark && bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        Records { shape, bytes, spans: spans.iter(), at, lines: 0, lines_next: 0 }
+    }
+
+    /// Lines before the document that was given last; after the end, all lines of the parcel.
+    pub(crate) fn lines_before(&self) -> u64 {
+        self.lines
+    }
+
+    fn next_line(&mut self) -> Option<Record<'a>> {
+        let rest = self.rest()?;
+        let len = memchr(b'\n', rest).unwrap_or(rest.len());
+        let bytes = &rest[..len];
+        let record = Record { start: self.at, bytes, is_blank: is_blank(bytes) };
+        self.at += len + 1;
+        self.lines_next = 1;
+        Some(record)
+    }
+
+    fn next_text(&mut self, separator: &Separator) -> Option<Record<'a>> {
+        if *separator == Separator::Line {
+            let line = self.next_line()?;
+            return Some(Record { bytes: without_return(line.bytes), ..line });
+        }
+        let rest = self.rest()?;
+        let (end, next) = separator.split_first(rest).unwrap_or((rest.len(), rest.len()));
+        let mut bytes = &rest[..end];
+        if *separator == Separator::BlankLine {
+            bytes = without_return(bytes.strip_suffix(b"\n").unwrap_or(bytes));
+        }
+        let record = Record { start: self.at, bytes, is_blank: is_blank(bytes) };
+        self.at += next;
+        self.lines_next = newlines(&rest[..next]);
+        Some(record)
+    }
+
+    fn next_span(&mut self) -> Option<Record<'a>> {
+        let Some(span) = self.spans.next() else {
+            self.lines_next += newlines(&self.bytes[self.at..]);
+            self.at = self.bytes.len();
+            return None;
+        };
+        // Lines before it are those before its first byte.
+        self.lines += newlines(&self.bytes[self.at..span.start]);
+        self.at = span.start;
+        Some(Record { start: span.start, bytes: &self.bytes[span.clone()], is_blank: false })
+    }
+
+    #[cfg(feature = "parquet")]
+    fn next_row(&mut self) -> Option<Record<'a>> {
+        let span = self.spans.next()?;
+        let start = self.at;
+        self.at += 1;
+        self.lines_next = 1;
+        let text = self.bytes.get(span.clone());
+        Some(Record { start, bytes: text.unwrap_or_default(), is_blank: text.is_none() })
+    }
+
+    fn rest(&self) -> Option<&'a [u8]> {
+        self.bytes.get(self.at..).filter(|rest| !rest.is_empty())
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Record<'a>;
+
+    fn next(&mut self) -> Option<Record<'a>> {
+        self.lines += std::mem::take(&mut self.lines_next);
+        let shape = self.shape;
+        let next = match shape {
+            Shape::JsonLines => self.next_line(),
+            Shape::JsonArray => self.next_span(),
+            Shape::Text(rules) => self.next_text(&rules.separator),
+            #[cfg(feature = "parquet")]
+            Shape::Rows(_) => self.next_row(),
+        };
+        if next.is_none() {
+            self.lines += std::mem::take(&mut self.lines_next);
+        }
+        next
+    }
+}

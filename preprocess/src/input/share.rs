@@ -1,0 +1,73 @@
+use super::{Codec, Input, Place, WHOLE, bad_input};
+use crate::{Error, Result};
+
+/// What one machine of several does: share `i` of `n`, counted from 0.
+///
+/// All inputs in their order are cut into `n` shares of equal length, by bytes as they are stored.
+/// The shares together are the documents of all inputs, each once, and one share after another they
+/// are in order. A document of a plain file of lines belongs to the share that its first byte is
+/// in; what cannot be entered in the middle (compressed files, lists of JSON, Parquet) belongs
+/// whole to the share that the first byte of the file is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    i: u64,
+    n: u64,
+}
+
+impl Share {
+    /// Share `i` of `n`.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] unless `i` is below `n`.
+    pub(crate) fn new(i: u64, n: u64) -> Result<Self> {
+        if i < n {
+            return Ok(Share { i, n });
+        }
+        let due = "I/N with I from 0 to N-1, such as 0/4";
+        Err(Error::BadOption { name: "shard", got: format!("{i}/{n}"), due: due.to_owned() })
+    }
+
+    /// Its first byte of so many, and the first of the next share.
+    fn of(self, bytes: u64) -> (u64, u64) {
+        let cut = |i| u128::from(bytes) * u128::from(i) / u128::from(self.n);
+        // fits: at most `bytes`.
+        (cut(self.i) as u64, cut(self.i + 1) as u64)
+    }
+}
+
+/// Leaves of the inputs what belongs to a share. All of them stay in their places.
+///
+/// # Errors
+/// [`Error::BadInput`] for a stream, whose length nobody knows.
+pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
+    let mut all = 0_u64;
+    for input in &*inputs {
+        let (Some(bytes), Place::Object { .. }) = (input.stored_bytes, &input.place) else {
+            let due = "files: a stream cannot be shared out";
+            return Err(bad_input(&input.name, "a pipe", due));
+        };
+        all += bytes;
+    }
+    let (first, end) = share.of(all);
+    let mut start = 0;
+    for input in inputs {
+        let bytes = input.stored_bytes.unwrap_or(0);
+        let here = |at: u64| at.saturating_sub(start).min(bytes);
+        input.part = if input.can_be_entered() {
+            here(first)..here(end)
+        } else if (first..end).contains(&start) {
+            WHOLE
+        } else {
+            0..0
+        };
+        start += bytes;
+    }
+    Ok(())
+}
+
+impl Input {
+    /// Whether it may be read from any newline on.
+    fn can_be_entered(&self) -> bool {
+        self.codec == Codec::Plain && self.shape.is_lines()
+    }
+}

@@ -261,7 +261,8 @@ pub(crate) fn for_each_chunk(
     Ok(())
 }
 
-fn check_bin_len(bin: &dyn Object, due: u64, idx_file: &str) -> Result<()> {
+/// Holds the length of a `.bin` against what its `.idx` says.
+pub(crate) fn check_bin_len(bin: &dyn Object, due: u64, idx_file: &str) -> Result<()> {
     let got = bin.len_bytes();
     let fault = match got.cmp(&due) {
         std::cmp::Ordering::Equal => return Ok(()),

@@ -52,24 +52,7 @@ impl Layout {
     /// The same from the first bytes of a file alone, also if its type is one of PaddleNLP's.
     pub(crate) fn parse_any(bytes: &[u8], file_bytes: u64, file: &str) -> Result<Self> {
         let len = file_bytes as usize; // fits: 64 bits
-        let Some(header) = bytes.first_chunk::<{ HEADER_BYTES as usize }>() else {
-            // Of a short file, say first that it is no index at all, if so it begins.
-            let start = bytes.len().min(MAGIC.len());
-            check_magic(&bytes[..start], &MAGIC[..start], file)?;
-            let due = format!("a header of {HEADER_BYTES} bytes");
-            return Err(malformed(file, len, Fault::TooShort, end_at(len), due));
-        };
-        check_magic(&header[..9], &MAGIC, file)?;
-        let version = u64_at(header, 9);
-        if version != VERSION {
-            let due = format!("version {VERSION}");
-            return Err(malformed(file, 9, Fault::Version, format!("version {version}"), due));
-        }
-        let code = header[17];
-        let dtype = Dtype::from_code_of_any(code).ok_or_else(|| {
-            malformed(file, 17, Fault::Dtype, format!("dtype code {code}"), "1 to 8")
-        })?;
-        let (sequences, documents) = (u64_at(header, 18), u64_at(header, 26));
+        let (dtype, sequences, documents) = header_fields(bytes, file)?;
         if documents == 0 {
             let due = "at least 1, the leading 0";
             let got = "a document index of length 0";
@@ -175,6 +158,28 @@ impl Tables<'_> {
         }
         Ok(())
     }
+}
+
+/// Type and counts of a header of which nothing is believed yet, from the first bytes of a file.
+pub(crate) fn header_fields(bytes: &[u8], file: &str) -> Result<(Dtype, u64, u64)> {
+    let len = bytes.len();
+    let Some(header) = bytes.first_chunk::<{ HEADER_BYTES as usize }>() else {
+        // Of a short file, say first that it is no index at all, if so it begins.
+        let start = len.min(MAGIC.len());
+        check_magic(&bytes[..start], &MAGIC[..start], file)?;
+        let due = format!("a header of {HEADER_BYTES} bytes");
+        return Err(malformed(file, len, Fault::TooShort, end_at(len), due));
+    };
+    check_magic(&header[..9], &MAGIC, file)?;
+    let version = u64_at(header, 9);
+    if version != VERSION {
+        let due = format!("version {VERSION}");
+        return Err(malformed(file, 9, Fault::Version, format!("version {version}"), due));
+    }
+    let code = header[17];
+    let dtype = Dtype::from_code_of_any(code)
+        .ok_or_else(|| malformed(file, 17, Fault::Dtype, format!("dtype code {code}"), "1 to 8"))?;
+    Ok((dtype, u64_at(header, 18), u64_at(header, 26)))
 }
 
 /// The first 34 bytes.

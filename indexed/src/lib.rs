@@ -33,8 +33,10 @@ mod masked_index;
 mod npy;
 mod outline;
 mod python_json;
+mod repair;
 pub mod rng;
 mod sample_index;
+mod splice;
 mod split;
 
 pub use blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
@@ -49,5 +51,7 @@ pub use formats::{
 pub use gpt_index::{GptIndex, GptIndexConfig, Part};
 pub use masked_index::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
 pub use npy::{Descr, Element, Npy};
+pub use repair::{Repair, RepairReport};
 pub use sample_index::{SampleRule, build_sample_index};
+pub use splice::{Part as SplicePart, splice};
 pub use split::{Split, SplitMatrix};

@@ -1,5 +1,6 @@
-//! Who made a temporary file, a temporary folder or a lease, written into its very name, and whether that process
-//! still lives. A name is made in one step; a note inside a folder could be missing after a crash.
+//! Who made a temporary file, a temporary folder or a lease, written into its very name, and
+//! whether that process still lives. A name is made in one step; a note inside a folder could be
+//! missing after a crash.
 
 use std::fmt;
 use std::fs;

@@ -47,8 +47,8 @@ pub(crate) fn read_cached_at(file: &File, buf: &mut [u8], offset: u64) -> io::Re
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies up to `count` bytes from one file to another within the kernel, and gives how many it did;
-/// 0 is the end of `from`. The files' own positions stay.
+/// Copies up to `count` bytes from one file to another within the kernel, and gives how many it
+/// did; 0 is the end of `from`. The files' own positions stay.
 pub(crate) fn copy_file_range(
     from: &File,
     from_offset: u64,

@@ -1,6 +1,7 @@
 //! Names of files that are being written, and of folders that are being deleted:
-//! `.NAME.tmp-OWNER`, and `.NAME.draft` for what outlives its writer. They are hidden from listings, and who wrote one can be read off
-//! it, so that what a dead process left behind can be told from the work of a live one.
+//! `.NAME.tmp-OWNER`, and `.NAME.draft` for what outlives its writer. They are hidden from
+//! listings, and who wrote one can be read off it, so that what a dead process left behind can be
+//! told from the work of a live one.
 
 use crate::Owner;
 

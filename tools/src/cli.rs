@@ -1,8 +1,9 @@
 //! What the command line may say.
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use indexed::{Dtype, Format};
-use tools::cmd::{clean, convert};
+use tools::cmd::{clean, convert, merge};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
 /// splits and repairs token files.
@@ -28,6 +29,30 @@ pub enum Verb {
     /// Memory does not grow with the files. Nothing is overwritten, and a run that fails leaves
     /// nothing. Exit 0: written. 2: it could not be.
     Convert(Convert),
+    /// Joins datasets (.bin and .idx) to one, byte for byte as Megatron's merge_datasets.py does.
+    ///
+    /// Refuses different token types, and different tokenizers where manifests tell them. Memory
+    /// does not grow. The .bin of a source with a manifest is copied within the kernel, and not at
+    /// all where the file system shares blocks, for the first source and for others that happen to
+    /// begin at a block; one without is read. Exit 0: merged. 2: it could not be.
+    Merge(Merge),
+    /// Divides a dataset's documents into one for training, one for validation and one for test.
+    ///
+    /// Writes P_train, P_valid and P_test. The documents keep their order. Exit 0: written. 2: it
+    /// could not be.
+    Split(SplitArgs),
+    /// Writes what can be saved of a damaged dataset under another name.
+    ///
+    /// A document index that was never written (CPM-2, Yuan) or is broken becomes one document a
+    /// sequence; wrong pointers are made anew; of a .bin that was cut off the whole documents stay.
+    /// The source is not touched. Exit 0: written, or nothing to repair. 2: not even its header can
+    /// be read.
+    Repair(Repair),
+    /// Prints a script that completes this command's words in a shell.
+    Completions {
+        /// The shell: bash, zsh, fish, elvish or powershell.
+        shell: Shell,
+    },
     /// Copies JSON lines without those that are bad, short, foreign, or there already.
     ///
     /// Lines are kept byte for byte and in order, whatever the number of workers. The first bad
@@ -90,6 +115,81 @@ impl Convert {
             eod: self.eod,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// Prefixes in their order, or folders: all prefixes in a folder are merged.
+    #[arg(long, required = true, num_args = 1.., value_name = "PREFIX|FOLDER")]
+    pub input: Vec<String>,
+    /// Prefix of what to write.
+    #[arg(long, required = true, value_name = "OUT")]
+    pub output_prefix: String,
+    /// The order of the prefixes of a folder: name, which puts _10 before _2 as Megatron does, or
+    /// numeric.
+    #[arg(long, value_enum, default_value = "name")]
+    pub order: OrderArg,
+    /// Requires a mode for each sequence. Sets that have modes keep them with and without it.
+    #[arg(long)]
+    pub multimodal: bool,
+    /// Reads the sources and compares them with their manifests first. Default: their sums are
+    /// trusted, and a source that was damaged makes a result that `check` finds damaged.
+    #[arg(long)]
+    pub verify: bool,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// As on the command line.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum OrderArg {
+    Name,
+    Numeric,
+}
+
+impl Merge {
+    pub fn request(&self) -> merge::Request {
+        merge::Request {
+            inputs: self.input.clone(),
+            out: self.output_prefix.clone(),
+            order: match self.order {
+                OrderArg::Name => merge::Order::Name,
+                OrderArg::Numeric => merge::Order::Numeric,
+            },
+            multimodal: self.multimodal,
+            verify: self.verify,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct SplitArgs {
+    /// Prefix of the dataset to split.
+    #[arg(value_name = "PREFIX")]
+    pub source: String,
+    /// Shares of training, validation and test, such as 949,50,1; rounded as Megatron does.
+    #[arg(long, value_name = "SHARES")]
+    pub split: String,
+    /// What the prefixes to write begin with.
+    #[arg(long, value_name = "OUT")]
+    pub output_prefix: String,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Repair {
+    /// Prefix of the damaged dataset.
+    #[arg(value_name = "PREFIX")]
+    pub source: String,
+    /// Prefix of what to write.
+    #[arg(short, long = "output-prefix", value_name = "OUT")]
+    pub out: String,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A format, or none to find it out.

@@ -4,6 +4,9 @@ pub mod check;
 pub mod clean;
 pub mod convert;
 pub mod inspect;
+pub mod merge;
+pub mod repair;
+pub mod split;
 
 use std::sync::Arc;
 

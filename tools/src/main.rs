@@ -6,10 +6,10 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, Verb};
 use serde::Serialize;
-use tools::cmd::{check, clean, convert, inspect};
+use tools::cmd::{check, clean, convert, inspect, merge, repair, split};
 use tools::target::Target;
 
 fn main() -> ExitCode {
@@ -40,6 +40,26 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Convert(args) => {
             let converted = convert::convert(&args.request())?;
             tell(args.json, &converted, converted.text())?;
+        }
+        Verb::Merge(args) => {
+            let merged = merge::merge(&args.request())?;
+            tell(args.json, &merged, merged.text())?;
+        }
+        Verb::Split(args) => {
+            let (source, split) = (args.source.clone(), args.split.clone());
+            let out = args.output_prefix.clone();
+            let parts = split::split(&split::Request { source, split, out })?;
+            tell(args.json, &parts, parts.text())?;
+        }
+        Verb::Repair(args) => {
+            let (source, out) = (args.source.clone(), args.out.clone());
+            let repaired = repair::repair(&repair::Request { source, out })?;
+            tell(args.json, &repaired, repaired.text())?;
+        }
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "feedline", &mut script);
+            io::stdout().lock().write_all(&script)?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -81,3 +81,117 @@ fn what_cannot_be_converted_says_why_and_leaves_nothing() {
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+/// A corpus of so many lines, tokenized as a user does; gives the prefix.
+fn tokens(folder: &Path, name: &str, lines: &[&str]) -> String {
+    let jsonl = path(folder, &format!("{name}.jsonl"));
+    let text = |text: &&str| serde_json::json!({ "text": text }).to_string();
+    std::fs::write(&jsonl, lines.iter().map(text).collect::<Vec<_>>().join("\n")).unwrap();
+    let out = path(folder, name);
+    let mut options = preprocess::Options::new(vec![jsonl], &out);
+    options.append_eod = true;
+    preprocess::run(&options, &mut |_| {}).unwrap();
+    format!("{out}_text_document")
+}
+
+const LINES: [&str; 5] = ["Hello world", "one", "春風又綠江南岸", "two", "the last of them"];
+
+#[test]
+fn shards_merge_to_the_whole_and_split_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let shards = folder.path().join("shards");
+    std::fs::create_dir(&shards).unwrap();
+    tokens(&shards, "s_2", &LINES[..2]);
+    tokens(&shards, "s_10", &LINES[2..]);
+    let whole = tokens(folder.path(), "whole", &LINES);
+    let input = shards.to_str().unwrap();
+    let merged = path(folder.path(), "merged");
+    let args = ["merge", "--input", input, "--output-prefix", &merged, "--order", "numeric"];
+    let told = json(&[&args[..], &["--verify"]].concat());
+    assert_eq!(told["documents"], 5, "{told}");
+    for suffix in [".bin", ".idx"] {
+        assert_eq!(read(&format!("{merged}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+    assert_eq!(feedline(&["check", &merged]).code, 0, "its manifest agrees");
+    let told = json(&["inspect", &merged]);
+    assert_eq!(told["manifest"]["tokenizer"]["vocab_size"], 50257, "{told}");
+
+    // As Megatron sorts them, the tenth comes first.
+    let by_name = path(folder.path(), "by_name");
+    json(&["merge", "--input", input, "--output-prefix", &by_name]);
+    assert_ne!(read(&format!("{by_name}.idx")), read(&format!("{whole}.idx")));
+
+    let part = path(folder.path(), "part");
+    let told = json(&["split", &merged, "--split", "3,1,1", "--output-prefix", &part]);
+    let documents: Vec<_> = [0, 1, 2].iter().map(|&n| &told["parts"][n]["documents"]).collect();
+    assert_eq!(documents, [&serde_json::json!([0, 3]), &[3, 4].into(), &[4, 5].into()]);
+    let parts = ["train", "valid", "test"].map(|name| format!("{part}_{name}"));
+    let again = path(folder.path(), "again");
+    let mut args = vec!["merge", "--input"];
+    args.extend(parts.iter().map(String::as_str));
+    json(&[&args[..], &["--output-prefix", &again]].concat());
+    for suffix in [".bin", ".idx"] {
+        assert_eq!(read(&format!("{again}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+}
+
+#[test]
+fn what_does_not_belong_together_is_not_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| tokens(folder.path(), name, &LINES));
+    let out = path(folder.path(), "out");
+    let refused = |inputs: &[&str], due: &str| {
+        let args = [&["merge", "--output-prefix", &out, "--input"], inputs].concat();
+        let said = feedline(&args);
+        assert_eq!(said.code, 2, "{}", said.out);
+        assert!(said.err.contains(due), "{}, due {due}", said.err);
+    };
+    refused(&[&a, &golden("idx/docs_i32")], "got int32");
+    refused(&[&a, "/nowhere"], "/nowhere");
+    refused(&[&a, "--multimodal"], "no modes");
+    refused(&[&golden("cpm2/demo_document_context")], "feedline repair");
+
+    // Another tokenizer, by the manifest alone: sealed again after the change.
+    let manifest = format!("{b}.manifest.json");
+    let (store, key) = storage::locate(&manifest).unwrap();
+    let mut changed = storage::Manifest::read(store.as_ref(), &key).unwrap();
+    changed.meta["tokenizer"]["fingerprint"] = "another".into();
+    store.delete(&key).unwrap();
+    changed.write(store.as_ref(), &key).unwrap();
+    refused(&[&a, &b], "got tokenizer");
+
+    // A changed byte is found by reading.
+    let mut bytes = read(&format!("{a}.bin"));
+    bytes[3] ^= 1;
+    std::fs::write(format!("{a}.bin"), bytes).unwrap();
+    refused(&[&a, "--verify"], "by the manifest");
+}
+
+#[test]
+fn damage_is_repaired_under_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = path(folder.path(), "out");
+    let context = golden("cpm2/demo_document_context");
+    let told = json(&["repair", &context, "-o", &out]);
+    assert_eq!((&told["documents"], &told["bytes_lost"]), (&1.into(), &0.into()), "{told}");
+    assert_eq!(feedline(&["check", &out]).code, 0);
+
+    let whole = tokens(folder.path(), "whole", &LINES);
+    let told = json(&["repair", &whole, "-o", &path(folder.path(), "same")]);
+    assert_eq!(told["faults"], serde_json::json!([]), "{told}");
+    let bin = read(&format!("{whole}.bin"));
+    std::fs::write(format!("{whole}.bin"), &bin[..bin.len() - 1]).unwrap();
+    let cut = path(folder.path(), "cut");
+    let told = json(&["repair", &whole, "-o", &cut]);
+    assert_eq!((&told["documents"], &told["sequences_lost"]), (&4.into(), &1.into()), "{told}");
+    assert_eq!(feedline(&["check", &cut]).code, 0);
+    assert_eq!(feedline(&["repair", &whole, "-o", &cut]).code, 2, "nothing is overwritten");
+}
+
+#[test]
+fn shells_complete_the_verbs() {
+    for shell in ["bash", "zsh", "fish"] {
+        let said = feedline(&["completions", shell]);
+        assert!(said.code == 0 && said.out.contains("merge"), "{shell}: {}", said.err);
+    }
+}

@@ -24,7 +24,9 @@ pub use census::{Census, CensusReport};
 pub use source::{Sink, Source};
 pub use writer::{WriteOptions, Writer, Written};
 
-pub(crate) use pair::Pair;
+pub(crate) use column::{Column, Entry};
+pub(crate) use pair::{Pair, start_of};
+pub(crate) use writer::finish_all;
 
 use std::fmt;
 use std::sync::Arc;
@@ -180,7 +182,7 @@ impl Beside<'_> {
             return Ok(Some(Format::Datatrove));
         }
         if self.has(".npy") {
-            let start = pair::start_of(&*store.open(&stem.with_suffix(".npy")?)?)?;
+            let start = start_of(&*store.open(&stem.with_suffix(".npy")?)?)?;
             let is_npy = start.starts_with(b"\x93NUMPY");
             return Ok(Some(if is_npy { Format::Yuan } else { Format::Dolma }));
         }
@@ -193,7 +195,7 @@ impl Beside<'_> {
 impl Format {
     fn of_idx(store: &Arc<dyn Storage>, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
-        let start = pair::start_of(object.as_ref())?;
+        let start = start_of(object.as_ref())?;
         if start.starts_with(b"TNTIDX\0\0") {
             return Ok(Format::Tntidx);
         }

@@ -1,14 +1,16 @@
 //! A pair of `.bin` and `.idx` (MMIDIDX) as tables that are read and not mapped: memory does not
 //! grow with the index.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use storage::{Key, Object, Read, Storage};
 
 use super::column::{Column, Entry};
-use super::marks::{Lengths, Marks};
+use super::marks::{Lengths, Mark, Marks};
 use super::source::{Run, Source};
 use super::{Format, Unended};
+use crate::dataset::check_bin_len;
 use crate::idx::{HEADER_BYTES, Layout, malformed};
 use crate::{Fault, Result};
 
@@ -51,6 +53,33 @@ impl Pair {
         self.documents.count() == 1 && self.lengths.count() > 0
     }
 
+    /// Reads every entry of the index, and holds the `.bin` against them.
+    pub(crate) fn check(&self) -> Result<()> {
+        let mut bytes = 0_u64;
+        for mark in self.marks(Unended::Refused).iter() {
+            if let Mark::Sequence { len, .. } = mark? {
+                // fits: the pointers, which are these sums, were checked to be positive
+                bytes += len * self.layout.dtype.item_bytes();
+            }
+        }
+        check_bin_len(self.bin.as_ref(), bytes, &self.lengths.file())
+    }
+
+    /// The sequences of some documents, and their bytes in the `.bin`.
+    ///
+    /// # Panics
+    /// If there are no such documents. The index must have been checked.
+    pub(crate) fn extent(&self, documents: &Range<u64>) -> Result<(Range<u64>, Range<u64>)> {
+        let sequence = |document| Ok::<u64, crate::Error>(self.documents.get(document)? as u64);
+        let sequences = sequence(documents.start)?..sequence(documents.end)?;
+        let place = |sequence: u64| match sequence == self.lengths.count() {
+            true => Ok(self.bin.len_bytes()),
+            false => self.pointers.get(sequence).map(|pointer| pointer as u64),
+        };
+        let bytes = place(sequences.start)?..place(sequences.end)?;
+        Ok((sequences, bytes))
+    }
+
     /// Its marks; where no document was ended and that is allowed, each sequence is one.
     pub(super) fn marks(&self, unended: Unended) -> Lengths {
         let each = unended == Unended::EachSequence && self.is_unended();
@@ -87,7 +116,7 @@ impl Pair {
 }
 
 /// The bytes that hold the header, or all there are.
-pub(super) fn start_of(object: &dyn Object) -> Result<Vec<u8>> {
+pub(crate) fn start_of(object: &dyn Object) -> Result<Vec<u8>> {
     /// TNTIDX has the longest header, of 56 bytes.
     const START_BYTES: u64 = 64;
     let mut bytes = vec![0; object.len_bytes().min(START_BYTES) as usize]; // fits: 64 at most

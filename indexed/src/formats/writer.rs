@@ -141,12 +141,13 @@ impl Writer {
             }
             Out::Flat { tokens, ends, tokens_due } => {
                 check_due(&recode.file, tokens_due, counts.tokens)?;
-                finish_all(store.as_ref(), [Some(tokens), ends].into_iter().flatten().collect())?
+                let streams = [Some(tokens), ends].into_iter().flatten();
+                finish_all(store.as_ref(), streams.map(Stream::flush).collect::<Result<_>>()?)?
             }
             Out::Paddle { tokens, tokens_due, mut index, mut outline } => {
                 check_due(&recode.file, Some(tokens_due), counts.tokens)?;
                 write_paddle_index(&mut index, &mut outline)?;
-                finish_all(store.as_ref(), vec![tokens, index])?
+                finish_all(store.as_ref(), vec![tokens.flush()?, index.flush()?])?
             }
         };
         Ok(Written {
@@ -354,6 +355,11 @@ impl Stream {
         let upload = store.create(key, 0)?;
         Ok(Stream { key: key.clone(), upload, pending: Vec::new() })
     }
+
+    fn flush(mut self) -> Result<(Key, Box<dyn Upload>)> {
+        self.upload.write(&self.pending)?;
+        Ok((self.key, self.upload))
+    }
 }
 
 impl Write for Stream {
@@ -371,12 +377,14 @@ impl Write for Stream {
 }
 
 /// Finishes all, or takes back those that were finished before the one that failed.
-fn finish_all(store: &dyn Storage, streams: Vec<Stream>) -> Result<Vec<FileEntry>> {
+pub(crate) fn finish_all(
+    store: &dyn Storage,
+    uploads: Vec<(Key, Box<dyn Upload>)>,
+) -> Result<Vec<FileEntry>> {
     let mut files = Vec::new();
     let mut keys: Vec<Key> = Vec::new();
-    for mut stream in streams {
-        let written = stream.upload.write(&stream.pending);
-        match written.and_then(|()| stream.upload.finish()) {
+    for (key, upload) in uploads {
+        match upload.finish() {
             Ok(file) => files.push(file),
             Err(source) => {
                 for key in &keys {
@@ -389,7 +397,7 @@ fn finish_all(store: &dyn Storage, streams: Vec<Stream>) -> Result<Vec<FileEntry
                 return Err(source.into());
             }
         }
-        keys.push(stream.key);
+        keys.push(key);
     }
     Ok(files)
 }

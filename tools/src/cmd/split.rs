@@ -1,0 +1,127 @@
+//! `feedline split`: a dataset's documents for training, validation and test.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use indexed::{IndexedDataset, SplicePart, Split, SplitMatrix, splice};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
+use crate::report::{table, thousands};
+
+/// What to split, and how.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prefix to read.
+    pub source: String,
+    /// The shares, such as `949,50,1`.
+    pub split: String,
+    /// What the prefixes to write begin with.
+    pub out: String,
+}
+
+/// What was written; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Parts {
+    /// The dataset that was read.
+    pub source: String,
+    /// Its documents.
+    pub documents: u64,
+    /// The parts that have a share, in order.
+    pub parts: Vec<Part>,
+}
+
+/// One part.
+#[derive(Debug, Serialize)]
+pub struct Part {
+    /// `train`, `valid` or `test`.
+    pub part: &'static str,
+    /// Its first document in the source, and the one after its last.
+    pub documents: [u64; 2],
+    /// Sequences.
+    pub sequences: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// The files; none if its share came to no document.
+    pub outputs: Vec<Output>,
+}
+
+/// Writes a dataset for each part that has a share, `OUT_train` and so on. Megatron's rounding is
+/// applied to documents.
+///
+/// # Errors
+/// If the source is damaged, or an output exists. Parts that were written by then stay, each whole.
+pub fn split(request: &Request) -> Result<Parts> {
+    let shares = SplitMatrix::parse(&request.split)?;
+    let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
+    let (store, prefix) = storage::locate(name)?;
+    let documents = IndexedDataset::open(&store, &prefix)?.document_count();
+    let manifest = token_manifest(store.as_ref(), &prefix)?;
+    ensure!(documents > 0, "{name}: no documents to split");
+    let mut targets = Vec::new();
+    for which in Split::ALL {
+        let Some(range) = shares.range(which, documents) else { continue };
+        let (out, key) = storage::locate(&format!("{}_{which}", request.out))?;
+        no_manifest_yet(out.as_ref(), &key)?;
+        targets.push((which, range, out, key));
+    }
+    let mut parts = Vec::new();
+    for (which, range, out, key) in targets {
+        let documents = [range.start, range.end];
+        if range.is_empty() {
+            let part = which.name();
+            parts.push(Part { part, documents, sequences: 0, tokens: 0, outputs: Vec::new() });
+            continue;
+        }
+        let (store, prefix) = (Arc::clone(&store), prefix.clone());
+        let of = SplicePart { store, prefix, documents: Some(range), bin_crc64: None };
+        let built = splice(&out, &key, &[of])?;
+        let mut meta = manifest.as_ref().map_or(json!({}), |manifest| manifest.meta.clone());
+        meta["tool"] = TOOL.into();
+        meta["documents"] = built.documents.into();
+        meta["sequences"] = built.sequences.into();
+        meta["tokens"] = built.tokens.into();
+        meta["split"] = json!({
+            "source": name,
+            "shares": request.split,
+            "part": which.name(),
+            "documents": documents,
+        });
+        if let Value::Object(meta) = &mut meta {
+            // Which of them the documents of this part are from is not known.
+            meta.remove("inputs");
+        }
+        let files = [built.bin, built.idx];
+        parts.push(Part {
+            part: which.name(),
+            documents,
+            sequences: built.sequences,
+            tokens: built.tokens,
+            outputs: write_manifest(out.as_ref(), &key, &files, meta)?,
+        });
+    }
+    Ok(Parts { source: name.to_owned(), documents, parts })
+}
+
+impl Parts {
+    /// As a person reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let row = |part: &Part| {
+            let [start, end] = part.documents;
+            let prefix = part
+                .outputs
+                .first()
+                .map_or("not written: no document", |first| first.name.trim_end_matches(".bin"));
+            let counts = [end - start, part.sequences, part.tokens].map(thousands);
+            let mut row = vec![part.part.to_owned()];
+            row.extend(counts);
+            row.push(prefix.to_owned());
+            row
+        };
+        let rows: Vec<_> = self.parts.iter().map(row).collect();
+        let header = ["part", "documents", "sequences", "tokens", "prefix"];
+        format!("split {}\n{}", self.source, table(&header, &rows))
+    }
+}

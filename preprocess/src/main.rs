@@ -2,6 +2,7 @@
 
 mod cli;
 mod progress;
+mod summary;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -10,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
-use preprocess::{Error, Report, estimate, open_gpt2, run_until};
+use preprocess::{Error, estimate, open_gpt2, run_until};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use storage::ByteSize;
 
@@ -82,7 +83,7 @@ fn go(cli: &Cli) -> Result<()> {
             .context("the token files stand, but the report does not")?;
     }
     if !cli.quiet {
-        print_summary(&report)?;
+        summary::print(&report)?;
     }
     Ok(())
 }
@@ -114,50 +115,6 @@ fn export_vocab(cli: &Cli, folder: &str) -> Result<()> {
     for ((store, key), text) in places {
         let entry = storage::write_all(store.as_ref(), &key, text.as_bytes())?;
         writeln!(out, "{}  {}", store.display(&key), ByteSize(entry.bytes))?;
-    }
-    Ok(())
-}
-
-fn print_summary(report: &Report) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let Report { documents, tokens, elapsed_s, .. } = report;
-    writeln!(
-        out,
-        "{documents} documents, {tokens} tokens: {:.1} tokens/document, {:.2} bytes/token",
-        report.tokens_per_document, report.text_bytes_per_token,
-    )?;
-    writeln!(
-        out,
-        "{} of JSON in {elapsed_s:.1} s: {:.1} MB/s, {:.2} M tokens/s, {} workers",
-        ByteSize(report.json_bytes),
-        report.json_mb_per_s,
-        report.tokens_per_s / 1e6,
-        report.workers,
-    )?;
-    if report.documents_empty > 0 {
-        let empty = report.documents_empty;
-        writeln!(out, "{empty} documents are empty: they have no tokens and no end")?;
-    }
-    for (cause, count) in report.skipped.causes() {
-        writeln!(out, "{count} {cause} were left out")?;
-    }
-    let stages = report.stages;
-    let all = [stages.read_ns, stages.parse_ns, stages.tokenize_ns, stages.write_ns];
-    let sum = all.iter().sum::<u64>().max(1) as f64;
-    let [read, parse, tokenize, write] = all.map(|ns| ns as f64 * 100.0 / sum);
-    writeln!(
-        out,
-        "of the work {read:.0} % was reading, {parse:.0} % JSON, {tokenize:.0} % tokenizing, \
-         {write:.0} % writing"
-    )?;
-    if report.blank_lines > 0 {
-        writeln!(out, "{} blank lines were skipped", report.blank_lines)?;
-    }
-    for output in &report.outputs {
-        writeln!(out, "{}  {}", output.name, ByteSize(output.bytes))?;
-    }
-    if *documents == 0 {
-        writeln!(io::stderr(), "warning: no documents: the inputs are empty")?;
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ pub(crate) struct Reporter {
     shown: Instant,
     documents_shown: u64,
     line_open: bool,
+    /// What there was at the start: much, if the run is one that goes on.
+    first: Option<Progress>,
 }
 
 impl Reporter {
@@ -32,11 +34,13 @@ impl Reporter {
             shown: now,
             documents_shown: 0,
             line_open: false,
+            first: None,
         }
     }
 
     /// Shows progress, if it is time.
     pub(crate) fn show(&mut self, progress: &Progress) {
+        let first = *self.first.get_or_insert(*progress);
         let due = match self.interval {
             Interval::Time(time) => self.shown.elapsed() >= time,
             Interval::Documents(count) => progress.documents - self.documents_shown >= count,
@@ -46,7 +50,8 @@ impl Reporter {
         }
         self.shown = Instant::now();
         self.documents_shown = progress.documents;
-        let line = line(progress, self.start.elapsed());
+        let bar = if self.terminal { bar(progress) } else { String::new() };
+        let line = bar + &line(progress, &first, self.start.elapsed());
         // Progress that cannot be shown must not end the run.
         let _ = if self.terminal {
             self.line_open = true;
@@ -64,19 +69,30 @@ impl Reporter {
     }
 }
 
-fn line(progress: &Progress, elapsed: Duration) -> String {
+/// How many signs wide it is.
+const BAR_WIDTH: u64 = 20;
+
+fn bar(progress: &Progress) -> String {
+    let Some(all) = progress.stored_bytes_all else { return String::new() };
+    // fits: at most the width
+    let done = (progress.stored_bytes.min(all) * BAR_WIDTH / all.max(1)) as usize;
+    format!("[{}{}] ", "#".repeat(done), "-".repeat(BAR_WIDTH as usize - done))
+}
+
+fn line(progress: &Progress, first: &Progress, elapsed: Duration) -> String {
     let Progress { stored_bytes, stored_bytes_all, json_bytes, documents, tokens } = *progress;
     let seconds = elapsed.as_secs_f64().max(1e-9);
     let mut line = match stored_bytes_all {
         Some(all) => {
             let part = stored_bytes as f64 / all.max(1) as f64;
-            let left = seconds * (1.0 - part) / part.max(1e-9);
+            let read = (stored_bytes - first.stored_bytes) as f64;
+            let left = seconds * all.saturating_sub(stored_bytes) as f64 / read.max(1.0);
             format!("{:.1} % of {}, {} left, ", part * 100.0, ByteSize(all), time_text(left))
         }
         None => format!("{}, ", ByteSize(stored_bytes)),
     };
-    line += &rate_text(json_bytes, elapsed);
-    let rate = tokens as f64 / seconds / 1e6;
+    line += &rate_text(json_bytes - first.json_bytes, elapsed);
+    let rate = (tokens - first.tokens) as f64 / seconds / 1e6;
     line += &format!(", {rate:.2} M tokens/s, {documents} documents, {tokens} tokens");
     line
 }

@@ -43,7 +43,7 @@ const LINE_BYTES_MAX: u64 = 1 << 30;
 ///
 /// Documents are written in the order of the input, and the files are the same bytes for every
 /// number of workers, however often the run was interrupted and gone on with. All options, inputs
-/// and outputs are checked before any work. `progress` is called after every few megabytes. If
+/// and outputs are checked before any work. `progress` is called once before, and then after every few megabytes. If
 /// standard input is an input and the run fails, a thread may stay behind that waits for it.
 ///
 /// # Errors
@@ -69,6 +69,7 @@ pub fn run_until(
     let start = Instant::now();
     let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepare(options)?;
     let mut commit = Commit::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
+    progress(&commit.progress());
     let (input_idx, offset) = commit.place();
     let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max)
         .ahead(options.workers)

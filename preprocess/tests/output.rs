@@ -181,7 +181,7 @@ fn progress_ends_at_all() {
     let mut calls = 0;
     let options = Options { block_bytes: Some(9999), ..options(&[&input], folder.path()) };
     run(&options, &mut |progress| {
-        assert!(progress.documents > last.documents);
+        assert!(progress.documents > last.documents || calls == 0);
         last = *progress;
         calls += 1;
     })

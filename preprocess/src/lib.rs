@@ -35,5 +35,5 @@ pub use report::{InputReport, Output, Progress, Report, Stages};
 pub use run::{run, run_until};
 pub use tokenizer::{
     EncDec, EncDecKind, EncDecSpaces, Encode, Gpt2, Jieba, JiebaWords, Pattern, Pieces, Tokenizer,
-    TokenizerSpec, open_gpt2, open_tokenizer, pieces,
+    TokenizerSpec, WordPiece, WordPieceCase, open_gpt2, open_tokenizer, pieces,
 };

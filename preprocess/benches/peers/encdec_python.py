@@ -88,13 +88,13 @@ def measure(vocab, corpus, kind="cpm2", out=None):
     with open(corpus, encoding="utf-8") as lines:
         documents = texts(lines)
     jieba.initialize()
-    start = time.perf_counter()
+    start = time.process_time()
     encoded = [tokenizer.encode(text) for text in documents]
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     size = sum(len(text.encode()) for text in documents)
     print(f"{len(documents)} documents, {size / 1e6:.1f} MB, {size / 1e6 / seconds:.3f} MB/s")
     if out:
-        Path(out).write_text("".join(json.dumps(ids) + "\n" for ids in encoded))
+        Path(out).write_text("".join(json.dumps(ids, separators=(",", ":")) + "\n" for ids in encoded))
 
 
 WRITTEN = [

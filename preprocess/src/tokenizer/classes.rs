@@ -134,7 +134,7 @@ impl Classes {
 }
 
 /// First and last code of each range of a pattern that is one class.
-fn ranges(pattern: &str) -> Vec<(u32, u32)> {
+pub(super) fn ranges(pattern: &str) -> Vec<(u32, u32)> {
     let hir = regex_syntax::parse(pattern).expect("a pattern of ours");
     let HirKind::Class(HirClass::Unicode(class)) = hir.kind() else {
         unreachable!("a class of Unicode characters");

@@ -2,7 +2,7 @@
 
 mod bpe;
 mod cache;
-mod chinese;
+
 mod classes;
 mod double_array;
 mod encdec;
@@ -13,6 +13,8 @@ mod merge;
 mod ranks;
 mod split;
 mod vocab;
+mod worded;
+mod wordpiece;
 mod words;
 
 use std::fmt;
@@ -22,6 +24,7 @@ pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
 pub use jieba::Jieba;
 pub use split::{Pattern, Pieces, pieces};
+pub use wordpiece::{WordPiece, WordPieceCase};
 pub use words::JiebaWords;
 
 use crate::{Error, Result};
@@ -99,8 +102,8 @@ pub struct TokenizerSpec {
 /// [`Error::BadOption`] for a kind that is not known or one file without the other,
 /// [`Error::BadVocab`] for files that are no vocabulary, [`Error::Storage`].
 pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
-    if let Some(chinese) = chinese::open(spec)? {
-        return Ok(chinese);
+    if let Some(worded) = worded::open(spec)? {
+        return Ok(worded);
     }
     Ok(Arc::new(open_gpt2(spec)?))
 }

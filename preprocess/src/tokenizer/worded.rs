@@ -1,10 +1,11 @@
-//! Which of the tokenizers for Chinese a name and its files mean.
+//! Which of the tokenizers with a vocabulary of words a name and its files mean.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
 use super::jieba::Jieba;
+use super::wordpiece::{WordPiece, WordPieceCase};
 use super::words::JiebaWords;
 use super::{Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
@@ -19,6 +20,9 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
             if spec.cpm_spaces_meant { EncDecSpaces::Meant } else { EncDecSpaces::Published };
         Ok(Some(Arc::new(EncDec::open(kind, &vocab_file(spec)?, spaces, jieba(spec)?)?)))
     };
+    let wordpiece = |case| -> Result<Option<Arc<dyn Tokenizer>>> {
+        Ok(Some(Arc::new(WordPiece::open(&vocab_file(spec)?, case)?)))
+    };
     match spec.kind.as_str() {
         "encdec" | "cpm2" | "EncDecTokenizer" => encdec(EncDecKind::Cpm2),
         "yuan" => encdec(EncDecKind::Yuan),
@@ -26,6 +30,8 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
         "jieba" | "JiebaTokenizer" => {
             Ok(Some(Arc::new(JiebaWords::open(&vocab_file(spec)?, jieba(spec)?)?)))
         }
+        "BertWordPieceLowerCase" | "bert-uncased" | "wordpiece" => wordpiece(WordPieceCase::Lower),
+        "BertWordPieceCase" | "bert-cased" => wordpiece(WordPieceCase::Kept),
         _ => Ok(None),
     }
 }

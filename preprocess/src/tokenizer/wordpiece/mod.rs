@@ -1,0 +1,284 @@
+//! BERT's tokenizer: words and signs, each cut into the longest tokens of a vocabulary, of which
+//! those inside a word begin with `##`.
+//!
+//! Ids are those of Hugging Face's `tokenizers` with the normalizer, pre-tokenizer and model of
+//! BERT. A text is cut, before anything is changed in it, at spaces, ASCII signs and Han, which
+//! nothing joins; only what is left with characters above ASCII goes the long way over
+//! [`characters`].
+
+mod characters;
+
+use serde_json::json;
+use storage::Crc64;
+
+use super::cache::{Cache, key_of};
+use super::lexicon::{INNER, Lexicon};
+use super::{Encode, Tokenizer};
+use crate::{Error, Result};
+use characters::{Characters, Traits};
+
+/// A longer word is one unknown token.
+const WORD_CHARS_MAX: usize = 100;
+
+/// Whether letters are told apart by case and accent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordPieceCase {
+    /// All are made small, and lose their accents.
+    Lower,
+    /// All stay as they are.
+    Kept,
+}
+
+/// BERT's tokenizer.
+#[derive(Debug)]
+pub struct WordPiece {
+    lexicon: Lexicon,
+    vocab_file: String,
+    case: WordPieceCase,
+    unknown: u32,
+    characters: &'static Characters,
+    /// By ASCII character: the id of a sign.
+    signs: [u32; 128],
+}
+
+/// Encodes one text after another; holds 2 MiB of words.
+#[derive(Debug)]
+struct Encoder<'a> {
+    of: &'a WordPiece,
+    cache: Option<Cache>,
+    scratch: Scratch,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    clean: String,
+    lower: String,
+}
+
+impl WordPiece {
+    /// From a `vocab.txt` of one token a line, or a `.json` from token to id.
+    ///
+    /// # Errors
+    /// [`Error::BadVocab`] for a file that is no vocabulary or has no `[UNK]`, [`Error::Storage`].
+    pub fn open(vocab_file: &str, case: WordPieceCase) -> Result<Self> {
+        let lexicon = Lexicon::read(vocab_file)?;
+        let unknown = lexicon.id("[UNK]").ok_or_else(|| Error::BadVocab {
+            file: vocab_file.to_owned(),
+            line: None,
+            got: "no '[UNK]'".to_owned(),
+            due: "a token for what is not in the vocabulary".to_owned(),
+        })?;
+        let sign = |byte: usize| {
+            let sign = char::from(byte as u8); // fits: below 128
+            lexicon.id(sign.encode_utf8(&mut [0; 4])).unwrap_or(unknown)
+        };
+        let signs = std::array::from_fn(sign);
+        let (vocab_file, characters) = (vocab_file.to_owned(), Characters::get());
+        Ok(WordPiece { lexicon, vocab_file, case, unknown, characters, signs })
+    }
+
+    fn encode_with(
+        &self,
+        text: &str,
+        ids: &mut Vec<u32>,
+        cache: &mut Option<Cache>,
+        scratch: &mut Scratch,
+    ) {
+        let bytes = text.as_bytes();
+        let mut at = 0;
+        while let Some(&byte) = bytes.get(at) {
+            let (len, traits) = match byte {
+                0..0x80 => (1, self.characters.of(char::from(byte))),
+                _ => {
+                    let char = text[at..].chars().next().unwrap_or_default();
+                    (char.len_utf8(), self.characters.of(char))
+                }
+            };
+            if traits.has(Traits::SPACE) {
+                at += len;
+            } else if byte < 0x80 && traits.has(Traits::SIGN) {
+                ids.push(self.signs[usize::from(byte)]);
+                at += 1;
+            } else if traits.has(Traits::ALONE.or(Traits::HAN)) {
+                self.cut_word(&text[at..at + len], traits, ids, scratch);
+                at += len;
+            } else {
+                let end = at + self.run_len(&text[at..]);
+                self.cached_run(text, at, end, ids, cache, scratch);
+                at = end;
+            }
+        }
+    }
+
+    /// The length of what begins a text and reaches to the next space, ASCII sign or Han.
+    #[inline]
+    fn run_len(&self, text: &str) -> usize {
+        let bytes = text.as_bytes();
+        let ascii = bytes.iter().position(|byte| !byte.is_ascii_alphanumeric());
+        let ascii = ascii.unwrap_or(bytes.len());
+        let ends = Traits::SPACE.or(Traits::ALONE).or(Traits::HAN);
+        let end = text[ascii..].find(|char| self.characters.of(char).has(ends));
+        end.map_or(text.len(), |end| ascii + end)
+    }
+
+    #[inline]
+    fn cached_run(
+        &self,
+        text: &str,
+        start: usize,
+        end: usize,
+        ids: &mut Vec<u32>,
+        cache: &mut Option<Cache>,
+        scratch: &mut Scratch,
+    ) {
+        let key = cache.as_mut().zip(key_of(text.as_bytes(), start, end));
+        let Some((cache, key)) = key else {
+            return self.cut_run(&text[start..end], ids, scratch);
+        };
+        if !cache.get(key, ids) {
+            let before = ids.len();
+            self.cut_run(&text[start..end], ids, scratch);
+            // The cache takes nothing for no entry.
+            if ids.len() > before {
+                cache.put(key, &ids[before..]);
+            }
+        }
+    }
+
+    /// Cuts a run without spaces and Han, but maybe with signs above ASCII.
+    fn cut_run(&self, run: &str, ids: &mut Vec<u32>, scratch: &mut Scratch) {
+        self.normalize(run, scratch);
+        let normal = &scratch.lower;
+        let sign = |char| self.characters.of(char).has(Traits::SIGN);
+        for part in normal.split_inclusive(sign) {
+            let last = part.char_indices().next_back().filter(|&(_, char)| sign(char));
+            let (word, sign) = part.split_at(last.map_or(part.len(), |(at, _)| at));
+            self.pieces(word, ids);
+            self.pieces(sign, ids);
+        }
+    }
+
+    /// A word of one character.
+    #[inline]
+    fn cut_word(&self, word: &str, traits: Traits, ids: &mut Vec<u32>, scratch: &mut Scratch) {
+        if traits.has(Traits::ALONE) {
+            self.pieces(word, ids);
+        } else {
+            self.cut_run(word, ids, scratch);
+        }
+    }
+
+    /// Fills `lower` with what the words of a run are looked up as.
+    fn normalize(&self, run: &str, scratch: &mut Scratch) {
+        let Scratch { clean, lower } = scratch;
+        lower.clear();
+        let kept = |char: &char| !self.characters.of(*char).has(Traits::REMOVED);
+        match self.case {
+            WordPieceCase::Kept => lower.extend(run.chars().filter(kept)),
+            WordPieceCase::Lower if run.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+                lower.push_str(run);
+                lower.make_ascii_lowercase();
+            }
+            WordPieceCase::Lower => {
+                clean.clear();
+                clean.extend(run.chars().filter(kept));
+                self.characters.lower(clean, lower);
+            }
+        }
+    }
+
+    /// The longest token first, then again inside; unknown as a whole if a part is.
+    fn pieces(&self, word: &str, ids: &mut Vec<u32>) {
+        if word.len() > WORD_CHARS_MAX && word.chars().nth(WORD_CHARS_MAX).is_some() {
+            return ids.push(self.unknown);
+        }
+        let before = ids.len();
+        let mut rest = word;
+        while !rest.is_empty() {
+            let longest = match rest.len() == word.len() {
+                true => self.lexicon.longest(rest, |_| true),
+                false => self.lexicon.longest_inner(rest, |_| true),
+            };
+            let Some((len, id)) = longest else {
+                ids.truncate(before);
+                return ids.push(self.unknown);
+            };
+            ids.push(id);
+            rest = &rest[len..];
+        }
+    }
+}
+
+impl Tokenizer for WordPiece {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        self.encode_with(text, ids, &mut None, &mut Scratch::default());
+    }
+
+    fn encoder(&self) -> Box<dyn Encode + '_> {
+        let (cache, scratch) = (Some(Cache::new()), Scratch::default());
+        Box::new(Encoder { of: self, cache, scratch })
+    }
+
+    /// Words with a space between, for where there was one is not known.
+    fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        let vocab_size = self.vocab_size();
+        for (number, &id) in ids.iter().enumerate() {
+            let token = self.lexicon.token(id).ok_or(Error::UnknownToken { id, vocab_size })?;
+            match token.strip_prefix(INNER) {
+                Some(inner) if number > 0 => out.extend_from_slice(inner.as_bytes()),
+                _ => {
+                    out.extend_from_slice(if number > 0 { b" " } else { b"" });
+                    out.extend_from_slice(token.as_bytes());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a space or a line's end.
+    fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
+        let rest = text.as_bytes().get(at..)?;
+        memchr::memchr3(b' ', b'\n', b'\t', rest).map(|space| at + space + 1)
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.lexicon.size()
+    }
+
+    fn eod(&self) -> Option<u32> {
+        ["[EOD]", "<eod>", "[EOS]"].iter().find_map(|token| self.lexicon.id(token))
+    }
+
+    fn name(&self) -> &str {
+        match self.case {
+            WordPieceCase::Lower => "bert-uncased",
+            WordPieceCase::Kept => "bert-cased",
+        }
+    }
+
+    fn fingerprint(&self) -> String {
+        let mut sum = Crc64::new();
+        sum.update(&[u8::from(self.case == WordPieceCase::Lower)]);
+        self.lexicon.sum_into(&mut sum);
+        format!("{:016x}", sum.value())
+    }
+
+    /// As for the built-in tokenizers of Megatron core, under the name of its legacy flag.
+    fn identifiers(&self) -> serde_json::Value {
+        let kind = match self.case {
+            WordPieceCase::Lower => "BertWordPieceLowerCase",
+            WordPieceCase::Kept => "BertWordPieceCase",
+        };
+        json!({
+            "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
+            "tokenizer_path": kind,
+            "vocab_file": self.vocab_file,
+        })
+    }
+}
+
+impl Encode for Encoder<'_> {
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        self.of.encode_with(text, ids, &mut self.cache, &mut self.scratch);
+    }
+}

@@ -11,7 +11,7 @@ mod characters;
 use serde_json::json;
 use storage::Crc64;
 
-use super::cache::{Cache, key_of};
+use super::cache::{Cache, KEY_BYTES_MAX, Key};
 use super::lexicon::{INNER, Lexicon};
 use super::{Encode, Tokenizer};
 use crate::{Error, Result};
@@ -41,7 +41,7 @@ pub struct WordPiece {
     signs: [u32; 128],
 }
 
-/// Encodes one text after another; holds 2 MiB of words.
+/// Encodes one text after another; holds 4 MiB of words.
 #[derive(Debug)]
 struct Encoder<'a> {
     of: &'a WordPiece,
@@ -131,18 +131,16 @@ impl WordPiece {
         cache: &mut Option<Cache>,
         scratch: &mut Scratch,
     ) {
-        let key = cache.as_mut().zip(key_of(text.as_bytes(), start, end));
-        let Some((cache, key)) = key else {
+        let Some(cache) = cache.as_mut().filter(|_| end - start <= KEY_BYTES_MAX) else {
             return self.cut_run(&text[start..end], ids, scratch);
         };
-        if !cache.get(key, ids) {
-            let before = ids.len();
-            self.cut_run(&text[start..end], ids, scratch);
-            // The cache takes nothing for no entry.
-            if ids.len() > before {
-                cache.put(key, &ids[before..]);
-            }
+        let place = cache.find(Key::at(text.as_bytes(), start, end));
+        if let Some((found, count)) = cache.get(place) {
+            return ids.extend_from_slice(&found[..count]);
         }
+        let before = ids.len();
+        self.cut_run(&text[start..end], ids, scratch);
+        cache.put(place, &ids[before..]);
     }
 
     /// Cuts a run without spaces and Han, but maybe with signs above ASCII.

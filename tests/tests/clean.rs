@@ -1,7 +1,5 @@
 //! What `clean` keeps and drops, as a script in Python that knows nothing of ours finds it.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
 use std::path::PathBuf;
 use std::process::{Command, Output};
 

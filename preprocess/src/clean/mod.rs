@@ -77,7 +77,8 @@ pub fn clean(
     let work = Work { options, rules: &rules };
     // fits: checked to be at most 1 GiB
     let line_bytes_max = options.line_bytes_max as usize;
-    let cutter = || Cutter::new(inputs.clone(), options.block_bytes, line_bytes_max);
+    let cutter =
+        || Cutter::new(inputs.clone(), options.block_bytes, line_bytes_max).ahead(options.workers);
     let two_passes = options.near.as_ref().filter(|near| near.two_passes);
     let passes = if two_passes.is_some() { 2 } else { 1 };
     // Begun before the first pass, so that a name that is taken shows before the work.

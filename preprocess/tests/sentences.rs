@@ -76,6 +76,33 @@ fn punkt_is_nltks_on_more() {
     );
 }
 
+/// Whatever the text, sentences stand in order, within it, and none is empty; and what is outside
+/// of them is white space.
+#[test]
+fn sentences_stand_in_order() {
+    let mut random = Random::new(print_seed("sentences_stand_in_order", 11));
+    let newlines = [Newlines::Drop, Newlines::Keep];
+    let punkt = newlines.map(|newlines| open(&SentenceSpec { newlines, ..Default::default() }));
+    for _ in 0..2000 {
+        let text = random.soup(200).replace(['a', 'e', '\u{3000}'], ". ").replace('i', "!”");
+        for splitter in &punkt {
+            let mut out = Vec::new();
+            splitter.split(&text, &mut out);
+            let mut at = 0;
+            for range in out {
+                assert!(at <= range.start && range.start < range.end, "{text:?}");
+                assert!(text[at..range.start].chars().all(is_space), "{text:?}");
+                at = range.end;
+            }
+            assert!(text[at..].chars().all(is_space), "{text:?}");
+        }
+    }
+}
+
+fn is_space(char: char) -> bool {
+    char.is_whitespace() || ('\x1c'..='\x1f').contains(&char)
+}
+
 #[test]
 fn punkt_knows_names_and_abbreviations() {
     let splitter = open(&SentenceSpec::default());

@@ -264,34 +264,44 @@ impl Scanner<'_> {
         let start = self.at;
         let mut escaped = false;
         loop {
-            let Some(len) = memchr2(b'"', b'\\', &self.bytes[self.at..]) else {
-                self.no_controls(self.at, self.bytes.len())?;
-                self.at = self.bytes.len();
-                return Err(self.unexpected("'\"', which closes the string"));
-            };
-            self.no_controls(self.at, self.at + len)?;
-            self.at += len + 1;
-            if self.bytes[self.at - 1] == b'"' {
-                return Ok(Span { start, end: self.at - 1, escaped });
+            match self.peek() {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(Span { start, end: self.at - 1, escaped });
+                }
+                // Where one escape is, as of Chinese, another often follows.
+                Some(b'\\') => {
+                    escaped = true;
+                    self.at += 1;
+                    self.escape()?;
+                }
+                Some(_) => {
+                    let rest = &self.bytes[self.at..];
+                    let len = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
+                    self.no_controls(self.at, self.at + len)?;
+                    self.at += len;
+                }
+                None => return Err(self.unexpected("'\"', which closes the string")),
             }
-            escaped = true;
-            self.escape()?;
         }
     }
 
     /// What follows a backslash.
+    #[inline]
     fn escape(&mut self) -> Result<(), Fault> {
         match self.peek() {
-            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 1,
             Some(b'u') => {
-                self.at += 1;
-                for _ in 0..4 {
-                    if !self.peek().is_some_and(|byte| byte.is_ascii_hexdigit()) {
-                        return Err(self.unexpected("four hexadecimal digits after \\u"));
-                    }
-                    self.at += 1;
+                if let Some(digits) = self.bytes[self.at + 1..].first_chunk()
+                    && hex_of(*digits).is_some()
+                {
+                    self.at += 5;
+                    return Ok(());
                 }
+                let digits = self.bytes[self.at + 1..].iter().take(4);
+                self.at += 1 + digits.take_while(|byte| byte.is_ascii_hexdigit()).count();
+                return Err(self.unexpected("four hexadecimal digits after \\u"));
             }
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 1,
             _ => return Err(self.unexpected("one of \" \\ / b f n r t u after a backslash")),
         }
         Ok(())
@@ -377,45 +387,45 @@ impl Scanner<'_> {
 /// Writes what a string stands for, its escapes resolved. They have been checked.
 fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
     text.clear();
+    text.reserve(span.end - span.start);
+    let bytes = &line.as_bytes()[..span.end];
     let mut at = span.start;
-    while let Some(len) = memchr(b'\\', &line.as_bytes()[at..span.end]) {
-        text.push_str(&line[at..at + len]);
-        at += len;
-        let escape = line.as_bytes()[at + 1];
-        if escape == b'u' {
-            let (char, len) = char_of_escape(&line[at..span.end]).map_err(|unit| {
+    while at < span.end {
+        if bytes[at] != b'\\' {
+            let len = memchr(b'\\', &bytes[at..]).unwrap_or(span.end - at);
+            text.push_str(&line[at..at + len]);
+            at += len;
+            continue;
+        }
+        let (char, len) = match bytes[at + 1] {
+            b'u' => char_of_escape(&bytes[at..]).map_err(|unit| {
                 let got = format!("\\u{unit:04x}, half of a surrogate pair");
                 let mut fault = fault(at, got, "both halves, for no UTF-8 can hold one");
                 fault.hint = Some("the text was cut inside a character before it was written");
                 fault
-            })?;
-            text.push(char);
-            at += len;
-        } else {
-            text.push(match escape {
-                b'b' => '\u{8}',
-                b'f' => '\u{c}',
-                b'n' => '\n',
-                b'r' => '\r',
-                b't' => '\t',
-                itself => char::from(itself),
-            });
-            at += 2;
-        }
+            })?,
+            b'b' => ('\u{8}', 2),
+            b'f' => ('\u{c}', 2),
+            b'n' => ('\n', 2),
+            b'r' => ('\r', 2),
+            b't' => ('\t', 2),
+            itself => (char::from(itself), 2),
+        };
+        text.push(char);
+        at += len;
     }
-    text.push_str(&line[at..span.end]);
     Ok(())
 }
 
 /// The character of one `\u` escape, or of two that are a surrogate pair, and how long that was.
 /// Else the half that has no other.
-fn char_of_escape(escape: &str) -> Result<(char, usize), u32> {
-    let unit = |text: &str| u32::from_str_radix(text.get(2..6)?, 16).ok();
+#[inline]
+fn char_of_escape(escape: &[u8]) -> Result<(char, usize), u32> {
     let first = unit(escape).expect("checked when it was scanned");
     if let Some(char) = char::from_u32(first) {
         return Ok((char, 6));
     }
-    let second = escape.get(6..).filter(|rest| rest.starts_with("\\u")).and_then(unit);
+    let second = escape.get(6..).filter(|rest| rest.starts_with(b"\\u")).and_then(unit);
     match second {
         Some(second @ 0xdc00..=0xdfff) if first < 0xdc00 => {
             let code = 0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00);
@@ -424,6 +434,32 @@ fn char_of_escape(escape: &str) -> Result<(char, usize), u32> {
         _ => Err(first),
     }
 }
+
+/// The number behind `\u`.
+#[inline]
+fn unit(escape: &[u8]) -> Option<u32> {
+    hex_of(*escape.get(2..)?.first_chunk()?)
+}
+
+/// The number that four hexadecimal digits are.
+#[inline]
+fn hex_of(digits: [u8; 4]) -> Option<u32> {
+    let [a, b, c, d] = digits.map(|digit| u32::from(HEX[usize::from(digit)]));
+    // What is no digit has a bit that no digit has.
+    (a | b | c | d < 16).then_some((a << 12) | (b << 8) | (c << 4) | d)
+}
+
+/// What a byte is as a hexadecimal digit; 16 for none.
+const HEX: [u8; 256] = {
+    let mut hex = [16; 256];
+    let mut digit = 0;
+    while digit < 16 {
+        hex[b"0123456789abcdef"[digit] as usize] = digit as u8;
+        hex[b"0123456789ABCDEF"[digit] as usize] = digit as u8;
+        digit += 1;
+    }
+    hex
+};
 
 /// What a value is, by its first byte.
 fn kind_of(first: u8) -> &'static str {

@@ -1,7 +1,9 @@
 //! The engine of byte-level BPE: cut a text into pieces, and merge the bytes of each.
 
 use super::Encode;
-use super::cache::{Cache, IDS_MAX, Key, Place};
+use super::by_char::{ByChar, Memory};
+use super::cache::{Cache, IDS_MAX, KEY_BYTES_MAX, Key, Place};
+use super::long_cache::{self, LongCache};
 use super::merge::{Merge, Merger, Scratch};
 use super::ranks::{self, Ids, Unfit};
 use super::split::{Ends, Pattern, Splitter};
@@ -18,6 +20,7 @@ const PIECES_AHEAD: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Bpe {
     merger: Merger,
+    by_char: ByChar,
     splitter: Splitter,
     pattern: Pattern,
     /// Pieces that are one token, whether or not merges make it; none if merges alone count.
@@ -36,10 +39,10 @@ struct Whole {
 pub(crate) struct BpeEncoder<'a> {
     bpe: &'a Bpe,
     cache: Cache,
+    long_cache: LongCache,
     scratch: Scratch,
+    memory: Memory,
     ends: Ends,
-    /// Of a piece that is not in the cache.
-    piece_ids: Vec<u32>,
 }
 
 #[allow(dead_code, reason = "some kinds of vocabulary have no reader yet")]
@@ -49,12 +52,7 @@ impl Bpe {
     /// [`ID_LIMIT`](super::merge::ID_LIMIT). As in Hugging Face's, a piece that is in the
     /// vocabulary is no token of it unless merges lead there.
     pub(crate) fn new(byte_ids: [u32; 256], merges: &[Merge], pattern: Pattern) -> Self {
-        Bpe {
-            merger: Merger::new(byte_ids, merges),
-            splitter: Splitter::new(),
-            pattern,
-            whole: None,
-        }
+        Bpe::with_merger(Merger::new(byte_ids, merges), pattern, None)
     }
 
     /// Of tokens, their bytes and ids, where an id is a rank, special tokens not among them: a
@@ -69,8 +67,12 @@ impl Bpe {
     ) -> Result<Self, Unfit> {
         let ids = ranks::ids_of(tokens)?;
         let merger = ranks::merger(&ids)?;
-        let bpe = Bpe { merger, splitter: Splitter::new(), pattern, whole: None };
-        Ok(Bpe { whole: Some(Whole::new(ids)), ..bpe })
+        Ok(Bpe::with_merger(merger, pattern, Some(Whole::new(ids))))
+    }
+
+    fn with_merger(merger: Merger, pattern: Pattern, whole: Option<Whole>) -> Self {
+        let by_char = ByChar::new(&merger);
+        Bpe { merger, by_char, splitter: Splitter::new(), pattern, whole }
     }
 
     /// Lets a piece that is one of these tokens be that token, as `ignore_merges` does.
@@ -86,12 +88,12 @@ impl Bpe {
 
     /// Appends the ids of a text.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let mut scratch = Scratch::default();
+        let (mut scratch, mut memory) = (Scratch::default(), Memory::new());
         let bytes = text.as_bytes();
         let mut start = 0;
         while start < bytes.len() {
             let end = self.splitter.piece_end(self.pattern, bytes, start);
-            self.merge(&bytes[start..end], &mut scratch, ids);
+            self.merge(&bytes[start..end], (&mut scratch, &mut memory), ids);
             start = end;
         }
     }
@@ -101,9 +103,10 @@ impl Bpe {
         BpeEncoder {
             bpe: self,
             cache: Cache::new(),
+            long_cache: LongCache::new(),
             scratch: Scratch::default(),
+            memory: Memory::new(),
             ends: Ends::new(),
-            piece_ids: Vec::new(),
         }
     }
 
@@ -113,10 +116,18 @@ impl Bpe {
     }
 
     /// Appends the ids of a piece.
-    fn merge(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
-        match self.whole.as_ref().and_then(|whole| whole.id(piece)) {
-            Some(id) => ids.push(id),
-            None => self.merger.merge(piece, scratch, ids),
+    fn merge(
+        &self,
+        piece: &[u8],
+        (scratch, memory): (&mut Scratch, &mut Memory),
+        ids: &mut Vec<u32>,
+    ) {
+        if let Some(id) = self.whole.as_ref().and_then(|whole| whole.id(piece)) {
+            ids.push(id);
+        } else if !ByChar::is_for(piece)
+            || !self.by_char.merge(&self.merger, piece, (scratch, memory), ids)
+        {
+            self.merger.merge(piece, scratch, ids);
         }
     }
 }
@@ -147,7 +158,10 @@ impl BpeEncoder<'_> {
     /// Appends the ids of the pieces whose ends are known, the first of which starts at `start`.
     /// Where the last ends.
     fn encode_pieces(&mut self, bytes: &[u8], mut start: usize, ids: &mut Vec<u32>) -> usize {
-        let BpeEncoder { bpe, cache, scratch, ends, piece_ids } = self;
+        let BpeEncoder { bpe, cache, long_cache, scratch, memory, ends } = self;
+        let mut merge = |piece: &[u8], ids: &mut Vec<u32>| {
+            bpe.merge(piece, (&mut *scratch, &mut *memory), ids);
+        };
         let mut len = ids.len();
         for ends in ends.as_slice().chunks(PIECES_AHEAD) {
             // The memory of all is asked for before that of the first is needed.
@@ -165,11 +179,19 @@ impl BpeEncoder<'_> {
                     ids[len..][..IDS_MAX].copy_from_slice(&found);
                     len += count;
                 } else {
-                    piece_ids.clear();
-                    bpe.merge(&bytes[start..end], scratch, piece_ids);
-                    cache.put(place, piece_ids);
+                    let piece = &bytes[start..end];
                     ids.truncate(len);
-                    ids.extend_from_slice(piece_ids);
+                    if piece.len() <= KEY_BYTES_MAX {
+                        merge(piece, ids);
+                        cache.put(place, &ids[len..]);
+                    } else if piece.len() > long_cache::BYTES_MAX || !piece[0].is_ascii() {
+                        merge(piece, ids);
+                    } else if let Some(found) = long_cache.get(piece) {
+                        ids.extend_from_slice(found);
+                    } else {
+                        merge(piece, ids);
+                        long_cache.put(piece, &ids[len..]);
+                    }
                     len = ids.len();
                     ids.resize(len + (ends.len() - i) * IDS_MAX, 0);
                 }

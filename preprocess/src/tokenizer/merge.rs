@@ -17,7 +17,7 @@ const RANK_BITS: u32 = 22;
 const _: () = assert!(2 * ID_BITS + RANK_BITS == u64::BITS);
 
 /// The positions of a short piece are the bits of one word.
-const SHORT_BYTES_MAX: usize = 64;
+pub(super) const SHORT_BYTES_MAX: usize = 64;
 const POSITION_BITS: u32 = SHORT_BYTES_MAX.trailing_zeros();
 const _: () = assert!(RANK_BITS + POSITION_BITS < 31, "a rank and a position are one i32");
 
@@ -89,6 +89,26 @@ impl Merger {
         assert!(merged.len() <= RANK_LIMIT, "the ranks fit a slot");
         let pairs = Pairs::new(pairs);
         Merger { byte_pairs: BytePairs::new(&byte_ids, &pairs), byte_ids, merged, pairs }
+    }
+
+    /// How many bytes each token has, by id; 0 for one that has 256 or more, or is made of what no
+    /// merge before it makes.
+    pub(super) fn token_lens(&self) -> Vec<u8> {
+        let ids_end = self.byte_ids.iter().chain(&self.merged).max().map_or(0, |&id| id + 1);
+        let mut lens = vec![0_u8; ids_end as usize];
+        for &id in &self.byte_ids {
+            lens[id as usize] = 1;
+        }
+        let mut pairs: Vec<_> = self.pairs.iter().collect();
+        pairs.sort_unstable();
+        for (rank, left, right) in pairs {
+            let halves = [left, right].map(|id| lens.get(id as usize).copied().unwrap_or(0));
+            if !halves.contains(&0) {
+                lens[self.merged[rank as usize] as usize] =
+                    halves[0].checked_add(halves[1]).unwrap_or(0);
+            }
+        }
+        lens
     }
 
     /// The two tokens that a token is made of, and its rank: what the merges of lower rank leave
@@ -274,6 +294,15 @@ impl Pairs {
             pairs.slots[slot] = (pair << RANK_BITS) | u64::from(rank);
         }
         pairs
+    }
+
+    /// Rank, left and right of every pair.
+    fn iter(&self) -> impl Iterator<Item = (u32, u32, u32)> {
+        let id = |slot: u64, shift: u32| ((slot >> shift) & ID_LIMIT as u64) as u32; // fits: 21 bits
+        self.slots.iter().filter(|&&slot| slot != EMPTY).map(move |&slot| {
+            let rank = (slot & (RANK_LIMIT as u64 - 1)) as u32; // fits: 22 bits
+            (rank, id(slot, ID_BITS + RANK_BITS), id(slot, RANK_BITS))
+        })
     }
 
     /// The rank of a pair, or [`NONE`].

@@ -1,6 +1,7 @@
 //! Text to token ids and back.
 
 mod bpe;
+mod by_char;
 mod cache;
 
 mod classes;
@@ -9,6 +10,7 @@ mod encdec;
 mod gpt2;
 mod jieba;
 mod lexicon;
+mod long_cache;
 mod merge;
 mod ranks;
 mod split;

@@ -1,0 +1,161 @@
+//! Merging by characters, for scripts whose pieces are long and rarely the same, as Chinese is.
+//!
+//! Nearly every character begins a token. So its own tokens are read from a table, and what remains
+//! is to ask whether the last token before it and its first may stand side by side: whether the two
+//! alone, merged as a text, remain the two. If every two neighbours of a row of tokens may, and each
+//! is what its bytes are merged into, then the row is what the text is merged into. For suppose
+//! that merging crosses a border of the row, and take the first merge that does. Until then nothing
+//! has crossed any border, so that the two tokens of this one have been merged as they would be
+//! alone, and the next merge would cross their border there as well. In the same way every two
+//! neighbours in a text that has been merged may stand side by side.
+
+use super::merge::{Merger, SHORT_BYTES_MAX, Scratch};
+
+/// The characters of the table: CJK, most of all, which all have three bytes.
+const FIRST: u32 = 0x3000;
+const COUNT: usize = 0x7000;
+
+/// Ids are below 2^21, and 0 is for none.
+const ID_BITS: u32 = 21;
+
+/// Pairs of tokens whose answer is known: 128 KiB.
+const PAIRS: usize = 1 << 14;
+
+/// None that is further back than a short piece is looked at again, and each has a byte.
+const GROUPS: usize = 4 * SHORT_BYTES_MAX;
+
+/// What a vocabulary makes of single characters.
+#[derive(Debug)]
+pub(super) struct ByChar {
+    /// One more than each of the ids of a character, the first at the bottom.
+    units: Box<[u64]>,
+    /// Bytes of the tokens, by id; 0 where it is not known.
+    lens: Vec<u8>,
+}
+
+/// The memory of [`ByChar::merge`] between calls.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// Two ids and the answer, or 0.
+    pairs: Box<[u64; PAIRS]>,
+    /// Where groups of characters start that were merged as one, in bytes and in ids.
+    groups: Vec<(usize, usize)>,
+    pair_ids: Vec<u32>,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        let pairs = vec![0; PAIRS].into_boxed_slice();
+        let pairs = pairs.try_into().expect("so many were made");
+        Memory { pairs, groups: Vec::new(), pair_ids: Vec::new() }
+    }
+}
+
+impl ByChar {
+    pub(super) fn new(merger: &Merger) -> Self {
+        let (mut ids, mut scratch) = (Vec::new(), Scratch::default());
+        let units = (FIRST..).take(COUNT).map(|code| {
+            let code = char::from_u32(code).expect("below the surrogates");
+            ids.clear();
+            merger.merge(code.encode_utf8(&mut [0; 4]).as_bytes(), &mut scratch, &mut ids);
+            ids.iter().rev().fold(0, |unit, &id| (unit << ID_BITS) | u64::from(id + 1))
+        });
+        ByChar { units: units.collect(), lens: merger.token_lens() }
+    }
+
+    /// Whether it is for a piece.
+    #[inline]
+    pub(super) fn is_for(piece: &[u8]) -> bool {
+        piece.len() > 3 && matches!(piece[0], 0xe3..=0xe9)
+    }
+
+    /// Appends the ids of a piece, or of a part of it that goes so far: up to where more than a
+    /// short piece would have to be merged as one.
+    pub(super) fn merge(
+        &self,
+        merger: &Merger,
+        piece: &[u8],
+        (scratch, memory): (&mut Scratch, &mut Memory),
+        ids: &mut Vec<u32>,
+    ) -> bool {
+        let ids_start = ids.len();
+        memory.groups.clear();
+        let mut at = 0;
+        while at < piece.len() {
+            let mut group = (at, ids.len());
+            at = self.push_unit(merger, piece, at, scratch, ids);
+            while let Some(&before) = memory.groups.last() {
+                let pair = [ids[group.1 - 1], ids[group.1]];
+                if self.may_part(merger, (piece, group.0), pair, (scratch, memory)) {
+                    break;
+                }
+                memory.groups.pop();
+                group = before;
+                ids.truncate(group.1);
+                if at - group.0 > SHORT_BYTES_MAX {
+                    ids.truncate(ids_start);
+                    return false;
+                }
+                merger.merge(&piece[group.0..at], scratch, ids);
+            }
+            if memory.groups.len() == GROUPS {
+                memory.groups.drain(..GROUPS / 2);
+            }
+            memory.groups.push(group);
+        }
+        true
+    }
+
+    /// Appends the ids of the character at `at`. Where it ends.
+    #[inline]
+    fn push_unit(
+        &self,
+        merger: &Merger,
+        piece: &[u8],
+        at: usize,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) -> usize {
+        if let [lead @ 0xe3..=0xe9, second, third, ..] = piece[at..] {
+            let code = (u32::from(lead & 0xf) << 12)
+                | (u32::from(second & 0x3f) << 6)
+                | u32::from(third & 0x3f);
+            let mut unit = self.units[(code - FIRST) as usize];
+            while unit != 0 {
+                ids.push((unit & ((1 << ID_BITS) - 1)) as u32 - 1);
+                unit >>= ID_BITS;
+            }
+            return at + 3;
+        }
+        let inside = piece[at + 1..].iter().take_while(|&&byte| byte & 0xc0 == 0x80);
+        let end = at + 1 + inside.count();
+        merger.merge(&piece[at..end], scratch, ids);
+        end
+    }
+
+    /// Whether two tokens that meet at a place of a piece may stand side by side.
+    #[inline]
+    fn may_part(
+        &self,
+        merger: &Merger,
+        (piece, at): (&[u8], usize),
+        [left, right]: [u32; 2],
+        (scratch, memory): (&mut Scratch, &mut Memory),
+    ) -> bool {
+        let key = ((u64::from(left) << ID_BITS) | u64::from(right)) + 1;
+        let slot = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIRS.trailing_zeros());
+        let known = memory.pairs[slot as usize % PAIRS];
+        if known >> 1 == key {
+            return known & 1 != 0;
+        }
+        let len = |id: u32| usize::from(self.lens[id as usize]);
+        let (Some(start), end) = (at.checked_sub(len(left)), at + len(right)) else {
+            return false;
+        };
+        memory.pair_ids.clear();
+        merger.merge(&piece[start..end], scratch, &mut memory.pair_ids);
+        let answer = memory.pair_ids == [left, right];
+        memory.pairs[slot as usize % PAIRS] = (key << 1) | u64::from(answer);
+        answer
+    }
+}

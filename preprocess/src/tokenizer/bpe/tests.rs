@@ -114,3 +114,55 @@ fn cuts_change_no_ids() {
     }
     assert!(cuts > 10_000, "{cuts}");
 }
+
+/// Chinese is merged by characters: with every vocabulary, and with merges of few kinds of bytes,
+/// so that they cross characters and reach far, it must be what merging the whole gives.
+#[test]
+fn by_characters_is_as_by_bytes() {
+    let theirs = tiktoken_rs::cl100k_base().unwrap();
+    let mut vocabularies = vec![from_ranks(&tokens(&theirs, 100_256), Pattern::Whole).unwrap()];
+    let mut state = 0x5eed_000b_u64;
+    let mut next = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as usize % limit
+    };
+    let chars: Vec<char> = "的一是中国语言あー。龥\u{3000}é😀a".chars().collect();
+    let text = |next: &mut dyn FnMut(usize) -> usize, len: usize| -> String {
+        (0..len).map(|_| chars[next(chars.len())]).collect()
+    };
+    for _ in 0..60 {
+        // Tokens are parts of a text, at any byte, and all parts of them that halving gives.
+        let mut all: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        let sample = text(&mut next, 200);
+        for _ in 0..40 {
+            let start = next(sample.len() - 12);
+            let mut part = &sample.as_bytes()[start..start + 2 + next(10)];
+            let mut parts = Vec::new();
+            while part.len() > 1 {
+                parts.push(part.to_vec());
+                let middle = 1 + next(part.len() - 1);
+                part = if next(2) == 0 { &part[..middle] } else { &part[middle..] };
+            }
+            parts.reverse();
+            parts.retain(|part| !all.contains(part));
+            all.extend(parts);
+        }
+        let tokens: Vec<_> = all.into_iter().zip(0..).collect();
+        vocabularies.push(from_ranks(&tokens, Pattern::Whole).unwrap());
+    }
+    for bpe in &vocabularies {
+        let (mut scratch, mut memory) = (Scratch::default(), Memory::new());
+        for round in 0..60 {
+            let len = 2 + next(if round == 0 { 3000 } else { 60 });
+            let text = format!("中{}", text(&mut next, len));
+            let (mut by_char, mut due) = (Vec::new(), Vec::new());
+            bpe.merger.merge(text.as_bytes(), &mut scratch, &mut due);
+            let parts = (&mut scratch, &mut memory);
+            if bpe.by_char.merge(&bpe.merger, text.as_bytes(), parts, &mut by_char) {
+                assert_eq!(by_char, due, "on {text}");
+            } else {
+                assert!(by_char.is_empty());
+            }
+        }
+    }
+}

@@ -24,7 +24,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    #[inline]
+    #[inline(always)]
     pub(super) fn of(bytes: &[u8; BYTES]) -> Self {
         let quarters = bytes.as_chunks::<16>().0;
         let bits = |is: &dyn Fn(u8x16) -> u8x16| {

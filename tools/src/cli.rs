@@ -132,6 +132,9 @@ pub struct Merge {
     /// Requires a mode for each sequence. Sets that have modes keep them with and without it.
     #[arg(long)]
     pub multimodal: bool,
+    /// Merges some shards of a dataset though others are not there.
+    #[arg(long)]
+    pub partial: bool,
     /// Reads the sources and compares them with their manifests first. Default: their sums are
     /// trusted, and a source that was damaged makes a result that `check` finds damaged.
     #[arg(long)]
@@ -158,6 +161,7 @@ impl Merge {
                 OrderArg::Numeric => merge::Order::Numeric,
             },
             multimodal: self.multimodal,
+            partial: self.partial,
             verify: self.verify,
         }
     }

@@ -195,3 +195,39 @@ fn shells_complete_the_verbs() {
         assert!(said.code == 0 && said.out.contains("merge"), "{shell}: {}", said.err);
     }
 }
+
+/// What the tasks of a job array write is the whole when all of it is there, in its order.
+#[test]
+fn shards_of_an_array_are_merged_together_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    let lines: Vec<_> = (0..40).map(|n| format!("{{\"text\":\"line {n}\"}}\n")).collect();
+    std::fs::write(&input, lines.concat()).unwrap();
+    let run = |name: &str, shard| {
+        let inputs = vec![input.to_str().unwrap().to_owned()];
+        let options = preprocess::Options::new(inputs, path(folder.path(), name));
+        preprocess::run(&preprocess::Options { shard, ..options }, &mut |_| {}).unwrap();
+    };
+    run("whole", None);
+    for index in 0..3 {
+        run("array/p", Some(preprocess::Shard { index, count: 3 }));
+    }
+    let array = path(folder.path(), "array");
+    let out = path(folder.path(), "out");
+    json(&["merge", "--input", &array, "--output-prefix", &out]);
+    for suffix in [".bin", ".idx"] {
+        let whole = path(folder.path(), "whole_text_document");
+        assert_eq!(read(&format!("{out}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+    let shards = [0, 1, 2].map(|n| format!("{array}/p_{n:05}-of-00003_text_document"));
+    let other = path(folder.path(), "other");
+    for (some, due) in [(&[0, 2][..], "due shard 1"), (&[0, 1], "last of the shards"), (&[1], "0")]
+    {
+        let mut args = vec!["merge", "--output-prefix", &other, "--input"];
+        args.extend(some.iter().map(|&n| shards[n].as_str()));
+        let said = feedline(&args);
+        assert_eq!(said.code, 2, "{}", said.out);
+        assert!(said.err.contains(due) && said.err.contains("--partial"), "{}", said.err);
+    }
+    json(&["merge", "--partial", "--input", &shards[1], "--output-prefix", &other]);
+}

@@ -24,6 +24,8 @@ pub struct Request {
     pub order: Order,
     /// Whether to require a mode for each sequence, as Megatron's flag does.
     pub multimodal: bool,
+    /// Whether to merge some shards of a dataset without the others.
+    pub partial: bool,
     /// Whether to read the inputs and compare them with their manifests first.
     pub verify: bool,
 }
@@ -77,6 +79,9 @@ pub fn merge(request: &Request) -> Result<Merged> {
     let (out, out_prefix) = storage::locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
     same_tokenizer(&sources)?;
+    if !request.partial {
+        all_shards(&sources)?;
+    }
     let parts = sources.iter().map(|source| source.part(request)).collect::<Result<Vec<_>>>()?;
     let built = splice(&out, &out_prefix, &parts)?;
     let mut meta = common_meta(&sources);
@@ -172,6 +177,37 @@ impl Source {
         let (store, prefix) = (Arc::clone(&self.store), self.prefix.clone());
         Ok(SplicePart { store, prefix, documents: None, bin_crc64 })
     }
+}
+
+/// Shards are of use in their order, and together: a task of an array that failed is not missed
+/// otherwise.
+fn all_shards(sources: &[Source]) -> Result<()> {
+    let shard = |source: &Source| {
+        let (meta, _) = source.manifest.as_ref()?;
+        let (index, count) = meta["shard"].as_str()?.split_once('/')?;
+        Some((index.parse::<u64>().ok()?, count.parse::<u64>().ok()?))
+    };
+    let mut due = 0;
+    let mut last = None;
+    for source in sources {
+        let Some((index, count)) = shard(source) else { continue };
+        ensure!(
+            index == due && last.is_none_or(|(_, of)| of == count),
+            "{}: is shard {index} of {count}, due shard {due}; hint: a task of the array may have \
+             failed: run it again, give the shards in their order, or say --partial",
+            source.name
+        );
+        due = (due + 1) % count;
+        last = (due != 0).then_some((source, count));
+    }
+    if let Some((source, count)) = last {
+        bail!(
+            "{}: is the last of the shards, due {count} of them; hint: a task of the array may \
+             have failed: run it again, or say --partial",
+            source.name
+        );
+    }
+    Ok(())
 }
 
 /// Ids of two tokenizers in one file are ids of none.

@@ -399,3 +399,30 @@ fn the_vocabulary_is_exported_and_read_back() {
 
 const VOCAB_CRC64: u64 = 0xe4fb_c728_a178_2d6a;
 const MERGES_CRC64: u64 = 0xc282_77e3_6d78_52f0;
+
+/// "Hello world" is 15496 995 in GPT-2's vocabulary, and a newline is 198.
+#[test]
+fn texts_lists_folders_and_pipes_are_inputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("in")).unwrap();
+    fs::write(at("in/a.json"), "[{\"text\": \"Hello world\"},\n{\"text\": \"\"}]").unwrap();
+    fs::write(at("in/b.txt"), "Hello world<n>\r\n\nHello world").unwrap();
+    let arguments = ["--json-in", &at("in"), "--out", &at("p"), "--txt-newline", "<n>"];
+    let output = preprocess(&arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let ids: Vec<u16> = fs::read(at("p_text_document.bin"))
+        .unwrap()
+        .chunks(2)
+        .map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+        .collect();
+    assert_eq!(ids, [15496, 995, 15496, 995, 198, 15496, 995]);
+
+    // As a shell's process substitution has it: a pipe with a name.
+    let script = "\"$0\" --json-in <(printf '{\"text\":\"Hello world\"}\\n') --out \"$1\"";
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script, env!("CARGO_BIN_EXE_preprocess"), &at("q")]);
+    let output = bash.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(fs::read(at("q_text_document.bin")).unwrap(), [0x88, 0x3c, 0xe3, 0x03]);
+}

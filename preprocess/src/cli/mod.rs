@@ -1,4 +1,5 @@
 pub(crate) mod compat;
+mod input;
 
 use std::time::Duration;
 
@@ -19,10 +20,14 @@ use storage::ByteSize;
 #[derive(Debug, Parser)]
 #[command(name = "preprocess", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// Files of JSON lines, plain or Zstandard, in order; - is standard input
+    /// In order: files (.jsonl, .json, .txt, plain or .zst or .gz), folders of them, patterns such
+    /// as 'data/**/*.jsonl.zst', pipes; - is standard input
     #[arg(long, aliases = ["input", "input-path"], value_name = "FILE", num_args = 1..)]
     #[arg(required_unless_present_any = ["export_vocab", "completions"])]
     json_in: Vec<String>,
+
+    #[command(flatten)]
+    input: input::InputArgs,
 
     /// Folder of the outputs, and how their names begin, such as data/wiki
     #[arg(long, alias = "output-prefix", value_name = "PREFIX")]
@@ -272,6 +277,8 @@ impl Cli {
             (_, out) => out.clone().unwrap_or_default(),
         };
         let mut options = Options::new(self.json_in.clone(), out);
+        let newline = (self.objective == CliObjective::Cpm2).then_some("<n>");
+        options.input = self.input.options(newline);
         options.keys.clone_from(&self.json_key);
         options.tokenizer = TokenizerSpec {
             kind: self.tokenizer.clone(),

@@ -190,25 +190,27 @@ class Bench:
             )
 
     def merge(self):
-        """Pieces of together a third of --big, whose ids are those of the English text."""
-        parts, piece, done = [], self.grown(self.en, self.args.whole), 0
-        while done < self.args.big // 3:
-            # Named so that what is tidied after each run is not these.
-            out = self.work / f"part{len(parts)}"
-            self.ours(piece, 2, out=out)
-            parts.append(f"{out}_text_document")
-            done += pathlib.Path(f"{parts[-1]}.bin").stat().st_size
-        bins = [f"{part}.bin" for part in parts]
+        """The ids of the English text again and again, together a third of --big."""
+        part = self.work / "part"
+        self.ours(self.grown(self.en, self.args.whole), 2, out=part)
+        part = pathlib.Path(f"{part}_text_document")
+        part_bin = part.with_name(part.name + ".bin")
+        bytes_each = part_bin.stat().st_size
+        times_it = max(2, self.args.big // 3 // bytes_each)
+        done = times_it * bytes_each
         merged, copy = self.work / "merged", self.work / "copy"
 
         def ours():
-            found = run([FEEDLINE, "merge", *parts, "--out", merged], cores=self.args.cores)
+            inputs = ["--input", *[part] * times_it]
+            command = [FEEDLINE, "merge", *inputs, "--output-prefix", merged]
+            found = run(command, cores=self.args.cores[:1])
             for left in self.work.glob("merged*"):
                 left.unlink()
             return found
 
         def theirs():
-            found = run(["sh", "-c", f"cat {' '.join(bins)} >{copy} && sync {copy}"], cores=["0"])
+            command = f"cat {f'{part_bin} ' * times_it} >{copy} && sync {copy}"
+            found = run(["sh", "-c", command], cores=self.args.cores[:1])
             copy.unlink()
             return found
 

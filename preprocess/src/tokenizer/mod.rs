@@ -1,5 +1,7 @@
 //! Text to token ids and back.
 
+mod added;
+mod base64;
 mod bpe;
 mod by_char;
 mod cache;
@@ -8,12 +10,16 @@ mod classes;
 mod double_array;
 mod encdec;
 mod gpt2;
+mod hf;
 mod jieba;
 mod lexicon;
 mod long_cache;
 mod merge;
+mod python;
 mod ranks;
+mod read;
 mod split;
+mod tiktoken;
 mod vocab;
 mod worded;
 mod wordpiece;
@@ -24,8 +30,10 @@ use std::sync::Arc;
 
 pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
+pub use hf::HuggingFace;
 pub use jieba::Jieba;
 pub use split::{Pattern, Pieces, pieces};
+pub use tiktoken::Tiktoken;
 pub use wordpiece::{WordPiece, WordPieceCase};
 pub use words::JiebaWords;
 
@@ -33,7 +41,8 @@ use crate::{Error, Result};
 
 /// Between text and the ids of one vocabulary. The same text gives the same ids everywhere.
 pub trait Tokenizer: fmt::Debug + Send + Sync {
-    /// Appends the ids of a text. Special tokens spelled in the text are ordinary text. For many
+    /// Appends the ids of a text. Special tokens spelled in the text are ordinary text, except to
+    /// [`HuggingFace`] and to Megatron's files of [`Tiktoken`]'s kind, which mean them. For many
     /// texts take an [`Tokenizer::encoder`], which remembers words.
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
 
@@ -82,6 +91,7 @@ pub trait Encode: fmt::Debug {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizerSpec {
     /// `gpt2`, or Megatron's name for it, `GPT2BPETokenizer`; `encdec`, `yuan`, `cpm-t5`, `jieba`.
+    /// `hf` or `HuggingFaceTokenizer`; `tiktoken` or `TikTokenizer`.
     pub kind: String,
     /// `vocab.json`. None: GPT-2's own vocabulary, which is built in.
     pub vocab_file: Option<String>,
@@ -96,6 +106,20 @@ pub struct TokenizerSpec {
     pub user_dict: Option<String>,
     /// CPM-2's handling of spaces as it was meant, not as it was published.
     pub cpm_spaces_meant: bool,
+    /// Of the kinds that read a `tokenizer.json`: put nothing around a text, as Megatron's
+    /// `--tokenizer-hf-no-include-special-tokens`.
+    pub without_special_tokens: bool,
+    /// More special tokens, as Megatron's `--tokenizer-special-tokens`.
+    pub special_tokens: Vec<String>,
+    /// The token that ends a document. None: the one that the files name.
+    pub eod_token: Option<String>,
+    /// The pre-tokenizer of a vocabulary of tiktoken's kind: Megatron's `v1` or `v2`, or the name
+    /// of a published vocabulary. None: told by the vocabulary, or `v2` for Megatron's files.
+    pub tiktoken_pattern: Option<String>,
+    /// How many special tokens Megatron puts before such a vocabulary. None: 1000.
+    pub tiktoken_num_special_tokens: Option<u32>,
+    /// How many ids there are, where a file holds more than are used. None: Megatron's 131072.
+    pub vocab_size: Option<u32>,
 }
 
 /// Makes a tokenizer.
@@ -107,7 +131,11 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
     if let Some(worded) = worded::open(spec)? {
         return Ok(worded);
     }
-    Ok(Arc::new(open_gpt2(spec)?))
+    match spec.kind.as_str() {
+        kind if hf::KINDS.contains(&kind) => Ok(Arc::new(HuggingFace::open(spec)?)),
+        kind if tiktoken::KINDS.contains(&kind) => Ok(Arc::new(Tiktoken::open(spec)?)),
+        _ => Ok(Arc::new(open_gpt2(spec)?)),
+    }
 }
 
 /// As [`open_tokenizer`], for what only byte-level BPE has.

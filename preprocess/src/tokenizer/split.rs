@@ -39,6 +39,10 @@ pub enum Pattern {
     Llama3,
     /// As [`Pattern::Llama3`], but `\p{N}`, one at a time. Of Qwen 1.5 to 3.
     Qwen2,
+    /// Megatron's `v1`, of the Tekken kind: [`Pattern::Qwen2`] without contractions.
+    TekkenV1,
+    /// Megatron's `v2`: [`Pattern::O200k`] without contractions, and `\p{N}`, one at a time.
+    TekkenV2,
     /// As [`Pattern::Qwen2`], but `[\p{L}\p{M}]+` and `[^\s\p{L}\p{M}\p{N}]+`.
     Qwen35,
     /// Three patterns, each on the parts, matched or not, of the one before: `\p{N}{1,3}`, then
@@ -107,7 +111,9 @@ impl Splitter {
             Pattern::Llama3 => later::piece_end::<later::Llama3>(self, bytes, start),
             Pattern::Qwen2 => later::piece_end::<later::Qwen2>(self, bytes, start),
             Pattern::Qwen35 => later::piece_end::<later::Qwen35>(self, bytes, start),
-            Pattern::O200k => o200k::piece_end(self, bytes, start),
+            Pattern::TekkenV1 => later::piece_end::<later::TekkenV1>(self, bytes, start),
+            Pattern::O200k => o200k::piece_end::<false>(self, bytes, start),
+            Pattern::TekkenV2 => o200k::piece_end::<true>(self, bytes, start),
             Pattern::DeepSeekV3 => deepseek::piece_end(self, bytes, start),
         }
     }

@@ -111,7 +111,7 @@ impl Vocab {
 }
 
 /// The characters that bytes are spelled with, by byte.
-fn byte_chars() -> [char; 256] {
+pub(super) fn byte_chars() -> [char; 256] {
     let mut next_free = 0x100;
     std::array::from_fn(|byte| {
         let byte = byte as u32; // fits: below 256

@@ -13,6 +13,8 @@ pub(super) trait Rules {
     const WORD: Set = Set::LETTER;
     /// Digits in a piece at most.
     const NUMBERS_MAX: usize = 1;
+    /// `'s` and the like are pieces.
+    const CONTRACTIONS: bool = true;
     /// `\s++$` comes first: white space at the end of a text is one piece, newlines or not.
     const SPACE_AT_END_WHOLE: bool = false;
 }
@@ -34,6 +36,12 @@ pub(super) enum Qwen2 {}
 
 impl Rules for Qwen2 {}
 
+pub(super) enum TekkenV1 {}
+
+impl Rules for TekkenV1 {
+    const CONTRACTIONS: bool = false;
+}
+
 pub(super) enum Qwen35 {}
 
 impl Rules for Qwen35 {
@@ -44,7 +52,8 @@ impl Rules for Qwen35 {
 pub(super) fn piece_end<R: Rules>(splitter: Splitter, bytes: &[u8], start: usize) -> usize {
     let sign = const { R::WORD.and(NUMBER).and(Set::SPACE).not() };
     let first = bytes[start];
-    if first == b'\''
+    if R::CONTRACTIONS
+        && first == b'\''
         && let Some(len) = contraction_len(&bytes[start + 1..])
     {
         return start + 1 + len;

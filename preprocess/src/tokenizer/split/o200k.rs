@@ -9,17 +9,22 @@ const HEAD: Set = Set::of(&[Class::Upper, Class::Caseless, Class::Mark]);
 const TAIL: Set = Set::of(&[Class::Lower, Class::Caseless, Class::Mark]);
 const SIGN: Set = Set::LETTER.and(NUMBER).and(Set::SPACE).not();
 
+/// `TEKKEN`: without contractions, and numbers one digit at a time.
 #[inline]
-pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize {
+pub(super) fn piece_end<const TEKKEN: bool>(
+    splitter: Splitter,
+    bytes: &[u8],
+    start: usize,
+) -> usize {
     let (class, after) = splitter.class_at(bytes, start);
     if class == Class::Number {
-        return splitter.run_end_max(bytes, after, NUMBER, 2);
+        return splitter.run_end_max(bytes, after, NUMBER, if TEKKEN { 0 } else { 2 });
     }
     if class != Class::Newline
         && let Some(end) = word_end(splitter, bytes, start, class, after)
     {
         return match &bytes[end..] {
-            [b'\'', rest @ ..] => end + contraction_len(rest).map_or(0, |len| len + 1),
+            [b'\'', rest @ ..] if !TEKKEN => end + contraction_len(rest).map_or(0, |len| len + 1),
             _ => end,
         };
     }

@@ -1,0 +1,149 @@
+//! Added tokens: cut out of the text before the model sees the rest.
+//!
+//! Some are looked for in the text as it came, the others in what the normalizer made of the rest.
+//! Of those that match at a place the longest counts, and what a match took is not looked at again.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use serde::Deserialize;
+
+/// A token that is cut out, as files describe it.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct AddedToken {
+    pub(super) id: u32,
+    pub(super) content: String,
+    /// Not within a word.
+    #[serde(default)]
+    pub(super) single_word: bool,
+    /// Takes the white space before it.
+    #[serde(default)]
+    pub(super) lstrip: bool,
+    /// Takes the white space after it.
+    #[serde(default)]
+    pub(super) rstrip: bool,
+    /// Looked for in the normalized text.
+    #[serde(default)]
+    pub(super) normalized: bool,
+    #[serde(default)]
+    pub(super) special: bool,
+}
+
+impl AddedToken {
+    /// A token that is looked for in the text as it comes, wherever it stands.
+    pub(super) fn special(id: u32, content: &str) -> Self {
+        AddedToken {
+            id,
+            content: content.to_owned(),
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special: true,
+        }
+    }
+}
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part<'a> {
+    /// An added token, by its id.
+    Token(u32),
+    /// Text between them; never empty.
+    Text(&'a str),
+}
+
+/// One of the two sets of added tokens; empty, it finds nothing.
+#[derive(Debug, Default)]
+pub(super) struct Added {
+    finder: Option<AhoCorasick>,
+    rules: Vec<Rule>,
+}
+
+/// What becomes of a match.
+#[derive(Clone, Copy, Debug)]
+struct Rule {
+    id: u32,
+    single_word: bool,
+    lstrip: bool,
+    rstrip: bool,
+}
+
+impl Added {
+    /// Of tokens and how they are spelled where they are looked for.
+    pub(super) fn new<'a>(
+        tokens: impl IntoIterator<Item = (&'a AddedToken, String)>,
+    ) -> Result<Self, aho_corasick::BuildError> {
+        let (mut rules, mut spelled) = (Vec::new(), Vec::new());
+        for (token, spelling) in tokens {
+            let AddedToken { id, single_word, lstrip, rstrip, .. } = *token;
+            rules.push(Rule { id, single_word, lstrip, rstrip });
+            spelled.push(spelling);
+        }
+        if rules.is_empty() {
+            return Ok(Added::default());
+        }
+        let finder =
+            AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&spelled)?;
+        Ok(Added { finder: Some(finder), rules })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Gives the parts of a text in order.
+    #[inline]
+    pub(super) fn split<'a>(&self, text: &'a str, mut each: impl FnMut(Part<'a>)) {
+        let mut done = 0;
+        if let Some(finder) = &self.finder {
+            for found in finder.find_iter(text) {
+                let rule = self.rules[found.pattern().as_usize()];
+                let (mut start, mut end) = (found.start(), found.end());
+                if rule.single_word && within_word(text, start, end) {
+                    continue;
+                }
+                if rule.lstrip {
+                    start = text[..start].trim_end().len().max(done);
+                }
+                if rule.rstrip {
+                    end = text.len() - text[end..].trim_start().len();
+                }
+                if done < start {
+                    each(Part::Text(&text[done..start]));
+                }
+                each(Part::Token(rule.id));
+                done = end;
+            }
+        }
+        if done < text.len() {
+            each(Part::Text(&text[done..]));
+        }
+    }
+
+    /// Whether the parts of a text are those of its two halves: no token and no white space that a
+    /// token takes lies across.
+    pub(super) fn may_cut(&self, text: &str, at: usize) -> bool {
+        let Some(finder) = &self.finder else { return true };
+        if self.rules.iter().any(|rule| rule.single_word || rule.lstrip || rule.rstrip) {
+            return false;
+        }
+        let reach = finder.max_pattern_len();
+        let from = text.floor_char_boundary(at.saturating_sub(reach));
+        let to = text.ceil_char_boundary(at.saturating_add(reach).min(text.len()));
+        let near = &text[from..to];
+        // Whatever lies across begins at one of the few places before the cut.
+        (from..at).filter(|&start| text.is_char_boundary(start)).all(|start| {
+            let anchored = finder.find(&near[start - from..]);
+            anchored.is_none_or(|found| found.start() > 0 || start + found.end() <= at)
+        })
+    }
+}
+
+/// Whether a letter, digit or the like stands before or after.
+fn within_word(text: &str, start: usize, end: usize) -> bool {
+    let word = |char| {
+        regex_syntax::try_is_word_character(char)
+            .expect("its tables are compiled in, see Cargo.toml")
+    };
+    text[..start].chars().next_back().is_some_and(word)
+        || text[end..].chars().next().is_some_and(word)
+}

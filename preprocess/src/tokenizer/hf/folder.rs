@@ -1,0 +1,111 @@
+//! The files beside a `tokenizer.json`, and what they say of the end of a document.
+
+use serde_json::Value;
+
+use super::super::TokenizerSpec;
+use super::super::read::{bad, read_text, read_text_if_any};
+use crate::{Error, Result};
+
+/// Names that end documents, where no file says which: what most often does comes first.
+const USUAL: [&str; 8] = [
+    "<|endoftext|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<|im_end|>",
+    "<eos>",
+    "<|eot_id|>",
+    "[SEP]",
+];
+
+/// A folder with a tokenizer in it.
+#[derive(Debug)]
+pub(super) struct Folder {
+    /// As it was named.
+    model: String,
+    /// Of the files beside it.
+    prefix: String,
+    /// The file, if it was named.
+    file: Option<String>,
+}
+
+impl Folder {
+    pub(super) fn of(spec: &TokenizerSpec) -> Result<Self> {
+        let model = spec.model.clone().ok_or_else(|| Error::BadOption {
+            name: "tokenizer-model",
+            got: "none".to_owned(),
+            due: "a tokenizer.json or its folder".to_owned(),
+        })?;
+        let named = model.ends_with(".json").then(|| model.clone());
+        let prefix = match (&named, model.rfind('/')) {
+            (Some(_), Some(slash)) => model[..=slash].to_owned(),
+            (Some(_), None) => String::new(),
+            (None, _) => format!("{}/", model.trim_end_matches('/')),
+        };
+        Ok(Folder { model, prefix, file: named })
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The name of the tokenizer's file, and its text.
+    pub(super) fn read_tokenizer(&self) -> Result<(String, String)> {
+        let file = self.file.clone().unwrap_or_else(|| format!("{}tokenizer.json", self.prefix));
+        if self.file.is_some() {
+            return Ok((file.clone(), read_text(&file)?));
+        }
+        let text = read_text_if_any(&file)?.ok_or_else(|| {
+            let due = "a tokenizer.json; hint: a folder with only tokenizer.model is for \
+                       --tokenizer sentencepiece, one with vocab.json and merges.txt for \
+                       --vocab-file and --merge-file";
+            bad(&self.model, "no such file in the folder", due)
+        })?;
+        Ok((file, text))
+    }
+
+    /// The id that ends a document: of `asked`, or of what the neighbours name, or of a usual name.
+    pub(super) fn eod(
+        &self,
+        asked: Option<&str>,
+        id_of: impl Fn(&str) -> Option<u32>,
+    ) -> Result<Option<u32>> {
+        if let Some(token) = asked {
+            let id = id_of(token).ok_or_else(|| Error::BadOption {
+                name: "eod-token",
+                got: format!("'{token}'"),
+                due: format!("a token of {}", self.model),
+            })?;
+            return Ok(Some(id));
+        }
+        for neighbour in ["tokenizer_config.json", "special_tokens_map.json"] {
+            let config = self.read_neighbour(neighbour)?;
+            // Megatron takes the one for the other as well.
+            let named = ["eos_token", "sep_token"].iter().find_map(|key| token_in(&config[*key]));
+            if let Some(id) = named.and_then(&id_of) {
+                return Ok(Some(id));
+            }
+        }
+        for neighbour in ["generation_config.json", "config.json"] {
+            let config = self.read_neighbour(neighbour)?;
+            let ids = &config["eos_token_id"];
+            let id = ids.as_u64().or_else(|| ids.get(0)?.as_u64());
+            if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
+                return Ok(Some(id));
+            }
+        }
+        Ok(USUAL.iter().find_map(|token| id_of(token)))
+    }
+
+    /// A file beside the tokenizer, or null.
+    fn read_neighbour(&self, name: &str) -> Result<Value> {
+        let file = format!("{}{name}", self.prefix);
+        let Some(text) = read_text_if_any(&file)? else { return Ok(Value::Null) };
+        serde_json::from_str(&text).map_err(|e| bad(&file, e.to_string(), "a JSON object"))
+    }
+}
+
+/// A token by itself, or with its flags.
+fn token_in(given: &Value) -> Option<&str> {
+    given.as_str().or_else(|| given["content"].as_str())
+}

@@ -1,0 +1,99 @@
+//! Every other `tokenizer.json`: by Hugging Face's own library, exact and slower than ours.
+
+use std::fmt;
+use std::panic::catch_unwind;
+
+use tokenizers::Tokenizer as Library;
+
+use super::super::Encode;
+use super::super::added::AddedToken;
+use super::super::read::bad;
+use super::file::{File, Vocab};
+use crate::{Error, Result};
+
+/// A tokenizer of the library.
+pub(super) struct General {
+    library: Library,
+    with_specials: bool,
+}
+
+impl General {
+    /// `text` is a `tokenizer.json` that was parsed to `parsed`; `more` are tokens to add.
+    pub(super) fn new(
+        file: &str,
+        text: &str,
+        parsed: &File,
+        more: &[AddedToken],
+        with_specials: bool,
+    ) -> Result<Self> {
+        check(parsed).map_err(|(got, due)| bad(file, got, due))?;
+        // The library trusts its input and may panic on what no trainer writes.
+        let made = catch_unwind(|| Library::from_bytes(text.as_bytes()));
+        let due = "a tokenizer that the library `tokenizers` can load";
+        let mut library = match made {
+            Ok(made) => made.map_err(|e| bad(file, e.to_string(), due))?,
+            Err(_) => return Err(bad(file, "a panic of the library", due)),
+        };
+        // What a call would be cut or filled to is no part of a corpus.
+        library.with_padding(None);
+        library.with_truncation(None).map_err(|e| bad(file, e.to_string(), due))?;
+        let more = more.iter().map(|token| tokenizers::AddedToken::from(&*token.content, true));
+        library
+            .add_special_tokens(more.collect::<Vec<_>>())
+            .map_err(|e| bad(file, e.to_string(), due))?;
+        Ok(General { library, with_specials })
+    }
+
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let encoding = self.library.encode_fast(text, self.with_specials);
+        ids.extend_from_slice(encoding.expect("its unknown token was looked for").get_ids());
+    }
+
+    pub(super) fn decode(&self, ids: &[u32], vocab_size: u32, out: &mut Vec<u8>) -> Result<()> {
+        if let Some(&id) = ids.iter().find(|&&id| self.library.id_to_token(id).is_none()) {
+            return Err(Error::UnknownToken { id, vocab_size });
+        }
+        let text = self.library.decode(ids, false);
+        out.extend_from_slice(text.expect("none of its decoders fails").as_bytes());
+        Ok(())
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.library.token_to_id(token)
+    }
+}
+
+/// That encoding will not fail, which it does for unknown words without an unknown token.
+fn check(file: &File) -> std::result::Result<(), (String, &'static str)> {
+    let model = &file.model;
+    let unknown = model.unk_token.as_deref();
+    let there = match &model.vocab {
+        Vocab::Ids(ids) => match (model.kind.as_deref(), unknown) {
+            (Some("BPE") | None, None) => true,
+            (kind, unknown) => {
+                let unknown = unknown.or(match kind {
+                    Some("WordPiece") => Some("[UNK]"),
+                    Some("WordLevel") => Some("<unk>"),
+                    _ => None,
+                });
+                unknown.is_some_and(|unknown| ids.iter().any(|(token, _)| token == unknown))
+            }
+        },
+        Vocab::Scores(scores) => model.unk_id.is_some_and(|id| id < scores.len()),
+    };
+    if there { Ok(()) } else { Err(("no unknown token".to_owned(), "one in the vocabulary")) }
+}
+
+impl fmt::Debug for General {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("General")
+            .field("with_specials", &self.with_specials)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Encode for &General {
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        General::encode(self, text, ids);
+    }
+}

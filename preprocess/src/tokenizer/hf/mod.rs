@@ -1,0 +1,283 @@
+//! Tokenizers in Hugging Face's format, `tokenizer.json`.
+//!
+//! A [`HuggingFace`] reads the file ([`file`]) and its neighbours ([`folder`]). The kinds that
+//! language models use are encoded by our own engines ([`own`]): added tokens are cut out of the
+//! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE or to BPE
+//! over characters ([`chars`]), and what the [`template`] says is put around the ids. Everything
+//! else goes to the library the format belongs to, in a build with
+//! the feature `general`.
+
+mod chars;
+mod file;
+mod folder;
+#[cfg(feature = "general")]
+mod general;
+mod normalize;
+mod own;
+mod patterns;
+mod template;
+mod tokens;
+
+use serde_json::json;
+use storage::Crc64;
+
+use self::file::{File, MergePair, Vocab};
+#[cfg(feature = "general")]
+use self::general::General;
+use self::own::Own;
+use super::added::AddedToken;
+use super::merge::ID_LIMIT;
+use super::python::repr_list;
+use super::read::bad;
+use super::{Encode, Tokenizer, TokenizerSpec};
+use crate::{Error, Result};
+
+/// What the command line and Megatron call it.
+pub(super) const KINDS: [&str; 2] = ["hf", "HuggingFaceTokenizer"];
+
+/// A `tokenizer.json`.
+#[derive(Debug)]
+pub struct HuggingFace {
+    /// As it was named.
+    model: String,
+    engine: Engine,
+    vocab_size: u32,
+    eod: Option<u32>,
+    fingerprint: String,
+    special_tokens: Vec<String>,
+    with_specials: bool,
+}
+
+#[derive(Debug)]
+enum Engine {
+    Own(Box<Own>),
+    #[cfg(feature = "general")]
+    General(Box<General>),
+}
+
+impl HuggingFace {
+    /// Reads the file, or the `tokenizer.json` of the folder, that a spec names as its model. Like
+    /// Megatron, it recognizes special tokens that are spelled in a text, and puts around every
+    /// text what the file's post-processor says, unless the spec says not to.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for a spec without a model or with an end of document that is no token,
+    /// [`Error::BadVocab`] for a file that is no tokenizer, [`Error::Storage`].
+    pub fn open(spec: &TokenizerSpec) -> Result<Self> {
+        let folder = folder::Folder::of(spec)?;
+        let (name, text) = folder.read_tokenizer()?;
+        let due = "a tokenizer in Hugging Face's format";
+        let mut file: File =
+            serde_json::from_str(&text).map_err(|e| bad(&name, e.to_string(), due))?;
+        check_ids(&name, &file)?;
+        let more = more_tokens(&file, &spec.special_tokens);
+        let with_specials = !spec.without_special_tokens;
+        file.added_tokens.extend_from_slice(&more);
+        check_ids(&name, &file)?;
+        let engine = match Own::new(&file, with_specials) {
+            Ok(own) => Engine::Own(Box::new(own)),
+            #[cfg(feature = "general")]
+            Err(why) => {
+                log::info!("{name}: not for the fast engines, for {why}; by the general one");
+                let general = General::new(&name, &text, &file, &more, with_specials)?;
+                Engine::General(Box::new(general))
+            }
+            #[cfg(not(feature = "general"))]
+            Err(why) => {
+                let due = "a kind that the fast engines know; hint: a build with the feature \
+                           `general` of the crate preprocess knows every kind";
+                return Err(bad(&name, why, due));
+            }
+        };
+        let mut tokenizer = HuggingFace {
+            model: folder.model().to_owned(),
+            vocab_size: size(&file),
+            fingerprint: fingerprint(&file, with_specials),
+            engine,
+            eod: None,
+            special_tokens: spec.special_tokens.clone(),
+            with_specials,
+        };
+        let eod = folder.eod(spec.eod_token.as_deref(), |token| id_of(&file, token))?;
+        tokenizer.eod = eod.filter(|&id| id < tokenizer.vocab_size);
+        Ok(tokenizer)
+    }
+
+    /// The engine that encodes: `own`, or `general`, which is slower.
+    #[must_use]
+    pub fn engine(&self) -> &'static str {
+        match self.engine {
+            Engine::Own(_) => "own",
+            #[cfg(feature = "general")]
+            Engine::General(_) => "general",
+        }
+    }
+}
+
+impl Tokenizer for HuggingFace {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        match &self.engine {
+            Engine::Own(own) => own.encode(text, ids),
+            #[cfg(feature = "general")]
+            Engine::General(general) => general.encode(text, ids),
+        }
+    }
+
+    fn encoder(&self) -> Box<dyn Encode + '_> {
+        match &self.engine {
+            Engine::Own(own) => Box::new(own.encoder()),
+            #[cfg(feature = "general")]
+            Engine::General(general) => Box::new(&**general),
+        }
+    }
+
+    fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        match &self.engine {
+            Engine::Own(own) => own.decode(ids, out),
+            #[cfg(feature = "general")]
+            Engine::General(general) => general.decode(ids, self.vocab_size, out),
+        }
+    }
+
+    fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
+        match &self.engine {
+            Engine::Own(own) => own.cut_after(text, at),
+            #[cfg(feature = "general")]
+            Engine::General(_) => None,
+        }
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    fn eod(&self) -> Option<u32> {
+        self.eod
+    }
+
+    fn name(&self) -> &str {
+        "hf"
+    }
+
+    fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    /// As Megatron core 0.16 writes it for `--tokenizer-type HuggingFaceTokenizer`.
+    fn identifiers(&self) -> serde_json::Value {
+        json!({
+            "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
+            "tokenizer_path": self.model,
+            "vocab_file": "None",
+            "merges_file": "None",
+            "additional_special_tokens": repr_list(&self.special_tokens),
+            "use_fast": "True",
+            "trust_remote_code": "False",
+            "include_special_tokens": if self.with_specials { "True" } else { "False" },
+        })
+    }
+}
+
+/// Ids index tables, so that they must have a bound; the largest vocabularies have 2^18.
+fn check_ids(name: &str, file: &File) -> Result<()> {
+    let due = format!("at most {} tokens and ids below that", ID_LIMIT - 1);
+    let of_vocab: Box<dyn Iterator<Item = usize>> = match &file.model.vocab {
+        Vocab::Ids(ids) => Box::new(ids.iter().map(|(_, id)| *id as usize)),
+        Vocab::Scores(scores) => Box::new(0..scores.len()),
+    };
+    let of_added = file.added_tokens.iter().map(|token| token.id as usize);
+    match of_vocab.chain(of_added).max() {
+        Some(id) if id >= ID_LIMIT - 1 => Err(bad(name, format!("id {id}"), &due)),
+        Some(_) => Ok(()),
+        None => Err(bad(name, "no tokens", &due)),
+    }
+}
+
+/// One more than the highest id.
+fn size(file: &File) -> u32 {
+    let of_vocab = match &file.model.vocab {
+        Vocab::Ids(ids) => ids.iter().map(|(_, id)| id + 1).max().unwrap_or(0),
+        Vocab::Scores(scores) => scores.len() as u32, // fits: checked
+    };
+    let of_added = file.added_tokens.iter().map(|token| token.id + 1).max();
+    of_vocab.max(of_added.unwrap_or(0))
+}
+
+fn id_of(file: &File, token: &str) -> Option<u32> {
+    let added = file.added_tokens.iter().find(|added| added.content == token).map(|one| one.id);
+    added.or_else(|| match &file.model.vocab {
+        Vocab::Ids(ids) => ids.iter().find(|(one, _)| one == token).map(|(_, id)| *id),
+        Vocab::Scores(scores) => {
+            let place = scores.iter().position(|(one, _)| one == token);
+            place.map(|id| id as u32) // fits: checked
+        }
+    })
+}
+
+/// Special tokens to add to a tokenizer: those that it has not get the next ids.
+fn more_tokens(file: &File, special_tokens: &[String]) -> Vec<AddedToken> {
+    let mut next = size(file);
+    let mut more: Vec<AddedToken> = Vec::new();
+    for content in special_tokens {
+        let known = file.added_tokens.iter().chain(&more).any(|added| added.content == *content);
+        if known || content.is_empty() {
+            continue;
+        }
+        let id = id_of(file, content).unwrap_or(next);
+        next = next.max(id + 1);
+        more.push(AddedToken::special(id, content));
+    }
+    more
+}
+
+/// All that ids depend on: not the order of the file, nor how it is laid out.
+fn fingerprint(file: &File, with_specials: bool) -> String {
+    let mut sum = Crc64::new();
+    let mut add = |text: &str| {
+        sum.update(&(text.len() as u64).to_le_bytes());
+        sum.update(text.as_bytes());
+    };
+    match &file.model.vocab {
+        Vocab::Ids(ids) => {
+            let mut ids: Vec<_> = ids.iter().map(|(token, id)| (*id, token)).collect();
+            ids.sort_unstable();
+            ids.iter().for_each(|(id, token)| {
+                add(token);
+                add(&id.to_string());
+            });
+        }
+        Vocab::Scores(scores) => scores.iter().for_each(|(token, score)| {
+            add(token);
+            add(&score.to_bits().to_string());
+        }),
+    }
+    for MergePair(left, right) in &file.model.merges {
+        add(left);
+        add(right);
+    }
+    for AddedToken { id, content, single_word, lstrip, rstrip, normalized, .. } in
+        &file.added_tokens
+    {
+        add(content);
+        add(&format!("{id} {single_word} {lstrip} {rstrip} {normalized}"));
+    }
+    let model = &file.model;
+    let absent_if_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    add(&format!(
+        "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+        model.kind,
+        model.unk_token,
+        model.unk_id,
+        absent_if_empty(&model.continuing_subword_prefix),
+        absent_if_empty(&model.end_of_word_suffix),
+        model.fuse_unk.unwrap_or(false),
+        model.byte_fallback.unwrap_or(false),
+        model.ignore_merges.unwrap_or(false),
+    ));
+    add(&file.normalizer.to_string());
+    add(&file.pre_tokenizer.to_string());
+    if with_specials {
+        add(&file.post_processor.to_string());
+    }
+    format!("{:016x}", sum.value())
+}

@@ -1,0 +1,295 @@
+//! The kinds of `tokenizer.json` that our own engines can do.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::Encode;
+use super::super::added::{Added, AddedToken, Part};
+use super::super::bpe::{Bpe, BpeEncoder};
+use super::super::merge::{Merge, RANK_LIMIT};
+use super::super::split::Pattern;
+use super::super::vocab::byte_chars;
+use super::chars::{Chars, CharsEncoder, META, Space, Words};
+use super::file::{File, MergePair, Model, Vocab};
+use super::normalize::{Normalizer, Step};
+use super::patterns::{self, Plan, Prefix};
+use super::template::Around;
+use super::tokens::{Tokens, bytes_of_chars};
+use crate::Result;
+
+/// A tokenizer whose text is encoded by an engine of ours.
+#[derive(Debug)]
+pub(super) struct Own {
+    around: Around,
+    /// Looked for in the text as it comes.
+    raw: Added,
+    normalizer: Normalizer,
+    /// Looked for in what the normalizer made of the rest.
+    normalized: Added,
+    core: Core,
+    prefix: Prefix,
+    tokens: Tokens,
+}
+
+#[derive(Debug)]
+enum Core {
+    Bytes(Bpe),
+    Chars(Chars),
+}
+
+#[derive(Debug)]
+enum CoreEncoder<'a> {
+    Bytes(BpeEncoder<'a>),
+    Chars(CharsEncoder<'a>),
+}
+
+/// Encodes one text after another.
+#[derive(Debug)]
+pub(super) struct OwnEncoder<'a> {
+    own: &'a Own,
+    core: CoreEncoder<'a>,
+}
+
+impl Own {
+    /// `more` are tokens to add to those of the file.
+    ///
+    /// # Errors
+    /// Why it is none of these kinds.
+    pub(super) fn new(file: &File, with_specials: bool) -> std::result::Result<Self, String> {
+        let around = Around::new(&file.post_processor)
+            .ok_or_else(|| format!("its post-processor is {}", short(&file.post_processor)))?;
+        let mut normalizer = Normalizer::new(&file.normalizer)
+            .ok_or_else(|| format!("its normalizer is {}", short(&file.normalizer)))?;
+        let tokens =
+            Tokens::new(file).ok_or_else(|| format!("its decoder is {}", short(&file.decoder)))?;
+        let (ids, pairs) = bpe_of(&file.model)?;
+        let (raw, normalized) = added(file, &normalizer)?;
+        let plan = patterns::plan(&file.pre_tokenizer, &normalizer)
+            .ok_or_else(|| format!("its pre-tokenizer is {}", short(&file.pre_tokenizer)))?;
+        let (core, prefix) = match plan {
+            Plan::Bytes { pattern, prefix } => (bytes(file, &ids, &pairs, pattern)?, prefix),
+            Plan::Chars { mut space, words, prefix } => {
+                if file.model.byte_fallback != Some(true) || file.model.ignore_merges == Some(true)
+                {
+                    return Err("its model has no bytes to fall back to".to_owned());
+                }
+                // The last step may be left to the engine, if nothing looks at the text between.
+                if normalized.is_empty() && normalizer.0.last().is_some_and(Step::is_meta) {
+                    normalizer.0.pop();
+                    space = Space::Meta;
+                }
+                (Core::Chars(Chars::new(&ids, &pairs, space, words)?), prefix)
+            }
+        };
+        let around = if with_specials { around } else { Around::default() };
+        Ok(Own { around, raw, normalizer, normalized, core, prefix, tokens })
+    }
+
+    pub(super) fn vocab_size(&self) -> u32 {
+        self.tokens.size()
+    }
+
+    pub(super) fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        self.tokens.decode(ids, out)
+    }
+
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        self.encode_by(text, ids, |text, ids| match &self.core {
+            Core::Bytes(bpe) => bpe.encode(text, ids),
+            Core::Chars(chars) => chars.encode(text, ids),
+        });
+    }
+
+    pub(super) fn encoder(&self) -> OwnEncoder<'_> {
+        let core = match &self.core {
+            Core::Bytes(bpe) => CoreEncoder::Bytes(bpe.encoder()),
+            Core::Chars(chars) => CoreEncoder::Chars(chars.encoder()),
+        };
+        OwnEncoder { own: self, core }
+    }
+
+    /// A place to cut at, if one is found at the first few that the engine offers.
+    pub(super) fn cut_after(&self, text: &str, mut at: usize) -> Option<usize> {
+        const TRIES_MAX: usize = 64;
+        let whole = self.around != Around::default()
+            || self.prefix != Prefix::Never
+            || !self.normalized.is_empty() && !self.normalizer.0.is_empty();
+        if whole {
+            return None;
+        }
+        for _ in 0..TRIES_MAX {
+            at = match &self.core {
+                Core::Bytes(bpe) => bpe.cut_after(text, at)?,
+                Core::Chars(chars) => chars.cut_after(text, at)?,
+            };
+            if self.raw.may_cut(text, at)
+                && self.normalized.may_cut(text, at)
+                && self.normalizer.may_cut(text, at)
+            {
+                return Some(at);
+            }
+            at += 1;
+        }
+        None
+    }
+
+    #[inline]
+    fn encode_by(
+        &self,
+        text: &str,
+        ids: &mut Vec<u32>,
+        mut encode: impl FnMut(&str, &mut Vec<u32>),
+    ) {
+        ids.extend_from_slice(&self.around.before);
+        let mut first = true;
+        self.raw.split(text, |part| {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(text) => {
+                    self.normalized.split(&self.normalizer.apply(text), |part| {
+                        match part {
+                            Part::Token(id) => ids.push(id),
+                            Part::Text(text) if self.prefix.is_due(text, first) => {
+                                encode(&format!("{}{text}", self.prefix.text()), ids);
+                            }
+                            Part::Text(text) => encode(text, ids),
+                        }
+                        first = false;
+                    });
+                }
+            }
+            first = false;
+        });
+        ids.extend_from_slice(&self.around.after);
+    }
+}
+
+impl Encode for OwnEncoder<'_> {
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let OwnEncoder { own, core } = self;
+        match core {
+            CoreEncoder::Bytes(bpe) => own.encode_by(text, ids, |text, ids| bpe.encode(text, ids)),
+            CoreEncoder::Chars(chars) => {
+                own.encode_by(text, ids, |text, ids| chars.encode(text, ids));
+            }
+        }
+    }
+}
+
+/// Tokens by their spelling, and pairs of them.
+type Ids<'a> = HashMap<&'a str, u32>;
+
+/// The vocabulary and merges of a model of plain BPE.
+fn bpe_of(model: &Model) -> std::result::Result<(Ids<'_>, Vec<(&str, &str)>), String> {
+    let Model { kind, vocab, merges, .. } = model;
+    let (Some("BPE"), Vocab::Ids(vocab)) = (kind.as_deref(), vocab) else {
+        return Err(format!("its model is {}", kind.as_deref().unwrap_or("of no type")));
+    };
+    let affix = |affix: &Option<String>| affix.as_ref().is_some_and(|text| !text.is_empty());
+    if affix(&model.continuing_subword_prefix) || affix(&model.end_of_word_suffix) {
+        return Err("its model marks the ends of words".to_owned());
+    }
+    let ids: Ids<'_> = vocab.iter().map(|(token, id)| (token.as_str(), *id)).collect();
+    let mut spelled = HashMap::with_capacity(ids.len());
+    for (&token, &id) in &ids {
+        if let Some(other) = spelled.insert(id, token) {
+            return Err(format!("'{other}' and '{token}' are both token {id}"));
+        }
+    }
+    let pairs = merges.iter().map(|MergePair(left, right)| (&**left, &**right)).collect();
+    Ok((ids, pairs))
+}
+
+/// Merges in rank order. Of a pair that is there twice, the later one counts.
+pub(super) fn merges(
+    ids: &Ids<'_>,
+    pairs: &[(&str, &str)],
+) -> std::result::Result<Vec<Merge>, String> {
+    let mut joined = String::new();
+    let mut merges = Vec::with_capacity(pairs.len());
+    let mut last = HashMap::with_capacity(pairs.len());
+    for (rank, (left, right)) in pairs.iter().enumerate() {
+        joined.clear();
+        joined.extend([*left, *right]);
+        let id = |token: &str| {
+            let id = ids.get(token).copied();
+            id.ok_or_else(|| format!("'{token}' of a merge is not in its vocabulary"))
+        };
+        let merge = Merge { left: id(left)?, right: id(right)?, merged: id(&joined)? };
+        last.insert((merge.left, merge.right), rank);
+        merges.push(merge);
+    }
+    let mut rank = 0..;
+    merges.retain(|merge| Some(last[&(merge.left, merge.right)]) == rank.next());
+    if merges.len() > RANK_LIMIT {
+        return Err(format!("its merges are more than {RANK_LIMIT}"));
+    }
+    Ok(merges)
+}
+
+/// The engine for vocabularies that are spelled with a character for each byte.
+fn bytes(
+    file: &File,
+    ids: &Ids<'_>,
+    pairs: &[(&str, &str)],
+    pattern: Pattern,
+) -> std::result::Result<Core, String> {
+    let mut byte_ids = [0; 256];
+    for (byte_id, char) in byte_ids.iter_mut().zip(byte_chars()) {
+        let id = ids.get(char.encode_utf8(&mut [0; 4]) as &str).copied();
+        *byte_id = id.ok_or_else(|| format!("its vocabulary has no '{char}'"))?;
+    }
+    let bpe = Bpe::new(byte_ids, &merges(ids, pairs)?, pattern);
+    if file.model.ignore_merges != Some(true) {
+        return Ok(Core::Bytes(bpe));
+    }
+    let bytes_of = bytes_of_chars();
+    let whole: Vec<_> =
+        ids.iter().filter_map(|(token, &id)| Some((bytes_of(token)?, id))).collect();
+    let whole = whole.iter().filter(|(token, _)| !token.is_empty());
+    let with = bpe.with_whole_pieces(whole.map(|(token, id)| (token.as_slice(), *id)));
+    Ok(Core::Bytes(with.map_err(|unfit| format!("{}, due {}", unfit.got, unfit.due))?))
+}
+
+/// The added tokens, those of the text as it comes and those of the normalized text.
+fn added(file: &File, normalizer: &Normalizer) -> std::result::Result<(Added, Added), String> {
+    let Vocab::Ids(vocab) = &file.model.vocab else { return Err("its model".to_owned()) };
+    let mut ids: Ids<'_> = vocab.iter().map(|(token, id)| (token.as_str(), *id)).collect();
+    let mut next = ids.len() as u32; // fits: below the limit that was checked
+    let (mut raw, mut normalized) = (Vec::new(), Vec::new());
+    for token in &file.added_tokens {
+        let AddedToken { id, content, .. } = token;
+        let fresh = next;
+        let due = *ids.entry(content).or_insert(fresh);
+        // What the library does with another id is its own affair.
+        if due != *id {
+            return Err(format!("its added token '{content}' has id {id}, where {due} is due"));
+        }
+        next = next.max(id + 1).max(vocab.len() as u32); // fits: as above
+        let spelled = if token.normalized { normalizer.apply(content) } else { content.into() };
+        if spelled.is_empty() {
+            return Err("an added token is empty".to_owned());
+        }
+        let set = if token.normalized { &mut normalized } else { &mut raw };
+        set.push((token, spelled.into_owned()));
+    }
+    for set in [&raw, &normalized] {
+        let mut seen = std::collections::HashSet::new();
+        if let Some((token, _)) = set.iter().find(|(_, spelled)| !seen.insert(spelled.as_str())) {
+            return Err(format!("its added token '{}' is there twice", token.content));
+        }
+    }
+    let build = |set| Added::new(set).map_err(|e| format!("its added tokens: {e}"));
+    Ok((build(raw)?, build(normalized)?))
+}
+
+/// The beginning of a part of the file, for a message.
+fn short(given: &Value) -> String {
+    let text = given.to_string();
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

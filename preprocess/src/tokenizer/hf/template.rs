@@ -1,0 +1,116 @@
+//! What a post-processor puts around the ids of a text.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Ids before and after those of every text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    pub(super) before: Vec<u32>,
+    pub(super) after: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum Given {
+    /// Only moves offsets.
+    ByteLevel {},
+    Sequence {
+        processors: Vec<Given>,
+    },
+    TemplateProcessing {
+        single: Vec<Piece>,
+        special_tokens: HashMap<String, Special>,
+    },
+    RobertaProcessing {
+        sep: (String, u32),
+        cls: (String, u32),
+    },
+    BertProcessing {
+        sep: (String, u32),
+        cls: (String, u32),
+    },
+}
+
+#[derive(Deserialize)]
+enum Piece {
+    Sequence { id: String },
+    SpecialToken { id: String },
+}
+
+#[derive(Deserialize)]
+struct Special {
+    ids: Vec<u32>,
+}
+
+impl Around {
+    /// None for a post-processor that is not among ours.
+    pub(super) fn new(given: &Value) -> Option<Self> {
+        let mut around = Around::default();
+        if !given.is_null() {
+            around.wrap(Given::deserialize(given).ok()?)?;
+        }
+        Some(around)
+    }
+
+    fn wrap(&mut self, given: Given) -> Option<()> {
+        match given {
+            Given::ByteLevel {} => {}
+            Given::Sequence { processors } => {
+                processors.into_iter().try_for_each(|one| self.wrap(one))?;
+            }
+            Given::RobertaProcessing { sep, cls } | Given::BertProcessing { sep, cls } => {
+                self.before.insert(0, cls.1);
+                self.after.push(sep.1);
+            }
+            Given::TemplateProcessing { single, special_tokens } => {
+                let place = |piece: &Piece| matches!(piece, Piece::Sequence { id } if id == "A");
+                let at = single.iter().position(place)?;
+                let ids = |pieces: &[Piece]| {
+                    let ids_of = |piece: &Piece| match piece {
+                        Piece::Sequence { .. } => None,
+                        Piece::SpecialToken { id } => Some(special_tokens.get(id)?.ids.clone()),
+                    };
+                    pieces.iter().map(ids_of).collect::<Option<Vec<_>>>()
+                };
+                self.before.splice(0..0, ids(&single[..at])?.concat());
+                self.after.extend(ids(&single[at + 1..])?.concat());
+            }
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(given: &str, due: Option<(&[u32], &[u32])>) {
+        let around = Around::new(&serde_json::from_str(given).unwrap());
+        let due = due.map(|(before, after)| Around { before: before.into(), after: after.into() });
+        assert_eq!(around, due, "{given}");
+    }
+
+    #[test]
+    fn what_stands_around() {
+        check("null", Some((&[], &[])));
+        check(r#"{"type": "ByteLevel", "trim_offsets": true}"#, Some((&[], &[])));
+        check(r#"{"type": "BertProcessing", "sep": ["b", 2], "cls": ["a", 1]}"#, {
+            Some((&[1], &[2]))
+        });
+        let template = r#"{"type": "TemplateProcessing", "pair": [], "special_tokens":
+            {"<s>": {"id": "<s>", "ids": [1, 7], "tokens": ["<s>"]}}, "single": PIECES}"#;
+        let bos = r#"{"SpecialToken": {"id": "<s>", "type_id": 0}}"#;
+        let text = r#"{"Sequence": {"id": "A", "type_id": 0}}"#;
+        let of = |pieces: &str| template.replace("PIECES", pieces);
+        check(&of(&format!("[{bos}, {text}]")), Some((&[1, 7], &[])));
+        check(&of(&format!("[{text}, {bos}]")), Some((&[], &[1, 7])));
+        check(&of(&format!("[{text}, {text}]")), None);
+        check(&of(&format!("[{bos}]")), None);
+        check(&of(&format!("[{}, {text}]", bos.replace("<s>", "x"))), None);
+        check(r#"{"type": "New"}"#, None);
+    }
+}

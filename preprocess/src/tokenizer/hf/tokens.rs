@@ -1,0 +1,144 @@
+//! What ids stand for.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::added::AddedToken;
+use super::super::vocab::byte_chars;
+use super::file::{File, Vocab};
+use crate::{Error, Result};
+
+/// The bytes of every token, and how those of a text are made from them.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    bytes: Vec<u8>,
+    /// Where each token ends; an id without a token has no bytes.
+    ends: Vec<usize>,
+    known: Vec<bool>,
+    /// The first character of a text is dropped if it is a space.
+    drop_first_space: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum Given {
+    ByteLevel {},
+    Sequence { decoders: Vec<Given> },
+    Replace { pattern: Literal, content: String },
+    ByteFallback {},
+    Fuse {},
+    Strip { content: char, start: usize, stop: usize },
+}
+
+#[derive(Deserialize, PartialEq, Eq)]
+struct Literal {
+    #[serde(rename = "String")]
+    literal: String,
+}
+
+/// How the text of a token is turned into bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spelling {
+    /// A character for each byte.
+    ByteChars,
+    /// `▁` for a space, `<0x0A>` for a byte.
+    Words { drop_first_space: bool },
+}
+
+impl Tokens {
+    /// None for a decoder that is not among ours. All ids are below the limit that was checked.
+    pub(super) fn new(file: &File) -> Option<Self> {
+        let spelling = spelling(&file.decoder)?;
+        let Vocab::Ids(vocab) = &file.model.vocab else { return None };
+        let of_vocab = vocab.iter().map(|(token, id)| (token.as_str(), *id));
+        let of_added =
+            file.added_tokens.iter().map(|AddedToken { content, id, .. }| (&**content, *id));
+        let mut by_id: Vec<Option<&str>> = Vec::new();
+        for (token, id) in of_vocab.chain(of_added) {
+            let id = id as usize;
+            by_id.resize(by_id.len().max(id + 1), None);
+            by_id[id] = Some(token);
+        }
+        let bytes_of = bytes_of_chars();
+        let mut tokens = Tokens {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(by_id.len()),
+            known: by_id.iter().map(Option::is_some).collect(),
+            drop_first_space: spelling == Spelling::Words { drop_first_space: true },
+        };
+        for token in by_id {
+            let token = token.unwrap_or_default();
+            match spelling {
+                Spelling::ByteChars => match bytes_of(token) {
+                    Some(mut bytes) => tokens.bytes.append(&mut bytes),
+                    None => tokens.bytes.extend_from_slice(token.as_bytes()),
+                },
+                Spelling::Words { .. } => match byte_token(token) {
+                    Some(byte) => tokens.bytes.push(byte),
+                    None => tokens.bytes.extend_from_slice(token.replace('▁', " ").as_bytes()),
+                },
+            }
+            tokens.ends.push(tokens.bytes.len());
+        }
+        Some(tokens)
+    }
+
+    /// One more than the highest id.
+    pub(super) fn size(&self) -> u32 {
+        self.ends.len() as u32 // fits: ids are below the limit that was checked
+    }
+
+    pub(super) fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        let from = out.len();
+        for &id in ids {
+            let place = id as usize;
+            if !self.known.get(place).is_some_and(|&known| known) {
+                return Err(Error::UnknownToken { id, vocab_size: self.size() });
+            }
+            let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
+            out.extend_from_slice(&self.bytes[start..self.ends[place]]);
+        }
+        if self.drop_first_space && out.get(from) == Some(&b' ') {
+            out.remove(from);
+        }
+        Ok(())
+    }
+}
+
+/// From a token that is spelled with a character for each byte to those bytes.
+pub(super) fn bytes_of_chars() -> impl Fn(&str) -> Option<Vec<u8>> {
+    let byte_of: std::collections::HashMap<char, u8> =
+        byte_chars().into_iter().zip(0..=255).collect();
+    move |token: &str| token.chars().map(|char| byte_of.get(&char).copied()).collect()
+}
+
+/// The byte that a token such as `<0x0A>` stands for.
+pub(super) fn byte_token(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let valid = hex.len() == 2 && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if valid { u8::from_str_radix(hex, 16).ok() } else { None }
+}
+
+fn spelling(decoder: &Value) -> Option<Spelling> {
+    let given = Given::deserialize(decoder).ok()?;
+    let steps = match given {
+        Given::ByteLevel {} => return Some(Spelling::ByteChars),
+        Given::Sequence { decoders } => decoders,
+        _ => return None,
+    };
+    let (replace, rest) = steps.split_first()?;
+    let spaces = matches!(replace,
+        Given::Replace { pattern, content } if pattern.literal == "▁" && content == " ");
+    match rest {
+        _ if !spaces => None,
+        [Given::ByteFallback {}, Given::Fuse {}] => {
+            Some(Spelling::Words { drop_first_space: false })
+        }
+        [
+            Given::ByteFallback {},
+            Given::Fuse {},
+            Given::Strip { content: ' ', start: 1, stop: 0 },
+        ] => Some(Spelling::Words { drop_first_space: true }),
+        _ => None,
+    }
+}

@@ -1,0 +1,37 @@
+//! Files of vocabularies, read whole, up to a bound.
+
+use crate::{Error, Result};
+
+/// The largest in use are 35 MB; a file of this size is none.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// All of a file.
+pub(super) fn read_bytes(file: &str) -> Result<Vec<u8>> {
+    let (store, key) = storage::locate(file)?;
+    let len_bytes = store.open(&key)?.len_bytes();
+    if len_bytes > FILE_BYTES_MAX {
+        return Err(bad(file, format!("{len_bytes} bytes"), "a vocabulary of at most 1 GiB"));
+    }
+    Ok(storage::read_all(store.as_ref(), &key)?)
+}
+
+/// All of a file that is text.
+pub(super) fn read_text(file: &str) -> Result<String> {
+    String::from_utf8(read_bytes(file)?).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        bad(file, format!("a byte at {at} that is no UTF-8"), "UTF-8")
+    })
+}
+
+/// All of a file that is text, or None where there is no such file.
+pub(super) fn read_text_if_any(file: &str) -> Result<Option<String>> {
+    match read_text(file) {
+        Err(Error::Storage(storage::Error::NotFound { .. })) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// What is wrong with a file as a whole.
+pub(super) fn bad(file: &str, got: impl Into<String>, due: &str) -> Error {
+    Error::BadVocab { file: file.to_owned(), line: None, got: got.into(), due: due.to_owned() }
+}

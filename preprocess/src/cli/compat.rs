@@ -71,11 +71,6 @@ const FOREIGN: &[(&str, Values, Verdict)] = &[
         Refused("it names a Python class; give --tokenizer and its files"),
     ),
     (
-        "--tokenizer-special-tokens",
-        Values::Many,
-        Refused("special tokens are those of the vocabulary"),
-    ),
-    (
         "--tokenizer-sentencepiece-legacy",
         Values::None,
         Refused("special tokens that a text spells are text here, in the legacy mode too"),

@@ -43,7 +43,8 @@ pub(crate) struct Cli {
     #[arg(default_value = "text", value_delimiter = ',')]
     json_key: Vec<String>,
 
-    /// gpt2: byte-level BPE, with GPT-2's own vocabulary unless files are given
+    /// gpt2: byte-level BPE, with GPT-2's own vocabulary unless files are given; hf: a
+    /// tokenizer.json; tiktoken: OpenAI's or Megatron's file of that kind
     #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
     #[arg(default_value = "gpt2")]
     tokenizer: String,
@@ -59,6 +60,31 @@ pub(crate) struct Cli {
     /// The one file of tokenizers that have one, or its folder
     #[arg(long, alias = "tokenizer-name-or-path", value_name = "FILE")]
     tokenizer_model: Option<String>,
+
+    /// Put no special tokens around the documents, whatever tokenizer.json says
+    #[arg(long)]
+    tokenizer_hf_no_include_special_tokens: bool,
+
+    /// More special tokens: of hf with ids behind the others, of tiktoken in the place of its own
+    #[arg(long, value_name = "TOKEN", num_args = 1..)]
+    tokenizer_special_tokens: Vec<String>,
+
+    /// The token that ends documents [default: what the files of hf and tiktoken say]
+    #[arg(long, value_name = "TOKEN")]
+    eod_token: Option<String>,
+
+    /// Pre-tokenizer of tiktoken: v1 or v2, which are Megatron's, r50k, cl100k, o200k ...
+    /// [default: told by the vocabulary; v2 for Megatron's files]
+    #[arg(long, value_name = "NAME")]
+    tiktoken_pattern: Option<String>,
+
+    /// Ids before the vocabulary of a file of Megatron's for tiktoken [default: 1000]
+    #[arg(long, value_name = "N")]
+    tiktoken_num_special_tokens: Option<u32>,
+
+    /// Ids in all of a file of Megatron's for tiktoken [default: 131072]; others know theirs
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<u32>,
 
     /// Words with frequencies, in the place of jieba's own dictionary
     #[arg(long, value_name = "FILE")]
@@ -288,6 +314,12 @@ impl Cli {
             jieba_dict: self.jieba_dict.clone(),
             user_dict: self.user_dict.clone(),
             cpm_spaces_meant: self.cpm_spaces_meant,
+            without_special_tokens: self.tokenizer_hf_no_include_special_tokens,
+            special_tokens: self.tokenizer_special_tokens.clone(),
+            eod_token: self.eod_token.clone(),
+            tiktoken_pattern: self.tiktoken_pattern.clone(),
+            tiktoken_num_special_tokens: self.tiktoken_num_special_tokens,
+            vocab_size: self.vocab_size,
         };
         if self.split_sentences || self.sentence_splitter.is_some() {
             options.objective = Objective::Sentences(self.sentences());

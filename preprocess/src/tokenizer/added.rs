@@ -23,8 +23,6 @@ pub(super) struct AddedToken {
     /// Looked for in the normalized text.
     #[serde(default)]
     pub(super) normalized: bool,
-    #[serde(default)]
-    pub(super) special: bool,
 }
 
 impl AddedToken {
@@ -37,7 +35,6 @@ impl AddedToken {
             lstrip: false,
             rstrip: false,
             normalized: false,
-            special: true,
         }
     }
 }

@@ -57,10 +57,6 @@ impl General {
         out.extend_from_slice(text.expect("none of its decoders fails").as_bytes());
         Ok(())
     }
-
-    pub(super) fn id(&self, token: &str) -> Option<u32> {
-        self.library.token_to_id(token)
-    }
 }
 
 /// That encoding will not fail, which it does for unknown words without an unknown token.

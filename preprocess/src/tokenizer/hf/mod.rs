@@ -30,7 +30,7 @@ use super::merge::ID_LIMIT;
 use super::python::repr_list;
 use super::read::bad;
 use super::{Encode, Tokenizer, TokenizerSpec};
-use crate::{Error, Result};
+use crate::Result;
 
 /// What the command line and Megatron call it.
 pub(super) const KINDS: [&str; 2] = ["hf", "HuggingFaceTokenizer"];
@@ -61,8 +61,8 @@ impl HuggingFace {
     /// text what the file's post-processor says, unless the spec says not to.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for a spec without a model or with an end of document that is no token,
-    /// [`Error::BadVocab`] for a file that is no tokenizer, [`Error::Storage`].
+    /// [`crate::Error::BadOption`] for a spec without a model or with an end of document that is no token,
+    /// [`crate::Error::BadVocab`] for a file that is no tokenizer, [`crate::Error::Storage`].
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
         let folder = folder::Folder::of(spec)?;
         let (name, text) = folder.read_tokenizer()?;
@@ -70,6 +70,10 @@ impl HuggingFace {
         let mut file: File =
             serde_json::from_str(&text).map_err(|e| bad(&name, e.to_string(), due))?;
         check_ids(&name, &file)?;
+        if let Some(dropout) = file.model.dropout.filter(|&dropout| dropout != 0.0) {
+            let due = "none: the same text must always give the same ids";
+            return Err(bad(&name, format!("a dropout of {dropout}"), due));
+        }
         let more = more_tokens(&file, &spec.special_tokens);
         let with_specials = !spec.without_special_tokens;
         file.added_tokens.extend_from_slice(&more);

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::Encode;
@@ -11,7 +10,7 @@ use super::super::bpe::{Bpe, BpeEncoder};
 use super::super::merge::{Merge, RANK_LIMIT};
 use super::super::split::Pattern;
 use super::super::vocab::byte_chars;
-use super::chars::{Chars, CharsEncoder, META, Space, Words};
+use super::chars::{Chars, CharsEncoder, Space};
 use super::file::{File, MergePair, Model, Vocab};
 use super::normalize::{Normalizer, Step};
 use super::patterns::{self, Plan, Prefix};
@@ -53,8 +52,6 @@ pub(super) struct OwnEncoder<'a> {
 }
 
 impl Own {
-    /// `more` are tokens to add to those of the file.
-    ///
     /// # Errors
     /// Why it is none of these kinds.
     pub(super) fn new(file: &File, with_specials: bool) -> std::result::Result<Self, String> {
@@ -85,10 +82,6 @@ impl Own {
         };
         let around = if with_specials { around } else { Around::default() };
         Ok(Own { around, raw, normalizer, normalized, core, prefix, tokens })
-    }
-
-    pub(super) fn vocab_size(&self) -> u32 {
-        self.tokens.size()
     }
 
     pub(super) fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {

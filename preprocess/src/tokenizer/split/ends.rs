@@ -66,7 +66,9 @@ impl Splitter {
                 self.ends_by_block(pattern, later::starts::<later::Qwen2>, bytes, at, ends);
             }
             Pattern::O200k => self.ends_by_block(pattern, o200k::starts, bytes, at, ends),
-            Pattern::Whole | Pattern::DeepSeekV3 => self.ends_one_by_one(pattern, bytes, at, ends),
+            Pattern::Whole | Pattern::DeepSeekV3 | Pattern::TekkenV1 | Pattern::TekkenV2 => {
+                self.ends_one_by_one(pattern, bytes, at, ends);
+            }
         }
     }
 

@@ -368,7 +368,8 @@ fn change(random: &mut Random, value: &mut Value) {
         }
         Value::String(text) if random.below(2) == 0 => {
             let other = ["", " ", "▁", "é", "<0x41>", "\\p{L}+", "(", "Isolated", "NFC"];
-            text.push_str(*random.pick(&other));
+            let &more = random.pick(&other);
+            text.push_str(more);
         }
         other => {
             let values = [

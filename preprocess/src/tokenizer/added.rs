@@ -124,13 +124,11 @@ impl Added {
             return false;
         }
         let reach = finder.max_pattern_len();
-        let from = text.floor_char_boundary(at.saturating_sub(reach));
-        let to = text.ceil_char_boundary(at.saturating_add(reach).min(text.len()));
-        let near = &text[from..to];
+        let near = &text.as_bytes()[..at.saturating_add(reach).min(text.len())];
         // Whatever lies across begins at one of the few places before the cut.
-        (from..at).filter(|&start| text.is_char_boundary(start)).all(|start| {
-            let anchored = finder.find(&near[start - from..]);
-            anchored.is_none_or(|found| found.start() > 0 || start + found.end() <= at)
+        (at.saturating_sub(reach)..at).all(|start| {
+            let found = finder.find(&near[start..]);
+            found.is_none_or(|found| found.start() > 0 || start + found.end() <= at)
         })
     }
 }

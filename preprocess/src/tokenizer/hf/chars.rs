@@ -14,6 +14,7 @@ use super::super::Encode;
 use super::super::bpe::{Bpe, BpeEncoder};
 use super::super::merge::{ID_LIMIT, Merge, RANK_LIMIT};
 use super::super::split::Pattern;
+use super::own::{Ids, Told, merges};
 use super::tokens::byte_token;
 
 /// Stands for a space in the vocabulary.
@@ -58,11 +59,11 @@ impl Chars {
     /// # Errors
     /// Why this vocabulary is not of the kind.
     pub(super) fn new(
-        ids: &HashMap<&str, u32>,
+        ids: &Ids<'_>,
         pairs: &[(&str, &str)],
         space: Space,
         words: Words,
-    ) -> Result<Self, String> {
+    ) -> Told<Self> {
         let mut byte_ids = [0; 256];
         for (id, byte) in byte_ids.iter_mut().zip(0..=255_u8) {
             let token = format!("<0x{byte:02X}>");
@@ -94,7 +95,7 @@ impl Chars {
         {
             return Err("a merge of single bytes".to_owned());
         }
-        merges.extend(super::own::merges(ids, pairs)?);
+        merges.extend(self::merges(ids, pairs)?);
         if merges.len() > RANK_LIMIT || first_part as usize + parts.len() > ID_LIMIT {
             return Err(format!("{} merges and {first_part} tokens", merges.len()));
         }
@@ -112,7 +113,7 @@ impl Chars {
 
     /// A place at or after `at` that no merge crosses.
     pub(super) fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
-        let at = text.ceil_char_boundary(at);
+        let at = (at..=text.len()).find(|&at| text.is_char_boundary(at))?;
         let before = text[..at].chars().next_back()?;
         self.seams.next(&text[at..], Some(before)).map(|len| at + len)
     }

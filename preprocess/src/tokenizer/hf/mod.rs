@@ -2,10 +2,10 @@
 //!
 //! A [`HuggingFace`] reads the file ([`file`]) and its neighbours ([`folder`]). The kinds that
 //! language models use are encoded by our own engines ([`own`]): added tokens are cut out of the
-//! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE or to BPE
-//! over characters ([`chars`]), and what the [`template`] says is put around the ids. Everything
-//! else goes to the library the format belongs to, in a build with
-//! the feature `general`.
+//! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE or to
+//! BPE over characters ([`chars`]), and what the [`template`] says is put around the ids.
+//! Everything else goes to the library that the format belongs to, in a build with the feature
+//! `general`.
 
 mod chars;
 mod file;
@@ -61,8 +61,8 @@ impl HuggingFace {
     /// text what the file's post-processor says, unless the spec says not to.
     ///
     /// # Errors
-    /// [`crate::Error::BadOption`] for a spec without a model or with an end of document that is no token,
-    /// [`crate::Error::BadVocab`] for a file that is no tokenizer, [`crate::Error::Storage`].
+    /// [`crate::Error::BadOption`] for a spec without a model or with an end of document that is no
+    /// token, [`crate::Error::BadVocab`] for a file that is no tokenizer, [`crate::Error::Storage`].
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
         let folder = folder::Folder::of(spec)?;
         let (name, text) = folder.read_tokenizer()?;

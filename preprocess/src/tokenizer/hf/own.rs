@@ -34,8 +34,8 @@ pub(super) struct Own {
 
 #[derive(Debug)]
 enum Core {
-    Bytes(Bpe),
-    Chars(Chars),
+    Bytes(Box<Bpe>),
+    Chars(Box<Chars>),
 }
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(super) struct OwnEncoder<'a> {
 impl Own {
     /// # Errors
     /// Why it is none of these kinds.
-    pub(super) fn new(file: &File, with_specials: bool) -> std::result::Result<Self, String> {
+    pub(super) fn new(file: &File, with_specials: bool) -> Told<Self> {
         let around = Around::new(&file.post_processor)
             .ok_or_else(|| format!("its post-processor is {}", short(&file.post_processor)))?;
         let mut normalizer = Normalizer::new(&file.normalizer)
@@ -77,7 +77,7 @@ impl Own {
                     normalizer.0.pop();
                     space = Space::Meta;
                 }
-                (Core::Chars(Chars::new(&ids, &pairs, space, words)?), prefix)
+                (Core::Chars(Box::new(Chars::new(&ids, &pairs, space, words)?)), prefix)
             }
         };
         let around = if with_specials { around } else { Around::default() };
@@ -171,11 +171,17 @@ impl Encode for OwnEncoder<'_> {
     }
 }
 
-/// Tokens by their spelling, and pairs of them.
-type Ids<'a> = HashMap<&'a str, u32>;
+/// Something of a kind of ours, or why it is not.
+pub(super) type Told<T> = std::result::Result<T, String>;
+
+/// Tokens by their spelling.
+pub(super) type Ids<'a> = HashMap<&'a str, u32>;
+
+/// Pairs of tokens, in rank order.
+type Pairs<'a> = Vec<(&'a str, &'a str)>;
 
 /// The vocabulary and merges of a model of plain BPE.
-fn bpe_of(model: &Model) -> std::result::Result<(Ids<'_>, Vec<(&str, &str)>), String> {
+fn bpe_of(model: &Model) -> Told<(Ids<'_>, Pairs<'_>)> {
     let Model { kind, vocab, merges, .. } = model;
     let (Some("BPE"), Vocab::Ids(vocab)) = (kind.as_deref(), vocab) else {
         return Err(format!("its model is {}", kind.as_deref().unwrap_or("of no type")));
@@ -196,10 +202,7 @@ fn bpe_of(model: &Model) -> std::result::Result<(Ids<'_>, Vec<(&str, &str)>), St
 }
 
 /// Merges in rank order. Of a pair that is there twice, the later one counts.
-pub(super) fn merges(
-    ids: &Ids<'_>,
-    pairs: &[(&str, &str)],
-) -> std::result::Result<Vec<Merge>, String> {
+pub(super) fn merges(ids: &Ids<'_>, pairs: &[(&str, &str)]) -> Told<Vec<Merge>> {
     let mut joined = String::new();
     let mut merges = Vec::with_capacity(pairs.len());
     let mut last = HashMap::with_capacity(pairs.len());
@@ -223,12 +226,7 @@ pub(super) fn merges(
 }
 
 /// The engine for vocabularies that are spelled with a character for each byte.
-fn bytes(
-    file: &File,
-    ids: &Ids<'_>,
-    pairs: &[(&str, &str)],
-    pattern: Pattern,
-) -> std::result::Result<Core, String> {
+fn bytes(file: &File, ids: &Ids<'_>, pairs: &[(&str, &str)], pattern: Pattern) -> Told<Core> {
     let mut byte_ids = [0; 256];
     for (byte_id, char) in byte_ids.iter_mut().zip(byte_chars()) {
         let id = ids.get(char.encode_utf8(&mut [0; 4]) as &str).copied();
@@ -236,18 +234,19 @@ fn bytes(
     }
     let bpe = Bpe::new(byte_ids, &merges(ids, pairs)?, pattern);
     if file.model.ignore_merges != Some(true) {
-        return Ok(Core::Bytes(bpe));
+        return Ok(Core::Bytes(Box::new(bpe)));
     }
     let bytes_of = bytes_of_chars();
     let whole: Vec<_> =
         ids.iter().filter_map(|(token, &id)| Some((bytes_of(token)?, id))).collect();
     let whole = whole.iter().filter(|(token, _)| !token.is_empty());
     let with = bpe.with_whole_pieces(whole.map(|(token, id)| (token.as_slice(), *id)));
-    Ok(Core::Bytes(with.map_err(|unfit| format!("{}, due {}", unfit.got, unfit.due))?))
+    let bpe = with.map_err(|unfit| format!("{}, due {}", unfit.got, unfit.due))?;
+    Ok(Core::Bytes(Box::new(bpe)))
 }
 
 /// The added tokens, those of the text as it comes and those of the normalized text.
-fn added(file: &File, normalizer: &Normalizer) -> std::result::Result<(Added, Added), String> {
+fn added(file: &File, normalizer: &Normalizer) -> Told<(Added, Added)> {
     let Vocab::Ids(vocab) = &file.model.vocab else { return Err("its model".to_owned()) };
     let mut ids: Ids<'_> = vocab.iter().map(|(token, id)| (token.as_str(), *id)).collect();
     let mut next = ids.len() as u32; // fits: below the limit that was checked

@@ -86,6 +86,15 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N")]
     vocab_size: Option<u32>,
 
+    /// SentencePiece's tokenizers as Megatron had them before core 0.15: SentencePieceTokenizer
+    /// with tokens of its own, Llama2Tokenizer with a beginning before every text
+    #[arg(long)]
+    legacy_tokenizer: bool,
+
+    /// How many <extra_id_0>, <extra_id_1> ... the older SentencePieceTokenizer has
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    vocab_extra_ids: u32,
+
     /// Words with frequencies, in the place of jieba's own dictionary
     #[arg(long, value_name = "FILE")]
     jieba_dict: Option<String>,
@@ -320,6 +329,8 @@ impl Cli {
             tiktoken_pattern: self.tiktoken_pattern.clone(),
             tiktoken_num_special_tokens: self.tiktoken_num_special_tokens,
             vocab_size: self.vocab_size,
+            legacy: self.legacy_tokenizer,
+            vocab_extra_ids: self.vocab_extra_ids,
         };
         if self.split_sentences || self.sentence_splitter.is_some() {
             options.objective = Objective::Sentences(self.sentences());

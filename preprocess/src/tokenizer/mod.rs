@@ -19,6 +19,7 @@ mod python;
 mod ranks;
 mod read;
 mod split;
+mod spm;
 mod tiktoken;
 mod vocab;
 mod worded;
@@ -92,6 +93,8 @@ pub trait Encode: fmt::Debug {
 pub struct TokenizerSpec {
     /// `gpt2`, or Megatron's name for it, `GPT2BPETokenizer`; `encdec`, `yuan`, `cpm-t5`, `jieba`.
     /// `hf` or `HuggingFaceTokenizer`; `tiktoken` or `TikTokenizer`.
+    /// `sentencepiece`, or Megatron's names for it, `SentencePieceTokenizer`,
+    /// `GPTSentencePieceTokenizer` and `Llama2Tokenizer`.
     pub kind: String,
     /// `vocab.json`. None: GPT-2's own vocabulary, which is built in.
     pub vocab_file: Option<String>,
@@ -120,6 +123,11 @@ pub struct TokenizerSpec {
     pub tiktoken_num_special_tokens: Option<u32>,
     /// How many ids there are, where a file holds more than are used. None: Megatron's 131072.
     pub vocab_size: Option<u32>,
+    /// Megatron's tokenizers of before core 0.15, as its `--legacy-tokenizer`: SentencePiece's got
+    /// tokens of their own, and Llama 2's a beginning before every text.
+    pub legacy: bool,
+    /// How many `<extra_id_0>`, `<extra_id_1>` ... an older SentencePiece tokenizer has.
+    pub vocab_extra_ids: u32,
 }
 
 /// Makes a tokenizer.
@@ -134,6 +142,7 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
     match spec.kind.as_str() {
         kind if hf::KINDS.contains(&kind) => Ok(Arc::new(HuggingFace::open(spec)?)),
         kind if tiktoken::KINDS.contains(&kind) => Ok(Arc::new(Tiktoken::open(spec)?)),
+        kind if spm::KINDS.contains(&kind) => Ok(Arc::new(spm::open(spec)?)),
         _ => Ok(Arc::new(open_gpt2(spec)?)),
     }
 }

@@ -1,0 +1,33 @@
+//! Where a long text may be cut before it is encoded, so that several can work on it.
+
+use super::{Engine, SentencePiece};
+
+/// A place is looked for in so many bytes.
+const LOOK_BYTES_MAX: usize = 4 << 10;
+
+impl SentencePiece {
+    /// A place at or after `at` where the ids of both sides make those of the whole.
+    ///
+    /// Only with BPE: the unigram's sums go through the whole text. It is before a lone space
+    /// between two ASCII letters or digits, where no rule of the normalizer reaches across and no
+    /// piece. What the normalizer does to the second side's beginning must be what it does to the
+    /// space: either nothing, or to take it away and put one there.
+    pub(super) fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
+        let Engine::Bpe(bpe) = &self.engine else { return None };
+        let joins = self.joins.as_ref()?;
+        let options = &self.normalizer.options;
+        let as_it_is = options.add_dummy_prefix == options.remove_extra_whitespaces;
+        let escaped = options.escape_whitespaces && !options.whitespace_as_suffix;
+        if !(as_it_is && escaped && options.spaces_stand_alone) {
+            return None;
+        }
+        let bytes = text.as_bytes();
+        let end = bytes.len().min(at.saturating_add(LOOK_BYTES_MAX));
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() && self.normalizer.is_plain(byte);
+        (at.max(1)..end.saturating_sub(1)).find(|&at| {
+            let (left, right) = (bytes[at - 1], bytes[at + 1]);
+            let lone = bytes[at] == b' ' && plain(left) && plain(right);
+            lone && !joins.joined(u32::from(left), u32::from(b' ')) && bpe.is_known(left)
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! The way of a text through normalizer, cuts, memory and algorithm to ids.
+
+use std::ops::Range;
+
+use super::bpe::Merged;
+use super::cache::{Cache, IDS_MAX, PADDING, PART_BYTES_MAX, key_of};
+use super::joins::char_at;
+use super::model::SPACE;
+use super::normalizer::each_spelled;
+use super::trie::Trie;
+use super::unigram::{BestPath, Unigram};
+use super::{Engine, SentencePiece};
+
+/// Scratch is given back to the system when it is larger than for a text of so many bytes.
+const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
+
+/// Encodes one text after another; holds 2 MiB of words.
+#[derive(Debug)]
+pub(crate) struct Encoder<'a> {
+    model: &'a SentencePiece,
+    /// None: every part is looked at anew.
+    cache: Option<Cache>,
+    /// The normalised text.
+    text: Vec<u8>,
+    best: BestPath<f32>,
+    merged: Merged,
+    /// The ids of one part.
+    part_ids: Vec<u32>,
+}
+
+/// What goes from one part to the next.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    /// The sum of all scores so far.
+    sum: f32,
+    /// The last id is the unknown's: another that follows becomes one with it.
+    after_unknown: bool,
+}
+
+impl<'a> Encoder<'a> {
+    pub(crate) fn new(model: &'a SentencePiece) -> Self {
+        Encoder { cache: Some(Cache::new()), ..Encoder::without_memory(model) }
+    }
+
+    pub(super) fn without_memory(model: &'a SentencePiece) -> Self {
+        Encoder {
+            model,
+            cache: None,
+            text: Vec::new(),
+            best: BestPath::default(),
+            merged: Merged::default(),
+            part_ids: Vec::new(),
+        }
+    }
+
+    /// Appends the ids of a text.
+    pub(crate) fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let mut normalized = std::mem::take(&mut self.text);
+        self.model.normalizer.normalize(text, &mut normalized);
+        let len = normalized.len();
+        normalized.resize(len + PADDING, 0);
+        let mut carried = Carried::default();
+        match &self.model.engine {
+            Engine::Word(words) => self.encode_words(words, &normalized[..len], ids),
+            Engine::Char(all, first) => {
+                self.encode_chars(all, first, &normalized[..len], ids);
+            }
+            Engine::Unigram(unigram) => {
+                let mut start = 0;
+                while start < len {
+                    let end = self.part_end(&normalized[..len], start);
+                    self.unigram_part(unigram, &normalized, start..end, &mut carried, ids);
+                    start = end;
+                }
+            }
+            Engine::Bpe(_) => {
+                let mut start = 0;
+                while start < len {
+                    let end = self.part_end(&normalized[..len], start);
+                    self.bpe_part(&normalized, start..end, &mut carried, ids);
+                    start = end;
+                }
+            }
+        }
+        self.text = normalized;
+        if self.text.capacity() > SCRATCH_BYTES_KEPT_MAX {
+            let cache = self.cache.take();
+            *self = Encoder { cache, ..Encoder::without_memory(self.model) };
+        }
+    }
+
+    #[inline]
+    fn part_end(&self, text: &[u8], start: usize) -> usize {
+        self.model.joins.as_ref().map_or(text.len(), |joins| joins.part_end(text, start))
+    }
+
+    #[inline]
+    fn unigram_part(
+        &mut self,
+        unigram: &Unigram<f32>,
+        text: &[u8],
+        part: Range<usize>,
+        carried: &mut Carried,
+        ids: &mut Vec<u32>,
+    ) {
+        let key = (part.len() <= PART_BYTES_MAX).then(|| key(text, &part));
+        if let (Some(key), Some(cache)) = (key, &self.cache)
+            && let Some(entry) = cache.get(key)
+            && carried.sum.abs() <= entry.start_max
+        {
+            let known = entry.ids();
+            carried.sum = known.iter().fold(carried.sum, |sum, &id| unigram.add(sum, id));
+            carried.after_unknown = false;
+            ids.extend_from_slice(known);
+            return;
+        }
+        let best = &mut self.best;
+        unigram.best_path(&text[part.clone()], carried.sum, best);
+        carried.sum = best.sum;
+        let unk = self.model.unk;
+        if let (Some(key), Some(cache)) = (key, &mut self.cache)
+            && best.start_max >= 0.0
+            && best.pieces.len() <= IDS_MAX
+            // Their scores could not be added again, for one id may stand for several.
+            && best.pieces.iter().all(|&(id, _)| id != unk)
+        {
+            self.part_ids.clear();
+            self.part_ids.extend(best.pieces.iter().map(|&(id, _)| id));
+            cache.put(key, &self.part_ids, best.start_max);
+        }
+        for (id, range) in &best.pieces {
+            let piece = &text[part.start + range.start..part.start + range.end];
+            self.model.write(*id, piece, &mut carried.after_unknown, ids);
+        }
+    }
+
+    #[inline]
+    fn bpe_part(
+        &mut self,
+        text: &[u8],
+        part: Range<usize>,
+        carried: &mut Carried,
+        ids: &mut Vec<u32>,
+    ) {
+        let key = (part.len() <= PART_BYTES_MAX).then(|| key(text, &part));
+        if let (Some(key), Some(cache)) = (key, &self.cache)
+            && let Some(entry) = cache.get(key)
+        {
+            return self.model.append(entry.ids(), carried, ids);
+        }
+        self.merge_part(&text[part]);
+        if let (Some(key), Some(cache)) = (key, &mut self.cache) {
+            cache.put(key, &self.part_ids, f32::INFINITY);
+        }
+        self.model.append(&self.part_ids, carried, ids);
+    }
+
+    /// Leaves the ids of a part in `part_ids`.
+    fn merge_part(&mut self, part: &[u8]) {
+        let Engine::Bpe(bpe) = &self.model.engine else { return };
+        bpe.merge(part, &mut self.merged);
+        self.part_ids.clear();
+        let mut after_unknown = false;
+        for (id, range) in &self.merged.pieces {
+            let piece = &part[range.clone()];
+            self.model.write(*id, piece, &mut after_unknown, &mut self.part_ids);
+        }
+    }
+
+    /// A word begins at every space.
+    fn encode_words(&self, words: &Trie, text: &[u8], ids: &mut Vec<u32>) {
+        let escaped = self.model.normalizer.options.escape_whitespaces;
+        let space = if escaped { " " } else { SPACE }.as_bytes();
+        let mut after_unknown = false;
+        let mut start = 0;
+        while start < text.len() {
+            let rest = &text[start..];
+            let mut len = char_at(rest, 0).1;
+            while len < rest.len() && !rest[len..].starts_with(space) {
+                len = char_at(rest, len).1;
+            }
+            let id = exact(words, &rest[..len]).unwrap_or(self.model.unk);
+            self.model.write(id, &rest[..len], &mut after_unknown, ids);
+            start += len;
+        }
+    }
+
+    fn encode_chars(&self, all: &Trie, first: &Trie, text: &[u8], ids: &mut Vec<u32>) {
+        let mut after_unknown = false;
+        let mut start = 0;
+        while start < text.len() {
+            let rest = &text[start..];
+            let len = first.longest(rest).map_or_else(|| char_at(rest, 0).1, |(len, _)| len);
+            let id = exact(all, &rest[..len]).unwrap_or(self.model.unk);
+            self.model.write(id, &rest[..len], &mut after_unknown, ids);
+            start += len;
+        }
+    }
+}
+
+impl SentencePiece {
+    /// Writes a piece: its id, or those of its bytes, or nothing if it is unknown after unknown.
+    #[inline]
+    fn write(&self, id: u32, piece: &[u8], after_unknown: &mut bool, ids: &mut Vec<u32>) {
+        if id != self.unk {
+            ids.push(id);
+            *after_unknown = false;
+            return;
+        }
+        if let Some(byte_ids) = &self.byte_ids {
+            let escaped = self.normalizer.options.escape_whitespaces;
+            each_spelled(piece, escaped, |byte| ids.push(byte_ids[usize::from(byte)]));
+        } else if !*after_unknown {
+            ids.push(id);
+        }
+        *after_unknown = true;
+    }
+
+    /// Appends the ids of a part, in which unknown after unknown is one already.
+    #[inline]
+    fn append(&self, part_ids: &[u32], carried: &mut Carried, ids: &mut Vec<u32>) {
+        let again = carried.after_unknown && part_ids.first() == Some(&self.unk);
+        ids.extend_from_slice(&part_ids[usize::from(again)..]);
+        carried.after_unknown = part_ids.last() == Some(&self.unk);
+    }
+}
+
+#[inline]
+fn key(text: &[u8], part: &Range<usize>) -> super::cache::Key {
+    let padded = text[part.start..].first_chunk().expect("the text is padded");
+    key_of(padded, part.len())
+}
+
+fn exact(trie: &Trie, text: &[u8]) -> Option<u32> {
+    let mut state = trie.root();
+    for &byte in text {
+        state = trie.step(state, byte)?;
+    }
+    state.value()
+}

@@ -1,0 +1,100 @@
+//! Where a normalised text may be cut before it is looked at: between two characters that stand
+//! side by side in no piece.
+//!
+//! A piece that reached across such a place would hold both characters side by side. So no edge of
+//! the unigram lattice crosses it, no merge of BPE ever does, and each side is cut into pieces as
+//! if the other were not there. (What the unigram sums are does depend on what came before;
+//! `unigram` says how that is kept.)
+
+/// The pairs of characters that stand side by side in some piece.
+#[derive(Debug)]
+pub(super) struct Joins {
+    ascii: [u128; 128],
+    /// One bit for each hash of a pair with a character beyond ASCII. A pair of no piece that
+    /// shares its bit with one of a piece is not cut, which changes no id.
+    hashed: Vec<u64>,
+    shift: u32,
+}
+
+/// With eight bits a pair, one pair of no piece in eight is not cut.
+const BITS_PER_PAIR: usize = 8;
+
+impl Joins {
+    /// From all pieces that a text is matched with.
+    pub(super) fn new<'a>(pieces: impl Iterator<Item = &'a str> + Clone) -> Self {
+        let pair_count: usize = pieces.clone().map(|piece| piece.chars().count() - 1).sum();
+        let bit_count = (pair_count * BITS_PER_PAIR).next_power_of_two().max(64);
+        let mut joins = Joins {
+            ascii: [0; 128],
+            hashed: vec![0; bit_count / 64],
+            shift: u64::BITS - bit_count.trailing_zeros(),
+        };
+        for piece in pieces {
+            let chars = piece.chars().zip(piece.chars().skip(1));
+            for (left, right) in chars {
+                let (left, right) = (u32::from(left), u32::from(right));
+                if (left | right) < 0x80 {
+                    joins.ascii[left as usize] |= 1 << right;
+                } else {
+                    let bit = hash(left, right, joins.shift);
+                    joins.hashed[bit / 64] |= 1 << (bit % 64);
+                }
+            }
+        }
+        joins
+    }
+
+    /// Whether a piece may hold these two side by side.
+    #[inline]
+    pub(super) fn joined(&self, left: u32, right: u32) -> bool {
+        if (left | right) < 0x80 {
+            return self.ascii[left as usize] >> right & 1 == 1;
+        }
+        let bit = hash(left, right, self.shift);
+        self.hashed[bit / 64] >> (bit % 64) & 1 == 1
+    }
+
+    /// The end of the part of a text that begins at `start`.
+    #[inline]
+    pub(super) fn part_end(&self, text: &[u8], start: usize) -> usize {
+        let (mut left, mut at) = char_at(text, start);
+        while at < text.len() {
+            let (right, end) = char_at(text, at);
+            if !self.joined(left, right) {
+                return at;
+            }
+            (left, at) = (right, end);
+        }
+        at
+    }
+}
+
+#[inline]
+fn hash(left: u32, right: u32, shift: u32) -> usize {
+    let pair = u64::from(left) << 32 | u64::from(right);
+    let mixed = (pair ^ (pair >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> shift) as usize
+}
+
+/// The character that begins at a place, as a number of its own, and where the next one begins.
+#[inline]
+pub(super) fn char_at(text: &[u8], at: usize) -> (u32, usize) {
+    let first = text[at];
+    if first < 0x80 {
+        return (u32::from(first), at + 1);
+    }
+    let rest = &text[at..];
+    let part = |at: usize| u32::from(rest[at] & 0x3f);
+    match rest.len() {
+        3.. if first & 0xf0 == 0xe0 => {
+            (u32::from(first & 0xf) << 12 | part(1) << 6 | part(2), at + 3)
+        }
+        2.. if first & 0xe0 == 0xc0 => (u32::from(first & 0x1f) << 6 | part(1), at + 2),
+        4.. if first & 0xf8 == 0xf0 => {
+            let top = u32::from(first & 7) << 18;
+            (top | part(1) << 12 | part(2) << 6 | part(3), at + 4)
+        }
+        // Not in a text.
+        _ => (u32::from(first), at + 1),
+    }
+}

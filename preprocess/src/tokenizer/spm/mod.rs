@@ -1,0 +1,216 @@
+//! SentencePiece's `.model` files, with an engine of our own: the ids are those of the C++ library.
+//!
+//! In reading order: `wire` and `model` are the file, `charsmap` and `normalizer` what happens to a
+//! text before it is cut, `joins` where it may be cut without looking, `unigram` and `bpe` the two
+//! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `encoder` the way
+//! of a text through all of them, `cut` where a long one may be divided, `decode` the way back, and `megatron` what Megatron makes of a
+//! model.
+
+mod bpe;
+mod cache;
+pub(crate) mod charsmap;
+mod cut;
+mod decode;
+mod encoder;
+mod joins;
+mod megatron;
+mod model;
+mod normalizer;
+mod trie;
+pub(crate) mod unigram;
+mod wire;
+
+use storage::Crc64;
+
+pub(crate) use encoder::Encoder;
+pub(crate) use megatron::{KINDS, open};
+
+use self::bpe::{Bpe, BpePiece};
+use self::decode::Decoder;
+use self::joins::Joins;
+use self::model::{Algorithm, Model, PieceKind};
+use self::normalizer::{Normalizer, spell_piece};
+use self::trie::Trie;
+use self::unigram::Unigram;
+use crate::{Error, Result};
+
+/// The models in use are up to 5 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// A model, ready to encode and decode.
+#[derive(Debug)]
+pub(crate) struct SentencePiece {
+    normalizer: Normalizer,
+    engine: Engine,
+    /// None: parts of a text depend on each other, and it is never cut before it is looked at.
+    joins: Option<Joins>,
+    decoder: Decoder,
+    unk: u32,
+    /// The ids of bytes, by which a character without a piece is written.
+    byte_ids: Option<[u32; 256]>,
+    /// Control pieces that begin and end a text, and fill up a batch.
+    pub(crate) bos: Option<u32>,
+    pub(crate) eos: Option<u32>,
+    pub(crate) pad: Option<u32>,
+    checksum: u64,
+}
+
+#[derive(Debug)]
+enum Engine {
+    Unigram(Unigram<f32>),
+    Bpe(Bpe),
+    /// The ids of whole words.
+    Word(Trie),
+    /// The ids of characters and user-defined pieces; and the latter alone, which come first.
+    Char(Trie, Trie),
+}
+
+/// A piece that texts are matched with, as they are spelled once normalised.
+#[derive(Debug)]
+struct Matched {
+    text: String,
+    id: u32,
+}
+
+impl SentencePiece {
+    /// Reads a `.model` file.
+    ///
+    /// # Errors
+    /// [`Error::BadVocab`] with what is wrong and where, [`Error::Storage`].
+    pub(crate) fn open(path: &str) -> Result<Self> {
+        let (store, key) = storage::locate(path)?;
+        let len_bytes = store.open(&key)?.len_bytes();
+        if len_bytes > FILE_BYTES_MAX {
+            return Err(Error::BadVocab {
+                file: path.to_owned(),
+                line: None,
+                got: format!("{len_bytes} bytes"),
+                due: "a model of at most 256 MiB".to_owned(),
+            });
+        }
+        SentencePiece::from_bytes(path, &storage::read_all(store.as_ref(), &key)?)
+    }
+
+    /// As [`SentencePiece::open`], of a file that was read; its name is for messages.
+    ///
+    /// # Errors
+    /// [`Error::BadVocab`].
+    pub(crate) fn from_bytes(file: &str, bytes: &[u8]) -> Result<Self> {
+        let model = Model::parse(file, bytes)?;
+        let of_kind = |kind: PieceKind| model.pieces.iter().filter(move |it| it.kind == kind);
+        let user_defined: Vec<&str> =
+            of_kind(PieceKind::UserDefined).map(|piece| piece.text.as_str()).collect();
+        let suffix = model.whitespace_as_suffix;
+        let normalizer = Normalizer::new(file, &model.normalizer, &user_defined, suffix)?;
+        let escape = model.normalizer.escape_whitespaces;
+        let matched = model.pieces.iter().zip(0..).filter(|(piece, _)| {
+            use PieceKind::{Normal, Unused, UserDefined};
+            matches!(piece.kind, Normal | Unused | UserDefined)
+        });
+        let matched: Vec<Matched> = matched
+            .filter_map(|(piece, id)| Some(Matched { text: spell_piece(&piece.text, escape)?, id }))
+            .collect();
+        let alone = model.algorithm == Algorithm::Bpe
+            && matched.iter().any(|it| model.pieces[it.id as usize].kind == PieceKind::Unused);
+        let joins = (!alone).then(|| Joins::new(matched.iter().map(|it| it.text.as_str())));
+        let mut checksum = Crc64::new();
+        checksum.update(bytes);
+        Ok(SentencePiece {
+            engine: Engine::new(&model, &matched),
+            normalizer,
+            joins,
+            decoder: Decoder::new(file, &model)?,
+            unk: model.unk,
+            byte_ids: model.byte_fallback.then_some(model.byte_ids),
+            bos: model.bos,
+            eos: model.eos,
+            pad: model.pad,
+            checksum: checksum.value(),
+        })
+    }
+
+    /// Appends the ids of a text. For many texts take an [`Encoder`], which remembers words.
+    #[expect(dead_code, reason = "for tokenizers that put something before it")]
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        Encoder::without_memory(self).encode(text, ids);
+    }
+
+    /// Appends the bytes that the ids stand for.
+    ///
+    /// # Errors
+    /// [`Error::UnknownToken`] for an id that no piece has.
+    pub(crate) fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
+        self.decoder.decode(ids, out)
+    }
+
+    /// How many pieces there are.
+    pub(crate) fn size(&self) -> u32 {
+        self.decoder.size()
+    }
+
+    /// The text of a piece.
+    pub(crate) fn piece(&self, id: u32) -> Option<&str> {
+        self.decoder.piece(id)
+    }
+
+    /// The id of a piece.
+    pub(crate) fn id_of(&self, piece: &str) -> Option<u32> {
+        (0..self.size()).find(|&id| self.piece(id) == Some(piece))
+    }
+
+    /// A checksum of the file.
+    pub(crate) fn checksum(&self) -> u64 {
+        self.checksum
+    }
+}
+
+impl Engine {
+    fn new(model: &Model<'_>, matched: &[Matched]) -> Self {
+        match model.algorithm {
+            Algorithm::Unigram => Engine::Unigram(unigram(model, matched)),
+            Algorithm::Bpe => Engine::Bpe(bpe(model, matched)),
+            Algorithm::Word => Engine::Word(lookup(matched.iter())),
+            Algorithm::Char => {
+                let first = matched
+                    .iter()
+                    .filter(|it| model.pieces[it.id as usize].kind == PieceKind::UserDefined);
+                Engine::Char(lookup(matched.iter()), lookup(first))
+            }
+        }
+    }
+}
+
+fn lookup<'a>(matched: impl Iterator<Item = &'a Matched>) -> Trie {
+    Trie::new(matched.map(|it| (it.text.as_bytes(), it.id)).collect())
+}
+
+/// Unused pieces are left out. To the library a user-defined piece scores a tenth for each byte
+/// after its first, whatever the file says, which is more than any piece in use.
+fn unigram(model: &Model<'_>, matched: &[Matched]) -> Unigram<f32> {
+    let normal = model.pieces.iter().filter(|piece| piece.kind == PieceKind::Normal);
+    let score_min = normal.map(|piece| piece.score).fold(f32::MAX, f32::min);
+    let scores = model.pieces.iter().map(|piece| match piece.kind {
+        PieceKind::UserDefined => piece.text.len() as f64 * 0.1 - 0.1,
+        _ => f64::from(piece.score),
+    });
+    let used = matched.iter().filter(|it| model.pieces[it.id as usize].kind != PieceKind::Unused);
+    let pieces = used.map(|it| (it.text.as_bytes(), it.id)).collect();
+    Unigram::new(pieces, scores.collect(), model.unk, f64::from(score_min))
+}
+
+fn bpe(model: &Model<'_>, matched: &[Matched]) -> Bpe {
+    let pieces: Vec<BpePiece<'_>> = matched
+        .iter()
+        .map(|Matched { text, id }| {
+            let piece = &model.pieces[*id as usize];
+            BpePiece {
+                text,
+                id: *id,
+                score: piece.score,
+                user_defined: piece.kind == PieceKind::UserDefined,
+                unused: piece.kind == PieceKind::Unused,
+            }
+        })
+        .collect();
+    Bpe::new(&pieces, model.pieces.len() as u32, model.unk) // fits: limited
+}

@@ -1,0 +1,203 @@
+//! The unigram model: of all ways to cut a text into pieces, the one whose scores have the greatest
+//! sum.
+//!
+//! The library adds 32-bit floats from the first byte of a text to its last, so what has been added
+//! before a word decides how the sums of the word are rounded, and now and then which of two nearly
+//! equal ways wins. We add the same numbers in the same order. Two things make that fast:
+//!
+//! A text is cut where no piece reaches across ([`super::joins`]). Every way passes there, so the
+//! best way to the cut is the beginning of the best way to anywhere after it, and its sum is all
+//! that the rest has to know.
+//!
+//! What a part was cut into can be remembered if no rounding could have changed it. At each place
+//! on the best way let `gap` be how much the best sum is ahead of the second best. A sum that
+//! passes through `n` characters has at most `n` roundings, each by at most half a unit in the last
+//! place of the largest sum, `m`: a unit is at most `m * 2^-23`. Two computed sums thus differ from
+//! the true difference by at most `n * m * 2^-23`. If the gap is more than that now and more than
+//! that again at another starting sum, then the same way wins there. That bounds the starting sum
+//! ([`BestPath::start_max`]) up to which the part may be taken from memory; its scores are then
+//! added one by one as if it had been computed.
+//!
+//! Hugging Face's `Unigram` adds 64-bit floats, and its unknown character costs 10 less than the
+//! least of all scores, those of control pieces among them.
+
+use super::joins::char_at;
+use super::trie::Trie;
+
+/// What an unknown character costs more than the least score.
+const UNKNOWN_PENALTY: f64 = 10.0;
+
+/// The floats that are added.
+pub(crate) trait Sum: Copy + std::fmt::Debug + Default + Send + Sync + 'static {
+    /// A unit in the last place is at most this part of a number.
+    const UNIT: f64;
+    /// Rounds.
+    fn round(value: f64) -> Self;
+    fn wide(self) -> f64;
+}
+
+impl Sum for f32 {
+    const UNIT: f64 = 1.0 / (1_u64 << 23) as f64;
+
+    fn round(value: f64) -> Self {
+        value as f32
+    }
+
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Sum for f64 {
+    const UNIT: f64 = 1.0 / (1_u64 << 52) as f64;
+
+    fn round(value: f64) -> Self {
+        value
+    }
+
+    fn wide(self) -> f64 {
+        self
+    }
+}
+
+/// A vocabulary with scores.
+#[derive(Debug)]
+pub(crate) struct Unigram<S> {
+    trie: Trie,
+    /// By id; the scores of user-defined pieces are what the library makes of their lengths.
+    scores: Vec<f64>,
+    unk: u32,
+    unk_score: f64,
+    /// No score is further from 0.
+    score_abs_max: f64,
+    sums: std::marker::PhantomData<S>,
+}
+
+/// The best way to a place: the sum there, where its last piece begins, and which that is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Node<S> {
+    sum: S,
+    /// How much less the second best is.
+    gap: f32,
+    start: u32,
+    id: u32,
+}
+
+/// No way to this place is known yet.
+const NONE: u32 = u32::MAX;
+
+/// The memory of [`Unigram::best_path`] between calls, and its answer.
+#[derive(Debug, Default)]
+pub(crate) struct BestPath<S> {
+    nodes: Vec<Node<S>>,
+    /// The pieces, first to last: ids, and the bytes of the part that they take.
+    pub(crate) pieces: Vec<(u32, std::ops::Range<usize>)>,
+    /// The sum at the end.
+    pub(crate) sum: S,
+    /// The same part is cut in the same way after any sum that is not further from 0; negative if
+    /// that cannot be promised of any.
+    pub(crate) start_max: f32,
+}
+
+impl<S: Sum> Unigram<S> {
+    /// `pieces` are what a text is matched with, and their ids; `scores` are by id.
+    ///
+    /// # Panics
+    /// If a piece comes twice or there are more than 2^24 - 2.
+    pub(crate) fn new(
+        pieces: Vec<(&[u8], u32)>,
+        scores: Vec<f64>,
+        unk: u32,
+        score_min: f64,
+    ) -> Self {
+        let unk_score = S::round(score_min - UNKNOWN_PENALTY).wide();
+        let score_abs_max = scores.iter().fold(unk_score.abs(), |max, score| max.max(score.abs()));
+        let sums = std::marker::PhantomData;
+        Unigram { trie: Trie::new(pieces), scores, unk, unk_score, score_abs_max, sums }
+    }
+
+    /// The sum after one piece more.
+    #[inline]
+    pub(crate) fn add(&self, sum: S, id: u32) -> S {
+        S::round(sum.wide() + self.scores[id as usize])
+    }
+
+    /// Finds the best way to cut a part of a text, after what came before made `sum`. An id in it
+    /// may be the unknown's. Parts are whole characters, and no piece reaches across their ends.
+    ///
+    /// # Panics
+    /// If the part is 4 GiB or longer.
+    pub(crate) fn best_path(&self, part: &[u8], sum: S, best: &mut BestPath<S>) {
+        assert!(part.len() < NONE as usize, "a place fits its number");
+        let nodes = &mut best.nodes;
+        nodes.clear();
+        let unknown = Node { start: NONE, ..Node::default() };
+        nodes.resize(part.len() + 1, unknown);
+        nodes[0] = Node { sum, gap: f32::INFINITY, start: 0, id: NONE };
+        let (mut start, mut char_count) = (0, 0);
+        while start < part.len() {
+            char_count += 1;
+            start = self.extend(part, start, nodes);
+        }
+        let gap = trace_back(nodes, &mut best.pieces);
+        best.sum = nodes[part.len()].sum;
+        let roundings = f64::from(char_count + 1_u32) * S::UNIT;
+        let spread = f64::from(char_count) * self.score_abs_max;
+        let start_max = f64::from(gap) / roundings - sum.wide().abs() - 2.0 * spread;
+        // Both conversions of a gap and this one are together less than the one rounding too many.
+        best.start_max = start_max as f32;
+    }
+
+    /// Tries all pieces that begin at a place, and gives the next place.
+    #[inline]
+    fn extend(&self, part: &[u8], start: usize, nodes: &mut [Node<S>]) -> usize {
+        let (_, next) = char_at(part, start);
+        let here = nodes[start].sum.wide();
+        let mut char_is_known = false;
+        let mut state = self.trie.root();
+        for (end, &byte) in (start + 1..).zip(&part[start..]) {
+            let Some(after) = self.trie.step(state, byte) else { break };
+            state = after;
+            if let Some(id) = state.value() {
+                char_is_known |= end == next;
+                nodes[end].offer(here + self.scores[id as usize], start, id);
+            }
+        }
+        if !char_is_known {
+            nodes[next].offer(here + self.unk_score, start, self.unk);
+        }
+        next
+    }
+}
+
+impl<S: Sum> Node<S> {
+    /// Another way to here. The first of equals stays. Two floats of 24 bits added in 64 bits and
+    /// then rounded are what they are added in 32.
+    #[inline]
+    fn offer(&mut self, sum: f64, start: usize, id: u32) {
+        let sum = S::round(sum);
+        let ahead = sum.wide() - self.sum.wide();
+        if self.start == NONE || ahead > 0.0 {
+            // Whoever was second before is further behind than the one that is second now.
+            let gap = if self.start == NONE { f32::INFINITY } else { ahead as f32 };
+            *self = Node { sum, gap, start: start as u32, id }; // fits: asserted
+        } else {
+            self.gap = self.gap.min(-ahead as f32);
+        }
+    }
+}
+
+/// Writes down the pieces of the best way, and gives the least gap on it.
+fn trace_back<S>(nodes: &[Node<S>], pieces: &mut Vec<(u32, std::ops::Range<usize>)>) -> f32 {
+    pieces.clear();
+    let mut gap = f32::INFINITY;
+    let mut end = nodes.len() - 1;
+    while end > 0 {
+        let node = &nodes[end];
+        gap = gap.min(node.gap);
+        pieces.push((node.id, node.start as usize..end));
+        end = node.start as usize;
+    }
+    pieces.reverse();
+    gap
+}

@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indexed::{Dtype, Format};
-use tools::cmd::{clean, convert, merge};
+use tools::cmd::{Wishes, clean, convert, merge};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
 /// splits and repairs token files.
@@ -67,9 +67,26 @@ pub struct Subject {
     /// folder that holds such.
     #[arg(value_name = "PREFIX|CKPT")]
     pub name: String,
+    /// The size of the vocabulary that token ids must be below. Default: the manifest's, if there
+    /// is one.
+    #[arg(long, value_name = "IDS")]
+    pub vocab_size: Option<u64>,
+    /// The id that ends documents: counted, and where no file says where a document ends, it is
+    /// there. Default: the manifest's, if there is one.
+    #[arg(long, value_name = "ID")]
+    pub eod: Option<u32>,
+    /// The type of tokens, where the files do not say it. Default: uint16.
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    pub source_dtype: Option<Dtype>,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
+}
+
+impl Subject {
+    pub fn wishes(&self) -> Wishes {
+        Wishes { vocab_size: self.vocab_size, eod: self.eod, dtype: self.source_dtype }
+    }
 }
 
 #[derive(Debug, Args)]

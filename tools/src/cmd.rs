@@ -3,6 +3,7 @@
 pub mod check;
 pub mod clean;
 pub mod convert;
+pub mod foreign;
 pub mod inspect;
 pub mod merge;
 pub mod repair;
@@ -11,6 +12,7 @@ pub mod split;
 use std::sync::Arc;
 
 use ckpt::Checkpoints;
+use indexed::Dtype;
 use serde::Serialize;
 use serde_json::Value;
 use storage::{FileEntry, Key, Manifest, Result, Storage};
@@ -21,6 +23,17 @@ pub(crate) const TOOL: &str = concat!("feedline ", env!("CARGO_PKG_VERSION"));
 /// What the manifest of a token dataset calls it, as `preprocess` does too.
 const FORMAT: &str = "feedline-tokens";
 const FORMAT_VERSION: u32 = 1;
+
+/// What the command line adds to what files say of themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// The size of the vocabulary; else the manifest's.
+    pub vocab_size: Option<u64>,
+    /// The token that ends documents; else the manifest's.
+    pub eod: Option<u32>,
+    /// The type of tokens where the files do not say it.
+    pub dtype: Option<Dtype>,
+}
 
 /// A file that was written.
 #[derive(Clone, Debug, Serialize)]

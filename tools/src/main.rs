@@ -28,12 +28,12 @@ fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<ExitCode> {
     match verb {
         Verb::Inspect(subject) => {
-            let found = inspect::inspect(&Target::find(&subject.name)?)?;
+            let found = inspect::inspect(&Target::find(&subject.name)?, &subject.wishes())?;
             tell(subject.json, &found, found.text())?;
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
         Verb::Check(subject) => {
-            let verdict = check::check(&Target::find(&subject.name)?)?;
+            let verdict = check::check(&Target::find(&subject.name)?, &subject.wishes())?;
             tell(subject.json, &verdict, verdict.text())?;
             return Ok(if verdict.ok() { ExitCode::SUCCESS } else { ExitCode::from(1) });
         }

@@ -1,8 +1,9 @@
-//! What an argument names: token files, one checkpoint, or a folder of checkpoints.
+//! What an argument names: token files of some format, one checkpoint, or a folder of checkpoints.
 
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use indexed::Format;
 use storage::{Key, Storage};
 
 /// What was found under a name.
@@ -14,6 +15,15 @@ pub enum Target {
         store: Arc<dyn Storage>,
         /// Their common prefix.
         prefix: Key,
+    },
+    /// Token files of another program.
+    Foreign {
+        /// The store of their folder.
+        store: Arc<dyn Storage>,
+        /// Their common prefix.
+        prefix: Key,
+        /// Their format.
+        format: Format,
     },
     /// One `step-*` folder.
     Checkpoint {
@@ -30,12 +40,21 @@ pub enum Target {
 }
 
 impl Target {
-    /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first.
+    /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first, and so is what the
+    /// files of another format end with.
     ///
     /// # Errors
     /// If nothing that we know is there, naming what was looked for.
     pub fn find(name: &str) -> Result<Self> {
         let name = name.trim_end_matches('/');
+        if let Ok((store, key)) = storage::locate(name) {
+            // An .idx that is none is told of by whoever opens the pair.
+            if let Ok(Some((format, prefix))) = Format::detect(&store, &key)
+                && format != Format::Mmididx
+            {
+                return Ok(Target::Foreign { store, prefix, format });
+            }
+        }
         let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
         let (parent, key) = storage::locate(if name.is_empty() { "." } else { name })
             .or_else(|error| if name == "." { storage::locate("./.") } else { Err(error) })
@@ -53,7 +72,10 @@ impl Target {
         }
         let inside = storage::open_url(name)?;
         if !has("") {
-            bail!("{name}: neither {name}.idx nor a folder of that name is there");
+            bail!(
+                "{name}: neither {name}.idx, nor token files of another format, nor a folder of that \
+                name is there"
+            );
         }
         if inside.names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
             return Ok(Target::Checkpoints { store: inside });

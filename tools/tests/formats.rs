@@ -231,3 +231,55 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     }
     json(&["merge", "--partial", "--input", &shards[1], "--output-prefix", &other]);
 }
+
+#[test]
+fn every_format_is_looked_into_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = tokens(folder.path(), "whole", &LINES);
+    for format in ["paddle", "nanogpt", "yuan", "datatrove"] {
+        let out = path(folder.path(), format);
+        json(&["convert", &whole, &out, "--to", format]);
+        let file = match format {
+            "nanogpt" => format!("{out}.bin"),
+            _ => out.clone(),
+        };
+        // Beside its manifest a file of bare tokens is a .bin that lost its .idx, so that is first
+        // taken away.
+        if format == "nanogpt" {
+            std::fs::remove_file(format!("{out}.manifest.json")).unwrap();
+        }
+        let told = json(&["inspect", &file, "--eod", "50256"]);
+        assert_eq!((&told["kind"], &told["format"]), (&"foreign_tokens".into(), &format.into()));
+        assert_eq!((&told["documents"], &told["documents_ended"]), (&5.into(), &5.into()));
+        let told = json(&["check", &file, "--eod", "50256", "--vocab-size", "50257"]);
+        assert_eq!(told["checked"][0]["eod"]["documents_ended"], 5, "{told}");
+        let said = feedline(&["check", &file, "--vocab-size", "50256"]);
+        assert_eq!(said.code, 1, "{}", said.out);
+        assert!(said.out.contains("due 0 to 50255"), "{}", said.out);
+    }
+    let told = json(&["check", &whole]);
+    assert_eq!(told["checked"][0]["eod"]["id"], 50256, "the manifest says it: {told}");
+}
+
+#[test]
+fn the_three_files_of_cpm2_are_held_against_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["context", "target", "target_offset"] {
+        for suffix in ["bin", "idx"] {
+            let name = format!("demo_document_{part}.{suffix}");
+            std::fs::write(folder.path().join(&name), read(&golden(&format!("cpm2/{name}"))))
+                .unwrap();
+        }
+    }
+    let prefix = path(folder.path(), "demo_document");
+    assert_eq!(json(&["inspect", &prefix])["cpm2_vocab_size"], 26240);
+    assert_eq!(feedline(&["check", &prefix, "--vocab-size", "26240"]).code, 0);
+    let said = feedline(&["check", &prefix, "--vocab-size", "30000"]);
+    assert!(said.code == 1 && said.out.contains("markers begin at 26240"), "{}", said.out);
+    let offsets = path(folder.path(), "demo_document_target_offset.bin");
+    let mut bytes = read(&offsets);
+    bytes[2] += 1;
+    std::fs::write(&offsets, bytes).unwrap();
+    let said = feedline(&["check", &prefix]);
+    assert!(said.code == 1 && said.out.contains("start 3"), "{}", said.out);
+}

@@ -1,13 +1,15 @@
 //! `feedline check`: whether it is whole.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use anyhow::Result;
-use indexed::IndexedDataset;
+use anyhow::{Result, bail, ensure};
+use indexed::{Census, CensusReport, Format, ReadOptions, Source};
 use serde::Serialize;
+use serde_json::Value;
 use storage::{ByteSize, Key, Storage};
 
-use crate::cmd::{checkpoints, steps_named, token_manifest};
+use crate::cmd::{Wishes, checkpoints, steps_named, token_manifest};
 use crate::report::thousands;
 use crate::target::Target;
 
@@ -29,16 +31,37 @@ pub struct Finding {
     pub read_bytes: u64,
     /// What it holds, or what is wrong and where.
     pub finding: String,
+    /// The tokens that end documents, if it is known which they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eod: Option<Eod>,
+}
+
+/// The tokens that end documents.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Eod {
+    /// Their id.
+    pub id: u32,
+    /// How often it stands anywhere.
+    pub tokens: u64,
+    /// Documents whose last token it is.
+    pub documents_ended: u64,
+    /// All documents.
+    pub documents: u64,
 }
 
 /// Reads everything and compares it with every checksum and rule there is.
 ///
 /// # Errors
 /// Only if what is there cannot be listed. Whatever is wrong with it is in the verdict.
-pub fn check(target: &Target) -> Result<Verdict> {
+pub fn check(target: &Target, wishes: &Wishes) -> Result<Verdict> {
     let checked = match target {
         Target::Tokens { store, prefix } => {
-            vec![finding(store.display(prefix), tokens(store, prefix))]
+            let result = tokens(store, prefix, Format::Mmididx, wishes);
+            vec![finding(store.display(prefix), result)]
+        }
+        Target::Foreign { store, prefix, format } => {
+            let result = tokens(store, prefix, *format, wishes);
+            vec![finding(format!("{} ({format})", store.display(prefix)), result)]
         }
         Target::Checkpoint { store, step } => vec![checkpoint(store, *step)?],
         Target::Checkpoints { store } => steps_named(&**store)?
@@ -67,10 +90,12 @@ impl Verdict {
     }
 }
 
-fn finding(what: String, result: Result<(u64, String)>) -> Finding {
+fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding {
     match result {
-        Ok((read_bytes, finding)) => Finding { what, ok: true, read_bytes, finding },
-        Err(error) => Finding { what, ok: false, read_bytes: 0, finding: format!("{error:#}") },
+        Ok((read_bytes, finding, eod)) => Finding { what, ok: true, read_bytes, finding, eod },
+        Err(error) => {
+            Finding { what, ok: false, read_bytes: 0, finding: format!("{error:#}"), eod: None }
+        }
     }
 }
 
@@ -79,50 +104,97 @@ fn checkpoint(store: &Arc<dyn Storage>, step: u64) -> Result<Finding> {
     let result = verified.map_err(anyhow::Error::from).map(|report| {
         let size = ByteSize(report.bytes);
         let holds = format!("{} files, {size}, {} tensors", report.files, report.tensors);
-        (report.bytes, holds + ", all checksums agree")
+        (report.bytes, holds + ", all checksums agree", None)
     });
     Ok(finding(format!("{} step {step}", store.display(&Key::root())), result))
 }
 
 /// The rules of the format, then the manifest's lengths and sums, then the ids against the
-/// vocabulary. Each file is read once.
-fn tokens(store: &Arc<dyn Storage>, prefix: &Key) -> Result<(u64, String)> {
-    let report = IndexedDataset::open(store, prefix)?.check()?;
-    let bytes = report.bin_bytes + report.idx_bytes;
+/// vocabulary.
+fn tokens(
+    store: &Arc<dyn Storage>,
+    prefix: &Key,
+    format: Format,
+    wishes: &Wishes,
+) -> Result<(u64, String, Option<Eod>)> {
+    let manifest = token_manifest(&**store, prefix)?;
+    let meta = manifest.as_ref().map_or(Value::Null, |manifest| manifest.meta.clone());
+    let tokenizer = &meta["tokenizer"];
+    let eod = wishes.eod.or_else(|| tokenizer["eod_id"].as_u64()?.try_into().ok());
+    let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
+    let source = Source::open(store, prefix, format, &options)?;
+    let report = Census::take(&source, eod)?;
+    let mut bytes = source.token_bytes();
     let mut text = format!(
-        "{} documents, {} tokens, {}",
+        "{} documents, {} tokens of {}",
         thousands(report.documents),
         thousands(report.tokens),
-        ByteSize(bytes)
+        source.dtype()
     );
-    let Some(manifest) = token_manifest(&**store, prefix)? else {
-        return Ok((bytes, text + "; no manifest, so no checksums to compare with"));
-    };
-    let sums = [
-        (".bin", report.bin_bytes, report.bin_crc64),
-        (".idx", report.idx_bytes, report.idx_crc64),
-    ];
-    for (suffix, got_bytes, got_crc64) in sums {
-        let name = format!("{}{suffix}", prefix.name());
-        let listed = manifest.files.iter().find(|file| file.path == name);
-        let Some(listed) = listed else { anyhow::bail!("{name} is not in the manifest") };
-        anyhow::ensure!(
-            (got_bytes, got_crc64) == (listed.bytes, listed.crc64),
-            "{name}: got {got_bytes} bytes with CRC-64 {got_crc64:016x}, due {} bytes with \
-             {:016x} by the manifest",
-            listed.bytes,
-            listed.crc64
+    let mut compared = 0;
+    for file in manifest.iter().flat_map(|manifest| &manifest.files) {
+        compared += 1;
+        if file.path != format!("{}.bin", prefix.name()) || format != Format::Mmididx {
+            file.verify(&**store, &prefix.parent())?;
+            bytes += file.bytes;
+            continue;
+        }
+        ensure!(
+            (source.token_bytes(), report.tokens_crc64) == (file.bytes, file.crc64),
+            "{}: got {} bytes with CRC-64 {:016x}, due {} bytes with {:016x} by the manifest",
+            file.path,
+            source.token_bytes(),
+            report.tokens_crc64,
+            file.bytes,
+            file.crc64
         );
     }
-    let vocab_size = manifest.meta["tokenizer"]["vocab_size"].as_u64();
-    if let (Some(vocab_size), Some((least, most))) = (vocab_size, report.token_range) {
-        anyhow::ensure!(
+    let vocab_size = wishes.vocab_size.or_else(|| tokenizer["vocab_size"].as_u64());
+    check_vocab(&source, &report, &meta, vocab_size)?;
+    let _ = write!(text, ", {}", ByteSize(bytes));
+    text += match (&manifest, compared) {
+        (None, _) => "; no manifest, so no checksums to compare with",
+        (Some(_), 0) => bail!("the manifest lists no files"),
+        (Some(_), _) => ", all checksums agree",
+    };
+    let eod = eod.map(|id| Eod {
+        id,
+        tokens: report.eod_tokens,
+        documents_ended: report.documents_ended,
+        documents: report.documents,
+    });
+    if let Some(Eod { id, tokens, documents_ended, .. }) = &eod {
+        let (ended, tokens) = (thousands(*documents_ended), thousands(*tokens));
+        let _ = write!(text, "; {ended} documents end with {id}, which stands {tokens} times");
+    }
+    Ok((bytes, text, eod))
+}
+
+/// All ids are of the vocabulary, but those that mark spans begin where it ends.
+fn check_vocab(
+    source: &Source,
+    report: &CensusReport,
+    meta: &Value,
+    vocab_size: Option<u64>,
+) -> Result<()> {
+    let Some(vocab_size) = vocab_size else { return Ok(()) };
+    if let Some(first) = source.cpm2_vocab_size()? {
+        ensure!(
+            first == i64::try_from(vocab_size)?,
+            "{}: markers begin at {first}, due {vocab_size}, the size of the vocabulary",
+            source.display()
+        );
+    }
+    // A part of a triple has markers in it, or offsets and no ids.
+    let is_part =
+        ["context", "target", "target_offset"].map(Value::from).contains(&meta["objective"]);
+    if let (Some((least, most)), false) = (report.token_range, is_part) {
+        ensure!(
             least >= 0 && most.unsigned_abs() < vocab_size,
-            "{}: ids from {least} to {most}, due 0 to {} by the tokenizer of the manifest",
-            store.display(prefix),
+            "{}: ids from {least} to {most}, due 0 to {} by the vocabulary",
+            source.display(),
             vocab_size.saturating_sub(1)
         );
     }
-    text += ", all checksums agree";
-    Ok((bytes, text))
+    Ok(())
 }

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde_json::Value;
 use storage::{ByteSize, Key, Storage};
 
-use crate::cmd::{checkpoints, steps_named, token_manifest};
+use crate::cmd::foreign::{self, Foreign};
+use crate::cmd::{Wishes, checkpoints, steps_named, token_manifest};
 use crate::report::{Facts, table, thousands};
 use crate::target::Target;
 
@@ -21,6 +22,8 @@ use crate::target::Target;
 pub enum Inspection {
     /// A pair of token files.
     Tokens(Box<Tokens>),
+    /// Token files of another program.
+    ForeignTokens(Box<Foreign>),
     /// One checkpoint.
     Checkpoint(Step),
     /// A folder of checkpoints.
@@ -115,8 +118,12 @@ const FIRST_IDS: usize = 24;
 ///
 /// # Errors
 /// If it cannot be opened, naming what is wrong with it and where.
-pub fn inspect(target: &Target) -> Result<Inspection> {
+pub fn inspect(target: &Target, wishes: &Wishes) -> Result<Inspection> {
     match target {
+        Target::Foreign { store, prefix, format } => {
+            let found = foreign::inspect(store, prefix, *format, wishes)?;
+            Ok(Inspection::ForeignTokens(Box::new(found)))
+        }
         Target::Tokens { store, prefix } => {
             Ok(Inspection::Tokens(Box::new(tokens(store, prefix)?)))
         }
@@ -227,6 +234,7 @@ impl Inspection {
     pub fn text(&self) -> String {
         match self {
             Inspection::Tokens(tokens) => tokens.text(),
+            Inspection::ForeignTokens(tokens) => tokens.text(),
             Inspection::Checkpoint(step) => step.text(),
             Inspection::Checkpoints { folder, newest, steps } => {
                 let rows: Vec<_> = steps.iter().map(StepLine::row).collect();

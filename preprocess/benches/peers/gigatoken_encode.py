@@ -39,7 +39,8 @@ def main():
             else:
                 tokenizer = gigatoken.Tokenizer(args.vocabulary)
             first, documents = seconds(tokenizer, file, count > 1)
-            best = min([seconds(tokenizer, file, count > 1)[0] for _ in range(args.rounds - 1)] or [first])
+            later = [seconds(tokenizer, file, count > 1)[0] for _ in range(args.rounds - 1)]
+            best = min(later, default=first)
             rates = f"{first:.3f} {mb / first:.1f} {best:.3f} {mb / best:.1f}"
             print(os.path.basename(file), count, documents, rates, flush=True)
 

@@ -70,7 +70,7 @@ WRITTEN = [
     "zero\u200bwidth soft\u00adhyphen bell\x07 tab\there nul\x00 nel\x85x vt\x0bx ff\x0cx bom\ufeff",
     "line\nbreak\r\nand\u2028separators\u2029and\u00a0spaces\u3000wide\u2003em\u1680ogham",
     "豈更車 \U0002f800\U0002f801 \u212b\u2126 \u037e \u1fef ﬁ ① ½ ㎏",
-    "🙂👍🏽 e\u0301\U0001f9d1 \u166d \U000111c9 \u1734 \u0898 \u2e43 \U00011938 \u1c89 \ua7cb",
+    "🙂👍🏽 e\u0301\U0001f9d1 \u166d \U000111c9 \u1734 \u0898 \u2e43 \U00011938 \u1c89 \ua7cb a\u1885 a\u1886 a\ua9bd a\U0001171e",
     "x" * 100 + " " + "x" * 101 + " " + "é" * 100 + " " + "é" * 101 + " " + "中" * 120,
     "[MASK] [UNK] ##a # ## $ + < = > ^ ` | ~ € £ § ° ± «quoted»",
     "", " ", "\n\n", "a", "中", ".", "\u200b", "a\u200bb c\ufffdd e\ue000f",

@@ -74,10 +74,13 @@ impl Characters {
             }
         };
         for (pattern, of) in [
-            // Three characters have had another category since.
+            // Those named have had another category since.
             (r"[[\p{P}\u{166d}\u{111c9}]&&\p{Age=8.0}]", Traits::SIGN),
             (r"[!-/:-@\[-`{-~]", Traits::SIGN),
-            (r"[[\p{Mn}\u{1734}--\u{111c9}]&&\p{Age=8.0}]", Traits::ACCENT),
+            (
+                r"[[\p{Mn}\u{1734}\u{1171e}]&&\p{Age=8.0}--\u{111c9}\u{1885}\u{1886}\u{a9bd}]",
+                Traits::ACCENT,
+            ),
             (r"[[\p{Cc}\p{Cf}]&&\p{Age=8.0}--[\t\n\r]]", Traits::REMOVED),
             (r"[\p{Co}\u{0}\u{fffd}]", Traits::REMOVED),
             (r"[\s--\p{Cc}]", Traits::SPACE),

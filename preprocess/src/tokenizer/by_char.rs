@@ -69,8 +69,8 @@ impl ByChar {
         piece.len() > 3 && matches!(piece[0], 0xe3..=0xe9)
     }
 
-    /// Appends the ids of a piece, or of a part of it that goes so far: up to where more than a
-    /// short piece would have to be merged as one.
+    /// Appends the ids of a piece. False: nothing, for more characters than make a short piece would
+    /// have to be merged as one.
     pub(super) fn merge(
         &self,
         merger: &Merger,

@@ -128,7 +128,8 @@ impl Source {
             return Err(stream_error(&self.name, self.offset, failed));
         }
         let len = buf.len();
-        buf.try_reserve(bytes_max).map_err(|_| Error::NoMemory {
+        let reserved = buf.try_reserve(bytes_max).or_else(|_| buf.try_reserve_exact(bytes_max));
+        reserved.map_err(|_| Error::NoMemory {
             input: self.name.clone(),
             offset: self.offset,
             bytes: len as u64 + bytes_max as u64,

@@ -19,6 +19,8 @@ mod names;
 mod records;
 #[cfg(feature = "parquet")]
 mod rows;
+#[cfg(all(test, feature = "parquet"))]
+mod rows_tests;
 mod share;
 mod source;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! One column of a Parquet file, row after row.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -52,6 +53,10 @@ impl RowReader {
     /// # Errors
     /// [`Error::BadInput`] for what is no Parquet, or has no such column of texts.
     pub(super) fn open(input: &Input, column: &str, row: u64) -> Result<Self> {
+        guard(&input.name, 0, || RowReader::begin(input, column, row))
+    }
+
+    fn begin(input: &Input, column: &str, row: u64) -> Result<Self> {
         let object = input.object()?;
         let stored_bytes = object.len_bytes();
         let failed = |error| told(&input.name, 0, error);
@@ -127,7 +132,15 @@ impl RowReader {
     }
 
     /// Appends rows until they are a block.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for what is no Parquet; there is then no more to be read.
     pub(super) fn fill(&mut self, parcel: &mut Parcel, block_bytes: usize) -> Result<Filled> {
+        let (name, row) = (self.name.clone(), self.row);
+        guard(&name, row, || self.fill_block(parcel, block_bytes))
+    }
+
+    fn fill_block(&mut self, parcel: &mut Parcel, block_bytes: usize) -> Result<Filled> {
         let (mut levels, mut values) = (Vec::new(), Vec::new());
         while parcel.bytes.len() < block_bytes {
             if self.pages.is_none() && !self.next_group()? {
@@ -172,6 +185,14 @@ impl RowReader {
         parcel.spans.push(start..parcel.bytes.len());
         Ok(())
     }
+}
+
+/// Parquet's reader asserts of a file what a file need not keep. What it held when it panicked is
+/// not used again: after an error nothing more is read.
+fn guard<T>(name: &str, row: u64, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        Err(told(name, row, ParquetError::General("not as its header says".to_owned())))
+    })
 }
 
 /// What Parquet's reader said, or what the store said to it.

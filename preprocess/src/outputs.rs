@@ -29,7 +29,8 @@ pub(crate) struct OutputPlan {
 }
 
 impl Outputs {
-    /// Names them as Megatron does, `PREFIX_KEY_document`, and as CPM-2 does what it makes of them.
+    /// Names them as Megatron does, `PREFIX_KEY_document`, and CPM-2's as it does,
+    /// `PREFIX_document_context`.
     pub(crate) fn plan(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Outputs> {
         let (store, mut prefix) = storage::locate(&options.out_prefix)?;
         if let Some(shard) = options.shard {
@@ -44,7 +45,10 @@ impl Outputs {
                 Objective::Sentences(_) => "sentence",
                 Objective::Documents | Objective::Spans(_) => "document",
             };
-            let prefix = prefix.with_suffix(&format!("_{key}_{level}"))?;
+            // CPM-2 has one text, and so no key in the names.
+            let cpm2 = matches!(options.objective, Objective::Spans(_)) && options.keys.len() == 1;
+            let name = if cpm2 { format!("_{level}") } else { format!("_{key}_{level}") };
+            let prefix = prefix.with_suffix(&name)?;
             let plan = |part: &str, objective, dtype, has_documents| {
                 let prefix = prefix.with_suffix(part)?;
                 Ok::<_, Error>(OutputPlan {

@@ -132,6 +132,35 @@ pub(crate) struct Translated {
     pub(crate) notes: Vec<String>,
 }
 
+/// Programs that have one tokenizer name it by the folder of its vocabulary alone: CPM-2's
+/// `preprocess_data_enc_dec.py` and Yuan's `preprocess_data_cn.py`.
+const PROGRAMS: [(&str, &[&str], &str); 2] = [
+    (
+        "--tokenizer-path",
+        &["--tokenizer", "encdec", "--objective", "cpm2", "--cpm-compat"],
+        "read as CPM-2's: --tokenizer encdec --objective cpm2 --cpm-compat",
+    ),
+    (
+        "--vocab-path",
+        &["--tokenizer", "yuan", "--dtype", "int32", "--txt-newline", "<n>", "--txt-trim"],
+        "read as Yuan's: --tokenizer yuan --dtype int32 --txt-newline '<n>' --txt-trim; all inputs \
+         become one dataset, and no line is left out for its length",
+    ),
+];
+
+/// What Paddle and GPT-NeoX call the tokenizers that we have.
+pub(crate) fn tokenizer_kind(name: &str) -> &str {
+    match name {
+        "GPTTokenizer" => "gpt2",
+        "BertTokenizer" | "ErnieTokenizer" | "ElectraTokenizer" => "wordpiece",
+        "GPTChineseTokenizer" => "cpm1",
+        "HFTokenizer" | "PretrainedFromHF" => "hf",
+        "SPMTokenizer" => "sentencepiece",
+        "TiktokenTokenizer" => "tiktoken",
+        ours => ours,
+    }
+}
+
 /// Takes out the flags of others, and writes `--like_this` as `--like-this`.
 ///
 /// # Errors
@@ -178,6 +207,16 @@ pub(crate) fn translate(
             }
         }
     }
+    let has = |out: &Translated, name: &str| {
+        out.arguments.iter().any(|word| word.to_str().is_some_and(|word| word == name))
+    };
+    for (flag, meant, note) in PROGRAMS {
+        let tokenizers = ["--tokenizer", "--tokenizer-type", "--tokenizer-name"];
+        if has(&out, flag) && !tokenizers.iter().any(|name| has(&out, name)) {
+            out.arguments.extend(meant.iter().map(OsString::from));
+            out.notes.push(format!("{flag} without --tokenizer is {note}"));
+        }
+    }
     Ok(out)
 }
 
@@ -199,8 +238,9 @@ mod tests {
         let due = "preprocess --input a.jsonl --output-prefix b";
         assert_eq!(translated(megatron), Ok((due.to_owned(), 4)));
         let cpm = "preprocess --tokenizer_path bpe_cn --dataset_impl mmap --noisy_density=0.15";
-        let due = "preprocess --tokenizer-path bpe_cn --noisy-density=0.15";
-        assert_eq!(translated(cpm), Ok((due.to_owned(), 1)));
+        let due = "preprocess --tokenizer-path bpe_cn --noisy-density=0.15 --tokenizer encdec \
+                   --objective cpm2 --cpm-compat";
+        assert_eq!(translated(cpm), Ok((due.to_owned(), 2)));
         assert!(translated("preprocess --ftfy").unwrap_err().contains("--ftfy: texts"));
         // Values that look like flags of others are values.
         assert_eq!(translated("preprocess - a_b"), Ok(("preprocess - a_b".to_owned(), 0)));

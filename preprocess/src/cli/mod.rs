@@ -43,8 +43,9 @@ pub(crate) struct Cli {
     #[arg(default_value = "text", value_delimiter = ',')]
     json_key: Vec<String>,
 
-    /// gpt2: byte-level BPE, with GPT-2's own vocabulary unless files are given; hf: a
-    /// tokenizer.json; tiktoken: OpenAI's or Megatron's file of that kind
+    /// gpt2 with its own vocabulary or vocab.json and merges.txt; hf, a tokenizer.json; tiktoken;
+    /// sentencepiece; encdec, yuan and cpm-t5 of the CPM line; cpm1; jieba; wordpiece or
+    /// bert-cased; and Megatron's, Paddle's and GPT-NeoX's names of these
     #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
     #[arg(default_value = "gpt2")]
     tokenizer: String,
@@ -316,7 +317,7 @@ impl Cli {
         options.input = self.input.options(newline);
         options.keys.clone_from(&self.json_key);
         options.tokenizer = TokenizerSpec {
-            kind: self.tokenizer.clone(),
+            kind: compat::tokenizer_kind(&self.tokenizer).to_owned(),
             vocab_file: self.vocab_file.clone(),
             merge_file: self.merge_file.clone(),
             model: self.tokenizer_model.clone(),

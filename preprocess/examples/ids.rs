@@ -2,6 +2,8 @@
 //! `ids KIND MODEL FILE.jsonl OUT [PATTERN]` writes for each document how many ids it has and the
 //! ids, as little-endian 32-bit numbers. `tests/readers/compare_ids.py` reads them.
 
+#![expect(clippy::print_stderr, reason = "a program tells how fast it was")]
+
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 use std::time::Instant;

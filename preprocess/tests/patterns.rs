@@ -45,6 +45,21 @@ const PUBLISHED: &[(Pattern, &[&str])] = &[
         )],
     ),
     (
+        Pattern::TekkenV1,
+        &[concat!(
+            r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|",
+            r"\s*[\r\n]|\s+(?!\S)|\s+",
+        )],
+    ),
+    (
+        Pattern::TekkenV2,
+        &[concat!(
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
+            r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )],
+    ),
+    (
         Pattern::Qwen35,
         &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|",

@@ -9,7 +9,7 @@ use std::path::Path;
 type Source = (String, String);
 
 /// What each crate of ours may import of ours.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("storage", &[]),
     ("indexed", &["storage"]),
     ("preprocess", &["indexed", "storage"]),
@@ -19,6 +19,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("trainer", &["bridge", "ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("tools", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
+    ("fuzz", &["indexed", "preprocess", "storage"]),
 ];
 
 /// External crates that several of ours may use; every other has one owner.
@@ -266,7 +267,7 @@ fn walk(folder: &Path, below: &str, kinds: &[&str], found: &mut Vec<Source>) {
     for entry in entries {
         let name = entry.file_name().into_string().unwrap();
         let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
-        let built = ["target", "demo-run", "node_modules", "golden"].contains(&name.as_str());
+        let built = ["target", "demo-run", "node_modules", "golden", "corpus", "artifacts"].contains(&name.as_str());
         let hidden = name.starts_with('.') && name != ".ci" && name != ".cargo";
         if entry.file_type().unwrap().is_dir() {
             if !built && !hidden && !name.starts_with("target-") {

@@ -1,0 +1,5 @@
+//! A `.tiktoken` of OpenAI's kind.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::tokenize("tiktoken", "x.tiktoken", data));

@@ -28,3 +28,10 @@ fn check(test: &str, variable: &str, kind: &str, golden: &str) {
 fn cpm2_as_published() {
     check("cpm2_as_published", "FEEDLINE_CPM_VOCAB", "cpm2", "tokenizer_bpe_cn.json");
 }
+
+/// `chinese_vocab.model` of CPM-1.
+#[test]
+fn cpm1_as_published() {
+    let golden = "tokenizer_cpm1_sentencepiece.json";
+    check("cpm1_as_published", "FEEDLINE_CPM_MODEL", "cpm1", golden);
+}

@@ -7,6 +7,7 @@ mod by_char;
 mod cache;
 
 mod classes;
+mod cpm1;
 mod double_array;
 mod encdec;
 mod gpt2;
@@ -29,6 +30,7 @@ mod words;
 use std::fmt;
 use std::sync::Arc;
 
+pub use cpm1::Cpm1;
 pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
 pub use hf::HuggingFace;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::cpm1::Cpm1;
 use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
 use super::jieba::Jieba;
 use super::wordpiece::{WordPiece, WordPieceCase};
@@ -27,6 +28,11 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
         "encdec" | "cpm2" | "EncDecTokenizer" => encdec(EncDecKind::Cpm2),
         "yuan" => encdec(EncDecKind::Yuan),
         "cpm-t5" => encdec(EncDecKind::CpmT5),
+        "cpm1" | "GPTChineseTokenizer" => {
+            let model = spec.model.as_ref().or(spec.vocab_file.as_ref());
+            let model = model.ok_or_else(|| missing(spec, "tokenizer-model"))?;
+            Ok(Some(Arc::new(Cpm1::open(model, jieba(spec)?)?)))
+        }
         "jieba" | "JiebaTokenizer" => {
             Ok(Some(Arc::new(JiebaWords::open(&vocab_file(spec)?, jieba(spec)?)?)))
         }
@@ -39,13 +45,14 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
 /// The vocabulary, or the one in the folder that was given: a name without an extension is one.
 fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
     let given = spec.vocab_file.as_ref().or(spec.model.as_ref());
-    let given = given.ok_or_else(|| Error::BadOption {
-        name: "vocab-file",
-        got: "none".to_owned(),
-        due: format!("the vocabulary of the tokenizer '{}'", spec.kind),
-    })?;
+    let given = given.ok_or_else(|| missing(spec, "vocab-file"))?;
     let folder = Path::new(given).extension().is_none();
     Ok(if folder { format!("{}/{VOCAB}", given.trim_end_matches('/')) } else { given.clone() })
+}
+
+fn missing(spec: &TokenizerSpec, name: &'static str) -> Error {
+    let due = format!("the vocabulary of the tokenizer '{}'", spec.kind);
+    Error::BadOption { name, got: "none".to_owned(), due }
 }
 
 fn jieba(spec: &TokenizerSpec) -> Result<Arc<Jieba>> {

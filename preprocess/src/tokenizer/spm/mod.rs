@@ -130,7 +130,6 @@ impl SentencePiece {
     }
 
     /// Appends the ids of a text. For many texts take an [`Encoder`], which remembers words.
-    #[expect(dead_code, reason = "for tokenizers that put something before it")]
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         Encoder::without_memory(self).encode(text, ids);
     }

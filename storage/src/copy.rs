@@ -29,6 +29,14 @@ pub(crate) fn copy_range(
     to: &File,
     to_offset: u64,
 ) -> io::Result<u64> {
+    // Without read-ahead, which is off for the files of samples, it would wait for every page.
+    sys::advise_sequential(from);
+    let outcome = copy_advised(from, range, to, to_offset);
+    sys::advise_random(from);
+    outcome
+}
+
+fn copy_advised(from: &File, range: &Range<u64>, to: &File, to_offset: u64) -> io::Result<u64> {
     let len = range.end - range.start;
     let (mut done, mut retries) = (0, 0);
     while done < len {

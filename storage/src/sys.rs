@@ -35,6 +35,12 @@ pub(crate) fn advise_random(file: &File) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
+/// Asks for read-ahead, as copies from front to back within the kernel need it.
+pub(crate) fn advise_sequential(file: &File) {
+    // SAFETY: the descriptor is open as long as `file`.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) };
+}
+
 /// Reads what is in the page cache. `EAGAIN`: the first byte is not; `EOPNOTSUPP`: this file system
 /// does not tell.
 pub(crate) fn read_cached_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {

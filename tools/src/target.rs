@@ -73,8 +73,8 @@ impl Target {
         let inside = storage::open_url(name)?;
         if !has("") {
             bail!(
-                "{name}: neither {name}.idx, nor token files of another format, nor a folder of that \
-                name is there"
+                "{name}: neither {name}.idx, nor token files of another format, nor a folder of \
+                that name is there"
             );
         }
         if inside.names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {

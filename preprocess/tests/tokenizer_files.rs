@@ -210,7 +210,7 @@ fn fingerprints() {
         ("/model/ignore_merges", json!(false)),
         ("/normalizer", json!({"type": "NFC"})),
         ("/added_tokens/0/lstrip", json!(true)),
-        ("/pre_tokenizer/pretokenizers/1/use_regex", json!(true)),
+        ("/pre_tokenizer", json!({"type": "ByteLevel", "add_prefix_space": false})),
     ] {
         let mut changed = value.clone();
         *changed.pointer_mut(pointer).unwrap() = other;
@@ -236,11 +236,16 @@ fn files_that_are_no_tokenizers() {
     refused(r#"{"model": {"type": "BPE", "vocab": {}}}"#, &["no tokens"]);
     refused(r#"{"model": {"type": "BPE", "vocab": {"a": 4294967295}}}"#, &["2097150"]);
     refused(r#"{"model": {"type": "BPE", "vocab": {"a": -1}}}"#, &["-1"]);
-    refused(r#"{"model": {"type": "New", "vocab": {"a": 0}}}"#, &["unknown token"]);
     refused(
         r#"{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a  a"]}}"#,
         &["two tokens"],
     );
+    let special = r#"{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0}}}"#;
+    refused(special, &["dropout of 0.5"]);
+    if !cfg!(feature = "general") {
+        return;
+    }
+    refused(r#"{"model": {"type": "New", "vocab": {"a": 0}}}"#, &["unknown token"]);
     let merge = r#"{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}"#;
     refused(merge, &["the library"]);
     let model = r#"{"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}"#;
@@ -311,7 +316,8 @@ fn changed_files_are_errors_or_tokenizers() {
             }
         }
     }
-    assert!(opened > 100 && refused > 100, "{opened} opened, {refused} refused");
+    // Fewer are tokenizers where only the fast engines take them.
+    assert!(opened > 50 && refused > 100, "{opened} opened, {refused} refused");
 }
 
 fn use_it(tokenizer: &HuggingFace, texts: &Value) {

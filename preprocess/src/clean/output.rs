@@ -163,11 +163,12 @@ impl Kept {
         Ok(Kept { sinks, bounds, seed: split.seed })
     }
 
-    /// Where a document goes by the hash of its text. Equal texts go to one file, and a text goes to
-    /// the same one in whatever company: no validation text gets into the training set when a corpus
-    /// grows or its order changes.
+    /// Where a document goes by the hash of its text. Equal texts go to one file, and a text goes
+    /// to the same one in whatever company: no validation text gets into the training set when a
+    /// corpus grows or its order changes.
     pub(super) fn sink_of(&mut self, hash: u128) -> &mut Sink {
-        let draw = scatter(self.seed ^ hash as u64).wrapping_add((hash >> 64) as u64); // fits: folded
+        let (low, high) = (hash as u64, (hash >> 64) as u64); // fits: both halves are taken
+        let draw = scatter(self.seed ^ low).wrapping_add(high);
         let draw = u128::from(scatter(draw));
         let nth = self.bounds.partition_point(|bound| *bound <= draw);
         &mut self.sinks[nth]

@@ -1,5 +1,5 @@
-//! MB of text per second of one core's time, by the tokenizers that cut text into words: jieba's words
-//! alone, then the ids of a tokenizer. What it compares with is in `peers/`.
+//! MB of text per second of one core's time, by the tokenizers that cut text into words: jieba's
+//! words alone, then the ids of a tokenizer. What it compares with is in `peers/`.
 //!
 //! `cargo bench -p preprocess --bench words -- CORPUS.jsonl [KIND VOCAB [OUT]]`
 //!

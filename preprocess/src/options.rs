@@ -9,8 +9,8 @@ use crate::{InputOptions, TokenizerSpec};
 /// What to turn into what. Start from [`Options::new`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Files, folders, patterns and pipes, in the order in which their documents are written. `-` is
-    /// standard input.
+    /// Files, folders, patterns and pipes, in the order in which their documents are written. `-`
+    /// is standard input.
     pub inputs: Vec<String>,
     /// How they are read. Default: as each is named.
     pub input: InputOptions,

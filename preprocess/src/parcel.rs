@@ -1,5 +1,5 @@
-//! What travels round the pipeline: whole documents of an input on the way out, their tokens on the way
-//! back. A parcel is filled again when it returns, so that after the first round nothing is
+//! What travels round the pipeline: whole documents of an input on the way out, their tokens on the
+//! way back. A parcel is filled again when it returns, so that after the first round nothing is
 //! allocated.
 
 use std::mem;

@@ -43,8 +43,9 @@ const LINE_BYTES_MAX: u64 = 1 << 30;
 ///
 /// Documents are written in the order of the input, and the files are the same bytes for every
 /// number of workers, however often the run was interrupted and gone on with. All options, inputs
-/// and outputs are checked before any work. `progress` is called once before, and then after every few megabytes. If
-/// standard input is an input and the run fails, a thread may stay behind that waits for it.
+/// and outputs are checked before any work. `progress` is called once before, and then after every
+/// few megabytes. If standard input is an input and the run fails, a thread may stay behind that
+/// waits for it.
 ///
 /// # Errors
 /// The first bad line in the order of the input as [`Error::BadLine`]; [`Error::BadOption`],

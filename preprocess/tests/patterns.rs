@@ -145,10 +145,10 @@ fn every_character() {
 #[test]
 fn random_texts() {
     let mut random = Random::new(print_seed("random_texts", 0x5eed_0008));
-    let few: Vec<char> =
-        "aaB Cst'' \n\r\t12.,/!-中，。あー・ゝéÉʰǅß\u{301}\u{489}\u{17f}\u{212a}\u{a0}\u{3000}\u{85}\u{200d}\u{1}½😀"
-            .chars()
-            .collect();
+    let few: Vec<char> = "aaB Cst'' \n\r\t12.,/!-中，。あー・ゝéÉʰǅß\u{301}\
+         \u{489}\u{17f}\u{212a}\u{a0}\u{3000}\u{85}\u{200d}\u{1}½😀"
+        .chars()
+        .collect();
     let all = all();
     for _ in 0..3000 {
         let dense: String = (0..random.below(60)).map(|_| *random.pick(&few)).collect();

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Random, print_seed};
 
@@ -86,7 +86,6 @@ fn fifty_kills_change_no_byte() {
     while kills < 50 {
         let out = format!("out{round}");
         round += 1;
-        let begin = Instant::now();
         let arguments = ["--resume", "--commit-interval", "1ms", "--block-bytes", "20000"];
         // Each time it lives a little longer, so that it comes to its end however slow it is.
         let mut life_us = 1_000;
@@ -102,7 +101,7 @@ fn fifty_kills_change_no_byte() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), None, "not killed, but failed: {said}");
             kills += 1;
-            assert!(begin.elapsed() < Duration::from_secs(100), "it never comes to its end");
+            assert!(life_us < 60_000_000, "it never comes to its end");
         }
         assert_eq!(files(&run.folder.path().join(&out)), due, "after {kills} kills");
     }

@@ -267,7 +267,8 @@ fn walk(folder: &Path, below: &str, kinds: &[&str], found: &mut Vec<Source>) {
     for entry in entries {
         let name = entry.file_name().into_string().unwrap();
         let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
-        let built = ["target", "demo-run", "node_modules", "golden", "corpus", "artifacts"].contains(&name.as_str());
+        let made = ["target", "demo-run", "node_modules", "golden", "corpus", "artifacts"];
+        let built = made.contains(&name.as_str());
         let hidden = name.starts_with('.') && name != ".ci" && name != ".cargo";
         if entry.file_type().unwrap().is_dir() {
             if !built && !hidden && !name.starts_with("target-") {

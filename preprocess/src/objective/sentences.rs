@@ -80,8 +80,8 @@ impl Splitter {
         Ok(Splitter { rule: Rule::Separator(separator.to_owned()) })
     }
 
-    /// Clears `out` and fills it with the sentences of a text, none of them empty, as byte ranges in
-    /// their order.
+    /// Clears `out` and fills it with the sentences of a text, none of them empty, as byte ranges
+    /// in their order.
     pub fn split(&self, text: &str, out: &mut Vec<Range<usize>>) {
         out.clear();
         match &self.rule {

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Where the cuts are depends on the document's number and the seed alone: not on the order of the
-//! work, not on what came before. [`corrupt`] is all of it; [`choose_spans`] and [`lay_out`] are its
-//! halves.
+//! work, not on what came before. [`corrupt`] is all of it; [`choose_spans`] and [`lay_out`] are
+//! its halves.
 
 use std::fmt;
 
@@ -167,8 +167,8 @@ pub fn corrupt(
 /// Their number and sum are the original's, where Python's `round` takes halves to the even side.
 /// Of all ways to cut that many kept and that many hidden tokens into that many pieces, none of
 /// them empty, each is as likely as the other; the original's choice cannot be had again, because
-/// it depends on which process took which document. Ours is drawn from `SplitMix64`, which starts at
-/// the mix of the seed and the mixed document number.
+/// it depends on which process took which document. Ours is drawn from `SplitMix64`, which starts
+/// at the mix of the seed and the mixed document number.
 pub fn choose_spans(tokens: u32, document: u64, config: &SpanConfig, spans: &mut Vec<Span>) {
     let noise = (f64::from(tokens) * config.density).round_ties_even();
     let noise = (noise as u32).clamp(1, tokens - 1);

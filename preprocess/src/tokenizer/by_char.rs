@@ -2,12 +2,12 @@
 //!
 //! Nearly every character begins a token. So its own tokens are read from a table, and what remains
 //! is to ask whether the last token before it and its first may stand side by side: whether the two
-//! alone, merged as a text, remain the two. If every two neighbours of a row of tokens may, and each
-//! is what its bytes are merged into, then the row is what the text is merged into. For suppose
-//! that merging crosses a border of the row, and take the first merge that does. Until then nothing
-//! has crossed any border, so that the two tokens of this one have been merged as they would be
-//! alone, and the next merge would cross their border there as well. In the same way every two
-//! neighbours in a text that has been merged may stand side by side.
+//! alone, merged as a text, remain the two. If every two neighbours of a row of tokens may, and
+//! each is what its bytes are merged into, then the row is what the text is merged into. For
+//! suppose that merging crosses a border of the row, and take the first merge that does. Until then
+//! nothing has crossed any border, so that the two tokens of this one have been merged as they
+//! would be alone, and the next merge would cross their border there as well. In the same way every
+//! two neighbours in a text that has been merged may stand side by side.
 
 use super::merge::{Merger, SHORT_BYTES_MAX, Scratch};
 
@@ -69,8 +69,8 @@ impl ByChar {
         piece.len() > 3 && matches!(piece[0], 0xe3..=0xe9)
     }
 
-    /// Appends the ids of a piece. False: nothing, for more characters than make a short piece would
-    /// have to be merged as one.
+    /// Appends the ids of a piece. False: nothing, for more characters than make a short piece
+    /// would have to be merged as one.
     pub(super) fn merge(
         &self,
         merger: &Merger,

@@ -1,7 +1,8 @@
 //! A trie in one array of eight-byte units: a step to a child is one load and one comparison.
 //!
 //! The children of a node stand at its base plus their label, interleaved with those of others; a
-//! unit keeps its label, and no two nodes share a base, so a unit with the right label is the child.
+//! unit keeps its label, and no two nodes share a base, so a unit with the right label is the
+//! child.
 
 /// Units that a base can point to.
 pub(super) const UNITS_MAX: usize = 1 << 24;
@@ -9,8 +10,8 @@ pub(super) const UNITS_MAX: usize = 1 << 24;
 /// Values that a unit can carry, none among them.
 pub(super) const VALUES_MAX: usize = 1 << 24;
 
-/// Words of 64 bases each that are tried for a node before all of them are given up for its like. It
-/// bounds the time for keys that were made to fit nowhere.
+/// Words of 64 bases each that are tried for a node before all of them are given up for its like.
+/// It bounds the time for keys that were made to fit nowhere.
 const TRIES_MAX: usize = 512;
 
 /// The array. Labels are 1 to 65,535, values 1 to `VALUES_MAX - 1`.

@@ -298,7 +298,8 @@ impl Pairs {
 
     /// Rank, left and right of every pair.
     fn iter(&self) -> impl Iterator<Item = (u32, u32, u32)> {
-        let id = |slot: u64, shift: u32| ((slot >> shift) & ID_LIMIT as u64) as u32; // fits: 21 bits
+        // fits: 21 bits
+        let id = |slot: u64, shift: u32| ((slot >> shift) & ID_LIMIT as u64) as u32;
         self.slots.iter().filter(|&&slot| slot != EMPTY).map(move |&slot| {
             let rank = (slot & (RANK_LIMIT as u64 - 1)) as u32; // fits: 22 bits
             (rank, id(slot, ID_BITS + RANK_BITS), id(slot, RANK_BITS))

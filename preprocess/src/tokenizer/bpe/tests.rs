@@ -12,10 +12,10 @@ fn from_ranks(tokens: &[(Vec<u8>, u32)], pattern: Pattern) -> Result<Bpe, Unfit>
 
 /// Random text from few characters, so that all that a pattern tells apart meets.
 fn soup(state: &mut u64, chars: usize) -> String {
-    let few: Vec<char> =
-        "aab BCsStTlLeE''''  \n\n\r\t123.,/!-中国的，。あー・éÉʰǅß\u{301}\u{17f}\u{a0}\u{3000}\u{200d}\u{1}½😀"
-            .chars()
-            .collect();
+    let few: Vec<char> = "aab BCsStTlLeE''''  \n\n\r\t123.,/!-中国的，。あー・éÉʰǅß\u{301}\
+         \u{17f}\u{a0}\u{3000}\u{200d}\u{1}½😀"
+        .chars()
+        .collect();
     let mut next = || {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (*state >> 33) as usize

@@ -62,7 +62,8 @@ impl HuggingFace {
     ///
     /// # Errors
     /// [`crate::Error::BadOption`] for a spec without a model or with an end of document that is no
-    /// token, [`crate::Error::BadVocab`] for a file that is no tokenizer, [`crate::Error::Storage`].
+    /// token, [`crate::Error::BadVocab`] for a file that is no tokenizer,
+    /// [`crate::Error::Storage`].
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
         let folder = folder::Folder::of(spec)?;
         let (name, text) = folder.read_tokenizer()?;

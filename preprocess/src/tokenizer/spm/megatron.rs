@@ -222,7 +222,10 @@ impl Tokenizer for Megatron {
             Flavor::Core => {
                 return json!({
                     "class":
-                        "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
+                        concat!(
+                            "megatron.core.tokenizers.text.models.default_tokenizer.",
+                            "DefaultTokenizerText"
+                        ),
                     "tokenizer_path": self.path,
                     "legacy": "False",
                     "special_tokens": "None",

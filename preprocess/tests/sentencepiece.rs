@@ -212,6 +212,36 @@ fn open_bytes(model: &[u8]) -> Result<Arc<dyn Tokenizer>> {
     open("sentencepiece", path.to_str().unwrap())
 }
 
+/// Where the sum of scores is beyond 100000 the library begins again at 0, and words after it are
+/// cut as if the text began there.
+#[test]
+fn sums_begin_again_where_the_librarys_do() {
+    let scores = [("x", -30000.0), ("a", -0.5), ("b", -0.5001), ("ab", -1.001), ("xa", -30000.5)];
+    let pieces = scores.iter().map(|&(text, score)| piece(text, score, 1));
+    let mut model = [piece("<unk>", 0.0, 2), piece("\u{2581}", -1.0, 1)].concat();
+    model.extend(pieces.chain([piece("y", 50000.0, 1)]).flatten());
+    let tokenizer = open_bytes(&model).unwrap();
+    let mut encoder = tokenizer.encoder();
+    let cases: [(&str, &[u32]); 7] = [
+        ("ab", &[1, 3, 4]),
+        ("xxxab", &[1, 2, 2, 2, 5]),
+        ("xxxxab", &[1, 2, 2, 2, 6, 4]),
+        ("yyyab", &[1, 7, 7, 7, 3, 4]),
+        ("xabxabxabxabxabxab", &[1, 6, 4, 2, 5, 2, 5, 6, 4, 6, 4, 2, 5]),
+        (
+            "x ab x ab x ab x ab x ab",
+            &[1, 2, 1, 3, 4, 1, 2, 1, 5, 1, 2, 1, 5, 1, 2, 1, 3, 4, 1, 2, 1, 3, 4],
+        ),
+        ("ab zzz ab zzz ab zzz ab", &[1, 3, 4, 1, 0, 1, 5, 1, 0, 1, 5, 1, 0, 1, 3, 4]),
+    ];
+    // Twice, for what is remembered must change nothing.
+    for (text, due) in cases.iter().chain(&cases) {
+        let mut ids = Vec::new();
+        encoder.encode(text, &mut ids);
+        assert_eq!(ids, *due, "{text:?}");
+    }
+}
+
 /// Whatever is done to a model, it is refused or works.
 #[test]
 fn damaged_models_never_panic() {

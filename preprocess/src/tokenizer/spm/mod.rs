@@ -184,12 +184,13 @@ fn lookup<'a>(matched: impl Iterator<Item = &'a Matched>) -> Trie {
 }
 
 /// Unused pieces are left out. To the library a user-defined piece scores a tenth for each byte
-/// after its first, whatever the file says, which is more than any piece in use.
+/// after its first, whatever the file says, which is more than any piece in use. All scores are
+/// 32-bit floats.
 fn unigram(model: &Model<'_>, matched: &[Matched]) -> Unigram<f32> {
     let normal = model.pieces.iter().filter(|piece| piece.kind == PieceKind::Normal);
     let score_min = normal.map(|piece| piece.score).fold(f32::MAX, f32::min);
     let scores = model.pieces.iter().map(|piece| match piece.kind {
-        PieceKind::UserDefined => piece.text.len() as f64 * 0.1 - 0.1,
+        PieceKind::UserDefined => f64::from((0.1 * (piece.text.len() as f64 - 1.0)) as f32),
         _ => f64::from(piece.score),
     });
     let used = matched.iter().filter(|it| model.pieces[it.id as usize].kind != PieceKind::Unused);

@@ -3,7 +3,11 @@
 //!
 //! The library adds 32-bit floats from the first byte of a text to its last, so what has been added
 //! before a word decides how the sums of the word are rounded, and now and then which of two nearly
-//! equal ways wins. We add the same numbers in the same order. Two things make that fast:
+//! equal ways wins. Since its release 0.2.2 it also starts anew: where the best sum before a
+//! character is further from 0 than [`Sum::MAX`] that sum is taken off, there and from the sums
+//! that are already known behind it. (Releases before that went on adding, and compared sums
+//! unrounded with rounded ones; they cut some words of long texts differently.) We add and take off
+//! the same numbers in the same order. Two things make that fast:
 //!
 //! A text is cut where no piece reaches across ([`super::joins`]). Every way passes there, so the
 //! best way to the cut is the beginning of the best way to anywhere after it, and its sum is all
@@ -16,10 +20,11 @@
 //! the true difference by at most `n * m * 2^-23`. If the gap is more than that now and more than
 //! that again at another starting sum, then the same way wins there. That bounds the starting sum
 //! ([`BestPath::start_max`]) up to which the part may be taken from memory; its scores are then
-//! added one by one as if it had been computed.
+//! added one by one as if it had been computed. No sum may be taken off in between, neither now nor
+//! then: the starting sum is also at least `n` scores and `n` roundings short of where that begins.
 //!
-//! Hugging Face's `Unigram` adds 64-bit floats, and its unknown character costs 10 less than the
-//! least of all scores, those of control pieces among them.
+//! Hugging Face's `Unigram` adds 64-bit floats and never starts anew, and its unknown character
+//! costs 10 less than the least of all scores, those of control pieces among them.
 
 use super::joins::char_at;
 use super::trie::Trie;
@@ -31,6 +36,8 @@ const UNKNOWN_PENALTY: f64 = 10.0;
 pub(crate) trait Sum: Copy + std::fmt::Debug + Default + Send + Sync + 'static {
     /// A unit in the last place is at most this part of a number.
     const UNIT: f64;
+    /// Where the best sum is further from 0 it starts anew.
+    const MAX: f64;
     /// Rounds.
     fn round(value: f64) -> Self;
     fn wide(self) -> f64;
@@ -38,6 +45,7 @@ pub(crate) trait Sum: Copy + std::fmt::Debug + Default + Send + Sync + 'static {
 
 impl Sum for f32 {
     const UNIT: f64 = 1.0 / (1_u64 << 23) as f64;
+    const MAX: f64 = 100_000.0;
 
     fn round(value: f64) -> Self {
         value as f32
@@ -50,6 +58,7 @@ impl Sum for f32 {
 
 impl Sum for f64 {
     const UNIT: f64 = 1.0 / (1_u64 << 52) as f64;
+    const MAX: f64 = f64::INFINITY;
 
     fn round(value: f64) -> Self {
         value
@@ -64,6 +73,7 @@ impl Sum for f64 {
 #[derive(Debug)]
 pub(crate) struct Unigram<S> {
     trie: Trie,
+    piece_bytes_max: usize,
     /// By id; the scores of user-defined pieces are what the library makes of their lengths.
     scores: Vec<f64>,
     unk: u32,
@@ -112,11 +122,13 @@ impl<S: Sum> Unigram<S> {
     ) -> Self {
         let unk_score = S::round(score_min - UNKNOWN_PENALTY).wide();
         let score_abs_max = scores.iter().fold(unk_score.abs(), |max, score| max.max(score.abs()));
+        let piece_bytes_max = pieces.iter().map(|(piece, _)| piece.len()).max().unwrap_or(1);
+        let trie = Trie::new(pieces);
         let sums = std::marker::PhantomData;
-        Unigram { trie: Trie::new(pieces), scores, unk, unk_score, score_abs_max, sums }
+        Unigram { trie, piece_bytes_max, scores, unk, unk_score, score_abs_max, sums }
     }
 
-    /// The sum after one piece more.
+    /// The sum after one piece more, if none is taken off.
     #[inline]
     pub(crate) fn add(&self, sum: S, id: u32) -> S {
         S::round(sum.wide() + self.scores[id as usize])
@@ -143,7 +155,10 @@ impl<S: Sum> Unigram<S> {
         best.sum = nodes[part.len()].sum;
         let roundings = f64::from(char_count + 1_u32) * S::UNIT;
         let spread = f64::from(char_count) * self.score_abs_max;
-        let start_max = f64::from(gap) / roundings - sum.wide().abs() - 2.0 * spread;
+        let same_way_max = f64::from(gap) / roundings - sum.wide().abs() - 2.0 * spread;
+        let goes_on_max = S::MAX * (1.0 - roundings) - spread;
+        let goes_on = sum.wide().abs() <= goes_on_max;
+        let start_max = if goes_on { same_way_max.min(goes_on_max) } else { -1.0 };
         // Both conversions of a gap and this one are together less than the one rounding too many.
         best.start_max = start_max as f32;
     }
@@ -152,6 +167,9 @@ impl<S: Sum> Unigram<S> {
     #[inline]
     fn extend(&self, part: &[u8], start: usize, nodes: &mut [Node<S>]) -> usize {
         let (_, next) = char_at(part, start);
+        if nodes[start].sum.wide().abs() > S::MAX {
+            self.start_anew(start, nodes);
+        }
         let here = nodes[start].sum.wide();
         let mut char_is_known = false;
         let mut state = self.trie.root();
@@ -167,6 +185,16 @@ impl<S: Sum> Unigram<S> {
             nodes[next].offer(here + self.unk_score, start, self.unk);
         }
         next
+    }
+
+    /// Takes the sum at a place off, there and wherever a piece from before it ends.
+    #[cold]
+    fn start_anew(&self, start: usize, nodes: &mut [Node<S>]) {
+        let sum = nodes[start].sum.wide();
+        let ends = nodes[start..].iter_mut().take(self.piece_bytes_max);
+        for node in ends.filter(|node| node.start != NONE) {
+            node.sum = S::round(node.sum.wide() - sum);
+        }
     }
 }
 

@@ -94,9 +94,18 @@ impl Builder {
     pub fn create_draft(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
         drop(store.create(&idx_key, 0)?);
+        let outline_key = prefix.with_suffix(OUTLINE)?;
         let bin = store.create_draft(&bin_key)?;
-        let outline = Outline::create(store, prefix.with_suffix(OUTLINE)?)?;
-        Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline))
+        // An outline without its tokens is what a run left that was killed when it was done.
+        let cleared = store.discard_draft(&outline_key).map_err(Error::from);
+        match cleared.and_then(|()| Outline::create(store, outline_key)) {
+            Ok(outline) => Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline)),
+            Err(error) => {
+                drop(bin);
+                store.discard_draft(&bin_key)?;
+                Err(error)
+            }
+        }
     }
 
     /// Goes on from where a builder of drafts was synced.
@@ -139,9 +148,15 @@ impl Builder {
     /// after one with success when nobody needs to resume any more.
     ///
     /// # Errors
-    /// [`Error::Storage`].
+    /// [`Error::Storage`]; [`storage::Error::Locked`] if another process writes them.
     pub fn discard_drafts(store: &dyn Storage, prefix: &Key) -> Result<()> {
-        store.discard_draft(&prefix.with_suffix(".bin")?)?;
+        let bin_key = prefix.with_suffix(".bin")?;
+        // Held until both are gone.
+        let _bin = match store.resume_draft(&bin_key, Mark::default()) {
+            Err(storage::Error::NotFound { .. }) => None,
+            outcome => Some(outcome?),
+        };
+        store.discard_draft(&bin_key)?;
         Ok(store.discard_draft(&prefix.with_suffix(OUTLINE)?)?)
     }
 
@@ -155,6 +170,12 @@ impl Builder {
     #[must_use]
     pub fn token_count(&self) -> u64 {
         self.outline.counts().tokens
+    }
+
+    /// Whether an earlier process had finished its `.bin`, so that nothing may be added.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        matches!(self.bin, Bin::Finished(_))
     }
 
     /// Makes all documents so far durable. They are still invisible.
@@ -297,7 +318,8 @@ impl Builder {
     /// # Errors
     /// [`Error::UnendedDocument`], [`Error::Storage`]: neither file exists then, unless it is
     /// [`Error::LeftBehind`], which names the one that does. Only a crash between the two can leave
-    /// a `.bin` alone, which [`Builder::create`] then refuses by that name.
+    /// a `.bin` alone, which [`Builder::create`] then refuses by that name. What a builder of drafts
+    /// was synced with is never taken back: its `.bin` stays, and [`Builder::resume`] takes it up.
     pub fn finish(self) -> Result<Built> {
         self.check_ended()?;
         self.finish_with(Documents::AsEnded)
@@ -324,13 +346,14 @@ impl Builder {
         };
         self.write_idx(idx.as_mut(), documents)?;
         // Both are whole by now: what can still fail is to make them durable and visible.
-        let bin = match self.bin {
-            Bin::Upload(upload) => upload.finish()?,
-            Bin::Draft(draft) => draft.finish()?,
-            Bin::Finished(entry) => entry,
+        let (bin, can_resume) = match self.bin {
+            Bin::Upload(upload) => (upload.finish()?, false),
+            Bin::Draft(draft) => (draft.finish()?, true),
+            Bin::Finished(entry) => (entry, true),
         };
         let idx = match idx.finish() {
             Ok(idx) => idx,
+            Err(source) if can_resume => return Err(source.into()),
             Err(source) => {
                 let bin_key = self.prefix.with_suffix(".bin")?;
                 return Err(match self.store.delete(&bin_key) {

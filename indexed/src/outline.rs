@@ -148,6 +148,11 @@ impl Outline {
             self.side = match store.create_draft(&key) {
                 Ok(draft) => Side::Draft { store, key, draft, keep: false },
                 Err(storage::Error::Unsupported { .. }) => Side::MemoryForGood,
+                // Of a writer that was killed; one that is at work holds it.
+                Err(storage::Error::Exists { .. }) => {
+                    let draft = store.resume_draft(&key, Mark::default())?;
+                    Side::Draft { store, key, draft, keep: false }
+                }
                 Err(error) => return Err(error.into()),
             };
         }

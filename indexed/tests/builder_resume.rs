@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use indexed::{Builder, BuilderMark, Dtype};
-use storage::sim::{Faults, SimStore};
+use storage::sim::{Fail, Faults, SimStore};
 use storage::{Key, Storage, read_all};
 
 /// Documents of one sequence, of several, and of none.
@@ -67,6 +67,38 @@ fn a_crash_anywhere_changes_no_byte() {
             built.idx.verify(&*after, &Key::root()).unwrap();
             Builder::discard_drafts(&*after, &prefix).unwrap();
             assert_eq!(after.names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+        }
+    }
+}
+
+/// What was synced outlives every failure of the end: the `.bin` too, if the `.idx` fails.
+#[test]
+fn a_failure_of_the_end_loses_nothing() {
+    let prefix = Key::new("a").unwrap();
+    let due = expected(&prefix);
+    let begin = |sim: &SimStore| {
+        let store: Arc<dyn Storage> = Arc::new(sim.clone());
+        let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
+        add(&mut builder, 0..60);
+        let mark = builder.sync().unwrap();
+        (store, builder, mark)
+    };
+    let sim = SimStore::new(1, Faults::default());
+    let (_, builder, _) = begin(&sim);
+    let first = sim.op_count();
+    builder.finish().unwrap();
+    for op in first..sim.op_count() {
+        for how in [Fail::Io, Fail::NoSpace, Fail::Denied] {
+            let sim = SimStore::new(1, Faults::default());
+            let (store, builder, mark) = begin(&sim);
+            sim.fail_op(op, how);
+            if builder.finish().is_ok() {
+                continue;
+            }
+            let builder = Builder::resume(&store, &prefix, Dtype::U16, &mark)
+                .unwrap_or_else(|error| panic!("{how:?} at operation {op}: {error}"));
+            builder.finish().unwrap();
+            assert_eq!(files(&*store, &prefix), due, "{how:?} at operation {op}");
         }
     }
 }

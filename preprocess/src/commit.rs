@@ -11,6 +11,7 @@ use crate::documents::{Bad, Tally};
 use crate::input::Input;
 use crate::journal::{Journal, Left, Record};
 use crate::json::Fault;
+use crate::leftovers::{MANIFEST, discard, discard_drafts, refuse_existing, take_back};
 use crate::outputs::{OutputPlan, Outputs};
 use crate::parcel::{Parcel, Stop};
 use crate::report::{Output, Stages};
@@ -31,8 +32,6 @@ pub(crate) struct Commit {
     store: Arc<dyn Storage>,
     plans: Vec<OutputPlan>,
     builders: Vec<Builder>,
-    /// Files that are visible already.
-    finished: Vec<Key>,
     journal: Journal,
     commit_every: Duration,
     committed: Instant,
@@ -65,6 +64,8 @@ impl Commit {
         let journal_key = plans[0].prefix.with_suffix(".journal")?;
         let run = describe(options, &plans, tokenizer, inputs);
         if options.interrupted == Interrupted::Restart {
+            // Before anything goes: what is finished already is not overwritten.
+            refuse_existing(store.as_ref(), &plans, options.interrupted)?;
             discard(store.as_ref(), &plans, &journal_key)?;
         }
         let left = match options.interrupted {
@@ -80,8 +81,10 @@ impl Commit {
                 Commit::go_on(&store, plans, journal, record)?
             }
             Some(Left { mut journal, record: None }) => {
+                // Held until all is gone.
+                discard_drafts(store.as_ref(), &plans)?;
                 journal.discard()?;
-                discard(store.as_ref(), &plans, &journal_key)?;
+                drop(journal);
                 Commit::anew(&store, plans, journal_key, &run)?
             }
             None => Commit::anew(&store, plans, journal_key, &run)?,
@@ -107,9 +110,23 @@ impl Commit {
         })?;
         let mut builders = Vec::new();
         for OutputPlan { prefix, dtype, .. } in &plans {
-            // What is left without a journal is of no use to anybody.
-            Builder::discard_drafts(store.as_ref(), prefix)?;
-            builders.push(Builder::create_draft(store, prefix, *dtype)?);
+            let error = match Builder::create_draft(store, prefix, *dtype) {
+                Ok(builder) => {
+                    builders.push(builder);
+                    continue;
+                }
+                // Drafts without our journal are of a run with other keys.
+                Err(indexed::Error::Storage(storage::Error::Exists { what })) => {
+                    Error::WasInterrupted { what }
+                }
+                Err(error) => error.into(),
+            };
+            let ours = &plans[..builders.len()];
+            drop(builders);
+            if let Err(error) = take_back(store.as_ref(), ours, journal) {
+                log::warn!("something of a failed run is left: {error}");
+            }
+            return Err(error);
         }
         Ok(Commit::new(store, plans, builders, journal))
     }
@@ -150,7 +167,6 @@ impl Commit {
             store: Arc::clone(store),
             plans,
             builders,
-            finished: Vec::new(),
             journal,
             commit_every: Duration::ZERO,
             committed: Instant::now(),
@@ -168,7 +184,11 @@ impl Commit {
 
     /// Where the first parcel begins: an input, and bytes into it.
     pub(crate) fn place(&self) -> (usize, u64) {
-        self.place
+        // A file that is finished holds all: what an input has grown by since then comes too late.
+        match self.builders.iter().any(Builder::is_finished) {
+            true => (self.inputs.len(), 0),
+            false => self.place,
+        }
     }
 
     /// Writes the documents of the next parcel, or fails as it says.
@@ -252,10 +272,10 @@ impl Commit {
 
     /// After a failure: what somebody can go on with stays, all else goes.
     pub(crate) fn give_up(self) -> bool {
-        let Commit { store, plans, builders, finished, journal, .. } = self;
+        let Commit { store, plans, builders, journal, .. } = self;
         drop(builders);
         let keep = journal.has_record;
-        if !keep && let Err(error) = take_back(store.as_ref(), &plans, &finished, journal) {
+        if !keep && let Err(error) = take_back(store.as_ref(), &plans, journal) {
             log::warn!("something of a failed run is left: {error}");
         }
         keep
@@ -279,10 +299,8 @@ impl Commit {
         tokenizer: &dyn Tokenizer,
         start: Instant,
     ) -> Result<Report> {
-        // So that a failure from here on, as of a full disk, costs nothing.
-        if self.journal.has_record {
-            self.commit(start)?;
-        }
+        // So that a failure or a kill from here on costs nothing, whichever file it is at.
+        self.commit(start)?;
         let mut outputs = Vec::new();
         let (mut sequences, mut tokens) = (0, 0);
         for (plan, builder) in self.plans.iter().zip(std::mem::take(&mut self.builders)) {
@@ -290,23 +308,18 @@ impl Commit {
                 true => builder.finish()?,
                 false => builder.finish_without_documents()?,
             };
-            for suffix in [".bin", ".idx"] {
-                self.finished.push(plan.prefix.with_suffix(suffix)?);
-            }
             sequences += built.sequences;
             tokens += built.tokens;
             let entry = self.write_manifest(plan, options, tokenizer, &built)?;
-            self.finished.push(plan.prefix.with_suffix(MANIFEST)?);
             let folder = plan.prefix.parent();
             for entry in [&built.bin, &built.idx, &entry] {
                 let key = folder.join(&entry.path)?;
                 outputs.push(Output::new(self.store.display(&key), entry));
             }
         }
-        for plan in &self.plans {
-            Builder::discard_drafts(self.store.as_ref(), &plan.prefix)?;
-        }
+        // The journal first: with a record and without its outlines nobody could go on.
         self.journal.discard()?;
+        discard_drafts(self.store.as_ref(), &self.plans)?;
         Ok(self.report(options, tokenizer, start, outputs, [sequences, tokens]))
     }
 
@@ -390,8 +403,6 @@ impl Commit {
     }
 }
 
-const MANIFEST: &str = ".manifest.json";
-
 fn add_all(builder: &mut Builder, encoded: &crate::documents::Encoded, ended: bool) -> Result<u64> {
     let item_bytes = builder.dtype().item_bytes() as usize; // fits: at most 8
     let (mut bytes, mut lens) = (encoded.bytes.as_slice(), encoded.lens.as_slice());
@@ -412,58 +423,6 @@ fn add_all(builder: &mut Builder, encoded: &crate::documents::Encoded, ended: bo
     Ok(tokens)
 }
 
-/// No output may exist. One that is complete is what a run that resumes was to make.
-fn refuse_existing(
-    store: &dyn Storage,
-    plans: &[OutputPlan],
-    interrupted: Interrupted,
-) -> Result<()> {
-    for OutputPlan { prefix, .. } in plans {
-        for suffix in [MANIFEST, ".bin", ".idx"] {
-            let key = prefix.with_suffix(suffix)?;
-            match store.open(&key) {
-                Err(storage::Error::NotFound { .. }) => {}
-                Err(error) => return Err(error.into()),
-                Ok(_) if suffix == MANIFEST && interrupted == Interrupted::Resume => {
-                    return Err(Error::Complete { what: store.display(&key) });
-                }
-                Ok(_) => {
-                    return Err(storage::Error::Exists { what: store.display(&key) }.into());
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Removes all that a run has made.
-fn take_back(
-    store: &dyn Storage,
-    plans: &[OutputPlan],
-    finished: &[Key],
-    mut journal: Journal,
-) -> Result<()> {
-    for OutputPlan { prefix, .. } in plans {
-        Builder::discard_drafts(store, prefix)?;
-    }
-    for key in finished {
-        store.delete(key)?;
-    }
-    journal.discard()
-}
-
-/// Removes what an interrupted run left, unless it is at work.
-fn discard(store: &dyn Storage, plans: &[OutputPlan], journal: &Key) -> Result<()> {
-    match store.resume_draft(journal, storage::Mark::default()) {
-        Ok(_) | Err(storage::Error::NotFound { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
-    for OutputPlan { prefix, .. } in plans {
-        Builder::discard_drafts(store, prefix)?;
-    }
-    Ok(store.discard_draft(journal)?)
-}
-
 /// All that decides what is written. The length of an input is not among it: a bad line may be
 /// mended before the run goes on.
 fn describe(
@@ -482,9 +441,17 @@ fn describe(
         "empty_documents": format!("{:?}", options.empty_documents),
         "bad_lines": format!("{:?}", options.on_bad_line),
         "objective": format!("{:?}", options.objective),
+        "input_format": format!("{:?}", options.input.format),
+        "text": format!("{:?}", options.input.text),
+        "shard_of_bytes": shard_of_bytes(options, inputs),
         "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
         "inputs": names,
     })
+}
+
+/// What the shares are shares of: if it changes they begin and end elsewhere.
+fn shard_of_bytes(options: &Options, inputs: &[Input]) -> Option<u64> {
+    options.shard.and_then(|_| inputs.iter().map(|input| input.stored_bytes).sum())
 }
 
 fn dtype_name(dtype: Dtype) -> &'static str {

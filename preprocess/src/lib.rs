@@ -16,6 +16,7 @@ mod estimate;
 mod input;
 mod journal;
 mod json;
+mod leftovers;
 mod long;
 pub mod objective;
 mod options;

@@ -78,7 +78,7 @@ impl Outputs {
 
 impl OutputPlan {
     pub(crate) fn describe(&self) -> Value {
-        json!({ "prefix": self.prefix.as_str(), "dtype": self.dtype.code() })
+        json!({ "prefix": self.prefix.as_str(), "key": self.key, "dtype": self.dtype.code() })
     }
 }
 

@@ -86,7 +86,9 @@ fn fifty_kills_change_no_byte() {
     while kills < 50 {
         let out = format!("out{round}");
         round += 1;
-        let arguments = ["--resume", "--commit-interval", "1ms", "--block-bytes", "20000"];
+        // With records, and without any before its end.
+        let interval = ["1ms", "60min"][round % 2];
+        let arguments = ["--resume", "--commit-interval", interval, "--block-bytes", "20000"];
         // Each time it lives a little longer, so that it comes to its end however slow it is.
         let mut life_us = 1_000;
         loop {
@@ -156,6 +158,132 @@ fn a_second_writer_is_refused() {
         assert!(said.contains("another process") || said.contains("at work"), "{said}");
     }
     assert!(first.wait().unwrap().success(), "the first was disturbed");
+}
+
+/// The journal is that of the first key: a run of other keys has another.
+#[test]
+fn a_second_writer_of_other_keys_is_refused() {
+    let run = Run::new(6, 4000);
+    let due = run.due(&[]);
+    let arguments = ["--block-bytes", "2000", "--commit-interval", "1ms"];
+    let mut first = run.command("out", &arguments).spawn().unwrap();
+    let journal = run.folder.path().join("out/.p_text_document.journal.draft");
+    while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
+        sleep(Duration::from_millis(1));
+    }
+    for how in [&["--resume"][..], &["--restart"], &[]] {
+        let mut second = Command::new(env!("CARGO_BIN_EXE_preprocess"));
+        second.arg("--json-in").arg(&run.inputs[0]).args(["--json-keys", "title"]).args(how);
+        let second = second.arg("--out").arg(run.folder.path().join("out/p")).output().unwrap();
+        let said = String::from_utf8_lossy(&second.stderr);
+        assert_eq!(second.status.code(), Some(2), "{how:?}: {said}");
+        assert!(said.contains("another process") || said.contains("at work"), "{said}");
+    }
+    assert!(first.wait().unwrap().success(), "the first was disturbed");
+    assert_eq!(files(&run.folder.path().join("out")), due);
+}
+
+#[test]
+fn one_output_of_two_is_not_complete() {
+    let run = Run::new(7, 50);
+    run.due(&[]);
+    let due = run.folder.path().join("due");
+    for suffix in ["bin", "idx", "manifest.json"] {
+        fs::remove_file(due.join(format!("p_title_document.{suffix}"))).unwrap();
+    }
+    let output = run.command("due", &["--resume"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("p_text_document.manifest.json: exists already"), "{said}");
+}
+
+/// Leaves a run that has committed the first input and something of the last.
+fn interrupted(run: &Run) {
+    let last = &run.inputs[2];
+    let good = fs::read(last).unwrap();
+    fs::write(last, [&good[..], b"bad\n"].concat()).unwrap();
+    let arguments = ["--commit-interval", "1ms", "--block-bytes", "20000"];
+    assert_eq!(run.command("out", &arguments).status().unwrap().code(), Some(2));
+    fs::write(last, good).unwrap();
+}
+
+/// What was read of it is in the outputs, and is not what it holds now.
+#[test]
+fn an_input_that_became_shorter_is_refused() {
+    let run = Run::new(8, 1000);
+    let due = run.due(&[]);
+    interrupted(&run);
+    let good = fs::read(&run.inputs[2]).unwrap();
+    fs::write(&run.inputs[2], &good[..100]).unwrap();
+    let output = run.command("out", &["--resume"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("in2.jsonl: got a file of 100 bytes"), "{said}");
+    fs::write(&run.inputs[2], good).unwrap();
+    assert!(run.command("out", &["--resume"]).status().unwrap().success());
+    assert_eq!(files(&run.folder.path().join("out")), due);
+}
+
+#[test]
+fn other_rules_for_inputs_are_refused() {
+    let run = Run::new(9, 1000);
+    interrupted(&run);
+    for (flags, key) in
+        [(["--input-format", "jsonl"], "input_format"), (["--txt-separator", "blank-line"], "text")]
+    {
+        let output = run.command("out", &[&flags[..], &["--resume"]].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("'{key}' was ")), "{said}");
+    }
+}
+
+/// A mended line moves the bounds of all shares.
+#[test]
+fn a_shard_of_other_lengths_is_refused() {
+    let run = Run::new(10, 1000);
+    let [first, last] = [&run.inputs[0], &run.inputs[2]];
+    let good = fs::read(first).unwrap();
+    let half = good.len() / 2;
+    let line = half + good[half..].iter().position(|&byte| byte == b'\n').unwrap() + 1;
+    fs::write(first, [&good[..line], b"bad\n", &good[line..]].concat()).unwrap();
+    let command = |how: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_preprocess"));
+        command.arg("--json-in").args([first, last]).args(how).args(["--shard", "0/2"]);
+        command.args(["--commit-interval", "1ms", "--block-bytes", "20000", "--out"]);
+        command.arg(run.folder.path().join("out/p")).output().unwrap()
+    };
+    assert_eq!(command(&[]).status.code(), Some(2));
+    fs::write(first, good).unwrap();
+    let output = command(&["--resume"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("'shard_of_bytes' was "), "{said}");
+}
+
+/// Killed between the two files of an output, it goes on with what it had then.
+#[test]
+fn an_input_that_grew_too_late_is_left_out() {
+    let run = Run::new(11, 20);
+    let due = run.due(&[]);
+    let last = &run.inputs[2];
+    let good = fs::read(last).unwrap();
+    fs::write(last, [&good[..], b"bad\n"].concat()).unwrap();
+    let folder = run.folder.path().join("out");
+    let inputs = run.inputs.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
+    let mut options = preprocess::Options::new(inputs, folder.join("p").to_str().unwrap());
+    options.keys = vec!["text".to_owned(), "title".to_owned()];
+    options.append_eod = true;
+    options.block_bytes = Some(1);
+    options.commit_every = Duration::ZERO;
+    preprocess::run(&options, &mut |_| {}).unwrap_err();
+    let bin = due.iter().find(|(name, _)| name == "p_text_document.bin").unwrap();
+    fs::remove_file(folder.join(".p_text_document.bin.draft")).unwrap();
+    fs::write(folder.join(&bin.0), &bin.1).unwrap();
+    let more = b"{\"text\":\"a\",\"title\":\"b\"}\n";
+    fs::write(last, [&good[..], more].concat()).unwrap();
+    assert!(run.command("out", &["--resume"]).status().unwrap().success());
+    assert_eq!(files(&folder), due);
 }
 
 /// A bad line may be mended, and the run goes on from before it.

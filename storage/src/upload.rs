@@ -272,8 +272,12 @@ impl PosixUpload {
         disk.rename_new(&self.temporary, &self.path).map_err(|e| self.failed("name", e))?;
         let folder = folder_of(&self.path);
         if let Err(e) = disk.sync_dir(&folder) {
-            // Visible and perhaps not durable is neither of the two things that we promise.
-            let _ = disk.unlink(&self.path);
+            // Visible and perhaps not durable is neither of the two things that we promise. A draft
+            // is one again: it is what its writer goes on from.
+            let _ = match self.life {
+                Life::Removed => disk.unlink(&self.path),
+                Life::Kept { .. } => disk.rename_new(&self.path, &self.temporary),
+            };
             return Err(self.failed("sync the folder of", e));
         }
         Ok(())

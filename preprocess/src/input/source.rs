@@ -76,7 +76,15 @@ impl Source {
         let count = Arc::clone(&stored);
         let failed = |source| at_start(&input.name, source);
         let (bytes, decompressed) = match &input.place {
-            Place::Object { .. } => (Bytes::Object { object: input.object()?, at: offset }, false),
+            Place::Object { .. } => {
+                let object = input.object()?;
+                if object.len_bytes() < offset {
+                    let got = format!("a file of {} bytes", object.len_bytes());
+                    let due = format!("more than the {offset} read before");
+                    return Err(bad_input(&input.name, got, due));
+                }
+                (Bytes::Object { object, at: offset }, false)
+            }
             Place::Pipe(path) => {
                 stream(&input.name, File::open(path).map_err(failed)?, count, offset)?
             }

@@ -156,7 +156,9 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
 pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
     if !["gpt2", "GPT2BPETokenizer"].contains(&spec.kind.as_str()) {
         let got = format!("'{}'", spec.kind);
-        return Err(Error::BadOption { name: "tokenizer", got, due: "gpt2".to_owned() });
+        let due = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, wordpiece \
+                   or bert-cased";
+        return Err(Error::BadOption { name: "tokenizer", got, due: due.to_owned() });
     }
     match (&spec.vocab_file, &spec.merge_file) {
         (None, None) => Gpt2::built_in(),

@@ -1,5 +1,12 @@
-//! `tokenizer.json` of Hugging Face.
+//! A `tokenizer.json`: what is accepted encodes soundly.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::tokenize("hf", "tokenizer.json", data));
+use fuzz::{tokenize, tree};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+
+fuzz_target!(|file: &[u8]| tokenize("hf", "tokenizer.json", file));
+
+fuzz_mutator!(|data: &mut [u8], size: usize, size_max: usize, seed: u32| {
+    tree::mutate(data, size, size_max, seed)
+});

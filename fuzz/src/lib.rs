@@ -1,17 +1,60 @@
-//! What the fuzz targets share: files of hostile bytes, and uses of what readers make of them.
-//!
-//! A target passes if it returns: an error is what hostile bytes should give, and a panic, an
-//! overflow, an allocation beyond reason or an endless loop is what libFuzzer finds.
+//! What the targets share: files in memory, and what every tokenizer must hold to.
 
 #![forbid(unsafe_code)]
 
-use std::fs;
+mod memory;
+pub mod tree;
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use indexed::{Census, Format, ReadOptions, Source};
 use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
-use storage::{Key, Storage};
+use storage::Key;
+
+use crate::memory::Memory;
+
+/// A store in memory.
+pub type Store = Arc<dyn storage::Storage>;
+
+/// No target makes a file beyond this, whatever an index says.
+pub const FILE_BYTES_MAX: u64 = 1 << 14;
+
+/// Several scripts, marks, spaces, a long word, and characters that few vocabularies have.
+const SAMPLE: &str = "Hello,  world! It's 1234567.89 <s>[INST] I'll\t\r\n\n 你好，世界。 \u{3000}Ａ１ \
+    e\u{301}\u{327}é ﬁ Привет שלום \u{ac00}\u{1100}\u{1161} ไทย 👩‍👩‍👧 \u{10ffff}\0\u{feff}▁▁ </s> \
+    aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ";
+
+/// A key of our own choice.
+pub fn key(name: &str) -> Key {
+    Key::new(name).expect("a sound key")
+}
+
+/// A store with these files and no other.
+pub fn store_with(files: &[(&str, &[u8])]) -> Store {
+    Arc::new(Memory::new(files))
+}
+
+/// The bytes of a file that is there.
+pub fn bytes_of(store: &Store, name: &str) -> Vec<u8> {
+    storage::read_all(store.as_ref(), &key(name)).expect("a file that was written")
+}
+
+/// Tokens that differ from their neighbours.
+pub fn some_bytes(len: u64) -> Vec<u8> {
+    (0..len).map(|place| (place % 251) as u8).collect()
+}
+
+/// Writes a file that is read by its path, in a folder of this process; gives the path.
+pub fn file(name: &str, bytes: &[u8]) -> String {
+    let path = folder().join(name);
+    std::fs::write(&path, bytes).expect("room for a file");
+    path.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// Removes a file, so that a reader that writes can write it again.
+pub fn remove(name: &str) {
+    let _ = std::fs::remove_file(folder().join(name));
+}
 
 /// The folder of this process, in memory where there is such a place.
 fn folder() -> &'static PathBuf {
@@ -20,44 +63,17 @@ fn folder() -> &'static PathBuf {
         let shm = PathBuf::from("/dev/shm");
         let above = if shm.is_dir() { shm } else { std::env::temp_dir() };
         let folder = above.join(format!("feedline-fuzz-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        std::fs::create_dir_all(&folder).expect("a folder for temporary files");
         folder
     })
 }
 
-/// Writes a file, in the place of the last of this name, and gives its path.
-pub fn file(name: &str, bytes: &[u8]) -> String {
-    let path = folder().join(name);
-    fs::write(&path, bytes).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
-/// Removes a file, so that a reader that writes can write it again.
-pub fn remove(name: &str) {
-    let _ = fs::remove_file(folder().join(name));
-}
-
-/// The place of a file of [`file`], without its suffix if it is asked for so.
-pub fn place(name: &str) -> (Arc<dyn Storage>, Key) {
-    // One request at a time is quicker where a file is a few bytes.
-    let url = format!("file:{}?engine=pread", folder().join(name).display());
-    storage::locate(&url).unwrap()
-}
-
-/// Reads token files whole, as `feedline convert` does.
-pub fn read_tokens(prefix: &str, format: Format) {
-    let (store, key) = place(prefix);
-    if let Ok(source) = Source::open(&store, &key, format, &ReadOptions::default()) {
-        let _ = Census::take(&source, None);
-    }
-}
-
-/// Opens a tokenizer of one file, and encodes with it what is likely to reach its corners.
+/// Opens a tokenizer of one file; what is accepted encodes soundly.
 pub fn tokenize(kind: &str, name: &str, bytes: &[u8]) {
     let model = Some(file(name, bytes));
     let spec = TokenizerSpec { kind: kind.to_owned(), model, ..TokenizerSpec::default() };
     match open_tokenizer(&spec) {
-        Ok(tokenizer) => encode(tokenizer.as_ref()),
+        Ok(tokenizer) => encodes_soundly(tokenizer.as_ref(), bytes),
         Err(error) => {
             let unknown = error.to_string().starts_with("--tokenizer: ");
             assert!(!unknown, "a target that tests nothing: {error}");
@@ -65,15 +81,34 @@ pub fn tokenize(kind: &str, name: &str, bytes: &[u8]) {
     }
 }
 
-/// Every id is below the size of the vocabulary, and decodes.
-pub fn encode(tokenizer: &dyn Tokenizer) {
-    let size = tokenizer.vocab_size();
+/// What a vocabulary may look like is its own affair, but ids lie below its size and stand for
+/// bytes, no memory of earlier texts changes them, and neither does a cut where one is allowed.
+pub fn encodes_soundly(tokenizer: &dyn Tokenizer, vocabulary: &[u8]) {
+    let last = &vocabulary[vocabulary.len().saturating_sub(200)..];
+    let text = format!("{SAMPLE}{}{SAMPLE}", String::from_utf8_lossy(last));
+    let encode = |text: &str| {
+        let mut ids = Vec::new();
+        tokenizer.encode(text, &mut ids);
+        ids
+    };
+    let ids = encode(&text);
+    assert!(ids.iter().all(|&id| id < tokenizer.vocab_size()), "{ids:?}");
+    tokenizer.decode(&ids, &mut Vec::new()).expect("ids of the vocabulary");
     let mut encoder = tokenizer.encoder();
-    for text in ["", "a", " Hello  world\n", "春眠不覺曉\u{3000}", "\u{0}\u{fffd}\u{1f600}é ▁▁"] {
-        let (mut ids, mut bytes) = (Vec::new(), Vec::new());
-        encoder.encode(text, &mut ids);
-        assert!(ids.iter().all(|id| *id < size), "{ids:?} of {size} from {text:?}");
-        let decoded = tokenizer.decode(&ids, &mut bytes);
-        assert!(decoded.is_ok(), "{decoded:?} from {text:?}");
+    for round in 0..2 {
+        let mut again = Vec::new();
+        encoder.encode(&text, &mut again);
+        assert_eq!(again, ids, "round {round}");
+    }
+    for at in [1, text.len() / 2] {
+        let at = text.ceil_char_boundary(at);
+        if let Some(cut) = tokenizer.cut_after(&text, at) {
+            assert!(cut >= at, "cut at {cut} for {at}");
+            let (left, right) = text.split_at(cut);
+            assert_eq!([encode(left), encode(right)].concat(), ids, "cut at {cut}");
+        }
+    }
+    if let Some(eod) = tokenizer.eod() {
+        assert!(eod < tokenizer.vocab_size());
     }
 }

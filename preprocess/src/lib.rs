@@ -13,6 +13,9 @@ mod commit;
 mod documents;
 mod error;
 mod estimate;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod input;
 mod journal;
 mod json;

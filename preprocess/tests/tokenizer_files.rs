@@ -242,6 +242,11 @@ fn files_that_are_no_tokenizers() {
     );
     let special = r#"{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0}}}"#;
     refused(special, &["dropout of 0.5"]);
+    // Found by fuzzing: these ids come from elsewhere than the vocabulary, and went unseen into
+    // the output.
+    let around = r#"{"model": {"type": "BPE", "vocab": {"a": 0}}, "post_processor":
+        {"type": "BertProcessing", "sep": ["b", 1], "cls": ["a", 0]}}"#;
+    refused(around, &["id 1 in the post-processor", "below 1"]);
     if !cfg!(feature = "general") {
         return;
     }

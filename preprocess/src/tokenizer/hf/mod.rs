@@ -25,6 +25,7 @@ use self::file::{File, MergePair, Vocab};
 #[cfg(feature = "general")]
 use self::general::General;
 use self::own::Own;
+use self::template::Around;
 use super::added::AddedToken;
 use super::merge::ID_LIMIT;
 use super::python::repr_list;
@@ -79,6 +80,9 @@ impl HuggingFace {
         let with_specials = !spec.without_special_tokens;
         file.added_tokens.extend_from_slice(&more);
         check_ids(&name, &file)?;
+        if with_specials {
+            check_around(&name, &file)?;
+        }
         let engine = match Own::new(&file, with_specials) {
             Ok(own) => Engine::Own(Box::new(own)),
             #[cfg(feature = "general")]
@@ -195,6 +199,19 @@ fn check_ids(name: &str, file: &File) -> Result<()> {
         Some(id) if id >= ID_LIMIT - 1 => Err(bad(name, format!("id {id}"), &due)),
         Some(_) => Ok(()),
         None => Err(bad(name, "no tokens", &due)),
+    }
+}
+
+/// What the post-processor puts around a text must be tokens too: it names ids of its own.
+fn check_around(name: &str, file: &File) -> Result<()> {
+    let Some(around) = Around::new(&file.post_processor) else { return Ok(()) };
+    let size = size(file);
+    match around.before.iter().chain(&around.after).find(|&&id| id >= size) {
+        Some(id) => {
+            let got = format!("id {id} in the post-processor");
+            Err(bad(name, got, &format!("an id below {size}, the number of tokens")))
+        }
+        None => Ok(()),
     }
 }
 

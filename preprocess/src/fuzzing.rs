@@ -1,0 +1,34 @@
+//! Doors for the fuzz targets to what is private. No part of the interface.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use storage::{Key, Storage};
+
+use crate::Result;
+use crate::journal::{Journal, Left};
+use crate::json::TextFinder;
+
+/// The text under a key of a line, and its place between the quotes.
+///
+/// # Errors
+/// The column of the fault.
+pub fn find_text(key: &str, line: &str) -> std::result::Result<(Range<usize>, String), usize> {
+    let mut finder = TextFinder::new(key);
+    let found = finder.find_at(line);
+    found.map(|(place, text)| (place, text.to_owned())).map_err(|fault| fault.column)
+}
+
+/// Opens the journal of any run and commits the last record that it has once more.
+///
+/// # Errors
+/// As of a run.
+pub fn resume_journal(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<Value>> {
+    let Some(Left { mut journal, record }) = Journal::resume(store, key, &json!({}))? else {
+        return Ok(None);
+    };
+    let Some(record) = record else { return Ok(None) };
+    journal.commit(&record)?;
+    Ok(Some(serde_json::to_value(record).expect("our own types, whose keys are text")))
+}

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# All fuzz targets, one after the other, for so many seconds each (60 if it is not said). Needs the
+# toolchain nightly; what is found lies in fuzz/artifacts.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+SECONDS_EACH=${1:-60}
+
+main() {
+  cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
+  cargo +nightly fuzz build
+  local failed=()
+  for target in $(cargo +nightly fuzz list); do
+    fuzz "$target" || failed+=("$target")
+  done
+  [ ${#failed[@]} -eq 0 ] || { echo "found something: ${failed[*]}"; exit 1; }
+}
+
+fuzz() {
+  local target=$1 options=(-max_total_time="$SECONDS_EACH" -timeout=20 -print_final_stats=1)
+  [ ! -f "fuzz/dict/$target.dict" ] || options+=(-dict="fuzz/dict/$target.dict")
+  mkdir -p "fuzz/corpus/$target"
+  echo "== $target, $SECONDS_EACH s"
+  cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- "${options[@]}" 2>&1 |
+    grep -vE '#[0-9]+[[:space:]]+(NEW|REDUCE|RELOAD|pulse)|NEW_FUNC'
+}
+
+main

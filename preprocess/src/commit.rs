@@ -34,6 +34,9 @@ pub(crate) struct Commit {
     builders: Vec<Builder>,
     journal: Journal,
     commit_every: Duration,
+    /// The checksum of what [`describe`] says.
+    settings: String,
+    shard_of_bytes: Option<u64>,
     committed: Instant,
     /// Of processes before this one.
     elapsed_before_s: f64,
@@ -63,9 +66,10 @@ impl Commit {
         }
         let journal_key = plans[0].prefix.with_suffix(".journal")?;
         let run = describe(options, &plans, tokenizer, inputs);
+        let settings = format!("{:016x}", storage::crc64(run.to_string().as_bytes()));
         if options.interrupted == Interrupted::Restart {
             // Before anything goes: what is finished already is not overwritten.
-            refuse_existing(store.as_ref(), &plans, options.interrupted)?;
+            refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
             discard(store.as_ref(), &plans, &journal_key)?;
         }
         let left = match options.interrupted {
@@ -73,7 +77,7 @@ impl Commit {
             Interrupted::Refuse | Interrupted::Restart => None,
         };
         if left.as_ref().is_none_or(|left| left.record.is_none()) {
-            refuse_existing(store.as_ref(), &plans, options.interrupted)?;
+            refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
         }
         let named = |input: &Input| InputReport { name: input.name.clone(), ..Default::default() };
         let mut commit = match left {
@@ -94,6 +98,8 @@ impl Commit {
             input.clone_from(&InputReport { name: input.name.clone(), ..known });
         }
         commit.commit_every = options.commit_every;
+        commit.settings = settings;
+        commit.shard_of_bytes = shard_of_bytes(options, inputs);
         commit.stored_bytes_all = inputs.iter().map(Input::part_bytes).sum();
         Ok(commit)
     }
@@ -169,6 +175,8 @@ impl Commit {
             builders,
             journal,
             commit_every: Duration::ZERO,
+            settings: String::new(),
+            shard_of_bytes: None,
             committed: Instant::now(),
             elapsed_before_s: 0.0,
             stored_bytes_all: None,
@@ -386,6 +394,8 @@ impl Commit {
                 "objective": plan.objective,
                 "append_eod": options.append_eod,
                 "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
+                "shard_of_bytes": self.shard_of_bytes,
+                "settings": self.settings,
                 "documents": built.documents,
                 "sequences": built.sequences,
                 "tokens": built.tokens,

@@ -94,6 +94,11 @@ pub enum Error {
         /// The manifest that says so.
         what: String,
     },
+    /// All outputs are there, but of a run with other settings or inputs.
+    OtherSettings {
+        /// A manifest of theirs.
+        what: String,
+    },
     /// The run was asked to stop, and can be gone on with.
     Stopped,
     /// The run failed, but what it had committed can be gone on with.
@@ -192,6 +197,10 @@ impl fmt::Display for Error {
                 write!(f, "hint: give what was given there, or begin anew with --restart")
             }
             Error::Complete { what } => write!(f, "{what}: the outputs are complete already"),
+            Error::OtherSettings { what } => {
+                write!(f, "{what}: the outputs are complete, but of other settings or inputs; ")?;
+                write!(f, "hint: give another --out, or delete them")
+            }
             Error::Stopped => f.write_str("stopped as asked; --resume goes on from here"),
             Error::CanResume { source } => {
                 write!(f, "{source}; what was done stays: --resume goes on with it")

@@ -51,9 +51,13 @@ pub struct Estimate {
 /// As [`crate::run`], but for what is found only when writing.
 pub fn estimate(options: &Options) -> Result<Estimate> {
     let Prepared { inputs, outputs, work, tokenizer, .. } = prepare(options)?;
-    let stored_bytes: Option<u64> = inputs.iter().map(|input| input.stored_bytes).sum();
+    // Of a shard, what it has of them.
+    let inputs: Vec<_> = inputs.into_iter().filter(|i| i.part_bytes() != Some(0)).collect();
+    let stored_bytes: Option<u64> = inputs.iter().map(Input::part_bytes).sum();
     let sampled: Vec<Input> = match stored_bytes {
-        Some(_) => inputs.iter().step_by(inputs.len().div_ceil(INPUTS_MAX)).cloned().collect(),
+        Some(_) => {
+            inputs.iter().step_by(inputs.len().div_ceil(INPUTS_MAX).max(1)).cloned().collect()
+        }
         None => Vec::new(),
     };
     let (start, mut sums) = (Instant::now(), Sums::default());

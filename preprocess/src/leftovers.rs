@@ -1,7 +1,7 @@
 //! What earlier runs of the same outputs have left, and what becomes of it.
 
 use indexed::Builder;
-use storage::{Key, Storage};
+use storage::{Key, Manifest, Storage};
 
 use crate::journal::Journal;
 use crate::outputs::OutputPlan;
@@ -15,6 +15,7 @@ pub(crate) fn refuse_existing(
     store: &dyn Storage,
     plans: &[OutputPlan],
     interrupted: Interrupted,
+    settings: &str,
 ) -> Result<()> {
     let is_there = |prefix: &Key, suffix| {
         let key = prefix.with_suffix(suffix)?;
@@ -35,6 +36,12 @@ pub(crate) fn refuse_existing(
     match first {
         None => Ok(()),
         Some(what) if manifests == plans.len() && interrupted == Interrupted::Resume => {
+            for OutputPlan { prefix, .. } in plans {
+                let key = prefix.with_suffix(MANIFEST)?;
+                if Manifest::read(store, &key)?.meta["settings"] != settings {
+                    return Err(Error::OtherSettings { what: store.display(&key) });
+                }
+            }
             discard_drafts(store, plans)?;
             Err(Error::Complete { what })
         }

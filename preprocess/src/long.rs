@@ -9,36 +9,74 @@ use crate::Tokenizer;
 /// Twice this is worth the threads: a part takes some ten milliseconds.
 const PART_BYTES: usize = 1 << 20;
 
-/// Encodes a text in parts, side by side. False: it is too short, or has no place to be cut at, and
-/// nothing was done.
+/// Threads that are free to help with a long text. There are as many as workers, over all of them:
+/// a corpus of books keeps the workers busy by itself, and needs no square of their number.
+#[derive(Debug)]
+pub(crate) struct Helpers(AtomicUsize);
+
+impl Helpers {
+    pub(crate) fn new(workers: usize) -> Self {
+        Helpers(AtomicUsize::new(if workers > 1 { workers } else { 0 }))
+    }
+
+    /// Takes up to so many, and gives how many.
+    fn take(&self, most: usize) -> usize {
+        let mut taken = 0;
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+            taken = free.min(most);
+            Some(free - taken)
+        });
+        taken
+    }
+
+    fn give_back(&self, count: usize) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// Encodes a text in parts, side by side. False: it is too short, has no place to be cut at, or
+/// nobody is free, and nothing was done.
 pub(crate) fn encode(
     tokenizer: &dyn Tokenizer,
     text: &str,
+    helpers: &Helpers,
+    ids: &mut Vec<u32>,
+) -> bool {
+    if text.len() < 2 * PART_BYTES {
+        return false;
+    }
+    let taken = helpers.take(text.len() / PART_BYTES);
+    let done = taken > 1 && encode_parts(tokenizer, &cut(tokenizer, text), taken, ids);
+    helpers.give_back(taken);
+    done
+}
+
+fn encode_parts(
+    tokenizer: &dyn Tokenizer,
+    parts: &[Part<'_>],
     threads: usize,
     ids: &mut Vec<u32>,
 ) -> bool {
-    if threads < 2 || text.len() < 2 * PART_BYTES {
-        return false;
-    }
-    let parts = cut(tokenizer, text);
     if parts.len() < 2 {
         return false;
     }
     let next = AtomicUsize::new(0);
     let encoded: Vec<Mutex<Vec<u32>>> = parts.iter().map(|_| Mutex::default()).collect();
-    thread::scope(|scope| {
-        for _ in 0..threads.min(parts.len()) {
-            scope.spawn(|| {
-                let mut encoder = tokenizer.encoder();
-                while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut ids = Vec::new();
-                    encoder.encode(part.text, &mut ids);
-                    let mut place =
-                        encoded[part.number].lock().unwrap_or_else(PoisonError::into_inner);
-                    *place = ids;
-                }
-            });
+    let work = || {
+        let mut encoder = tokenizer.encoder();
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut ids = Vec::new();
+            encoder.encode(part.text, &mut ids);
+            let mut place = encoded[part.number].lock().unwrap_or_else(PoisonError::into_inner);
+            *place = ids;
         }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads.min(parts.len()) {
+            // Where the system has no more threads, those that there are do all of it.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     for part in encoded {
         ids.extend(part.into_inner().unwrap_or_else(PoisonError::into_inner));

@@ -66,7 +66,11 @@ fn go(cli: &Cli) -> Result<()> {
     if cli.dry_run {
         return dry_run(cli);
     }
-    let report_to = cli.report.as_deref().map(free_name).transpose()?;
+    // A run that resumes may have nothing left to do; then its report is there already.
+    let mut report_to = cli.report.as_deref().map(free_name);
+    if !cli.resume {
+        report_to = report_to.map(|place| place.map(Ok)).transpose()?;
+    }
     let mut reporter = Reporter::new(cli.log_interval, cli.quiet);
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -77,7 +81,7 @@ fn go(cli: &Cli) -> Result<()> {
     let result = run_until(&cli.options(), &stop, &mut |progress| reporter.show(progress));
     reporter.clear();
     let report = result?;
-    if let Some((store, key)) = report_to {
+    if let Some((store, key)) = report_to.transpose()? {
         let json = serde_json::to_string_pretty(&report).context("serialize the report")?;
         storage::write_all(store.as_ref(), &key, format!("{json}\n").as_bytes())
             .context("the token files stand, but the report does not")?;

@@ -17,7 +17,7 @@ use crate::objective::{SpanConfig, Splitter};
 use crate::outputs::Outputs;
 use crate::parcel::Parcel;
 use crate::work::{Task, Work, Worker};
-use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, open_tokenizer};
+use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, long, open_tokenizer};
 
 /// A parcel of this size is tens of milliseconds of work, so that handing it over costs nothing.
 const BLOCK_BYTES_MAX: usize = 2 << 20;
@@ -118,7 +118,7 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
         task: task(options, tokenizer.as_ref(), &outputs)?,
         on_bad_line: options.on_bad_line,
         line_bytes_max: options.line_bytes_max as usize, // fits: at most 1 GiB
-        workers: options.workers,
+        helpers: long::Helpers::new(options.workers),
     };
     let block_bytes = options.block_bytes.unwrap_or_else(|| block_bytes(&inputs, options.workers));
     Ok(Prepared { inputs, outputs, work, tokenizer, block_bytes })
@@ -385,7 +385,7 @@ mod tests {
             task: Task::Documents,
             on_bad_line: crate::OnBadLine::Fail,
             line_bytes_max: 1 << 20,
-            workers: 1,
+            helpers: long::Helpers::new(1),
         };
         let _ = pump(Cutter::new(inputs, 100, 1 << 20), &work, &Broken, 3, &mut |_| Ok(()));
     }

@@ -27,8 +27,8 @@ pub(crate) struct Work {
     pub(crate) task: Task,
     pub(crate) on_bad_line: OnBadLine,
     pub(crate) line_bytes_max: usize,
-    /// Threads for one long text.
-    pub(crate) workers: usize,
+    /// Threads that may help with long texts, over all workers.
+    pub(crate) helpers: long::Helpers,
 }
 
 /// What becomes of a text.
@@ -90,8 +90,10 @@ impl<'a> Worker<'a> {
             let offset = record.start;
             let document = document_number(*input_idx, parcel.offset + offset as u64);
             documents.lines = records.lines_before();
+            // Of a line that is too long, the size of a block decides whether it comes here at all.
+            let is_long = record.bytes.len() > self.work.line_bytes_max;
             if let Err(fault) = self.encode_line(Line { shape, record, document }, documents) {
-                if self.work.on_bad_line == OnBadLine::Fail {
+                if is_long || self.work.on_bad_line == OnBadLine::Fail {
                     *stop = Some(Stop::Line { offset, fault });
                     return;
                 }
@@ -195,7 +197,7 @@ impl<'a> Worker<'a> {
     /// Into [`Worker::ids`].
     fn tokenize(&mut self, text: &str) {
         self.ids.clear();
-        if !long::encode(self.tokenizer, text, self.work.workers, &mut self.ids) {
+        if !long::encode(self.tokenizer, text, &self.work.helpers, &mut self.ids) {
             self.encoder.encode(text, &mut self.ids);
         }
     }

@@ -136,8 +136,16 @@ fn asked_to_stop_it_stops_and_goes_on() {
 
     assert!(run.command("out", &["--resume"]).status().unwrap().success());
     assert_eq!(files(&run.folder.path().join("out")), due);
-    // A job that is put into the queue again has nothing to do.
-    let again = run.command("out", &["--resume"]).output().unwrap();
+    // What is complete is not what another run was to make.
+    let other = run.command("out", &["--resume", "--empty-docs", "skip"]).output().unwrap();
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{said}");
+    assert!(said.contains("of other settings"), "{said}");
+    // A job that is put into the queue again has nothing to do, and its report is there.
+    let report = run.folder.path().join("report.json");
+    fs::write(&report, "{}").unwrap();
+    let arguments = ["--resume", "--report", report.to_str().unwrap()];
+    let again = run.command("out", &arguments).output().unwrap();
     let said = String::from_utf8_lossy(&again.stderr);
     assert!(again.status.success() && said.contains("complete already"), "{said}");
 }

@@ -230,6 +230,15 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
         assert!(said.err.contains(due) && said.err.contains("--partial"), "{}", said.err);
     }
     json(&["merge", "--partial", "--input", &shards[1], "--output-prefix", &other]);
+
+    // An input that grew between two tasks has other places at which shards begin.
+    std::fs::write(&input, [&lines.concat(), "{\"text\":\"more\"}\n"].concat()).unwrap();
+    run("grown/p", Some(preprocess::Shard { index: 1, count: 3 }));
+    let grown = path(folder.path(), "grown/p_00001-of-00003_text_document");
+    let late = path(folder.path(), "late");
+    let said =
+        feedline(&["merge", "--output-prefix", &late, "--input", &shards[0], &grown, &shards[2]]);
+    assert!(said.code == 2 && said.err.contains("an input has changed"), "{}", said.err);
 }
 
 #[test]

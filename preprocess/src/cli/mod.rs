@@ -170,13 +170,14 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
 
-    /// What a bad line does: end the run, or be left out, counted and told of
+    /// What a bad line does: end the run, or be left out, counted and told of. One over --line-max
+    /// ends it always
     #[arg(long, value_enum, default_value_t)]
     on_error: CliOnError,
 
     /// Go on with a run of these outputs that was interrupted; with none, begin
     #[arg(long)]
-    resume: bool,
+    pub(crate) resume: bool,
 
     /// Throw away what an interrupted run of these outputs has left
     #[arg(long, conflicts_with = "resume")]

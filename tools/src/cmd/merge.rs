@@ -180,27 +180,39 @@ impl Source {
 }
 
 /// Shards are of use in their order, and together: a task of an array that failed is not missed
-/// otherwise.
+/// otherwise. They are shards of the same only if the inputs had as many bytes for each.
 fn all_shards(sources: &[Source]) -> Result<()> {
     let shard = |source: &Source| {
         let (meta, _) = source.manifest.as_ref()?;
         let (index, count) = meta["shard"].as_str()?.split_once('/')?;
-        Some((index.parse::<u64>().ok()?, count.parse::<u64>().ok()?))
+        let (index, count) = (index.parse::<u64>().ok()?, count.parse::<u64>().ok()?);
+        (count > 0).then(|| (index, (count, meta["shard_of_bytes"].as_u64())))
     };
     let mut due = 0;
-    let mut last = None;
+    let mut last: Option<(&Source, (u64, Option<u64>))> = None;
     for source in sources {
-        let Some((index, count)) = shard(source) else { continue };
+        let Some((index, of)) = shard(source) else { continue };
+        let (count, bytes) = of;
         ensure!(
-            index == due && last.is_none_or(|(_, of)| of == count),
+            index == due && last.is_none_or(|(_, (due, _))| due == count),
             "{}: is shard {index} of {count}, due shard {due}; hint: a task of the array may have \
              failed: run it again, give the shards in their order, or say --partial",
             source.name
         );
+        if let Some((before, (_, due))) = last.filter(|(_, (_, due))| *due != bytes) {
+            bail!(
+                "{}: is a shard of inputs of {} bytes, due {} as for {}; hint: an input has \
+                 changed between them, and where shards begin with it",
+                source.name,
+                bytes.unwrap_or_default(),
+                due.unwrap_or_default(),
+                before.name
+            );
+        }
         due = (due + 1) % count;
-        last = (due != 0).then_some((source, count));
+        last = (due != 0).then_some((source, of));
     }
-    if let Some((source, count)) = last {
+    if let Some((source, (count, _))) = last {
         bail!(
             "{}: is the last of the shards, due {count} of them; hint: a task of the array may \
              have failed: run it again, or say --partial",

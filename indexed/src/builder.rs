@@ -318,8 +318,9 @@ impl Builder {
     /// # Errors
     /// [`Error::UnendedDocument`], [`Error::Storage`]: neither file exists then, unless it is
     /// [`Error::LeftBehind`], which names the one that does. Only a crash between the two can leave
-    /// a `.bin` alone, which [`Builder::create`] then refuses by that name. What a builder of drafts
-    /// was synced with is never taken back: its `.bin` stays, and [`Builder::resume`] takes it up.
+    /// a `.bin` alone, which [`Builder::create`] then refuses by that name. What a builder of
+    /// drafts was synced with is never taken back: its `.bin` stays, and [`Builder::resume`] takes
+    /// it up.
     pub fn finish(self) -> Result<Built> {
         self.check_ended()?;
         self.finish_with(Documents::AsEnded)

@@ -19,6 +19,8 @@ macro_rules! ensure {
     };
 }
 
+pub mod reader;
+
 type Check = fn(&Arc<dyn Storage>) -> Outcome;
 
 const CHECKS: [(&str, Check); 20] = [

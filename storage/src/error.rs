@@ -1,3 +1,4 @@
+use std::time::Duration;
 use std::{fmt, io};
 
 /// What went wrong: what we were doing, to what, what came, what was due.
@@ -44,6 +45,60 @@ pub enum Error {
         due: u64,
         /// The length of the object.
         len_bytes: u64,
+    },
+    /// The object is not the one that was opened: it was cut off, or another has its name.
+    Changed {
+        /// The object.
+        what: String,
+        /// Where it was to be read.
+        offset: u64,
+        /// The length that it had when it was opened.
+        len_then: u64,
+        /// The length that it has now, if it could be asked.
+        len_now: Option<u64>,
+    },
+    /// The server does not know the open file any more (`ESTALE`), also after it was opened again.
+    Stale {
+        /// What we were doing.
+        doing: String,
+        /// The object.
+        what: String,
+    },
+    /// It is not allowed.
+    Denied {
+        /// What we were doing.
+        doing: String,
+        /// The object.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A way to the bytes that was asked for is closed on this machine.
+    Refused {
+        /// The way, such as `engine ring`.
+        way: String,
+        /// Who refuses it, and how.
+        why: String,
+    },
+    /// A request does not come back.
+    Stuck {
+        /// The object.
+        what: String,
+        /// Where in it.
+        offset: u64,
+        /// How long it has been under way.
+        age: Duration,
+        /// What carries it, such as `lustre, ring`.
+        backend: String,
+        /// The server that has these bytes, such as `OST0007`; empty if it cannot be told.
+        placement: String,
+    },
+    /// A stage of the start took longer than it may.
+    StageTimeout {
+        /// What it was to do, such as `open corpus.bin`.
+        stage: String,
+        /// How long it was given.
+        limit: Duration,
     },
     /// The bytes are not what they should be.
     Corrupt {
@@ -95,8 +150,8 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An operating system error, sorted into the variant that says most: absent, taken, full, or
-    /// [`Error::Io`].
+    /// An operating system error, sorted into the variant that says most: absent, taken, full,
+    /// not allowed, stale, or [`Error::Io`].
     #[must_use]
     pub fn from_io(doing: impl Into<String>, what: impl Into<String>, source: io::Error) -> Self {
         let what = what.into();
@@ -106,6 +161,8 @@ impl Error {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 Error::NoSpace { what, need_bytes: 0, free_bytes: None }
             }
+            io::ErrorKind::PermissionDenied => Error::Denied { doing: doing.into(), what, source },
+            io::ErrorKind::StaleNetworkFileHandle => Error::Stale { doing: doing.into(), what },
             _ => Error::Io { doing: doing.into(), what, source },
         }
     }
@@ -124,12 +181,41 @@ impl fmt::Display for Error {
                     (need, None) => write!(f, " ({need} bytes due)"),
                 }
             }
-            Error::Io { doing, what, source } => write!(f, "{doing} {what}: {source}"),
+            Error::Io { doing, what, source } | Error::Denied { doing, what, source } => {
+                write!(f, "{doing} {what}: {source}")
+            }
             Error::ShortRead { what, offset, got, due, len_bytes } => write!(
                 f,
                 "read {due} bytes at {offset} of {what}: got {got}, then end of file \
                  (object is {len_bytes} bytes)"
             ),
+            Error::Changed { what, offset, len_then, len_now } => {
+                write!(f, "read {what} at {offset}: it was {len_then} bytes when it was opened, ")?;
+                match len_now {
+                    Some(now) if now == len_then => f.write_str("and another has its name now")?,
+                    Some(now) => write!(f, "and has {now} now")?,
+                    None => f.write_str("and cannot be asked now")?,
+                }
+                f.write_str("; hint: it was truncated or replaced under the run")
+            }
+            Error::Stale { doing, what } => write!(
+                f,
+                "{doing} {what}: stale file handle; hint: it was replaced on the server, or the \
+                 server was restarted without its state"
+            ),
+            Error::Refused { way, why } => write!(f, "{way} does not work here: {why}"),
+            Error::Stuck { what, offset, age, backend, placement } => {
+                write!(f, "read {what} at {offset}: no answer for {} s", age.as_secs())?;
+                write!(f, " ({backend}")?;
+                if !placement.is_empty() {
+                    write!(f, ", {placement}")?;
+                }
+                f.write_str("); hint: this process may not die until that server answers")
+            }
+            Error::StageTimeout { stage, limit } => {
+                write!(f, "{stage}: not done after {} s", limit.as_secs_f32())?;
+                f.write_str("; hint: the file system does not answer")
+            }
             Error::Corrupt { what, offset, got, due } => {
                 write!(f, "{what}, at byte {offset}: got {got}, due {due}")
             }
@@ -149,7 +235,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } => Some(source),
+            Error::Io { source, .. } | Error::Denied { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -17,6 +17,8 @@
 mod behind;
 #[expect(unsafe_code, reason = "aligned memory is allocated and freed by hand")]
 mod buf;
+#[expect(unsafe_code, reason = "buffers are disjoint parts of one mapping")]
+mod buffer_pool;
 mod checksum;
 #[cfg(feature = "sim")]
 pub mod conformance;
@@ -24,6 +26,7 @@ mod copy;
 mod disk;
 mod engine;
 mod error;
+mod flying;
 mod folders;
 mod key;
 mod manifest;
@@ -35,25 +38,29 @@ mod piece;
 mod posix;
 mod pread;
 mod profile;
+mod reader;
 #[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
 mod ring;
-#[cfg(feature = "sim")]
+#[cfg(any(feature = "sim", test))]
 mod rng;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 mod sys;
 mod temporary;
+mod threads;
 mod units;
 mod upload;
 mod url;
 
+pub use buffer_pool::{Buffer, BufferPool};
 pub use checksum::{Crc32, Crc64, crc64, crc64_join};
 pub use error::{Error, Result};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};
 pub use owner::{Life, Owner};
 pub use profile::{Engine, Profile};
+pub use reader::{Came, Reader, ReaderCounters, ReaderOptions, Want};
 pub use units::{ByteSize, rate_text};
 
 use std::fmt;
@@ -165,6 +172,17 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Unsupported`], [`Error::Io`].
     fn discard_draft(&self, key: &Key) -> Result<()> {
         Err(Error::Unsupported { doing: "discard a draft of", what: self.display(key) })
+    }
+
+    /// Reads in flight on objects of this store. Here: threads that read by
+    /// [`Object::read_many`], 16 at once unless the options say else.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a way was asked for that is closed here.
+    fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
+        let depth = options.depth_or(16);
+        let carrier = threads::Threads::new(depth + options.orphans_max);
+        Ok(Box::new(flying::Flying::new(carrier, depth, options)))
     }
 
     /// How this store goes about its bytes, and why.

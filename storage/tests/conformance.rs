@@ -13,11 +13,17 @@ use storage::{Storage, conformance, open_url};
 fn check(base: &Path, options: &str) {
     let folder = tempfile::tempdir_in(base).unwrap();
     let count = std::cell::Cell::new(0);
-    conformance::run(&|| -> Arc<dyn Storage> {
+    both(&|| {
         count.set(count.get() + 1);
         let root = folder.path().join(format!("not yet there/{}", count.get()));
         open_url(&format!("file:{}?{options}", root.display())).unwrap()
     });
+}
+
+/// The store and its reader.
+fn both(make: &dyn Fn() -> Arc<dyn Storage>) {
+    conformance::run(make);
+    conformance::reader::run(make);
 }
 
 fn ring_works() -> bool {
@@ -68,12 +74,12 @@ fn tmpfs() {
 
 #[test]
 fn sim() {
-    conformance::run(&|| Arc::new(SimStore::new(1, Faults::default())));
+    both(&|| Arc::new(SimStore::new(1, Faults::default())));
 }
 
 /// Short transfers and interruptions change nothing.
 #[test]
 fn sim_with_faults() {
     let faults = Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Faults::default() };
-    conformance::run(&|| Arc::new(SimStore::new(2, faults.clone())));
+    both(&|| Arc::new(SimStore::new(2, faults.clone())));
 }

@@ -30,7 +30,8 @@ const SHARED: [&str; 8] =
 const FOR_TESTS: [&str; 1] = ["tempfile"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 6] = [
+const UNSAFE: [&str; 7] = [
+    "storage/src/buffer_pool.rs",
     "storage/src/ring.rs",
     "storage/src/pread.rs",
     "storage/src/sys.rs",

@@ -1,0 +1,324 @@
+//! The books of a reader: what is in flight since when, what is tried again, what is given up. How
+//! a read is carried is the business of its [`Carrier`].
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::reader::ReaderOptions;
+use crate::{Buffer, Came, Error, Object, Reader, ReaderCounters, Result, Want};
+
+/// One way of carrying reads. Dropping it lets go of what is in flight, and never blocks.
+pub(crate) trait Carrier: fmt::Debug {
+    /// Begins a read, at once or with the next `wait`. It comes back under its slot, once.
+    fn carry(&mut self, load: Load);
+
+    /// Waits until something is done or `until` is past; does not wait if it is.
+    fn wait(&mut self, until: Instant, done: &mut Vec<Done>);
+
+    /// What carries the reads of an object, and the server that has the byte at `offset` of it, as
+    /// far as that can be told.
+    fn place(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String);
+}
+
+/// A read on its way to a carrier.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub(crate) slot: u32,
+    pub(crate) object: Arc<dyn Object>,
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
+    pub(crate) buf: Buffer,
+    /// 0 for the first time. A file is opened anew from 1 on.
+    #[expect(dead_code, reason = "read by carriers that open files")]
+    pub(crate) attempt: u32,
+}
+
+/// A read that a carrier is done with.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) slot: u32,
+    pub(crate) buf: Buffer,
+    /// Where in the buffer the bytes are.
+    pub(crate) data: Range<usize>,
+    pub(crate) moved_bytes: u64,
+    pub(crate) short_reads: u32,
+    pub(crate) outcome: Result<()>,
+}
+
+/// A reader over any carrier.
+#[derive(Debug)]
+pub(crate) struct Flying<C> {
+    carrier: C,
+    depth: usize,
+    options: ReaderOptions,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    flying: usize,
+    orphans: usize,
+    /// Slots whose read is to be made again, and when.
+    later: Vec<(Instant, u32, Buffer)>,
+    done: Vec<Done>,
+    /// When to look for stuck requests next.
+    look_next: Instant,
+    counters: ReaderCounters,
+}
+
+#[derive(Debug)]
+struct Slot {
+    state: State,
+    tag: u64,
+    object: Option<Arc<dyn Object>>,
+    offset: u64,
+    len: usize,
+    began: Instant,
+    attempt: u32,
+    moved_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Flying,
+    /// Given up; its carrier still has it.
+    Orphan,
+}
+
+/// Looks for stuck requests in a time-out: one that is late is found so much later at most.
+const LOOKS_PER_TIMEOUT: u32 = 16;
+
+/// Longest pause between two looks.
+const LOOK_PAUSE_MAX: Duration = Duration::from_millis(250);
+
+impl<C: Carrier> Flying<C> {
+    pub(crate) fn new(carrier: C, depth: usize, options: &ReaderOptions) -> Self {
+        let slots = depth + options.orphans_max;
+        let now = Instant::now();
+        let slot = || Slot {
+            state: State::Free,
+            tag: 0,
+            object: None,
+            offset: 0,
+            len: 0,
+            began: now,
+            attempt: 0,
+            moved_bytes: 0,
+        };
+        Flying {
+            carrier,
+            depth,
+            options: options.clone(),
+            slots: std::iter::repeat_with(slot).take(slots).collect(),
+            free: (0..slots as u32).rev().collect(), // fits: DEPTH_MAX and as many orphans
+            flying: 0,
+            orphans: 0,
+            later: Vec::with_capacity(depth),
+            done: Vec::with_capacity(slots),
+            look_next: now,
+            counters: ReaderCounters::default(),
+        }
+    }
+
+    /// Does what has fallen due: reads that are to be made again, requests that are to be given up.
+    fn look(&mut self, now: Instant, came: &mut Vec<Came>) -> Result<()> {
+        while let Some(i) = self.later.iter().position(|(when, ..)| *when <= now) {
+            let (_, index, buf) = self.later.swap_remove(i);
+            let slot = &self.slots[index as usize];
+            self.carrier.carry(slot.load(index, buf));
+        }
+        if now < self.look_next {
+            return Ok(());
+        }
+        self.look_next = now + (self.options.timeout / LOOKS_PER_TIMEOUT).min(LOOK_PAUSE_MAX);
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            let age = now.duration_since(slot.began);
+            if slot.state == State::Flying && age >= self.options.timeout {
+                self.give_up(index, age, came)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, index: usize, age: Duration, came: &mut Vec<Came>) -> Result<()> {
+        // One that waits to be made again is in nobody's hands.
+        let waiting = self.later.iter().position(|(_, slot, _)| *slot as usize == index);
+        let buf = waiting.map(|i| self.later.swap_remove(i).2);
+        let slot = &mut self.slots[index];
+        let object = slot.object.as_ref().expect("a slot in use has its object");
+        let (backend, placement) = self.carrier.place(object, slot.offset);
+        let story = || Error::Stuck {
+            what: object.display(),
+            offset: slot.offset,
+            age,
+            backend,
+            placement,
+        };
+        if buf.is_none() && self.orphans == self.options.orphans_max {
+            return Err(story());
+        }
+        let outcome = Err(story());
+        let (tag, moved_bytes) = (slot.tag, slot.moved_bytes);
+        self.flying -= 1;
+        self.counters.stuck += 1;
+        match buf {
+            Some(_) => self.release(index as u32), // fits: it was one
+            None => {
+                slot.state = State::Orphan;
+                self.orphans += 1;
+            }
+        }
+        let buf = buf.unwrap_or(Buffer::empty());
+        came.push(Came { tag, buf, data: 0..0, moved_bytes, outcome });
+        Ok(())
+    }
+
+    fn release(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Free;
+        slot.object = None;
+        self.free.push(index);
+    }
+
+    /// Takes back what a carrier is done with.
+    fn land(&mut self, done: Done, now: Instant, came: &mut Vec<Came>) {
+        let Done { slot: index, buf, data, moved_bytes, short_reads, outcome } = done;
+        let slot = &mut self.slots[index as usize];
+        self.counters.moved_bytes += moved_bytes;
+        self.counters.short_reads += u64::from(short_reads);
+        slot.moved_bytes += moved_bytes;
+        match slot.state {
+            State::Free => unreachable!("a read comes once"),
+            State::Orphan => {
+                self.orphans -= 1;
+                return self.release(index);
+            }
+            State::Flying => {}
+        }
+        if let Err(error) = &outcome
+            && let Some(pause) = self.options.retry_pauses.get(slot.attempt as usize)
+            && may_pass(error)
+        {
+            slot.attempt += 1;
+            self.counters.retries += 1;
+            log::debug!("attempt {} in {pause:?}: {error}", slot.attempt + 1);
+            self.later.push((now + *pause, index, buf));
+            return;
+        }
+        let data = if outcome.is_ok() { data } else { 0..0 };
+        match &outcome {
+            Ok(()) => {
+                self.counters.reads += 1;
+                self.counters.wanted_bytes += data.len() as u64;
+            }
+            Err(_) => self.counters.failed += 1,
+        }
+        came.push(Came { tag: slot.tag, buf, data, moved_bytes: slot.moved_bytes, outcome });
+        self.flying -= 1;
+        self.release(index);
+    }
+}
+
+impl Slot {
+    fn load(&self, index: u32, buf: Buffer) -> Load {
+        let object = self.object.as_ref().expect("a slot in use has its object");
+        Load {
+            slot: index,
+            object: Arc::clone(object),
+            offset: self.offset,
+            len: self.len,
+            buf,
+            attempt: self.attempt,
+        }
+    }
+}
+
+impl<C: Carrier> Reader for Flying<C> {
+    fn depth_max(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying
+    }
+
+    fn submit(&mut self, want: Want) {
+        assert!(self.flying < self.depth, "no more than depth_max() in flight");
+        let Want { object, offset, len, buf, tag, due: _ } = want;
+        assert!(len <= buf.len(), "the buffer has room for the read");
+        let index = self.free.pop().expect("a slot for each of depth and orphans");
+        let got = object.len_bytes().saturating_sub(offset);
+        let slot = &mut self.slots[index as usize];
+        let began = Instant::now();
+        let (state, object) = (State::Flying, Some(object));
+        *slot = Slot { state, tag, object, offset, len, began, attempt: 0, moved_bytes: 0 };
+        self.flying += 1;
+        let load = slot.load(index, buf);
+        if len > 0 && got >= len as u64 {
+            return self.carrier.carry(load);
+        }
+        let outcome = if len == 0 { Ok(()) } else { Err(past_the_end(&load)) };
+        let (moved_bytes, short_reads) = (0, 0);
+        let buf = load.buf;
+        self.done.push(Done { slot: index, buf, data: 0..0, moved_bytes, short_reads, outcome });
+    }
+
+    fn reap(&mut self, until: Instant, came: &mut Vec<Came>) -> Result<()> {
+        let before = came.len();
+        loop {
+            let now = Instant::now();
+            self.look(now, came)?;
+            let soonest = self.later.iter().map(|(when, ..)| *when).fold(self.look_next, Ord::min);
+            let idle = self.done.is_empty() && came.len() == before && self.flying > 0;
+            let wake = if idle { until.min(soonest) } else { now };
+            if self.flying > 0 {
+                self.carrier.wait(wake, &mut self.done);
+            }
+            let mut done = std::mem::take(&mut self.done);
+            for one in done.drain(..) {
+                self.land(one, now, came);
+            }
+            self.done = done;
+            if came.len() > before || self.flying == 0 || now >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    fn counters(&self) -> ReaderCounters {
+        self.counters
+    }
+}
+
+fn past_the_end(load: &Load) -> Error {
+    let len_bytes = load.object.len_bytes();
+    Error::ShortRead {
+        what: load.object.display(),
+        offset: load.offset,
+        got: len_bytes.saturating_sub(load.offset),
+        due: load.len as u64,
+        len_bytes,
+    }
+}
+
+/// Errors of a device or a server, which may be over when the read is made again.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Stale { .. } => true,
+        Error::Io { source, .. } => matches!(
+            source.raw_os_error(),
+            Some(
+                libc::EIO
+                    | libc::ENODATA
+                    | libc::EREMOTEIO
+                    | libc::ETIMEDOUT
+                    | libc::ENOMEM
+                    | libc::ENOTCONN
+                    | libc::ESHUTDOWN
+                    | libc::EHOSTDOWN
+            )
+        ),
+        _ => false,
+    }
+}

@@ -48,11 +48,11 @@ system_packages() {
 }
 
 need_rust() {
-  have cargo || die "no cargo on the PATH: install Rust 1.90 or newer with rustup, then call again"
+  have cargo || die "no cargo on the PATH: install Rust 1.94 or newer with rustup, then call again"
   local version
   version=$(rustc --version | cut -d' ' -f2)
-  [ "$(printf '1.90\n%s\n' "$version" | sort -V | head -n 1)" = 1.90 ] ||
-    die "Rust is $version here, and 1.90 or newer is needed: update it with rustup, then call again"
+  [ "$(printf '1.94\n%s\n' "$version" | sort -V | head -n 1)" = 1.94 ] ||
+    die "Rust is $version here, and 1.94 or newer is needed: update it with rustup, then call again"
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }

@@ -29,13 +29,9 @@ mod error;
 mod flying;
 mod folders;
 mod key;
-mod ladder;
-mod layout;
 mod manifest;
 #[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
 mod map;
-mod mount;
-mod open_file;
 mod os;
 mod owner;
 mod piece;
@@ -47,6 +43,7 @@ mod reader;
 mod ring;
 #[cfg(any(feature = "sim", test))]
 mod rng;
+pub mod shared;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
@@ -55,8 +52,6 @@ mod temporary;
 mod threads;
 mod units;
 mod upload;
-#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
-mod uring;
 mod url;
 
 pub use buffer_pool::{Buffer, BufferPool};

@@ -18,7 +18,6 @@ pub(crate) const READ_BYTES: u64 = 8 << 20;
 /// read through [`Object::read_many`], never mapped.
 #[derive(Debug)]
 pub struct IndexedDataset {
-    store: Arc<dyn Storage>,
     prefix: Key,
     display: String,
     bin: Arc<dyn Object>,
@@ -70,8 +69,7 @@ impl IndexedDataset {
         let bin_bytes = layout.tables(&map).check(layout.dtype.item_bytes(), &file)?;
         check_bin_len(bin.as_ref(), bin_bytes, &file)?;
         let display = store.display(prefix);
-        let (store, prefix) = (Arc::clone(store), prefix.clone());
-        Ok(IndexedDataset { store, prefix, display, bin, idx: map, layout, bin_bytes })
+        Ok(IndexedDataset { prefix: prefix.clone(), display, bin, idx: map, layout, bin_bytes })
     }
 
     /// The type of its tokens.
@@ -131,12 +129,6 @@ impl IndexedDataset {
     #[must_use]
     pub fn bin(&self) -> &Arc<dyn Object> {
         &self.bin
-    }
-
-    /// The store that both files are in.
-    #[must_use]
-    pub fn store(&self) -> &Arc<dyn Storage> {
-        &self.store
     }
 
     /// The key of both files without their suffix.

@@ -1,0 +1,136 @@
+//! Real services: what every store must keep, and the stream of batches, on CephFS and on S3.
+//!
+//! `scripts/services/ceph-test` brings up a Ceph and runs these. Elsewhere `FEEDLINE_TEST_CEPHFS`
+//! is a folder on a mount, `FEEDLINE_TEST_S3_URL` a place in a bucket; a test without its variable
+//! says so and ends.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
+use loader::{GptBatches, Options};
+use sha2::{Digest, Sha256};
+use storage::{Key, Storage, conformance, open_url};
+
+const CEPHFS: &str = "FEEDLINE_TEST_CEPHFS";
+
+/// What a variable says; without it the test is left out, loudly.
+fn service(test: &str, variable: &str) -> Option<String> {
+    let place = std::env::var(variable).ok().filter(|place| !place.is_empty());
+    if place.is_none() {
+        tests::skip(test, &format!("{variable} is not set; `scripts/services/ceph-test` sets it"));
+    }
+    place
+}
+
+fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
+    let count = Cell::new(0);
+    conformance::run(&|| -> Arc<dyn Storage> {
+        count.set(count.get() + 1);
+        open_url(&url_of(count.get())).unwrap()
+    });
+}
+
+#[test]
+fn services_cephfs_conformance() {
+    let Some(mount) = service("services_cephfs_conformance", CEPHFS) else { return };
+    for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
+        let folder = tempfile::tempdir_in(&mount).unwrap();
+        let root = folder.path().display();
+        keeps_the_contract(&|nth| format!("file:{root}/{nth}?{options}"));
+    }
+}
+
+#[test]
+fn services_cephfs_stream() {
+    let Some(mount) = service("services_cephfs_stream", CEPHFS) else { return };
+    let corpus = Corpus::new();
+    for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
+        let folder = tempfile::tempdir_in(&mount).unwrap();
+        corpus.streams_alike_from(&format!("file:{}?{options}", folder.path().display()));
+    }
+}
+
+/// A corpus on a local disk, with the order of its samples and the hash of their batches.
+struct Corpus {
+    _folder: tempfile::TempDir,
+    local: Arc<dyn Storage>,
+    index: Arc<GptIndex>,
+    due: String,
+}
+
+const SEQ_LEN: usize = 64;
+const DOCUMENTS: u32 = 3000;
+
+impl Corpus {
+    /// Documents of 0 to 400 tokens, in which any two tokens differ.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let local = open_url(folder.path().to_str().unwrap()).unwrap();
+        let mut builder = Builder::create(&local, &key("corpus"), Dtype::I32).unwrap();
+        let mut next = 0;
+        for document in 0..DOCUMENTS {
+            let len = document.wrapping_mul(2_654_435_761) >> 23;
+            let tokens: Vec<u32> = (next..next + len.min(400)).collect();
+            next += tokens.len() as u32;
+            builder.add_sequence(&tokens).unwrap();
+            builder.end_document().unwrap();
+        }
+        builder.finish().unwrap();
+        let dataset = Arc::new(IndexedDataset::open(&local, &key("corpus")).unwrap());
+        let config = GptIndexConfig {
+            dataset_path: "corpus".to_owned(),
+            split: "100,0,0".to_owned(),
+            seq_len: SEQ_LEN as u64,
+            seed: 1234,
+            num_samples: None,
+            add_extra_token: true,
+            drop_last_partial_valid: true,
+            tokenizer: serde_json::json!({}),
+        };
+        let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config).unwrap());
+        let due = stream(dataset, index.clone(), 0);
+        Corpus { _folder: folder, local, index, due }
+    }
+
+    fn streams_alike_from(&self, url: &str) {
+        let store = open_url(url).unwrap();
+        for name in ["corpus.bin", "corpus.idx"] {
+            let bytes = storage::read_all(&*self.local, &key(name)).unwrap();
+            storage::write_all(&*store, &key(name), &bytes).unwrap();
+        }
+        let dataset = Arc::new(IndexedDataset::open(&store, &key("corpus")).unwrap());
+        assert_eq!(stream(dataset.clone(), self.index.clone(), 0), self.due, "from {url}");
+        // A wrong hash is seen: another start is another stream.
+        assert_ne!(stream(dataset, self.index.clone(), 1), self.due, "from {url}, less a sample");
+    }
+}
+
+/// All batches from a sample on, summed up.
+fn stream(dataset: Arc<IndexedDataset>, index: Arc<GptIndex>, samples_consumed: u64) -> String {
+    let samples_end = index.sample_count();
+    let options = Options {
+        seq_len: SEQ_LEN,
+        micro_batch: 8,
+        samples_consumed,
+        samples_end,
+        window_batches: 4,
+    };
+    let mut batches = GptBatches::start(dataset, index, options).unwrap();
+    let mut sum = Sha256::new();
+    while let Some(batch) = batches.next_batch().unwrap() {
+        sum.update(batch.first_sample.to_le_bytes());
+        for (token, label) in batch.tokens.iter().zip(&batch.labels) {
+            sum.update(token.to_le_bytes());
+            sum.update(label.to_le_bytes());
+        }
+        batches.recycle(batch);
+    }
+    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}

@@ -18,6 +18,7 @@ pub(crate) const READ_BYTES: u64 = 8 << 20;
 /// read through [`Object::read_many`], never mapped.
 #[derive(Debug)]
 pub struct IndexedDataset {
+    store: Arc<dyn Storage>,
     prefix: Key,
     display: String,
     bin: Arc<dyn Object>,
@@ -69,7 +70,8 @@ impl IndexedDataset {
         let bin_bytes = layout.tables(&map).check(layout.dtype.item_bytes(), &file)?;
         check_bin_len(bin.as_ref(), bin_bytes, &file)?;
         let display = store.display(prefix);
-        Ok(IndexedDataset { prefix: prefix.clone(), display, bin, idx: map, layout, bin_bytes })
+        let (store, prefix) = (Arc::clone(store), prefix.clone());
+        Ok(IndexedDataset { store, prefix, display, bin, idx: map, layout, bin_bytes })
     }
 
     /// The type of its tokens.
@@ -129,6 +131,12 @@ impl IndexedDataset {
     #[must_use]
     pub fn bin(&self) -> &Arc<dyn Object> {
         &self.bin
+    }
+
+    /// The store that both files are in.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn Storage> {
+        &self.store
     }
 
     /// The key of both files without their suffix.

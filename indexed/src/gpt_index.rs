@@ -137,6 +137,24 @@ impl GptIndex {
     /// If there is no such sample, or the index is of another dataset.
     pub fn parts(&self, dataset: &IndexedDataset, sample: u64, parts: &mut Vec<Part>) {
         parts.clear();
+        let visited = self.for_each_part(dataset, sample, |part| parts.push(part));
+        visited.expect("an index of this dataset");
+    }
+
+    /// Visits the [parts](GptIndex::parts) of a sample, in order.
+    ///
+    /// # Errors
+    /// What is wrong with the index of this sample.
+    ///
+    /// # Panics
+    /// If there is no such sample, or the index is of another dataset.
+    #[inline]
+    pub fn for_each_part(
+        &self,
+        dataset: &IndexedDataset,
+        sample: u64,
+        mut visit: impl FnMut(Part),
+    ) -> Result<()> {
         let row = 2 * self.shuffle.at(sample) as u64; // fits: no table has negative places
         let [first, start, last, end] = [0, 1, 2, 3].map(|i| self.sample.at(row + i));
         for place in first..=last {
@@ -148,9 +166,10 @@ impl GptIndex {
             assert!(end <= len, "an index of this dataset");
             let token_count = end.saturating_sub(token_offset);
             if token_count > 0 {
-                parts.push(Part { sequence, token_offset, token_count });
+                visit(Part { sequence, token_offset, token_count });
             }
         }
+        Ok(())
     }
 
     /// The sequences in their order, int32, shape `[sequences * epochs]`.

@@ -1,4 +1,7 @@
 use std::fmt;
+use std::time::Duration;
+
+use crate::PieceRef;
 
 /// What went wrong on the way from a token file to a batch.
 #[derive(Debug)]
@@ -6,6 +9,8 @@ use std::fmt;
 pub enum Error {
     /// The store failed.
     Storage(storage::Error),
+    /// An index is not what it should be.
+    Indexed(indexed::Error),
     /// More samples are asked for than the index orders.
     TooFewSamples {
         /// The token file.
@@ -25,6 +30,51 @@ pub enum Error {
         got: u64,
         /// Tokens that a sample has at most.
         due: u64,
+    },
+    /// A blend asks for a sample that its dataset does not have.
+    BlendSample {
+        /// The blend.
+        blend: String,
+        /// The dataset, by its place in the blend.
+        dataset: usize,
+        /// The sample of it.
+        sample: u64,
+        /// Samples that it has.
+        got: u64,
+    },
+    /// A sample has a piece that its file does not have.
+    PieceOutside {
+        /// The order.
+        order: String,
+        /// The sample's number in it.
+        sample: u64,
+        /// The piece.
+        piece: PieceRef,
+        /// The length of the file.
+        file_bytes: u64,
+    },
+    /// A file is not as long as its index says.
+    FileLength {
+        /// The file.
+        what: String,
+        /// Its length.
+        got: u64,
+        /// What its index says.
+        due: u64,
+    },
+    /// A batch did not come in time.
+    Late {
+        /// The first sample of the batch.
+        sample: u64,
+        /// How long it was waited for.
+        waited: Duration,
+        /// What it was waiting for, as far as is known.
+        story: String,
+    },
+    /// The loader has failed before.
+    Ended {
+        /// What it said then.
+        first: String,
     },
     /// An option is out of its range.
     Option {
@@ -46,6 +96,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Storage(error) => write!(f, "load a batch: {error}"),
+            Error::Indexed(error) => write!(f, "load a batch: {error}"),
             Error::TooFewSamples { dataset, due, got } => write!(
                 f,
                 "load samples up to {due} of {dataset}: its index orders {got}; \
@@ -56,6 +107,33 @@ impl fmt::Display for Error {
                 "load sample {sample} of {dataset}: its index gives it {got} tokens, due at most \
                  {due}; hint: the index was built for another sequence length"
             ),
+            Error::BlendSample { blend, dataset, sample, got } => write!(
+                f,
+                "load sample {sample} of dataset {dataset} of {blend}: it has {got} samples; \
+                 hint: the blend's index was built for other datasets"
+            ),
+            Error::PieceOutside { order, sample, piece, file_bytes } => {
+                let PieceRef { file, offset_bytes, len_bytes } = piece;
+                write!(
+                    f,
+                    "load sample {sample} of {order}: got a piece of {len_bytes} bytes at \
+                     {offset_bytes} of file {file}, which has {file_bytes}; hint: the index was \
+                     built for another file"
+                )
+            }
+            Error::FileLength { what, got, due } => write!(
+                f,
+                "open {what}: got {got} bytes, due {due} as its index says; \
+                 hint: the file was replaced, or is not whole"
+            ),
+            Error::Late { sample, waited, story } => write!(
+                f,
+                "load the batch of sample {sample}: nothing came in {:.0} s; {story}",
+                waited.as_secs_f64()
+            ),
+            Error::Ended { first } => {
+                write!(f, "load a batch: the loader has failed before ({first})")
+            }
             Error::Option { name, got, due } => {
                 write!(f, "loader option {name} is {got}, due {due}")
             }
@@ -68,6 +146,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Storage(error) => Some(error),
+            Error::Indexed(error) => Some(error),
             _ => None,
         }
     }
@@ -76,5 +155,11 @@ impl std::error::Error for Error {
 impl From<storage::Error> for Error {
     fn from(error: storage::Error) -> Self {
         Error::Storage(error)
+    }
+}
+
+impl From<indexed::Error> for Error {
+    fn from(error: indexed::Error) -> Self {
+        Error::Indexed(error)
     }
 }

@@ -9,11 +9,17 @@
 
 #![forbid(unsafe_code)]
 
+mod assemble;
 mod batch;
 mod error;
+mod near;
+mod order;
 pub mod plan;
 mod prefetch;
 
+pub use assemble::{Assemble, Sample};
 pub use batch::Batch;
 pub use error::{Error, Result};
+pub use near::Near;
+pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
 pub use prefetch::{GptBatches, Options};

@@ -60,6 +60,11 @@ impl BufferPool {
         self.lock().count * ALIGN_BYTES
     }
 
+    /// Where the arena begins, for its registration with the kernel.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.arena.start.as_ptr()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,6 +84,12 @@ impl Buffer {
     #[must_use]
     pub const fn empty() -> Self {
         Buffer(None)
+    }
+
+    /// Where it begins in the arena of `pool`, if it is of that pool.
+    pub(crate) fn place_in(&self, pool: &BufferPool) -> Option<usize> {
+        let span = self.0.as_ref()?;
+        std::ptr::eq(&*span.pool, pool).then_some(span.first * ALIGN_BYTES)
     }
 }
 

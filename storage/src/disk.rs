@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::piece::Failure;
+use crate::url::Wishes;
 use crate::{Map, Owner, Profile, Read};
 
 /// A file system. Paths are absolute or below the root that the store was opened with.
@@ -52,6 +53,11 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn is_alive(&self, writer: &Owner) -> bool;
 
     fn profile(&self) -> &Profile;
+
+    /// How its files are to be read, if they are files of this machine.
+    fn wishes(&self) -> Option<Wishes> {
+        None
+    }
 }
 
 /// An open file.

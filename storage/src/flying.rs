@@ -31,7 +31,6 @@ pub(crate) struct Load {
     pub(crate) len: usize,
     pub(crate) buf: Buffer,
     /// 0 for the first time. A file is opened anew from 1 on.
-    #[expect(dead_code, reason = "read by carriers that open files")]
     pub(crate) attempt: u32,
 }
 

@@ -29,9 +29,13 @@ mod error;
 mod flying;
 mod folders;
 mod key;
+mod ladder;
+mod layout;
 mod manifest;
 #[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
 mod map;
+mod mount;
+mod open_file;
 mod os;
 mod owner;
 mod piece;
@@ -52,6 +56,8 @@ mod temporary;
 mod threads;
 mod units;
 mod upload;
+#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
+mod uring;
 mod url;
 
 pub use buffer_pool::{Buffer, BufferPool};

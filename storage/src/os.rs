@@ -14,8 +14,8 @@ use crate::engine::Mover;
 use crate::piece::{Failure, PIECE_BYTES, Piece};
 use crate::pread::{self, share};
 use crate::ring::Start;
-use crate::url::Location;
-use crate::{Life, Map, Owner, Profile, Read, map, sys};
+use crate::url::{Location, Wishes};
+use crate::{Life, Map, Owner, Profile, Read, map, profile, sys};
 
 /// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
 /// in it already, larger ones would push out what is used more often.
@@ -27,6 +27,7 @@ const WINDOW_BYTES: usize = BUF_BYTES - ALIGN_BYTES;
 #[derive(Debug)]
 pub(crate) struct OsDisk {
     profile: Profile,
+    wishes: Wishes,
     carrier: Arc<Carrier>,
 }
 
@@ -50,7 +51,8 @@ impl OsDisk {
         let threads_max = if in_memory { 1 } else { pread::THREADS_MAX };
         let mover = Mover::new(profile.engine, start, threads_max);
         let carrier = Carrier { mover, direct: AtomicBool::new(profile.direct) };
-        Ok(OsDisk { profile, carrier: Arc::new(carrier) })
+        let wishes = profile::with_environment(location.wishes);
+        Ok(OsDisk { profile, wishes, carrier: Arc::new(carrier) })
     }
 
     fn file(&self, file: File, writable: bool) -> Arc<dyn DiskFile> {
@@ -151,6 +153,10 @@ impl Disk for OsDisk {
 
     fn profile(&self) -> &Profile {
         &self.profile
+    }
+
+    fn wishes(&self) -> Option<Wishes> {
+        Some(self.wishes)
     }
 }
 

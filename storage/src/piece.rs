@@ -31,7 +31,13 @@ pub(crate) enum Span<'a> {
 pub(crate) struct Piece<'a> {
     span: Span<'a>,
     offset: u64,
-    /// Bytes that must come. Fewer than the span only where direct IO rounds past the end.
+    progress: Progress,
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    /// Bytes that must come. Fewer than were asked for only where direct IO rounds past the end.
     due: usize,
     /// A resumed transfer begins at a multiple of this.
     align: usize,
@@ -66,19 +72,18 @@ pub(crate) enum Cause {
 
 impl<'a> Piece<'a> {
     pub(crate) fn read(offset: u64, buf: &'a mut [u8]) -> Self {
-        let due = buf.len();
-        Piece { span: Span::Into(buf), offset, due, align: 1, done: 0, retries: 0 }
+        let progress = Progress::new(buf.len(), 1);
+        Piece { span: Span::Into(buf), offset, progress }
     }
 
     pub(crate) fn write(offset: u64, bytes: &'a [u8]) -> Self {
-        let due = bytes.len();
-        Piece { span: Span::From(bytes), offset, due, align: 1, done: 0, retries: 0 }
+        let progress = Progress::new(bytes.len(), 1);
+        Piece { span: Span::From(bytes), offset, progress }
     }
 
     /// Resumes at multiples of `align` only, and is content with `due` bytes.
     pub(crate) fn direct(mut self, align: usize, due: usize) -> Self {
-        self.align = align;
-        self.due = due.min(self.due);
+        self.progress = Progress::new(due.min(self.progress.due), align);
         self
     }
 
@@ -97,21 +102,26 @@ impl<'a> Piece<'a> {
         let chunks = bytes.chunks(PIECE_BYTES).enumerate();
         let piece =
             |(i, chunk): (usize, &'a [u8])| Piece::write(offset + (i * PIECE_BYTES) as u64, chunk);
-        chunks.map(piece).map(|p| Piece { align, ..p }).collect()
+        let aligned = |piece: Self| {
+            let due = piece.progress.due;
+            piece.direct(align, due)
+        };
+        chunks.map(piece).map(aligned).collect()
     }
 
     /// What is still to be transferred: the place in the file, and the memory.
     pub(crate) fn rest(&mut self) -> (u64, Span<'_>) {
-        let offset = self.offset + self.done as u64;
+        let done = self.progress.done;
+        let offset = self.offset + done as u64;
         match &mut self.span {
-            Span::Into(buf) => (offset, Span::Into(&mut buf[self.done..])),
-            Span::From(bytes) => (offset, Span::From(&bytes[self.done..])),
+            Span::Into(buf) => (offset, Span::Into(&mut buf[done..])),
+            Span::From(bytes) => (offset, Span::From(&bytes[done..])),
         }
     }
 
     /// Starts over, after an engine gave up.
     pub(crate) fn reset(&mut self) {
-        (self.done, self.retries) = (0, 0);
+        self.progress = Progress::new(self.progress.due, self.progress.align);
     }
 
     /// Judges a completion.
@@ -119,11 +129,35 @@ impl<'a> Piece<'a> {
     /// # Errors
     /// The end of the file, a spent retry, or what the system said.
     pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<Step, Failure> {
+        self.progress.advance(came).map_err(|cause| {
+            let cause = match (&self.span, cause) {
+                // Only a read meets the end of a file.
+                (Span::From(_), Cause::End) => Cause::Io(io::ErrorKind::WriteZero.into()),
+                (_, cause) => cause,
+            };
+            let Progress { due, done, .. } = self.progress;
+            Failure { offset: self.offset, due, got: done.min(due), cause }
+        })
+    }
+}
+
+impl Progress {
+    pub(crate) fn new(due: usize, align: usize) -> Self {
+        Progress { due, align, done: 0, retries: 0 }
+    }
+
+    /// Bytes that came, from the beginning. What is still to come begins here.
+    pub(crate) fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Judges a completion.
+    ///
+    /// # Errors
+    /// The end of the file, a spent retry, or what the system said.
+    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<Step, Cause> {
         match came {
-            Ok(0) if self.done < self.due => match self.span {
-                Span::Into(_) => Err(self.failure(Cause::End)),
-                Span::From(_) => Err(self.failure(Cause::Io(io::ErrorKind::WriteZero.into()))),
-            },
+            Ok(0) if self.done < self.due => Err(Cause::End),
             Ok(count) => {
                 let done = self.done + count;
                 if done >= self.due {
@@ -137,32 +171,32 @@ impl<'a> Piece<'a> {
                     (self.done, self.retries) = (resumed, 0);
                     return Ok(Step::Again);
                 }
-                let stuck = self.retry(&io::ErrorKind::WriteZero.into());
-                stuck.map_err(|failure| match self.span {
-                    Span::Into(_) => Failure { got: done, cause: Cause::End, ..failure },
-                    Span::From(_) => failure,
-                })
+                if self.may_retry() {
+                    return Ok(Step::Again);
+                }
+                self.done = done;
+                Err(Cause::End)
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => self.retry(&e),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 thread::sleep(BACKOFF);
                 self.retry(&e)
             }
-            Err(e) => Err(self.failure(Cause::Io(e))),
+            Err(e) => Err(Cause::Io(e)),
         }
     }
 
-    fn retry(&mut self, last: &io::Error) -> Result<Step, Failure> {
-        if self.retries < RETRIES_MAX {
-            self.retries += 1;
+    fn may_retry(&mut self) -> bool {
+        self.retries += 1;
+        self.retries <= RETRIES_MAX
+    }
+
+    fn retry(&mut self, last: &io::Error) -> Result<Step, Cause> {
+        if self.may_retry() {
             return Ok(Step::Again);
         }
-        let told = io::Error::new(last.kind(), format!("{last}, also after {RETRIES_MAX} retries"));
-        Err(self.failure(Cause::Io(told)))
-    }
-
-    fn failure(&self, cause: Cause) -> Failure {
-        Failure { offset: self.offset, due: self.due, got: self.done.min(self.due), cause }
+        let told = format!("{last}, also after {RETRIES_MAX} retries");
+        Err(Cause::Io(io::Error::new(last.kind(), told)))
     }
 }
 

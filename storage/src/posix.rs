@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::disk::{Disk, DiskFile, Stat, folder_of};
+use crate::flying::Flying;
 use crate::folders::Folders;
+use crate::ladder::{Ladder, depth_liked};
 use crate::os::OsDisk;
 use crate::piece::Failure;
+use crate::threads::Threads;
 use crate::url::Location;
 use crate::{
-    Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Result, Storage, Upload, temporary,
-    upload,
+    Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Reader, ReaderOptions, Result,
+    Storage, Upload, temporary, upload,
 };
 
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
@@ -217,6 +220,18 @@ impl Storage for Posix {
             outcome => outcome.map_err(failed)?,
         }
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)
+    }
+
+    fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
+        let depth = options.depth_or(depth_liked(&self.profile().file_system));
+        let slots_max = depth + options.orphans_max;
+        Ok(match self.disk().wishes() {
+            Some(wishes) => {
+                let carrier = Ladder::new(wishes, slots_max, &options.pool);
+                Box::new(Flying::new(carrier, depth, options))
+            }
+            None => Box::new(Flying::new(Threads::new(slots_max), depth, options)),
+        })
     }
 
     fn profile(&self) -> &Profile {

@@ -71,6 +71,25 @@ const FILE_SYSTEMS: [(u32, &str, bool); 14] = [
     (0x8f3f_5fff, "hf3fs", false),
 ];
 
+/// The name of a kind of file system, and whether a read of it is asynchronous by itself.
+pub(crate) fn kind_of(magic: u32) -> (String, bool) {
+    match FILE_SYSTEMS.iter().find(|(of, ..)| *of == magic) {
+        Some((_, name, asynchronous)) => ((*name).to_owned(), *asynchronous),
+        None => (format!("file system {magic:#x}"), false),
+    }
+}
+
+/// The wishes, with that of the environment where the URL has none. A word that is no engine was
+/// refused when the store was opened.
+pub(crate) fn with_environment(wishes: Wishes) -> Wishes {
+    let engine = match (wishes.engine, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
+        (Wish::Auto, Some("ring")) => Wish::Only(Engine::Ring),
+        (Wish::Auto, Some("pread")) => Wish::Only(Engine::Pread),
+        (wish, _) => wish,
+    };
+    Wishes { engine, ..wishes }
+}
+
 impl Profile {
     /// A store that is no file system: what the default of [`crate::Storage::profile`] tells.
     pub(crate) fn unknown() -> &'static Profile {
@@ -94,15 +113,13 @@ impl Profile {
         let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
         let told =
             sys::file_system(there).map_err(|e| Error::from_io("look at", name.clone(), e))?;
-        let known = FILE_SYSTEMS.iter().find(|(magic, ..)| *magic == told.magic);
-        let (_, kind, asynchronous) = *known.unwrap_or(&(told.magic, "", false));
-        let file_system = match kind {
-            "" => format!("file system {:#x}", told.magic),
-            "fuse" => fuse_name(there).unwrap_or_else(|| kind.to_owned()),
-            _ => kind.to_owned(),
+        let (kind, asynchronous) = kind_of(told.magic);
+        let file_system = match kind.as_str() {
+            "fuse" => fuse_name(there).unwrap_or(kind),
+            _ => kind,
         };
         let (engine, engine_why) = choose_engine(&name, &file_system, asynchronous, wishes.engine)?;
-        let in_memory = matches!(kind, "tmpfs" | "ramfs");
+        let in_memory = matches!(file_system.as_str(), "tmpfs" | "ramfs");
         let align = align_of_some_file(there);
         let direct = match wishes.direct {
             Wish::Only(wish) => wish,

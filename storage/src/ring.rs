@@ -238,18 +238,28 @@ fn build() -> io::Result<IoUring> {
     }
 }
 
-/// The system's words, and whether a setting or a sandbox is behind them.
-fn explain(call: &str, e: &io::Error) -> String {
-    let setting = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
-    let cause = match (e.raw_os_error(), setting.as_deref().map(str::trim)) {
-        (Some(libc::EPERM | libc::EACCES), Ok("0")) => ", by a sandbox such as seccomp".to_owned(),
-        (Some(libc::EPERM | libc::EACCES), Ok(value)) => {
-            format!(", by kernel.io_uring_disabled = {value}")
+/// The system's words, and which setting, sandbox or limit is behind them.
+pub(crate) fn explain(call: &str, e: &io::Error) -> String {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let cause = match e.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            let setting = read("/proc/sys/kernel/io_uring_disabled");
+            by_whom(setting.trim(), &read("/proc/self/status"))
         }
-        (Some(libc::ENOMEM), _) => ", by the limit of locked memory (ulimit -l)".to_owned(),
+        Some(libc::ENOMEM) => ", by the limit of locked memory (ulimit -l)".to_owned(),
         _ => String::new(),
     };
     format!("{call}: {e}{cause}")
+}
+
+/// Who does not permit it: the kernel's setting, a filter of system calls, or a security module.
+fn by_whom(setting: &str, status: &str) -> String {
+    let filter = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    match (setting, filter.map(str::trim)) {
+        ("" | "0", Some("1" | "2")) => ", by a seccomp filter".to_owned(),
+        ("" | "0", _) => ", by a sandbox or a security module such as SELinux".to_owned(),
+        (value, _) => format!(", by the setting kernel.io_uring_disabled = {value}"),
+    }
 }
 
 #[cfg(test)]
@@ -294,6 +304,15 @@ mod tests {
             }
         }
         assert!(RINGS.lock().unwrap().idle.len() <= RINGS_MAX);
+    }
+
+    #[test]
+    fn a_refusal_has_an_author() {
+        assert!(by_whom("2", "Seccomp:\t2\n").contains("io_uring_disabled = 2"));
+        assert!(by_whom("0", "Name:\ta\nSeccomp:\t2\n").contains("seccomp filter"));
+        assert!(by_whom("", "Seccomp:\t0\n").contains("SELinux"));
+        let told = explain("io_uring_setup", &io::Error::from_raw_os_error(libc::ENOMEM));
+        assert!(told.contains("locked memory"), "{told}");
     }
 
     #[test]

@@ -30,7 +30,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::posix::Posix;
-use crate::{Draft, Entry, Key, Mark, Object, Profile, Result, Storage, Upload};
+use crate::{
+    Draft, Entry, Key, Mark, Object, Profile, Reader, ReaderOptions, Result, Storage, Upload,
+};
 use disk::SimDisk;
 
 /// What goes wrong by itself. By default nothing does.
@@ -177,6 +179,10 @@ impl Storage for SimStore {
 
     fn discard_draft(&self, key: &Key) -> Result<()> {
         self.store.discard_draft(key)
+    }
+
+    fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
+        self.store.reader(options)
     }
 
     fn profile(&self) -> &Profile {

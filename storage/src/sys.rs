@@ -1,6 +1,6 @@
 //! The system calls that `std` does not offer, each behind a safe function.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -79,6 +79,36 @@ pub(crate) struct FileSystem {
     pub(crate) magic: u32,
     /// Bytes that an unprivileged writer may still use; `None` if it does not keep count.
     pub(crate) free_bytes: Option<u64>,
+}
+
+/// Asks to keep these bytes out of the page cache, now that they were read: a hint.
+pub(crate) fn advise_done(file: &File, offset: u64, len: usize) {
+    let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len)) else {
+        return;
+    };
+    // SAFETY: the descriptor is open as long as `file`.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// The magic number of the file system that an open file is on.
+pub(crate) fn magic_of(file: &File) -> io::Result<u32> {
+    let mut told = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the descriptor is open, and `told` is room for one `statfs`.
+    checked(unsafe { libc::fstatfs(file.as_raw_fd(), told.as_mut_ptr()) })?;
+    // SAFETY: all zeros is a valid `statfs`, and the call filled it.
+    let told = unsafe { told.assume_init() };
+    Ok(told.f_type as u32) // fits: as below
+}
+
+/// An extended attribute of an open file. `ENODATA` and `EOPNOTSUPP`: it has none of that name.
+pub(crate) fn attribute(file: &File, name: &CStr) -> io::Result<Vec<u8>> {
+    // What the kernel allows: 64 KiB, which is Lustre's layout over 2000 servers and some more.
+    let mut value = vec![0_u8; 64 << 10];
+    let (fd, name, room) = (file.as_raw_fd(), name.as_ptr(), value.len());
+    // SAFETY: the name ends in NUL, and `value` has room for so many bytes.
+    let len = unsafe { libc::fgetxattr(fd, name, value.as_mut_ptr().cast(), room) };
+    value.truncate(usize::try_from(len).map_err(|_| io::Error::last_os_error())?);
+    Ok(value)
 }
 
 pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {

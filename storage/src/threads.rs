@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use std::{io, thread};
+use std::{fmt, io, thread};
 
 use crate::flying::{Carrier, Done, Load};
 use crate::{Error, Object, Read};
@@ -12,72 +12,81 @@ use crate::{Error, Object, Read};
 /// A thread needs some kilobytes. This is address space, of which it touches what it needs.
 const STACK_BYTES: usize = 256 << 10;
 
+/// Something that a thread does, and what it gives.
+pub(crate) trait Job: Send + fmt::Debug + 'static {
+    type Out: Send + fmt::Debug;
+
+    fn run(self) -> Self::Out;
+
+    /// What it gives if there is no thread to do it.
+    fn fail(self, e: io::Error) -> Self::Out;
+}
+
 /// A pool of threads that grows to what is in flight. Dropping it closes it: what waits is let go,
 /// and a thread ends after the read that it is in, however long that takes.
 #[derive(Debug)]
-pub(crate) struct Threads {
-    shared: Arc<Shared>,
+pub(crate) struct Threads<J: Job> {
+    shared: Arc<Shared<J>>,
     threads: usize,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+#[derive(Debug)]
+struct Shared<J: Job> {
+    state: Mutex<State<J>>,
     work: Condvar,
     news: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<Load>,
-    done: Vec<Done>,
+#[derive(Debug)]
+struct State<J: Job> {
+    waiting: VecDeque<J>,
+    done: Vec<J::Out>,
     /// Threads that wait for work.
     idle: usize,
     closed: bool,
 }
 
-impl Threads {
-    /// `slots_max` is the most that will ever be in flight, orphans among them.
-    pub(crate) fn new(slots_max: usize) -> Self {
+impl<J: Job> Threads<J> {
+    /// `jobs_max` is the most that will ever be at once, those that hang among them.
+    pub(crate) fn new(jobs_max: usize) -> Self {
         let state = State {
-            waiting: VecDeque::with_capacity(slots_max),
-            done: Vec::with_capacity(slots_max),
-            ..State::default()
+            waiting: VecDeque::with_capacity(jobs_max),
+            done: Vec::with_capacity(jobs_max),
+            idle: 0,
+            closed: false,
         };
-        let shared = Shared { state: Mutex::new(state), ..Shared::default() };
+        let (work, news) = (Condvar::new(), Condvar::new());
+        let shared = Shared { state: Mutex::new(state), work, news };
         Threads { shared: Arc::new(shared), threads: 0 }
     }
 
-    fn start_one(&mut self) -> io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let builder = thread::Builder::new().name("read".to_owned()).stack_size(STACK_BYTES);
-        builder.spawn(move || shared.work())?;
-        self.threads += 1;
-        Ok(())
-    }
-}
-
-impl Carrier for Threads {
-    fn carry(&mut self, load: Load) {
+    pub(crate) fn push(&mut self, job: J) {
         let mut state = self.shared.lock();
         let busy = state.waiting.len() >= state.idle;
-        state.waiting.push_back(load);
+        state.waiting.push_back(job);
         drop(state);
         self.shared.work.notify_one();
-        // As many threads as requests: there are never more in flight than slots.
-        if busy
-            && let Err(e) = self.start_one()
-            && self.threads == 0
-            && let Some(load) = self.shared.lock().waiting.pop_back()
-        {
-            let doing = "start a thread to read";
-            let error =
-                Error::Io { doing: doing.to_owned(), what: load.object.display(), source: e };
-            self.shared.lock().done.push(load.failed(error));
+        // As many threads as jobs at once, and those are bounded.
+        if !busy {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let builder = thread::Builder::new().name("read".to_owned()).stack_size(STACK_BYTES);
+        match builder.spawn(move || shared.work()) {
+            Ok(_) => self.threads += 1,
+            // Those that there are will come to it.
+            Err(_) if self.threads > 0 => {}
+            Err(e) => {
+                let mut state = self.shared.lock();
+                if let Some(job) = state.waiting.pop_back() {
+                    state.done.push(job.fail(e));
+                }
+            }
         }
     }
 
-    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
+    /// Waits until something is done or `until` is past, and takes what is.
+    pub(crate) fn wait(&mut self, until: Instant, done: &mut Vec<J::Out>) {
         let mut state = self.shared.lock();
         loop {
             let now = Instant::now();
@@ -89,13 +98,9 @@ impl Carrier for Threads {
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-
-    fn place(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
-        ("threads".to_owned(), String::new())
-    }
 }
 
-impl Drop for Threads {
+impl<J: Job> Drop for Threads<J> {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closed = true;
@@ -107,8 +112,8 @@ impl Drop for Threads {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl<J: Job> Shared<J> {
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,14 +123,14 @@ impl Shared {
             if state.closed {
                 return;
             }
-            let Some(load) = state.waiting.pop_front() else {
+            let Some(job) = state.waiting.pop_front() else {
                 state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.idle -= 1;
                 continue;
             };
             drop(state);
-            let done = load.read();
+            let done = job.run();
             state = self.lock();
             if !state.closed {
                 state.done.push(done);
@@ -135,9 +140,36 @@ impl Shared {
     }
 }
 
+impl Carrier for Threads<Load> {
+    fn carry(&mut self, load: Load) {
+        self.push(load);
+    }
+
+    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
+        Threads::wait(self, until, done);
+    }
+
+    fn place(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
+        ("threads".to_owned(), String::new())
+    }
+}
+
+impl Job for Load {
+    type Out = Done;
+
+    fn run(self) -> Done {
+        self.read()
+    }
+
+    fn fail(self, e: io::Error) -> Done {
+        let what = self.object.display();
+        self.failed(Error::Io { doing: "start a thread to read".to_owned(), what, source: e })
+    }
+}
+
 impl Load {
     /// Reads by what every object can.
-    fn read(mut self) -> Done {
+    pub(crate) fn read(mut self) -> Done {
         let buf = &mut self.buf[..self.len];
         let outcome = self.object.read_many(&mut [Read { offset: self.offset, buf }]);
         let moved_bytes = if outcome.is_ok() { self.len as u64 } else { 0 };

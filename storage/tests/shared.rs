@@ -1,5 +1,7 @@
 //! Memory and sockets between processes, here between threads and two mappings of one process.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;

@@ -30,7 +30,8 @@ const SHARED: [&str; 8] =
 const FOR_TESTS: [&str; 1] = ["tempfile"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 10] = [
+    "storage/src/uring.rs",
     "storage/src/buffer_pool.rs",
     "storage/src/ring.rs",
     "storage/src/pread.rs",

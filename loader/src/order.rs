@@ -1,0 +1,197 @@
+//! Which bytes a sample is made of: pure, no clock, no reading of data.
+
+use std::fmt;
+use std::sync::Arc;
+
+use indexed::{BlendIndex, GptIndex, IndexedDataset};
+use storage::{Key, Storage};
+
+use crate::{Error, Result};
+
+/// The order of the samples, and where in which file the bytes of each lie.
+///
+/// Same order, same sample, same pieces: all of prefetching, resuming and sharing between ranks
+/// rests on that. Mapped index files may be looked at; data files may not.
+pub trait Order: fmt::Debug + Send + Sync {
+    /// The files that samples are cut from. Each is opened when a sample needs it first.
+    fn sources(&self) -> &[Source];
+
+    /// How many samples there are.
+    fn sample_count(&self) -> u64;
+
+    /// Appends the pieces of a sample, in the order in which the sample has them. One without any
+    /// is an empty sample.
+    ///
+    /// # Errors
+    /// What is wrong with the index of this sample.
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()>;
+
+    /// Of which dataset a sample is. Default: the only one.
+    fn origin(&self, sample: u64) -> Origin {
+        Origin { dataset: 0, sample }
+    }
+
+    /// How messages name it.
+    fn name(&self) -> String;
+}
+
+/// A data file that need not be open yet.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The store that it is in.
+    pub store: Arc<dyn Storage>,
+    /// Its name there.
+    pub key: Key,
+    /// Its length, as its index has it.
+    pub len_bytes: u64,
+}
+
+/// A run of bytes of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceRef {
+    /// The file, as a place in [`Order::sources`].
+    pub file: u32,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// How many.
+    pub len_bytes: u64,
+}
+
+/// Where a sample comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The dataset, as a place in the blend.
+    pub dataset: u32,
+    /// Which of that dataset's samples it is, in that dataset's own order.
+    pub sample: u64,
+}
+
+impl Source {
+    /// The `.bin` of a dataset.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the name of the dataset leaves no room for the ending.
+    pub fn bin_of(dataset: &IndexedDataset) -> Result<Self> {
+        Ok(Source {
+            store: Arc::clone(dataset.store()),
+            key: dataset.prefix().with_suffix(".bin")?,
+            len_bytes: dataset.token_count() * dataset.dtype().item_bytes(),
+        })
+    }
+}
+
+/// Megatron's order of one GPT dataset.
+#[derive(Debug)]
+pub struct GptOrder {
+    dataset: Arc<IndexedDataset>,
+    index: Arc<GptIndex>,
+    tokens_max: u64,
+    source: [Source; 1],
+}
+
+impl GptOrder {
+    /// Orders a dataset by its index. `seq_len` is what the index was built for: a sample has that
+    /// many tokens and the label of the last.
+    ///
+    /// # Errors
+    /// As [`Source::bin_of`].
+    pub fn new(dataset: Arc<IndexedDataset>, index: Arc<GptIndex>, seq_len: usize) -> Result<Self> {
+        let source = [Source::bin_of(&dataset)?];
+        Ok(GptOrder { dataset, index, tokens_max: seq_len as u64 + 1, source })
+    }
+}
+
+impl Order for GptOrder {
+    fn sources(&self) -> &[Source] {
+        &self.source
+    }
+
+    fn sample_count(&self) -> u64 {
+        self.index.sample_count()
+    }
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
+        let item_bytes = self.dataset.dtype().item_bytes();
+        let mut got = 0;
+        self.index.for_each_part(&self.dataset, sample, |part| {
+            got += part.token_count;
+            let offset_bytes =
+                self.dataset.sequence_offset_bytes(part.sequence) + part.token_offset * item_bytes;
+            let len_bytes = part.token_count * item_bytes;
+            into.push(PieceRef { file: 0, offset_bytes, len_bytes });
+        })?;
+        if got > self.tokens_max {
+            let due = self.tokens_max;
+            return Err(Error::SampleLength { dataset: self.name(), sample, got, due });
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        self.dataset.display()
+    }
+}
+
+/// Several orders mixed into one.
+#[derive(Debug)]
+pub struct BlendOrder {
+    orders: Vec<Arc<dyn Order>>,
+    blend: Arc<BlendIndex>,
+    sources: Vec<Source>,
+    /// Where the files of each order begin in `sources`.
+    firsts: Vec<u32>,
+}
+
+impl BlendOrder {
+    /// Mixes orders as an index of as many datasets says.
+    #[must_use]
+    pub fn new(orders: Vec<Arc<dyn Order>>, blend: Arc<BlendIndex>) -> Self {
+        let mut sources = Vec::new();
+        let mut firsts = Vec::with_capacity(orders.len());
+        for order in &orders {
+            firsts.push(sources.len() as u32); // fits: Megatron numbers datasets with 16 bits
+            sources.extend_from_slice(order.sources());
+        }
+        BlendOrder { orders, blend, sources, firsts }
+    }
+}
+
+impl Order for BlendOrder {
+    fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    fn sample_count(&self) -> u64 {
+        self.blend.sample_count()
+    }
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
+        let (dataset, inner) = self.blend.sample(sample);
+        // The index may be a file, and of other datasets.
+        let got = self.orders.get(dataset).map_or(0, |order| order.sample_count());
+        if inner >= got {
+            return Err(Error::BlendSample { blend: self.name(), dataset, sample: inner, got });
+        }
+        let first = into.len();
+        self.orders[dataset].pieces(inner, into)?;
+        for piece in &mut into[first..] {
+            piece.file += self.firsts[dataset];
+        }
+        Ok(())
+    }
+
+    fn origin(&self, sample: u64) -> Origin {
+        let (dataset, sample) = self.blend.sample(sample);
+        Origin { dataset: dataset as u32, sample } // fits: 16 bits in the index
+    }
+
+    fn name(&self) -> String {
+        match &self.orders[..] {
+            [first, rest @ ..] if !rest.is_empty() => {
+                format!("a blend of {} and {} more", first.name(), rest.len())
+            }
+            [only] => only.name(),
+            _ => "an empty blend".to_owned(),
+        }
+    }
+}

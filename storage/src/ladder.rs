@@ -1,0 +1,415 @@
+//! Reads of files, carried the best way that their mount allows. What may block, opening a file and
+//! looking at its file system, is done by the threads, with the first read of it: the thread that
+//! owns the reader waits in `reap` and nowhere else.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use crate::buf::{ALIGN_BYTES, Buf};
+use crate::flying::{Carrier, Done, Load};
+use crate::mount::Way;
+use crate::open_file::{OpenFile, is_refusal};
+use crate::piece::Piece;
+use crate::ring::{self, Start, Stop};
+use crate::threads::{Job, Threads};
+use crate::uring::{FILES_MAX, Landed, Uring};
+use crate::url::Wishes;
+use crate::{BufferPool, Object};
+
+/// How long the first read through a ring on a mount may take before the mount is read by threads.
+/// Some versions of some clients never return from it.
+const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// While a ring and threads both have reads, each is looked at so often.
+const TURN: Duration = Duration::from_millis(1);
+
+/// The carrier of a store of files.
+#[derive(Debug)]
+pub(crate) struct Ladder {
+    wishes: Wishes,
+    slots_max: usize,
+    pool: Arc<BufferPool>,
+    ring: Option<Uring>,
+    /// No ring can be made.
+    ringless: bool,
+    threads: Threads<FileJob>,
+    in_threads: usize,
+    files: Files,
+    landed: Vec<Landed>,
+    done: Vec<FileDone>,
+}
+
+impl Ladder {
+    pub(crate) fn new(wishes: Wishes, slots_max: usize, pool: &Arc<BufferPool>) -> Self {
+        Ladder {
+            wishes,
+            slots_max,
+            pool: Arc::clone(pool),
+            ring: None,
+            ringless: false,
+            threads: Threads::new(slots_max),
+            in_threads: 0,
+            files: Files::default(),
+            landed: Vec::with_capacity(slots_max),
+            done: Vec::with_capacity(slots_max),
+        }
+    }
+
+    fn hand_over(&mut self, load: Load, work: Work) {
+        self.in_threads += 1;
+        self.threads.push(FileJob { load, work, wishes: self.wishes });
+    }
+
+    /// Begins a read of a file that is open.
+    fn send(&mut self, load: Load, number: u32, file: Arc<OpenFile>) {
+        let way = file.way(self.wishes);
+        if way.is_ring() && self.has_ring() {
+            let ring = self.ring.as_mut().expect("it was just looked for");
+            return ring.begin(load, file, number, way);
+        }
+        self.hand_over(load, Work::Read(file));
+    }
+
+    /// Makes the ring with the first read that is for it.
+    fn has_ring(&mut self) -> bool {
+        if self.ring.is_none() && !self.ringless {
+            match Uring::new(self.slots_max, &self.pool) {
+                Ok(ring) => self.ring = Some(ring),
+                Err(why) => {
+                    static TOLD: AtomicBool = AtomicBool::new(false);
+                    self.ringless = true;
+                    if !TOLD.swap(true, Ordering::Relaxed) {
+                        log::warn!("reads by threads, because io_uring does not work: {why}");
+                    }
+                }
+            }
+        }
+        self.ring.is_some()
+    }
+
+    /// Sorts what came from the ring: what is done, and what threads are to do.
+    fn settle_ring(&mut self, done: &mut Vec<Done>) {
+        let mut landed = std::mem::take(&mut self.landed);
+        for one in landed.drain(..) {
+            match one {
+                Landed::Done(one) => done.push(one),
+                Landed::Refused(load, file) => self.hand_over(load, Work::Read(file)),
+                // Whether the file ended, or failed, is asked of the file system by a thread.
+                Landed::Failed(load, file, cause) => {
+                    self.hand_over(load, Work::Explain(file, cause));
+                }
+            }
+        }
+        self.landed = landed;
+    }
+
+    /// Takes over what threads opened, and begins what waited for that.
+    fn settle_threads(&mut self, done: &mut Vec<Done>) {
+        let mut came = std::mem::take(&mut self.done);
+        for FileDone { done: one, object, opened } in came.drain(..) {
+            self.in_threads -= 1;
+            done.push(one);
+            let Some((object, opened)) = object.zip(opened) else { continue };
+            match opened {
+                Opened::File(file) => {
+                    for (load, number, file) in self.files.opened(&object, &file) {
+                        self.send(load, number, file);
+                    }
+                }
+                Opened::Failed => {
+                    for load in self.files.failed(&object) {
+                        // Each fails, or does not, by itself.
+                        self.hand_over(load, Work::Open);
+                    }
+                }
+            }
+        }
+        self.done = came;
+    }
+}
+
+impl Carrier for Ladder {
+    fn carry(&mut self, load: Load) {
+        if load.object.file().is_none() {
+            return self.hand_over(load, Work::Object);
+        }
+        if load.attempt > 0 {
+            return self.hand_over(load, Work::Reopen);
+        }
+        match self.files.find(load) {
+            Found::Open(load, number, file) => self.send(load, number, file),
+            Found::New(load) => self.hand_over(load, Work::Open),
+            Found::Waits => {}
+        }
+    }
+
+    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
+        let before = done.len();
+        loop {
+            let in_ring = self.ring.as_ref().map_or(0, Uring::flying);
+            let now = Instant::now();
+            let turn =
+                if in_ring > 0 && self.in_threads > 0 { until.min(now + TURN) } else { until };
+            if in_ring > 0
+                && let Some(ring) = &mut self.ring
+            {
+                let wake = if self.in_threads > 0 { now } else { until };
+                ring.wait(wake, &mut self.landed);
+            }
+            if self.in_threads > 0 {
+                let wake = if self.landed.is_empty() { turn } else { now };
+                self.threads.wait(wake, &mut self.done);
+            }
+            self.settle_ring(done);
+            self.settle_threads(done);
+            if done.len() > before || now >= until {
+                return;
+            }
+        }
+    }
+
+    fn place(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String) {
+        match self.files.look(object) {
+            Some(file) => {
+                let kind = &file.mount.file_system;
+                (format!("{kind}, {}", file.way(self.wishes)), file.layout.placement(offset))
+            }
+            None => ("a file being opened".to_owned(), String::new()),
+        }
+    }
+}
+
+/// The files that a reader has open, by their objects.
+#[derive(Debug, Default)]
+struct Files {
+    numbers: HashMap<usize, u32>,
+    entries: Vec<Entry>,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Held, so that no other object has its address.
+    object: Arc<dyn Object>,
+    file: Option<Arc<OpenFile>>,
+    /// A thread opens it.
+    opening: bool,
+    /// Reads that wait until it is open.
+    waiting: Vec<Load>,
+    used: u64,
+}
+
+enum Found {
+    Open(Load, u32, Arc<OpenFile>),
+    /// The first read of it, which opens it.
+    New(Load),
+    /// Kept until it is open.
+    Waits,
+}
+
+fn address(object: &Arc<dyn Object>) -> usize {
+    Arc::as_ptr(object).cast::<()>().addr()
+}
+
+impl Files {
+    fn find(&mut self, load: Load) -> Found {
+        self.clock += 1;
+        if let Some(&number) = self.numbers.get(&address(&load.object)) {
+            let entry = &mut self.entries[number as usize];
+            entry.used = self.clock;
+            return match &entry.file {
+                Some(file) => Found::Open(load, number, Arc::clone(file)),
+                None if !std::mem::replace(&mut entry.opening, true) => Found::New(load),
+                None => {
+                    entry.waiting.push(load);
+                    Found::Waits
+                }
+            };
+        }
+        let (object, used) = (Arc::clone(&load.object), self.clock);
+        let entry = Entry { object, file: None, opening: true, waiting: Vec::new(), used };
+        if let Some(number) = self.place_for_one() {
+            self.numbers.insert(address(&entry.object), number);
+            match self.entries.get_mut(number as usize) {
+                Some(old) => *old = entry,
+                None => self.entries.push(entry),
+            }
+        }
+        Found::New(load)
+    }
+
+    /// A number that is free, if need be by closing the file that was not used for longest.
+    fn place_for_one(&mut self) -> Option<u32> {
+        if self.entries.len() < FILES_MAX {
+            return Some(self.entries.len() as u32); // fits: below FILES_MAX
+        }
+        let idle = |entry: &&Entry| {
+            !entry.opening
+                && entry.waiting.is_empty()
+                && entry.file.as_ref().is_none_or(|file| Arc::strong_count(file) == 1)
+        };
+        let oldest = self.entries.iter().filter(idle).min_by_key(|entry| entry.used)?;
+        self.numbers.remove(&address(&oldest.object))
+    }
+
+    fn opened(
+        &mut self,
+        object: &Arc<dyn Object>,
+        file: &Arc<OpenFile>,
+    ) -> Vec<(Load, u32, Arc<OpenFile>)> {
+        let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
+        let entry = &mut self.entries[number as usize];
+        (entry.file, entry.opening) = (Some(Arc::clone(file)), false);
+        let waiting = std::mem::take(&mut entry.waiting);
+        waiting.into_iter().map(|load| (load, number, Arc::clone(file))).collect()
+    }
+
+    /// Nothing is known of it; what waited is given back.
+    fn failed(&mut self, object: &Arc<dyn Object>) -> Vec<Load> {
+        let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
+        let entry = &mut self.entries[number as usize];
+        entry.opening = false;
+        std::mem::take(&mut entry.waiting)
+    }
+
+    fn look(&self, object: &Arc<dyn Object>) -> Option<&OpenFile> {
+        let number = self.numbers.get(&address(object))?;
+        self.entries[*number as usize].file.as_deref()
+    }
+}
+
+/// A read for a thread, and what else it is to do.
+#[derive(Debug)]
+struct FileJob {
+    load: Load,
+    work: Work,
+    wishes: Wishes,
+}
+
+#[derive(Debug)]
+enum Work {
+    /// By what every object can.
+    Object,
+    /// Open it, and try the ways that its mount has.
+    Open,
+    /// Open it anew after an error.
+    Reopen,
+    Read(Arc<OpenFile>),
+    /// Say what a ring's failure means.
+    Explain(Arc<OpenFile>, crate::piece::Cause),
+}
+
+#[derive(Debug)]
+struct FileDone {
+    done: Done,
+    /// Of which object something was opened.
+    object: Option<Arc<dyn Object>>,
+    opened: Option<Opened>,
+}
+
+#[derive(Debug)]
+enum Opened {
+    File(Arc<OpenFile>),
+    Failed,
+}
+
+impl Job for FileJob {
+    type Out = FileDone;
+
+    fn run(self) -> FileDone {
+        let FileJob { load, work, wishes } = self;
+        let object = Arc::clone(&load.object);
+        let opened = match work {
+            Work::Object => return FileDone::of(load.read()),
+            Work::Read(file) => return FileDone::of(file.read(load, wishes)),
+            Work::Explain(file, cause) => {
+                let error = file.error(&load, cause);
+                return FileDone::of(load.failed(error));
+            }
+            Work::Open => match object.file() {
+                Some(file) => OpenFile::open(&object, file, wishes),
+                None => return FileDone::of(load.read()),
+            },
+            Work::Reopen => OpenFile::reopen(&object, wishes),
+        };
+        let (done, opened) = match opened {
+            Ok(file) => {
+                let done = file.read(load, wishes);
+                probe(&file, wishes);
+                (done, Opened::File(Arc::new(file)))
+            }
+            Err(error) => (load.failed(error), Opened::Failed),
+        };
+        FileDone { done, object: Some(object), opened: Some(opened) }
+    }
+
+    fn fail(self, e: io::Error) -> FileDone {
+        let object = Some(Arc::clone(&self.load.object));
+        FileDone { done: self.load.fail(e), object, opened: Some(Opened::Failed) }
+    }
+}
+
+impl FileDone {
+    fn of(done: Done) -> Self {
+        FileDone { done, object: None, opened: None }
+    }
+}
+
+/// Reads a block of the file through a ring, once a mount, on a thread that may hang, and takes the
+/// ways off its ladder that do not work. Says then how the mount is read.
+fn probe(file: &OpenFile, wishes: Wishes) {
+    file.mount.probed.get_or_init(|| {
+        let mut way = file.way(wishes);
+        while way.is_ring()
+            && let Err(why) = try_ring(file, way)
+        {
+            file.mount.refuse(way, &why);
+            way = file.way(wishes);
+        }
+        let (kind, told) = (&file.mount.file_system, &file.mount.told);
+        log::info!("{kind} {told}: read by {way}, aligned to {}", file.align(way));
+    });
+}
+
+fn try_ring(file: &OpenFile, way: Way) -> Result<(), String> {
+    let start = if file.mount.inline { Start::Inline } else { Start::Punted };
+    let own = file.file(way).try_clone().map_err(|e| e.to_string())?;
+    let (answer, answered) = mpsc::sync_channel(1);
+    let read = move || {
+        let mut block = Buf::take();
+        // The file need not have a block; what is asked is whether it may be read.
+        let piece = Piece::read(0, &mut block[..ALIGN_BYTES]).direct(ALIGN_BYTES, 0);
+        let outcome = match ring::transfer(&own, &mut [piece], start) {
+            Err(Stop::Refused(why)) => Err(why),
+            Err(Stop::Failed(failure)) => match &failure.cause {
+                crate::piece::Cause::Io(e) if is_refusal(e, way) => Err(e.to_string()),
+                _ => Ok(()), // an error of data is no refusal
+            },
+            Err(Stop::Busy) | Ok(()) => Ok(()),
+        };
+        let _ = answer.send(outcome);
+    };
+    let builder = thread::Builder::new().name("read".to_owned());
+    builder.spawn(read).map_err(|e| e.to_string())?;
+    answered.recv_timeout(PROBE_PATIENCE).unwrap_or_else(|_| {
+        Err(format!("a read through a ring did not come back in {} s", PROBE_PATIENCE.as_secs()))
+    })
+}
+
+/// How many reads at once a kind of file system carries well: past that only latency grows.
+pub(crate) fn depth_liked(file_system: &str) -> usize {
+    match file_system {
+        // Eight requests for each of so many servers.
+        "lustre" => 128,
+        "tmpfs" | "ramfs" => 4,
+        "overlay" | "fuse.ceph-fuse" | "fuse.ceph" => 32,
+        // A process that answers, often one at a time, is slower with more.
+        kind if kind.starts_with("fuse") => 4,
+        // A solid-state disk, a network with latency: 64 random reads of 8 KiB at once gave 59.7
+        // thousand a second, 16 gave 48.2 and 128 gave 51.6.
+        _ => 64,
+    }
+}

@@ -1,10 +1,9 @@
 //! Aligned buffers from one bounded pool, for IO that goes around the page cache.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
-use std::slice;
 use std::sync::{Mutex, PoisonError};
+
+use memmap2::{Advice, MmapMut, MmapOptions};
 
 /// What direct IO is aligned to, in memory and in the file: every device and file system known to
 /// us asks for 4,096 or less, and Lustre for exactly that.
@@ -19,20 +18,20 @@ const IDLE_MAX: usize = 4;
 
 const _: () = assert!(BUF_BYTES.is_multiple_of(ALIGN_BYTES));
 
-static IDLE: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+static IDLE: Mutex<Vec<Zeros>> = Mutex::new(Vec::new());
 
 /// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Goes back to the pool when dropped;
 /// what it holds when taken is unspecified.
 #[derive(Debug)]
-pub(crate) struct Buf(Option<Block>);
+pub(crate) struct Buf(Option<Zeros>);
 
 impl Buf {
     pub(crate) fn take() -> Self {
         let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Buf(Some(idle.unwrap_or_else(Block::new)))
+        Buf(Some(idle.unwrap_or_else(|| Zeros::new(BUF_BYTES))))
     }
 
-    fn block(&self) -> &Block {
+    fn block(&self) -> &Zeros {
         self.0.as_ref().expect("present until dropped")
     }
 }
@@ -50,47 +49,46 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let start = self.block().0.as_ptr();
-        // SAFETY: the block is BUF_BYTES of initialised memory that we own, shared while `self` is.
-        unsafe { slice::from_raw_parts(start, BUF_BYTES) }
+        self.block()
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let start = self.block().0.as_ptr();
-        // SAFETY: the block is BUF_BYTES of initialised memory that only `self` points to.
-        unsafe { slice::from_raw_parts_mut(start, BUF_BYTES) }
+        self.0.as_mut().expect("present until dropped")
     }
 }
 
-/// The memory itself.
+/// Zeros, each page of which the system gives when it is first touched.
 #[derive(Debug)]
-struct Block(NonNull<u8>);
+pub struct Zeros(MmapMut);
 
-// SAFETY: a block owns its memory and has no tie to the thread that allocated it.
-unsafe impl Send for Block {}
-
-// SAFETY: a shared block gives out nothing but shared slices.
-unsafe impl Sync for Block {}
-
-impl Block {
-    const LAYOUT: Layout = match Layout::from_size_align(BUF_BYTES, ALIGN_BYTES) {
-        Ok(layout) => layout,
-        Err(_) => panic!("the alignment is a power of two"),
-    };
-
-    fn new() -> Self {
-        // SAFETY: the layout is not empty.
-        let start = unsafe { alloc_zeroed(Self::LAYOUT) };
-        Block(NonNull::new(start).unwrap_or_else(|| handle_alloc_error(Self::LAYOUT)))
+impl Zeros {
+    /// So many bytes, in large pages where the system has them: a table that is asked at random
+    /// would else wait for the addresses of its pages as long as for what is in them.
+    ///
+    /// # Panics
+    /// If there is no memory, as every allocation does.
+    #[must_use]
+    pub fn new(len_bytes: usize) -> Self {
+        let map = MmapOptions::new().len(len_bytes).map_anon().expect("memory");
+        // A hint: some kernels have no large pages.
+        let _ = map.advise(Advice::HugePage);
+        Zeros(map)
     }
 }
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and not freed before.
-        unsafe { dealloc(self.0.as_ptr(), Self::LAYOUT) };
+impl Deref for Zeros {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Zeros {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
     }
 }
 

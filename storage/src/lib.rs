@@ -15,7 +15,6 @@
 #![deny(unsafe_code)]
 
 mod behind;
-#[expect(unsafe_code, reason = "aligned memory is allocated and freed by hand")]
 mod buf;
 #[expect(unsafe_code, reason = "buffers are disjoint parts of one mapping")]
 mod buffer_pool;
@@ -60,6 +59,7 @@ mod upload;
 mod uring;
 mod url;
 
+pub use buf::Zeros;
 pub use buffer_pool::{Buffer, BufferPool};
 pub use checksum::{Crc32, Crc64, crc64, crc64_join};
 pub use error::{Error, Result};

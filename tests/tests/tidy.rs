@@ -30,13 +30,12 @@ const SHARED: [&str; 8] =
 const FOR_TESTS: [&str; 1] = ["tempfile"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 10] = [
+const UNSAFE: [&str; 9] = [
     "storage/src/uring.rs",
     "storage/src/buffer_pool.rs",
     "storage/src/ring.rs",
     "storage/src/pread.rs",
     "storage/src/sys.rs",
-    "storage/src/buf.rs",
     "storage/src/map.rs",
     "storage/src/shared/memory.rs",
     "storage/src/shared/socket.rs",

@@ -18,8 +18,8 @@ const VERSION_LINE: &str = "#version: 0.2\n";
 /// The vocabularies in use are 1 to 10 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Its length, uncompressed, a little over 456,318 bytes so that more would show.
-const BUILT_IN_BYTES_MAX: usize = 456_319;
+/// GPT-2's merges, uncompressed: 50,000 pairs of ids of two bytes each.
+const BUILT_IN_BYTES: usize = 200_000;
 
 /// Tokens and merges.
 #[derive(Debug)]
@@ -130,17 +130,31 @@ fn stands_for_itself(byte: u32) -> bool {
 }
 
 /// GPT-2's own: the bytes that stand for themselves, the other bytes, then what each merge makes.
-pub(super) fn built_in() -> Result<Vocab> {
-    let packed = include_bytes!("../../assets/gpt2/merges.txt.zst");
-    let text = zstd::bulk::decompress(packed, BUILT_IN_BYTES_MAX).expect("an asset of ours");
-    let text = String::from_utf8(text).expect("an asset of ours");
-    let chars = byte_chars();
-    let (first, rest): (Vec<u32>, Vec<u32>) = (0..256).partition(|&byte| stands_for_itself(byte));
-    let bytes = first.into_iter().chain(rest).map(|byte| chars[byte as usize].to_string());
-    let made = merge_lines(&text).map(|(_, line)| line.replacen(' ', "", 1));
-    let tokens = bytes.chain(made).chain([END_OF_TEXT.to_owned()]);
-    let ids = tokens.zip(0..).collect();
-    Vocab::new(&ids, &Files { vocab: "GPT-2's vocabulary", merges: "GPT-2's merges", text: &text })
+pub(super) fn built_in() -> Vocab {
+    let packed = include_bytes!("../../assets/gpt2/merges.bin.zst");
+    let pairs = zstd::bulk::decompress(packed, BUILT_IN_BYTES).expect("an asset of ours");
+    let (first, rest): (Vec<u8>, Vec<u8>) =
+        (0..=255).partition(|&byte| stands_for_itself(byte.into()));
+    let mut bytes = [first, rest].concat();
+    let mut byte_ids = [0; 256];
+    for (&byte, id) in bytes.iter().zip(0..) {
+        byte_ids[usize::from(byte)] = id;
+    }
+    let mut ends: Vec<usize> = (1..=256).collect();
+    let mut merges = Vec::with_capacity(pairs.len() / 4);
+    for (&[a, b, c, d], merged) in pairs.as_chunks().0.iter().zip(256..) {
+        let (left, right) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+        for id in [left, right].map(usize::from) {
+            let start = id.checked_sub(1).map_or(0, |before| ends[before]);
+            bytes.extend_from_within(start..ends[id]);
+        }
+        ends.push(bytes.len());
+        merges.push(Merge { left: left.into(), right: right.into(), merged });
+    }
+    let eod = Some(ends.len() as u32); // fits: 50,256
+    bytes.extend_from_slice(END_OF_TEXT.as_bytes());
+    ends.push(bytes.len());
+    Vocab { bytes, ends, byte_ids, merges, eod }
 }
 
 /// What stands in a `vocab.json` and a `merges.txt`.
@@ -248,4 +262,22 @@ fn merges(
         return Err(files.merges(last, format!("{last} merges"), "at most 4194304"));
     }
     Ok(merges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pairs that are built in say what the published text says, to its last byte.
+    #[test]
+    fn built_in_is_the_published_table() {
+        let packed = include_bytes!("../../assets/gpt2/merges.txt.zst");
+        let text = zstd::bulk::decompress(packed, 1 << 20).unwrap();
+        let built_in = built_in();
+        assert_eq!(built_in.to_merges_txt().as_bytes(), text);
+        assert_eq!((built_in.size(), built_in.eod), (50_257, Some(50_256)));
+        assert_eq!(built_in.token(50_256), Some(END_OF_TEXT.as_bytes()));
+        let merged = built_in.merges.iter().map(|merge| merge.merged);
+        assert!(merged.eq(256..50_256));
+    }
 }

@@ -1,7 +1,10 @@
-//! The classes of 64 bytes of ASCII at once, a bit a byte: where pieces start is then a formula of
+//! The classes of 64 bytes at once, a bit a byte: where pieces start is then a formula of
 //! whole words, without a branch for every character.
 
 use wide::u8x16;
+
+use super::super::classes::{Class, Set};
+use super::Splitter;
 
 /// How many bytes a block has.
 pub(super) const BYTES: usize = 64;
@@ -21,6 +24,8 @@ pub(super) struct Block {
     pub(super) slash: u64,
     /// Not ASCII.
     pub(super) wide: u64,
+    /// Of a character's bytes all but the first.
+    pub(super) inside: u64,
 }
 
 impl Block {
@@ -48,7 +53,41 @@ impl Block {
             quote: is(b'\''),
             slash: is(b'/'),
             wide: bits(&|bytes| bytes),
+            inside: bits(&|bytes| among(bytes, 0x80, 64)),
         }
+    }
+
+    /// Gives the bytes of characters beyond ASCII the classes that GPT-2's pattern knows, all of
+    /// one character the same. The place of the first that is not whole, or 64. The block begins
+    /// with a character.
+    #[inline]
+    pub(super) fn widen(&mut self, splitter: Splitter, bytes: &[u8; BYTES]) -> u32 {
+        let mut leads = self.wide & !self.inside;
+        while leads != 0 {
+            let at = leads.trailing_zeros();
+            let len = bytes[at as usize].leading_ones();
+            if at + len > BYTES as u32 {
+                return at;
+            }
+            let (class, _) = splitter.class_of_wide(bytes, at as usize);
+            let run = ((1 << len) - 1) << at;
+            let if_of = |set: Set| if set.has(class) { run } else { 0 };
+            self.letter |= if_of(Set::LETTER);
+            self.number |= if_of(Set::of(&[Class::Number]));
+            self.space |= if_of(Set::SPACE);
+            leads &= leads - 1;
+        }
+        BYTES as u32
+    }
+
+    /// The first byte of each character whose last is given; one of white space has three at most.
+    #[inline]
+    pub(super) fn first_of(&self, mut last: u64) -> u64 {
+        for _ in 0..2 {
+            let inside = last & self.inside;
+            last = (last ^ inside) | (inside >> 1);
+        }
+        last
     }
 
     /// Neither letter nor number nor white space.

@@ -54,7 +54,10 @@ impl Splitter {
     /// Finds where the next pieces end, some [`PIECES`] of them, from one that starts at `at`.
     pub(crate) fn ends(self, pattern: Pattern, bytes: &[u8], at: usize, ends: &mut Ends) {
         match pattern {
-            Pattern::Gpt2 => self.ends_by_block(pattern, gpt2::starts, bytes, at, ends),
+            Pattern::Gpt2 => {
+                let starts = |block: &Block, bytes: &_| gpt2::starts(self, block, bytes);
+                self.ends_by_block(Pattern::Gpt2, starts, bytes, at, ends);
+            }
             Pattern::Cl100k => {
                 self.ends_by_block(pattern, later::starts::<later::Cl100k>, bytes, at, ends);
             }
@@ -80,7 +83,8 @@ impl Splitter {
         }
     }
 
-    /// ASCII by the block, as far as it goes; what a block does not settle, one by one.
+    /// By the block, as far as that goes, for most patterns as far as text is ASCII; what a block
+    /// does not settle, one by one.
     #[inline(always)]
     fn ends_by_block(
         self,
@@ -98,9 +102,8 @@ impl Splitter {
                 padded[..rest.len()].copy_from_slice(rest);
                 &padded
             });
-            if block[0] < 0x80 {
-                let classes = Block::of(block);
-                let (bits, certain) = starts(&classes, block);
+            if block[0] < 0x80 || pattern == Pattern::Gpt2 {
+                let (bits, certain) = starts(&Block::of(block), block);
                 // The text's end is a piece's, if all before it is certain.
                 let end = if (rest.len() as u64) < u64::from(certain.min(64)) {
                     1 << rest.len()

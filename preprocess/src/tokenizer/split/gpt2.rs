@@ -35,16 +35,19 @@ pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize
 
 /// Where pieces start in a block that begins with a piece, and below which place that is certain.
 #[inline(always)]
-pub(super) fn starts(block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
-    let Block { letter, number, space, blank, quote, .. } = *block;
+pub(super) fn starts(splitter: Splitter, block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+    let mut block = *block;
+    let whole = if block.wide == 0 { u64::BITS } else { block.widen(splitter, bytes) };
+    let Block { letter, number, space, blank, quote, .. } = block;
     let sign = block.sign();
     let same = (letter & (letter << 1)) | (number & (number << 1)) | (sign & (sign << 1));
     // A blank goes with what follows it, so that a word's start is the blank before it; the last
     // of several characters of white space starts a piece in any case.
     let mut starts = !space & !same & !(blank << 1);
-    starts |= space & (!(space << 1) | !(space >> 1));
-    // A contraction is behind its first apostrophe, and three characters long at most.
-    let certain = block.wide.trailing_zeros().saturating_sub(3);
+    starts |= (space & !(space << 1)) | block.first_of(space & !(space >> 1));
+    // A contraction is behind its first apostrophe, and three characters long at most. So long is
+    // a character of white space too, whose first byte is told by what is behind its last.
+    let certain = whole.saturating_sub(3);
     let mut quotes = quote & (starts | 1) & below(certain);
     while quotes != 0 {
         let at = quotes.trailing_zeros() as usize;

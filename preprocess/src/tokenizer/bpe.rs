@@ -34,7 +34,7 @@ struct Whole {
     bytes_max: usize,
 }
 
-/// Encodes one text after another; holds 8 MiB of pieces.
+/// Encodes one text after another; holds 17 MiB of pieces.
 #[derive(Debug)]
 pub(crate) struct BpeEncoder<'a> {
     bpe: &'a Bpe,
@@ -162,6 +162,7 @@ impl BpeEncoder<'_> {
         let mut merge = |piece: &[u8], ids: &mut Vec<u32>| {
             bpe.merge(piece, (&mut *scratch, &mut *memory), ids);
         };
+        let mut cache = cache.sets();
         let mut len = ids.len();
         for ends in ends.as_slice().chunks(PIECES_AHEAD) {
             // The memory of all is asked for before that of the first is needed.
@@ -184,7 +185,7 @@ impl BpeEncoder<'_> {
                     if piece.len() <= KEY_BYTES_MAX {
                         merge(piece, ids);
                         cache.put(place, &ids[len..]);
-                    } else if piece.len() > long_cache::BYTES_MAX || !piece[0].is_ascii() {
+                    } else if piece.len() > long_cache::BYTES_MAX || ByChar::is_for(piece) {
                         merge(piece, ids);
                     } else if let Some(found) = long_cache.get(piece) {
                         ids.extend_from_slice(found);

@@ -60,7 +60,7 @@ impl ByChar {
             merger.merge(code.encode_utf8(&mut [0; 4]).as_bytes(), &mut scratch, &mut ids);
             ids.iter().rev().fold(0, |unit, &id| (unit << ID_BITS) | u64::from(id + 1))
         });
-        ByChar { units: units.collect(), lens: merger.token_lens() }
+        ByChar { units: units.collect(), lens: merger.token_lens().to_vec() }
     }
 
     /// Whether it is for a piece.

@@ -1,9 +1,11 @@
 //! The pieces seen lately and their ids. Nine pieces of ten are one token, and the same words come
 //! again: a look here is many times cheaper than merging.
 
-/// 131,072 entries of 32 bytes are 4 MiB a worker. The common ones stay in a core's second-level
-/// cache; even from the third a look is a fifth of a merging.
-const SET_COUNT: usize = 1 << 16;
+use storage::Zeros;
+
+/// 524,288 entries of 32 bytes are 16 MiB a worker. The common ones stay in a core's second-level
+/// cache; even from memory a look is a fifth of a merging.
+const SET_COUNT: usize = 1 << 18;
 
 /// A key is 16 bytes: the piece, and its length in the last.
 pub(super) const KEY_BYTES_MAX: usize = 15;
@@ -16,20 +18,15 @@ const COUNT_SHIFT: u32 = 24;
 
 /// A bounded memory of pieces: each set holds the two pieces that were seen in it last.
 #[derive(Debug)]
-pub(super) struct Cache {
-    sets: Box<[Set; SET_COUNT]>,
-}
+pub(super) struct Cache(Zeros);
 
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(align(64))]
-struct Set([Entry; 2]);
+/// The same, open for looking.
+#[derive(Debug)]
+pub(super) struct Sets<'a>(&'a mut [Set; SET_COUNT]);
 
-/// An entry that was never filled has key 0, which is no piece: a piece has a length.
-#[derive(Clone, Copy, Debug, Default)]
-struct Entry {
-    key: Key,
-    ids: [u32; IDS_MAX],
-}
+/// A cache line of two entries: 16 bytes of key and as many of ids. One that was never filled has
+/// key 0, which is no piece: a piece has a length.
+type Set = [[[u8; 16]; 2]; 2];
 
 const _: () = assert!(size_of::<Set>() == 64, "a set is one cache line");
 
@@ -82,6 +79,17 @@ impl Key {
         }
     }
 
+    #[inline]
+    fn of(bytes: &[u8; 16]) -> Self {
+        let word = u128::from_le_bytes(*bytes);
+        Key { low: word as u64, high: (word >> 64) as u64 }
+    }
+
+    #[inline]
+    fn to_bytes(self) -> [u8; 16] {
+        (u128::from(self.low) | (u128::from(self.high) << 64)).to_le_bytes()
+    }
+
     /// Without a branch between the halves.
     #[inline]
     fn is(self, other: Key) -> bool {
@@ -100,27 +108,36 @@ impl Key {
 
 impl Cache {
     pub(super) fn new() -> Self {
-        let sets = vec![Set::default(); SET_COUNT].into_boxed_slice();
-        Cache { sets: sets.try_into().expect("so many were made") }
+        Cache(Zeros::new(SET_COUNT * size_of::<Set>()))
     }
 
+    #[inline]
+    pub(super) fn sets(&mut self) -> Sets<'_> {
+        let halves = self.0.as_chunks_mut().0;
+        let sets = halves.as_chunks_mut().0.as_chunks_mut().0.first_chunk_mut();
+        Sets(sets.expect("so many were made"))
+    }
+}
+
+impl Sets<'_> {
     /// Where a piece is, if it is here.
     #[inline]
     pub(super) fn find(&self, key: Key) -> Place {
         let set = key.set_idx() % SET_COUNT;
-        let Set(entries) = &self.sets[set];
-        Place { key, entry: (set * 2 + usize::from(entries[1].key.is(key))) as u32 }
+        let [_, [second, _]] = &self.0[set];
+        Place { key, entry: (set * 2 + usize::from(Key::of(second).is(key))) as u32 }
     }
 
     /// The ids of a piece, and how many of them count; none if it is not here.
     #[inline]
     pub(super) fn get(&self, place: Place) -> Option<([u32; IDS_MAX], usize)> {
         let entry = place.entry as usize;
-        let Set(entries) = &self.sets[entry / 2 % SET_COUNT];
-        let Entry { key: found, mut ids } = entries[entry % 2];
+        let [found, ids] = &self.0[entry / 2 % SET_COUNT][entry % 2];
+        let words = u128::from_le_bytes(*ids);
+        let mut ids = [0, 32, 64, 96].map(|shift| (words >> shift) as u32); // fits: 32 bits of it
         let count = ids[0] >> COUNT_SHIFT;
         ids[0] &= (1 << COUNT_SHIFT) - 1;
-        found.is(place.key).then_some((ids, count as usize))
+        Key::of(found).is(place.key).then_some((ids, count as usize))
     }
 
     /// Remembers a piece, in the place of the older of its set, if it can be.
@@ -130,11 +147,10 @@ impl Cache {
         if piece_ids.len() > IDS_MAX || len > KEY_BYTES_MAX as u64 {
             return;
         }
-        let mut ids = [0; IDS_MAX];
-        ids[..piece_ids.len()].copy_from_slice(piece_ids);
-        ids[0] |= (piece_ids.len() as u32) << COUNT_SHIFT;
-        let Set(entries) = &mut self.sets[entry as usize / 2 % SET_COUNT];
+        let ids = piece_ids.iter().rev().fold(0_u128, |ids, &id| (ids << 32) | u128::from(id));
+        let ids = ids | ((piece_ids.len() as u128) << COUNT_SHIFT);
+        let entries = &mut self.0[entry as usize / 2 % SET_COUNT];
         entries[1] = entries[0];
-        entries[0] = Entry { key, ids };
+        entries[0] = [key.to_bytes(), ids.to_le_bytes()];
     }
 }

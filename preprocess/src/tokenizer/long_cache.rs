@@ -1,7 +1,7 @@
 //! Pieces too long for the cache that come again all the same: indents, rules of dashes, names.
 
-/// 2,048 entries of 128 bytes are 256 KiB a worker.
-const ENTRY_COUNT: usize = 1 << 11;
+/// 8,192 entries of 128 bytes are 1 MiB a worker.
+const ENTRY_COUNT: usize = 1 << 13;
 
 /// Longer pieces are too rare to be remembered.
 pub(super) const BYTES_MAX: usize = 64;

@@ -4,8 +4,12 @@
 //! Short pieces, which nearly all are, scan an array on the stack. Long ones, such as a line of
 //! a hundred thousand dashes, use a heap, so that the time grows as n log n and not as n squared.
 
+mod short;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+use short::Short;
 
 /// Ids below this fit a slot of the pair table.
 pub(super) const ID_LIMIT: usize = (1 << ID_BITS) - 1;
@@ -18,15 +22,12 @@ const _: () = assert!(2 * ID_BITS + RANK_BITS == u64::BITS);
 
 /// The positions of a short piece are the bits of one word.
 pub(super) const SHORT_BYTES_MAX: usize = 64;
-const POSITION_BITS: u32 = SHORT_BYTES_MAX.trailing_zeros();
-const _: () = assert!(RANK_BITS + POSITION_BITS < 31, "a rank and a position are one i32");
 
-/// No rank at any position. Signed, for the oldest vector instructions compare no other numbers.
-const UNRANKED: i32 = i32::MAX;
+/// No merge: the first number that is no rank.
+const NONE: u32 = RANK_LIMIT as u32;
 
-/// No merge. It is more than any rank.
-const NONE: u32 = u32::MAX;
-const _: () = assert!(RANK_LIMIT < NONE as usize);
+/// No token.
+const NO_ID: u32 = ID_LIMIT as u32;
 
 /// One merge, in ids: `left` followed by `right` becomes `merged`.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,7 @@ pub(super) struct Merger {
     byte_pairs: BytePairs,
     /// What the merge of each rank makes.
     merged: Vec<u32>,
+    token_lens: Vec<u8>,
     pairs: Pairs,
 }
 
@@ -79,36 +81,24 @@ impl Merger {
         Merger::ranked(byte_ids, &ranked, merged)
     }
 
-    /// Of pairs, left and right, and their ranks, which several may share; `merged` is what each
-    /// rank makes.
+    /// Of pairs, left and right, and their ranks, which several may share, the lowest first;
+    /// `merged` is what each rank makes.
     pub(super) fn ranked(
         byte_ids: [u32; 256],
         pairs: &[(u32, u32, u32)],
         merged: Vec<u32>,
     ) -> Self {
         assert!(merged.len() <= RANK_LIMIT, "the ranks fit a slot");
+        let token_lens = token_lens(&byte_ids, pairs, &merged);
         let pairs = Pairs::new(pairs);
-        Merger { byte_pairs: BytePairs::new(&byte_ids, &pairs), byte_ids, merged, pairs }
+        let byte_pairs = BytePairs::new(&byte_ids, &pairs);
+        Merger { byte_ids, byte_pairs, merged, token_lens, pairs }
     }
 
     /// How many bytes each token has, by id; 0 for one that has 256 or more, or is made of what no
     /// merge before it makes.
-    pub(super) fn token_lens(&self) -> Vec<u8> {
-        let ids_end = self.byte_ids.iter().chain(&self.merged).max().map_or(0, |&id| id + 1);
-        let mut lens = vec![0_u8; ids_end as usize];
-        for &id in &self.byte_ids {
-            lens[id as usize] = 1;
-        }
-        let mut pairs: Vec<_> = self.pairs.iter().collect();
-        pairs.sort_unstable();
-        for (rank, left, right) in pairs {
-            let halves = [left, right].map(|id| lens.get(id as usize).copied().unwrap_or(0));
-            if !halves.contains(&0) {
-                lens[self.merged[rank as usize] as usize] =
-                    halves[0].checked_add(halves[1]).unwrap_or(0);
-            }
-        }
-        lens
+    pub(super) fn token_lens(&self) -> &[u8] {
+        &self.token_lens
     }
 
     /// The two tokens that a token is made of, and its rank: what the merges of lower rank leave
@@ -135,52 +125,18 @@ impl Merger {
     /// If the piece is 4 GiB or longer.
     pub(super) fn merge(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
         match piece.len() {
-            0..=16 => self.merge_short::<16>(piece, ids),
+            0..=8 => self.merge_short::<8>(piece, ids),
+            9..=16 => self.merge_short::<16>(piece, ids),
             17..=32 => self.merge_short::<32>(piece, ids),
             33..=SHORT_BYTES_MAX => self.merge_short::<SHORT_BYTES_MAX>(piece, ids),
             _ => self.merge_long(piece, scratch, ids),
         }
     }
 
-    /// Tokens stand where their first byte stood, and bit i of `alive` says that one stands at i. A
-    /// pair's rank and, below it, its position are one number, so that the least of all numbers is
-    /// the pair to merge: a loop without branches, which the compiler turns into vector code.
     fn merge_short<const BYTES: usize>(&self, piece: &[u8], ids: &mut Vec<u32>) {
-        const { assert!(BYTES <= SHORT_BYTES_MAX) };
-        let len = piece.len();
-        let mut at = [0_u32; BYTES];
-        let mut ranked = [UNRANKED; BYTES];
-        for (id, &byte) in at.iter_mut().zip(piece) {
-            *id = self.byte_ids[usize::from(byte)];
-        }
-        for (i, (ranked, bytes)) in ranked.iter_mut().zip(piece.windows(2)).enumerate() {
-            *ranked = rank_at(self.byte_pairs.rank(bytes[0], bytes[1]), i);
-        }
-        let mut alive = if len == 64 { u64::MAX } else { (1 << len) - 1 };
-        loop {
-            let lowest = ranked.iter().fold(UNRANKED, |lowest, &one| lowest.min(one));
-            if lowest == UNRANKED {
-                break;
-            }
-            let (rank, left) =
-                (lowest as usize >> POSITION_BITS, lowest as usize % SHORT_BYTES_MAX);
-            let right = next(alive, left);
-            at[left] = self.merged[rank];
-            alive &= !(1 << right);
-            ranked[right] = UNRANKED;
-            let after = next(alive, left);
-            let rank = if after < len { self.pairs.rank(at[left], at[after]) } else { NONE };
-            ranked[left] = rank_at(rank, left);
-            let before = alive & ((1 << left) - 1);
-            if before != 0 {
-                let before = 63 - before.leading_zeros() as usize;
-                ranked[before] = rank_at(self.pairs.rank(at[before], at[left]), before);
-            }
-        }
-        while alive != 0 {
-            ids.push(at[alive.trailing_zeros() as usize]);
-            alive &= alive - 1;
-        }
+        let mut short = Short::<BYTES>::new(self, piece);
+        while short.step(self) {}
+        short.push_ids(ids);
     }
 
     fn merge_long(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
@@ -237,17 +193,19 @@ impl Merger {
     }
 }
 
-/// The first token after the one at `i`; 64 or more if there is none.
-#[inline]
-fn next(alive: u64, i: usize) -> usize {
-    (alive & (u64::MAX << i << 1)).trailing_zeros() as usize
-}
-
-/// A rank, if it is one, at a position of a short piece.
-#[inline]
-fn rank_at(rank: u32, position: usize) -> i32 {
-    // fits: asserted of the constants; a position is below SHORT_BYTES_MAX
-    if rank == NONE { UNRANKED } else { ((rank as i32) << POSITION_BITS) | position as i32 }
+fn token_lens(byte_ids: &[u32; 256], pairs: &[(u32, u32, u32)], merged: &[u32]) -> Vec<u8> {
+    let ids_end = byte_ids.iter().chain(merged).max().map_or(0, |&id| id + 1);
+    let mut lens = vec![0_u8; ids_end as usize];
+    for &id in byte_ids {
+        lens[id as usize] = 1;
+    }
+    for &(left, right, rank) in pairs {
+        let halves = [left, right].map(|id| lens.get(id as usize).copied().unwrap_or(0));
+        if !halves.contains(&0) {
+            lens[merged[rank as usize] as usize] = halves[0].checked_add(halves[1]).unwrap_or(0);
+        }
+    }
+    lens
 }
 
 /// From a pair of bytes to its rank. Every merging begins with these, one a byte, and the bytes of
@@ -268,76 +226,68 @@ impl BytePairs {
     }
 }
 
-/// From a pair of ids to its rank: open addressing, one word a slot, less than half full. GPT-2's
-/// 50,000 merges take 1 MiB, which a core's second-level cache holds.
+/// From a pair of ids to its rank: buckets of four words, half a cache line, a third full. GPT-2's
+/// 50,000 merges take 1 MiB, which a core's second-level cache holds. What a full bucket has no
+/// room for is in the next, so that nearly every look is at one, without a branch that depends on
+/// what is there.
 #[derive(Debug)]
 struct Pairs {
     /// `left`, `right` and rank from the top bit down, or [`EMPTY`].
-    slots: Vec<u64>,
+    buckets: Vec<[u64; BUCKET]>,
     shift: u32,
 }
 
-/// No pair: its ids would be [`ID_LIMIT`].
+const BUCKET: usize = 4;
+
+/// No pair: its ids would both be [`NO_ID`].
 const EMPTY: u64 = u64::MAX;
 
 impl Pairs {
     fn new(ranked: &[(u32, u32, u32)]) -> Self {
-        let slot_count = (ranked.len() * 2 + 1).next_power_of_two().max(2);
-        let shift = u64::BITS - slot_count.trailing_zeros();
-        let mut pairs = Pairs { slots: vec![EMPTY; slot_count], shift };
+        let count = (ranked.len() * 2 / BUCKET + 1).next_power_of_two().max(2);
+        let shift = u64::BITS - count.trailing_zeros();
+        let mut pairs = Pairs { buckets: vec![[EMPTY; BUCKET]; count], shift };
         for &(left, right, rank) in ranked {
             let pair = key(left, right);
-            let mut slot = pairs.slot_of(pair);
-            while pairs.slots[slot] != EMPTY {
-                slot = pairs.after(slot);
-            }
-            pairs.slots[slot] = (pair << RANK_BITS) | u64::from(rank);
+            let mut bucket = pairs.bucket_of(pair);
+            let slot = loop {
+                match pairs.buckets[bucket].iter_mut().find(|slot| **slot == EMPTY) {
+                    Some(slot) => break slot,
+                    None => bucket = (bucket + 1) % count,
+                }
+            };
+            *slot = pair | u64::from(rank);
         }
         pairs
-    }
-
-    /// Rank, left and right of every pair.
-    fn iter(&self) -> impl Iterator<Item = (u32, u32, u32)> {
-        // fits: 21 bits
-        let id = |slot: u64, shift: u32| ((slot >> shift) & ID_LIMIT as u64) as u32;
-        self.slots.iter().filter(|&&slot| slot != EMPTY).map(move |&slot| {
-            let rank = (slot & (RANK_LIMIT as u64 - 1)) as u32; // fits: 22 bits
-            (rank, id(slot, ID_BITS + RANK_BITS), id(slot, RANK_BITS))
-        })
     }
 
     /// The rank of a pair, or [`NONE`].
     #[inline]
     fn rank(&self, left: u32, right: u32) -> u32 {
         let pair = key(left, right);
-        let mut slot = self.slot_of(pair);
+        let mut bucket = self.bucket_of(pair);
         loop {
-            let found = self.slots[slot];
-            if found >> RANK_BITS == pair {
-                return (found & (RANK_LIMIT as u64 - 1)) as u32; // fits: 22 bits
+            // Of the pair itself the rank is left; of another, more than any rank.
+            let [a, b, c, d] = self.buckets[bucket].map(|slot| slot ^ pair);
+            let found = a.min(b).min(c.min(d)).min(NONE.into());
+            if found < NONE.into() || self.buckets[bucket][BUCKET - 1] == EMPTY {
+                return found as u32; // fits: no more than NONE
             }
-            if found == EMPTY {
-                return NONE;
-            }
-            slot = self.after(slot);
+            bucket = (bucket + 1) % self.buckets.len();
         }
     }
 
     /// Fibonacci hashing: the top bits of a product by 2^64 divided by the golden ratio.
     #[inline]
-    fn slot_of(&self, pair: u64) -> usize {
-        (pair.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
-    }
-
-    #[inline]
-    fn after(&self, slot: usize) -> usize {
-        (slot + 1) & (self.slots.len() - 1)
+    fn bucket_of(&self, pair: u64) -> usize {
+        ((pair >> RANK_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 }
 
+/// A pair where it stands in a slot.
 #[inline]
 fn key(left: u32, right: u32) -> u64 {
-    (u64::from(left) << ID_BITS) | u64::from(right)
+    ((u64::from(left) << ID_BITS) | u64::from(right)) << RANK_BITS
 }
 
 #[cfg(test)]

@@ -134,13 +134,13 @@ impl WordPiece {
         let Some(cache) = cache.as_mut().filter(|_| end - start <= KEY_BYTES_MAX) else {
             return self.cut_run(&text[start..end], ids, scratch);
         };
-        let place = cache.find(Key::at(text.as_bytes(), start, end));
-        if let Some((found, count)) = cache.get(place) {
+        let place = cache.sets().find(Key::at(text.as_bytes(), start, end));
+        if let Some((found, count)) = cache.sets().get(place) {
             return ids.extend_from_slice(&found[..count]);
         }
         let before = ids.len();
         self.cut_run(&text[start..end], ids, scratch);
-        cache.put(place, &ids[before..]);
+        cache.sets().put(place, &ids[before..]);
     }
 
     /// Cuts a run without spaces and Han, but maybe with signs above ASCII.

@@ -24,7 +24,7 @@ const FAMILIES: [(&str, &str); 12] = [
     ("mistral", "own"),
     ("gemma", "own"),
     ("metaspace", "own"),
-    ("unigram", "general"),
+    ("unigram", "own"),
     ("bert", "general"),
 ];
 

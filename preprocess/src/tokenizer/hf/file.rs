@@ -57,6 +57,25 @@ pub(super) enum Vocab {
 #[derive(Debug)]
 pub(super) struct MergePair(pub(super) String, pub(super) String);
 
+impl Vocab {
+    /// Tokens and their ids, which are below the limit that was checked.
+    pub(super) fn tokens(&self) -> Box<dyn Iterator<Item = (&str, u32)> + '_> {
+        match self {
+            Vocab::Ids(ids) => Box::new(ids.iter().map(|(token, id)| (token.as_str(), *id))),
+            Vocab::Scores(scores) => {
+                Box::new(scores.iter().map(|(token, _)| token.as_str()).zip(0..))
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Vocab::Ids(ids) => ids.len(),
+            Vocab::Scores(scores) => scores.len(),
+        }
+    }
+}
+
 impl Default for Vocab {
     fn default() -> Self {
         Vocab::Ids(Vec::new())

@@ -10,13 +10,16 @@
 mod chars;
 mod file;
 mod folder;
+mod forms;
 #[cfg(feature = "general")]
 mod general;
 mod normalize;
 mod own;
 mod patterns;
+mod precompiled;
 mod template;
 mod tokens;
+mod unigram;
 
 use serde_json::json;
 use storage::Crc64;

@@ -16,6 +16,7 @@ use super::normalize::{Normalizer, Step};
 use super::patterns::{self, Plan, Prefix};
 use super::template::Around;
 use super::tokens::{Tokens, bytes_of_chars};
+use super::unigram::{Pieces, PiecesEncoder};
 use crate::Result;
 
 /// A tokenizer whose text is encoded by an engine of ours.
@@ -36,12 +37,14 @@ pub(super) struct Own {
 enum Core {
     Bytes(Box<Bpe>),
     Chars(Box<Chars>),
+    Unigram(Box<Pieces>),
 }
 
 #[derive(Debug)]
 enum CoreEncoder<'a> {
     Bytes(BpeEncoder<'a>),
     Chars(CharsEncoder<'a>),
+    Unigram(PiecesEncoder<'a>),
 }
 
 /// Encodes one text after another.
@@ -61,25 +64,17 @@ impl Own {
             .ok_or_else(|| format!("its normalizer is {}", short(&file.normalizer)))?;
         let tokens =
             Tokens::new(file).ok_or_else(|| format!("its decoder is {}", short(&file.decoder)))?;
-        let (ids, pairs) = bpe_of(&file.model)?;
         let (raw, normalized) = added(file, &normalizer)?;
         let plan = patterns::plan(&file.pre_tokenizer, &normalizer)
             .ok_or_else(|| format!("its pre-tokenizer is {}", short(&file.pre_tokenizer)))?;
-        let (core, prefix) = match plan {
-            Plan::Bytes { pattern, prefix } => (bytes(file, &ids, &pairs, pattern)?, prefix),
-            Plan::Chars { mut space, words, prefix } => {
-                if file.model.byte_fallback != Some(true) || file.model.ignore_merges == Some(true)
-                {
-                    return Err("its model has no bytes to fall back to".to_owned());
-                }
-                // The last step may be left to the engine, if nothing looks at the text between.
-                if normalized.is_empty() && normalizer.0.last().is_some_and(Step::is_meta) {
-                    normalizer.0.pop();
-                    space = Space::Meta;
-                }
-                (Core::Chars(Box::new(Chars::new(&ids, &pairs, space, words)?)), prefix)
-            }
+        if plan.prefix() == Prefix::MetaFirst && normalizer.may_drop_first() {
+            return Err("its normalizer may take away what its pre-tokenizer asks for".to_owned());
+        }
+        let core = match file.model.kind.as_deref() {
+            Some("Unigram") => Core::Unigram(Box::new(Pieces::new(&file.model, &plan)?)),
+            _ => bpe(file, &plan, &mut normalizer, normalized.is_empty())?,
         };
+        let prefix = plan.prefix();
         let around = if with_specials { around } else { Around::default() };
         Ok(Own { around, raw, normalizer, normalized, core, prefix, tokens })
     }
@@ -92,6 +87,7 @@ impl Own {
         self.encode_by(text, ids, |text, ids| match &self.core {
             Core::Bytes(bpe) => bpe.encode(text, ids),
             Core::Chars(chars) => chars.encode(text, ids),
+            Core::Unigram(pieces) => pieces.encode(text, ids),
         });
     }
 
@@ -99,6 +95,7 @@ impl Own {
         let core = match &self.core {
             Core::Bytes(bpe) => CoreEncoder::Bytes(bpe.encoder()),
             Core::Chars(chars) => CoreEncoder::Chars(chars.encoder()),
+            Core::Unigram(pieces) => CoreEncoder::Unigram(pieces.encoder()),
         };
         OwnEncoder { own: self, core }
     }
@@ -116,6 +113,7 @@ impl Own {
             at = match &self.core {
                 Core::Bytes(bpe) => bpe.cut_after(text, at)?,
                 Core::Chars(chars) => chars.cut_after(text, at)?,
+                Core::Unigram(_) => return None,
             };
             if self.raw.may_cut(text, at)
                 && self.normalized.may_cut(text, at)
@@ -167,6 +165,9 @@ impl Encode for OwnEncoder<'_> {
             CoreEncoder::Chars(chars) => {
                 own.encode_by(text, ids, |text, ids| chars.encode(text, ids));
             }
+            CoreEncoder::Unigram(pieces) => {
+                own.encode_by(text, ids, |text, ids| pieces.encode(text, ids));
+            }
         }
     }
 }
@@ -179,6 +180,26 @@ pub(super) type Ids<'a> = HashMap<&'a str, u32>;
 
 /// Pairs of tokens, in rank order.
 type Pairs<'a> = Vec<(&'a str, &'a str)>;
+
+/// The engine for a model of plain BPE, to which the last step of the normalizer may be left.
+fn bpe(file: &File, plan: &Plan, normalizer: &mut Normalizer, may_take: bool) -> Told<Core> {
+    let (ids, pairs) = bpe_of(&file.model)?;
+    match *plan {
+        Plan::Bytes { pattern, .. } => bytes(file, &ids, &pairs, pattern),
+        Plan::Words => Err("its pre-tokenizer takes white space out".to_owned()),
+        Plan::Chars { mut space, words, .. } => {
+            if file.model.byte_fallback != Some(true) || file.model.ignore_merges == Some(true) {
+                return Err("its model has no bytes to fall back to".to_owned());
+            }
+            // If nothing looks at the text between.
+            if may_take && normalizer.0.last().is_some_and(Step::is_meta) {
+                normalizer.0.pop();
+                space = Space::Meta;
+            }
+            Ok(Core::Chars(Box::new(Chars::new(&ids, &pairs, space, words)?)))
+        }
+    }
+}
 
 /// The vocabulary and merges of a model of plain BPE.
 fn bpe_of(model: &Model) -> Told<(Ids<'_>, Pairs<'_>)> {
@@ -247,9 +268,12 @@ fn bytes(file: &File, ids: &Ids<'_>, pairs: &[(&str, &str)], pattern: Pattern) -
 
 /// The added tokens, those of the text as it comes and those of the normalized text.
 fn added(file: &File, normalizer: &Normalizer) -> Told<(Added, Added)> {
-    let Vocab::Ids(vocab) = &file.model.vocab else { return Err("its model".to_owned()) };
-    let mut ids: Ids<'_> = vocab.iter().map(|(token, id)| (token.as_str(), *id)).collect();
-    let mut next = ids.len() as u32; // fits: below the limit that was checked
+    let mut ids: Ids<'_> = file.model.vocab.tokens().collect();
+    let vocab_count = ids.len() as u32; // fits: below the limit that was checked
+    if vocab_count as usize != file.model.vocab.len() {
+        return Err("a token is twice in its vocabulary".to_owned());
+    }
+    let mut next = vocab_count;
     let (mut raw, mut normalized) = (Vec::new(), Vec::new());
     for token in &file.added_tokens {
         let AddedToken { id, content, .. } = token;
@@ -259,7 +283,7 @@ fn added(file: &File, normalizer: &Normalizer) -> Told<(Added, Added)> {
         if due != *id {
             return Err(format!("its added token '{content}' has id {id}, where {due} is due"));
         }
-        next = next.max(id + 1).max(vocab.len() as u32); // fits: as above
+        next = next.max(id + 1);
         let spelled = if token.normalized { normalizer.apply(content) } else { content.into() };
         if spelled.is_empty() {
             return Err("an added token is empty".to_owned());

@@ -10,8 +10,26 @@ use super::normalize::{Normalizer, Step};
 /// Which engine, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    Bytes { pattern: Pattern, prefix: Prefix },
-    Chars { space: Space, words: Words, prefix: Prefix },
+    Bytes {
+        pattern: Pattern,
+        prefix: Prefix,
+    },
+    Chars {
+        space: Space,
+        words: Words,
+        prefix: Prefix,
+    },
+    /// What stands between white space, each with the sign for a space before it.
+    Words,
+}
+
+impl Plan {
+    pub(super) fn prefix(self) -> Prefix {
+        match self {
+            Plan::Bytes { prefix, .. } | Plan::Chars { prefix, .. } => prefix,
+            Plan::Words => Prefix::Never,
+        }
+    }
 }
 
 /// What is put before a text between added tokens.
@@ -69,6 +87,7 @@ enum Given {
         add_prefix_space: Option<bool>,
         split: Option<bool>,
     },
+    WhitespaceSplit {},
 }
 
 #[derive(Deserialize)]
@@ -124,6 +143,15 @@ pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<Plan> {
             let words = if split.unwrap_or(true) { Words::Apart } else { Words::Joined };
             Some(Plan::Chars { space: Space::Meta, words, prefix })
         }
+        [
+            Given::WhitespaceSplit {},
+            Given::Metaspace {
+                replacement: META,
+                prepend_scheme: None | Some(Scheme::Always),
+                add_prefix_space: None | Some(true),
+                split: None | Some(true),
+            },
+        ] => Some(Plan::Words),
         [Given::ByteLevel { add_prefix_space, use_regex }] => {
             let pattern = if *use_regex { Pattern::Gpt2 } else { Pattern::Whole };
             let prefix = if *add_prefix_space { Prefix::Space } else { Prefix::Never };

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::super::added::AddedToken;
 use super::super::vocab::byte_chars;
-use super::file::{File, Vocab};
+use super::file::File;
 use crate::{Error, Result};
 
 /// The bytes of every token, and how those of a text are made from them.
@@ -15,8 +15,17 @@ pub(super) struct Tokens {
     /// Where each token ends; an id without a token has no bytes.
     ends: Vec<usize>,
     known: Vec<bool>,
-    /// The first character of a text is dropped if it is a space.
-    drop_first_space: bool,
+    first: First,
+}
+
+/// What becomes of the spaces that a text begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Kept,
+    /// The first character is dropped if it is a space.
+    OneDropped,
+    /// All that the first token's `▁` are.
+    MetaDropped,
 }
 
 #[derive(Deserialize)]
@@ -28,6 +37,7 @@ enum Given {
     ByteFallback {},
     Fuse {},
     Strip { content: char, start: usize, stop: usize },
+    Metaspace { replacement: char, prepend_scheme: Option<String>, add_prefix_space: Option<bool> },
 }
 
 #[derive(Deserialize, PartialEq, Eq)]
@@ -42,15 +52,16 @@ enum Spelling {
     /// A character for each byte.
     ByteChars,
     /// `▁` for a space, `<0x0A>` for a byte.
-    Words { drop_first_space: bool },
+    Words(First),
+    /// `▁` for a space.
+    Meta(First),
 }
 
 impl Tokens {
     /// None for a decoder that is not among ours. All ids are below the limit that was checked.
     pub(super) fn new(file: &File) -> Option<Self> {
         let spelling = spelling(&file.decoder)?;
-        let Vocab::Ids(vocab) = &file.model.vocab else { return None };
-        let of_vocab = vocab.iter().map(|(token, id)| (token.as_str(), *id));
+        let of_vocab = file.model.vocab.tokens();
         let of_added =
             file.added_tokens.iter().map(|AddedToken { content, id, .. }| (&**content, *id));
         let mut by_id: Vec<Option<&str>> = Vec::new();
@@ -64,7 +75,10 @@ impl Tokens {
             bytes: Vec::new(),
             ends: Vec::with_capacity(by_id.len()),
             known: by_id.iter().map(Option::is_some).collect(),
-            drop_first_space: spelling == Spelling::Words { drop_first_space: true },
+            first: match spelling {
+                Spelling::ByteChars => First::Kept,
+                Spelling::Words(first) | Spelling::Meta(first) => first,
+            },
         };
         for token in by_id {
             let token = token.unwrap_or_default();
@@ -73,7 +87,10 @@ impl Tokens {
                     Some(mut bytes) => tokens.bytes.append(&mut bytes),
                     None => tokens.bytes.extend_from_slice(token.as_bytes()),
                 },
-                Spelling::Words { .. } => match byte_token(token) {
+                Spelling::Meta(_) => {
+                    tokens.bytes.extend_from_slice(token.replace('▁', " ").as_bytes());
+                }
+                Spelling::Words(_) => match byte_token(token) {
                     Some(byte) => tokens.bytes.push(byte),
                     None => tokens.bytes.extend_from_slice(token.replace('▁', " ").as_bytes()),
                 },
@@ -95,13 +112,27 @@ impl Tokens {
             if !self.known.get(place).is_some_and(|&known| known) {
                 return Err(Error::UnknownToken { id, vocab_size: self.size() });
             }
-            let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
-            out.extend_from_slice(&self.bytes[start..self.ends[place]]);
+            out.extend_from_slice(self.bytes_of(id));
         }
-        if self.drop_first_space && out.get(from) == Some(&b' ') {
-            out.remove(from);
+        match (self.first, ids.first()) {
+            (First::OneDropped, _) if out.get(from) == Some(&b' ') => {
+                out.remove(from);
+            }
+            (First::MetaDropped, Some(&id)) => {
+                let len = self.bytes_of(id).len();
+                let kept = self.bytes_of(id).iter().copied().filter(|&byte| byte != b' ');
+                out.splice(from..from + len, kept);
+            }
+            _ => {}
         }
         Ok(())
+    }
+
+    /// Of an id that is known.
+    fn bytes_of(&self, id: u32) -> &[u8] {
+        let place = id as usize;
+        let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start..self.ends[place]]
     }
 }
 
@@ -123,6 +154,14 @@ fn spelling(decoder: &Value) -> Option<Spelling> {
     let given = Given::deserialize(decoder).ok()?;
     let steps = match given {
         Given::ByteLevel {} => return Some(Spelling::ByteChars),
+        Given::Metaspace {
+            replacement: '▁',
+            prepend_scheme,
+            add_prefix_space: None | Some(true),
+        } => {
+            let kept = prepend_scheme.as_deref() == Some("never");
+            return Some(Spelling::Meta(if kept { First::Kept } else { First::MetaDropped }));
+        }
         Given::Sequence { decoders } => decoders,
         _ => return None,
     };
@@ -131,14 +170,12 @@ fn spelling(decoder: &Value) -> Option<Spelling> {
         Given::Replace { pattern, content } if pattern.literal == "▁" && content == " ");
     match rest {
         _ if !spaces => None,
-        [Given::ByteFallback {}, Given::Fuse {}] => {
-            Some(Spelling::Words { drop_first_space: false })
-        }
+        [Given::ByteFallback {}, Given::Fuse {}] => Some(Spelling::Words(First::Kept)),
         [
             Given::ByteFallback {},
             Given::Fuse {},
             Given::Strip { content: ' ', start: 1, stop: 0 },
-        ] => Some(Spelling::Words { drop_first_space: true }),
+        ] => Some(Spelling::Words(First::OneDropped)),
         _ => None,
     }
 }

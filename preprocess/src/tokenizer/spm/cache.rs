@@ -7,7 +7,7 @@ const SETS_LOG: u32 = 14;
 pub(super) const PART_BYTES_MAX: usize = 31;
 
 /// A key is read whole, so there must be so many bytes from the start of a part.
-pub(super) const PADDING: usize = 32;
+pub(crate) const PADDING: usize = 32;
 
 /// So many ids and a bound fill up a line with the key.
 pub(super) const IDS_MAX: usize = 7;

@@ -7,7 +7,7 @@
 use crate::{Error, Result};
 
 /// What each of a set of strings is replaced with.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Charsmap {
     units: Vec<Unit>,
     blob: String,
@@ -21,7 +21,7 @@ const KEY_BYTES_MAX: usize = 256;
 const STEPS_MAX: usize = 1 << 22;
 
 /// A unit of Darts-clone's array.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit(u32);
 
 impl Unit {
@@ -49,7 +49,6 @@ impl Charsmap {
     ///
     /// # Errors
     /// [`Error::BadVocab`].
-    #[expect(dead_code, reason = "for tokenizers that normalise on their own")]
     pub(crate) fn new(file: &str, bytes: &[u8]) -> Result<Self> {
         Charsmap::with_keys(file, bytes, |_| {})
     }
@@ -90,15 +89,16 @@ impl Charsmap {
 
     /// How many bytes the longest rule takes that the text begins with, and what they become.
     #[inline]
-    pub(crate) fn longest(&self, text: &[u8]) -> Option<(usize, &str)> {
+    pub(super) fn longest(&self, text: &[u8]) -> Option<(usize, &str)> {
         let (len, start) = self.matches(text).last()?;
         Some((len, self.replacement(start)?))
     }
 
     /// As [`Charsmap::longest`], but the shortest rule, as Hugging Face's `Precompiled` takes.
-    #[expect(dead_code, reason = "for tokenizers that normalise on their own")]
     pub(crate) fn shortest(&self, text: &[u8]) -> Option<(usize, &str)> {
-        let (len, start) = self.matches(text).next()?;
+        // It looks at nothing from a NUL on.
+        let end = memchr::memchr(0, text).unwrap_or(text.len());
+        let (len, start) = self.matches(&text[..end]).next()?;
         Some((len, self.replacement(start)?))
     }
 

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use super::bpe::Merged;
-use super::cache::{Cache, IDS_MAX, PADDING, PART_BYTES_MAX, key_of};
+use super::cache::{Cache, PADDING};
 use super::joins::char_at;
 use super::model::SPACE;
 use super::normalizer::each_spelled;
+use super::parts::{Parts, key};
 use super::trie::Trie;
-use super::unigram::{BestPath, Unigram};
+use super::unigram::Unigram;
 use super::{Engine, SentencePiece};
 
 /// Scratch is given back to the system when it is larger than for a text of so many bytes.
@@ -18,11 +19,9 @@ const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Encoder<'a> {
     model: &'a SentencePiece,
-    /// None: every part is looked at anew.
-    cache: Option<Cache>,
+    parts: Parts<f32>,
     /// The normalised text.
     text: Vec<u8>,
-    best: BestPath<f32>,
     merged: Merged,
     /// The ids of one part.
     part_ids: Vec<u32>,
@@ -39,15 +38,15 @@ struct Carried {
 
 impl<'a> Encoder<'a> {
     pub(crate) fn new(model: &'a SentencePiece) -> Self {
-        Encoder { cache: Some(Cache::new()), ..Encoder::without_memory(model) }
+        let parts = Parts::new(Some(Cache::new()));
+        Encoder { parts, ..Encoder::without_memory(model) }
     }
 
     pub(super) fn without_memory(model: &'a SentencePiece) -> Self {
         Encoder {
             model,
-            cache: None,
+            parts: Parts::new(None),
             text: Vec::new(),
-            best: BestPath::default(),
             merged: Merged::default(),
             part_ids: Vec::new(),
         }
@@ -84,8 +83,8 @@ impl<'a> Encoder<'a> {
         }
         self.text = normalized;
         if self.text.capacity() > SCRATCH_BYTES_KEPT_MAX {
-            let cache = self.cache.take();
-            *self = Encoder { cache, ..Encoder::without_memory(self.model) };
+            let parts = Parts::new(self.parts.cache.take());
+            *self = Encoder { parts, ..Encoder::without_memory(self.model) };
         }
     }
 
@@ -103,32 +102,12 @@ impl<'a> Encoder<'a> {
         carried: &mut Carried,
         ids: &mut Vec<u32>,
     ) {
-        let key = (part.len() <= PART_BYTES_MAX).then(|| key(text, &part));
-        if let (Some(key), Some(cache)) = (key, &self.cache)
-            && let Some(entry) = cache.get(key)
-            && carried.sum.abs() <= entry.start_max
-        {
-            let known = entry.ids();
-            carried.sum = known.iter().fold(carried.sum, |sum, &id| unigram.add(sum, id));
+        if let Some(known) = self.parts.known(unigram, text, &part, &mut carried.sum) {
             carried.after_unknown = false;
             ids.extend_from_slice(known);
             return;
         }
-        let best = &mut self.best;
-        unigram.best_path(&text[part.clone()], carried.sum, best);
-        carried.sum = best.sum;
-        let unk = self.model.unk;
-        if let (Some(key), Some(cache)) = (key, &mut self.cache)
-            && best.start_max >= 0.0
-            && best.pieces.len() <= IDS_MAX
-            // Their scores could not be added again, for one id may stand for several.
-            && best.pieces.iter().all(|&(id, _)| id != unk)
-        {
-            self.part_ids.clear();
-            self.part_ids.extend(best.pieces.iter().map(|&(id, _)| id));
-            cache.put(key, &self.part_ids, best.start_max);
-        }
-        for (id, range) in &best.pieces {
+        for (id, range) in self.parts.look(unigram, text, &part, &mut carried.sum) {
             let piece = &text[part.start + range.start..part.start + range.end];
             self.model.write(*id, piece, &mut carried.after_unknown, ids);
         }
@@ -142,14 +121,14 @@ impl<'a> Encoder<'a> {
         carried: &mut Carried,
         ids: &mut Vec<u32>,
     ) {
-        let key = (part.len() <= PART_BYTES_MAX).then(|| key(text, &part));
-        if let (Some(key), Some(cache)) = (key, &self.cache)
+        let key = key(text, &part);
+        if let (Some(key), Some(cache)) = (key, &self.parts.cache)
             && let Some(entry) = cache.get(key)
         {
             return self.model.append(entry.ids(), carried, ids);
         }
         self.merge_part(&text[part]);
-        if let (Some(key), Some(cache)) = (key, &mut self.cache) {
+        if let (Some(key), Some(cache)) = (key, &mut self.parts.cache) {
             cache.put(key, &self.part_ids, f32::INFINITY);
         }
         self.model.append(&self.part_ids, carried, ids);
@@ -179,7 +158,7 @@ impl<'a> Encoder<'a> {
             while len < rest.len() && !rest[len..].starts_with(space) {
                 len = char_at(rest, len).1;
             }
-            let id = exact(words, &rest[..len]).unwrap_or(self.model.unk);
+            let id = words.exact(&rest[..len]).unwrap_or(self.model.unk);
             self.model.write(id, &rest[..len], &mut after_unknown, ids);
             start += len;
         }
@@ -191,7 +170,7 @@ impl<'a> Encoder<'a> {
         while start < text.len() {
             let rest = &text[start..];
             let len = first.longest(rest).map_or_else(|| char_at(rest, 0).1, |(len, _)| len);
-            let id = exact(all, &rest[..len]).unwrap_or(self.model.unk);
+            let id = all.exact(&rest[..len]).unwrap_or(self.model.unk);
             self.model.write(id, &rest[..len], &mut after_unknown, ids);
             start += len;
         }
@@ -223,18 +202,4 @@ impl SentencePiece {
         ids.extend_from_slice(&part_ids[usize::from(again)..]);
         carried.after_unknown = part_ids.last() == Some(&self.unk);
     }
-}
-
-#[inline]
-fn key(text: &[u8], part: &Range<usize>) -> super::cache::Key {
-    let padded = text[part.start..].first_chunk().expect("the text is padded");
-    key_of(padded, part.len())
-}
-
-fn exact(trie: &Trie, text: &[u8]) -> Option<u32> {
-    let mut state = trie.root();
-    for &byte in text {
-        state = trie.step(state, byte)?;
-    }
-    state.value()
 }

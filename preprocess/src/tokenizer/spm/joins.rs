@@ -8,7 +8,7 @@
 
 /// The pairs of characters that stand side by side in some piece.
 #[derive(Debug)]
-pub(super) struct Joins {
+pub(crate) struct Joins {
     ascii: [u128; 128],
     /// One bit for each hash of a pair with a character beyond ASCII. A pair of no piece that
     /// shares its bit with one of a piece is not cut, which changes no id.
@@ -21,7 +21,7 @@ const BITS_PER_PAIR: usize = 8;
 
 impl Joins {
     /// From all pieces that a text is matched with.
-    pub(super) fn new<'a>(pieces: impl Iterator<Item = &'a str> + Clone) -> Self {
+    pub(crate) fn new<'a>(pieces: impl Iterator<Item = &'a str> + Clone) -> Self {
         let pair_count: usize = pieces.clone().map(|piece| piece.chars().count() - 1).sum();
         let bit_count = (pair_count * BITS_PER_PAIR).next_power_of_two().max(64);
         let mut joins = Joins {
@@ -56,7 +56,7 @@ impl Joins {
 
     /// The end of the part of a text that begins at `start`.
     #[inline]
-    pub(super) fn part_end(&self, text: &[u8], start: usize) -> usize {
+    pub(crate) fn part_end(&self, text: &[u8], start: usize) -> usize {
         let (mut left, mut at) = char_at(text, start);
         while at < text.len() {
             let (right, end) = char_at(text, at);

@@ -2,8 +2,8 @@
 //!
 //! In reading order: `wire` and `model` are the file, `charsmap` and `normalizer` what happens to a
 //! text before it is cut, `joins` where it may be cut without looking, `unigram` and `bpe` the two
-//! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `encoder` the way
-//! of a text through all of them, `cut` where a long one may be divided, `decode` the way back, and
+//! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `parts` the unigram
+//! with that memory, `encoder` the way of a text through all of them, `cut` where a long one may be divided, `decode` the way back, and
 //! `megatron` what Megatron makes of a model.
 
 mod bpe;
@@ -16,18 +16,21 @@ mod joins;
 mod megatron;
 mod model;
 mod normalizer;
+mod parts;
 mod trie;
 pub(crate) mod unigram;
 mod wire;
 
 use storage::Crc64;
 
+pub(crate) use cache::PADDING;
 pub(crate) use encoder::Encoder;
+pub(crate) use joins::Joins;
 pub(crate) use megatron::{KINDS, open};
+pub(crate) use parts::Parts;
 
 use self::bpe::{Bpe, BpePiece};
 use self::decode::Decoder;
-use self::joins::Joins;
 use self::model::{Algorithm, Model, PieceKind};
 use self::normalizer::{Normalizer, spell_piece};
 use self::trie::Trie;

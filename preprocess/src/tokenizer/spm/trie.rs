@@ -84,6 +84,12 @@ impl Trie {
         (unit & (USED | 0xff) == USED | u64::from(byte)).then_some(State(unit))
     }
 
+    /// The value of a string of the set.
+    pub(super) fn exact(&self, bytes: &[u8]) -> Option<u32> {
+        let step = |state, &byte: &u8| self.step(state, byte);
+        bytes.iter().try_fold(self.root(), step)?.value()
+    }
+
     /// The values of all strings that the bytes begin with, the shortest first.
     pub(super) fn values(&self, bytes: &[u8]) -> impl Iterator<Item = u32> {
         let mut state = Some(self.root());

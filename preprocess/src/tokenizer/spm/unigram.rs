@@ -128,9 +128,19 @@ impl<S: Sum> Unigram<S> {
         Unigram { trie, piece_bytes_max, scores, unk, unk_score, score_abs_max, sums }
     }
 
+    /// The id of an unknown character.
+    pub(super) fn unk(&self) -> u32 {
+        self.unk
+    }
+
+    /// The id of a piece.
+    pub(crate) fn id_of(&self, piece: &[u8]) -> Option<u32> {
+        self.trie.exact(piece)
+    }
+
     /// The sum after one piece more, if none is taken off.
     #[inline]
-    pub(crate) fn add(&self, sum: S, id: u32) -> S {
+    pub(super) fn add(&self, sum: S, id: u32) -> S {
         S::round(sum.wide() + self.scores[id as usize])
     }
 
@@ -139,7 +149,7 @@ impl<S: Sum> Unigram<S> {
     ///
     /// # Panics
     /// If the part is 4 GiB or longer.
-    pub(crate) fn best_path(&self, part: &[u8], sum: S, best: &mut BestPath<S>) {
+    pub(super) fn best_path(&self, part: &[u8], sum: S, best: &mut BestPath<S>) {
         assert!(part.len() < NONE as usize, "a place fits its number");
         let nodes = &mut best.nodes;
         nodes.clear();

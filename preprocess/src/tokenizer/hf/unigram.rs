@@ -1,0 +1,200 @@
+//! The unigram model as Hugging Face's library runs it: T5, XLM-RoBERTa, ALBERT and their like.
+//!
+//! The engine is SentencePiece's ([`super::super::spm::unigram`]) with sums of 64 bits. What the
+//! library does otherwise: every token of the vocabulary is matched, `<s>` and `<unk>` among them;
+//! a run of unknown characters becomes one string, which is looked up again; and where the
+//! pre-tokenizer cuts words, the sums of each begin at 0.
+
+use std::ops::Range;
+
+use memchr::{memchr, memchr_iter};
+
+use super::super::Encode;
+use super::super::spm::unigram::Unigram;
+use super::super::spm::{Joins, PADDING, Parts};
+use super::chars::{META, Space, Words};
+use super::file::{Model, Vocab};
+use super::own::Told;
+use super::patterns::Plan;
+
+/// Scratch is given back to the system when it is larger than for a text of so many bytes.
+const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
+
+/// The engine.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    unigram: Unigram<f64>,
+    joins: Joins,
+    unk: u32,
+    /// By which unknown characters are written, if all of their bytes have one.
+    byte_ids: Option<Box<[Option<u32>; 256]>>,
+    cut: Cut,
+}
+
+/// What the model is given at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// All of the text.
+    Whole(Space),
+    /// From each [`META`], for which spaces are taken, to the next.
+    Meta,
+    /// The same after white space was taken out, and [`META`] put before what stood between.
+    Whitespace,
+}
+
+/// Encodes one text after another.
+#[derive(Debug)]
+pub(super) struct PiecesEncoder<'a> {
+    pieces: &'a Pieces,
+    parts: Parts<f64>,
+    text: Vec<u8>,
+}
+
+impl Pieces {
+    /// # Errors
+    /// Why the model is not of the kind.
+    pub(super) fn new(model: &Model, plan: &Plan) -> Told<Self> {
+        let cut = match plan {
+            Plan::Words => Cut::Whitespace,
+            Plan::Chars { words: Words::Apart, .. } => Cut::Meta,
+            Plan::Chars { words: Words::Joined, space, .. } => Cut::Whole(*space),
+            Plan::Bytes { .. } => return Err("its pre-tokenizer is of bytes".to_owned()),
+        };
+        let Vocab::Scores(vocab) = &model.vocab else {
+            return Err("its vocabulary has no scores".to_owned());
+        };
+        let unk = model.unk_id.filter(|&id| id < vocab.len());
+        let unk = unk.ok_or("it has no unknown token")? as u32; // fits: checked with the ids
+        let tokens = || vocab.iter().map(|(token, _)| token.as_str()).filter(|it| !it.is_empty());
+        let pieces = vocab.iter().map(|(token, _)| token.as_bytes()).zip(0..);
+        let pieces = pieces.filter(|(token, _)| !token.is_empty()).collect();
+        let scores: Vec<f64> = vocab.iter().map(|(_, score)| *score).collect();
+        let score_min = scores.iter().copied().fold(f64::INFINITY, f64::min);
+        let unigram = Unigram::new(pieces, scores, unk, score_min);
+        let byte_ids = (model.byte_fallback == Some(true)).then(|| {
+            let id = |byte| unigram.id_of(format!("<0x{byte:02X}>").as_bytes());
+            Box::new(std::array::from_fn(id))
+        });
+        Ok(Pieces { joins: Joins::new(tokens()), unigram, unk, byte_ids, cut })
+    }
+
+    pub(super) fn encoder(&self) -> PiecesEncoder<'_> {
+        PiecesEncoder { pieces: self, parts: Parts::with_memory(), text: Vec::new() }
+    }
+
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let parts = Parts::without_memory();
+        PiecesEncoder { pieces: self, parts, text: Vec::new() }.encode(text, ids);
+    }
+
+    /// Puts down what the model is given.
+    fn spell(&self, text: &str, out: &mut Vec<u8>) {
+        match self.cut {
+            Cut::Whole(Space::AsItIs) => out.extend_from_slice(text.as_bytes()),
+            Cut::Whole(Space::Meta) | Cut::Meta => {
+                let mut done = 0;
+                for at in memchr_iter(b' ', text.as_bytes()) {
+                    out.extend_from_slice(&text.as_bytes()[done..at]);
+                    out.extend_from_slice(&META_BYTES);
+                    done = at + 1;
+                }
+                out.extend_from_slice(&text.as_bytes()[done..]);
+            }
+            Cut::Whitespace => text.split_whitespace().for_each(|word| {
+                if !word.starts_with(META) {
+                    out.extend_from_slice(&META_BYTES);
+                }
+                out.extend_from_slice(word.as_bytes());
+            }),
+        }
+    }
+
+    /// Where the word ends that begins at `start`.
+    #[inline]
+    fn word_end(&self, text: &[u8], start: usize) -> usize {
+        if let Cut::Whole(_) = self.cut {
+            return text.len();
+        }
+        let mut at = start + 1;
+        while let Some(found) = text.get(at..).and_then(|rest| memchr(META_BYTES[0], rest)) {
+            at += found;
+            if text[at..].starts_with(&META_BYTES) {
+                return at;
+            }
+            at += 1;
+        }
+        text.len()
+    }
+
+    /// Writes a run of unknown characters.
+    fn write_unknown(&self, run: &[u8], ids: &mut Vec<u32>) {
+        if let Some(id) = self.unigram.id_of(run) {
+            return ids.push(id);
+        }
+        let from = ids.len();
+        if let Some(byte_ids) = &self.byte_ids {
+            ids.extend(run.iter().map_while(|&byte| byte_ids[usize::from(byte)]));
+        }
+        if ids.len() - from < run.len() {
+            ids.truncate(from);
+            ids.push(self.unk);
+        }
+    }
+}
+
+/// [`META`].
+const META_BYTES: [u8; 3] = *b"\xe2\x96\x81";
+
+impl PiecesEncoder<'_> {
+    fn encode_word(&mut self, text: &[u8], word: Range<usize>, ids: &mut Vec<u32>) {
+        let pieces = self.pieces;
+        let whole = &text[..word.end];
+        let (mut sum, mut start) = (0.0, word.start);
+        // Where a run of unknown characters begins, which may go on in the next part.
+        let mut unknown: Option<usize> = None;
+        while start < word.end {
+            let part = start..pieces.joins.part_end(whole, start);
+            start = part.end;
+            if let Some(known) = self.parts.known(&pieces.unigram, text, &part, &mut sum) {
+                if let Some(from) = unknown.take() {
+                    pieces.write_unknown(&text[from..part.start], ids);
+                }
+                ids.extend_from_slice(known);
+                continue;
+            }
+            for (id, range) in self.parts.look(&pieces.unigram, text, &part, &mut sum) {
+                let at = part.start + range.start;
+                if *id == pieces.unk {
+                    unknown.get_or_insert(at);
+                    continue;
+                }
+                if let Some(from) = unknown.take() {
+                    pieces.write_unknown(&text[from..at], ids);
+                }
+                ids.push(*id);
+            }
+        }
+        if let Some(from) = unknown {
+            pieces.write_unknown(&text[from..word.end], ids);
+        }
+    }
+}
+
+impl Encode for PiecesEncoder<'_> {
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let mut spelled = std::mem::take(&mut self.text);
+        spelled.clear();
+        self.pieces.spell(text, &mut spelled);
+        let len = spelled.len();
+        spelled.resize(len + PADDING, 0);
+        let mut start = 0;
+        while start < len {
+            let end = self.pieces.word_end(&spelled[..len], start);
+            self.encode_word(&spelled, start..end, ids);
+            start = end;
+        }
+        if spelled.capacity() <= SCRATCH_BYTES_KEPT_MAX {
+            self.text = spelled;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The parts of a text by the unigram model, and those that were seen lately from memory.
+
+use std::ops::Range;
+
+use super::cache::{Cache, IDS_MAX, Key, PART_BYTES_MAX, key_of};
+use super::unigram::{BestPath, Sum, Unigram};
+
+/// Cuts one part after another. Texts are followed by [`super::PADDING`] bytes of anything.
+#[derive(Debug)]
+pub(crate) struct Parts<S> {
+    /// None: every part is looked at anew.
+    pub(super) cache: Option<Cache>,
+    best: BestPath<S>,
+    ids: Vec<u32>,
+}
+
+impl<S: Sum> Parts<S> {
+    pub(super) fn new(cache: Option<Cache>) -> Self {
+        Parts { cache, best: BestPath::default(), ids: Vec::new() }
+    }
+
+    /// Remembers parts in 2 MiB.
+    pub(crate) fn with_memory() -> Self {
+        Parts::new(Some(Cache::new()))
+    }
+
+    pub(crate) fn without_memory() -> Self {
+        Parts::new(None)
+    }
+
+    /// The ids of a part after `sum`, none of them the unknown's, if they are remembered.
+    #[inline]
+    pub(crate) fn known(
+        &self,
+        unigram: &Unigram<S>,
+        text: &[u8],
+        part: &Range<usize>,
+        sum: &mut S,
+    ) -> Option<&[u32]> {
+        let entry = self.cache.as_ref()?.get(key(text, part)?)?;
+        if sum.wide().abs() > f64::from(entry.start_max) {
+            return None;
+        }
+        let known = entry.ids();
+        *sum = known.iter().fold(*sum, |sum, &id| unigram.add(sum, id));
+        Some(known)
+    }
+
+    /// Cuts a part after `sum`, and remembers it: ids, and the bytes of the part that they take.
+    pub(crate) fn look(
+        &mut self,
+        unigram: &Unigram<S>,
+        text: &[u8],
+        part: &Range<usize>,
+        sum: &mut S,
+    ) -> &[(u32, Range<usize>)] {
+        let best = &mut self.best;
+        unigram.best_path(&text[part.clone()], *sum, best);
+        *sum = best.sum;
+        if let (Some(key), Some(cache)) = (key(text, part), &mut self.cache)
+            && best.start_max >= 0.0
+            && best.pieces.len() <= IDS_MAX
+            // Their scores could not be added again, for one id may stand for several.
+            && best.pieces.iter().all(|&(id, _)| id != unigram.unk())
+        {
+            self.ids.clear();
+            self.ids.extend(best.pieces.iter().map(|&(id, _)| id));
+            cache.put(key, &self.ids, best.start_max);
+        }
+        &best.pieces
+    }
+}
+
+/// None for a part that is too long to be remembered.
+#[inline]
+pub(super) fn key(text: &[u8], part: &Range<usize>) -> Option<Key> {
+    let padded = text[part.start..].first_chunk().expect("the text is padded");
+    (part.len() <= PART_BYTES_MAX).then(|| key_of(padded, part.len()))
+}

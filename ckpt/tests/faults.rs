@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ckpt::{Checkpoints, Error, Options};
 use common::{Folder, SMALL, State};
+use storage::sim::Mount;
 use storage::{Entry, FileEntry, Key, Object, Result, Storage, Upload};
 
 /// One thread, so that the n-th call is always the same.
@@ -269,19 +270,14 @@ fn a_full_store_is_found_before_the_first_byte() {
 /// A real disk that fills up in the middle, behind a store that did not see it coming.
 #[test]
 fn a_disk_that_fills_up_leaves_the_old_step() {
-    let folder = Folder::new();
-    let mount = folder.temp.path().join("small");
-    std::fs::create_dir(&mount).unwrap();
-    let options = ["-t", "tmpfs", "-o", "size=400k", "tmpfs"];
-    let mounted = Command::new("mount").args(options).arg(&mount).output();
-    if !mounted.as_ref().is_ok_and(|output| output.status.success()) {
-        eprintln!(
-            "SKIPPED a_disk_that_fills_up_leaves_the_old_step: no right to mount: {mounted:?}"
-        );
-        return;
-    }
-    let unmount = Unmount(mount.clone());
-    let inner = storage::open_url(mount.to_str().unwrap()).unwrap();
+    let mount = match Mount::new("size=400k") {
+        Ok(mount) => mount,
+        Err(e) => {
+            eprintln!("SKIPPED a_disk_that_fills_up_leaves_the_old_step: no right to mount: {e}");
+            return;
+        }
+    };
+    let inner = storage::open_url(mount.path().to_str().unwrap()).unwrap();
     let plan = Plan::new(u64::MAX, How::Once, None);
     let store = Arc::new(Faulty { inner, plan });
     let steps = Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS);
@@ -298,18 +294,8 @@ fn a_disk_that_fills_up_leaves_the_old_step() {
     for step in 0..saved {
         state.check(&steps.open_step(step).unwrap());
     }
-    assert_eq!(std::fs::read_dir(mount.join("run")).unwrap().count() as u64, saved);
+    assert_eq!(std::fs::read_dir(mount.path().join("run")).unwrap().count() as u64, saved);
     // Room is made, and the run goes on.
     steps.retain(1).unwrap();
     state.save(&steps, saved).unwrap();
-    drop(unmount);
-}
-
-struct Unmount(std::path::PathBuf);
-
-impl Drop for Unmount {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(&self.0).status();
-        assert!(unmounted.is_ok_and(|status| status.success()), "{} stays", self.0.display());
-    }
 }

@@ -164,6 +164,20 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { doing: "go on with a draft of", what: self.display(key) })
     }
 
+    /// As [`Storage::resume_draft`], from a place that `find` tells when it has seen what is there,
+    /// which nobody else writes by then.
+    ///
+    /// # Errors
+    /// As there, and what `find` says.
+    fn resume_draft_by(
+        &self,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+    ) -> Result<Box<dyn Draft>> {
+        let from = find(self.open_draft(key)?.as_ref())?;
+        self.resume_draft(key, from)
+    }
+
     /// Opens a draft for reading: what was synced when it was opened, and perhaps more, of which
     /// nothing may be assumed.
     ///

@@ -83,9 +83,17 @@ impl Disk for OsDisk {
     }
 
     fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        let file = self.file(OpenOptions::new().read(true).write(true).open(path)?, true);
+        let open = OpenOptions::new().read(true).write(true).open(path)?;
+        let ours = open.metadata()?;
+        let file = self.file(open, true);
         file.lock()?;
-        Ok(file)
+        // Its writer may have finished it or taken it away before it let go of the lock: what is
+        // held then is another object, or none.
+        let named = fs::metadata(path)?;
+        match (named.dev(), named.ino()) == (ours.dev(), ours.ino()) {
+            true => Ok(file),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {

@@ -201,7 +201,15 @@ impl Storage for Posix {
     }
 
     fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
-        Ok(Box::new(upload::PosixUpload::resume_draft(Arc::clone(&self.0), key, from)?))
+        self.resume_draft_by(key, &mut |_| Ok(from))
+    }
+
+    fn resume_draft_by(
+        &self,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+    ) -> Result<Box<dyn Draft>> {
+        Ok(Box::new(upload::PosixUpload::resume_draft(Arc::clone(&self.0), key, find)?))
     }
 
     fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
@@ -312,10 +320,10 @@ fn show(path: &Path) -> String {
     path.display().to_string()
 }
 
-struct PosixObject {
-    file: Arc<dyn DiskFile>,
-    len_bytes: u64,
-    name: String,
+pub(crate) struct PosixObject {
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) len_bytes: u64,
+    pub(crate) name: String,
 }
 
 impl fmt::Debug for PosixObject {

@@ -24,6 +24,7 @@
 
 mod crash;
 mod disk;
+mod mount;
 mod tree;
 
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ use crate::{
     Draft, Entry, Key, Mark, Object, Profile, Reader, ReaderOptions, Result, Storage, Upload,
 };
 use disk::SimDisk;
+pub use mount::Mount;
 
 /// What goes wrong by itself. By default nothing does.
 #[derive(Clone, Debug, Default)]
@@ -171,6 +173,14 @@ impl Storage for SimStore {
 
     fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
         self.store.resume_draft(key, from)
+    }
+
+    fn resume_draft_by(
+        &self,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+    ) -> Result<Box<dyn Draft>> {
+        self.store.resume_draft_by(key, find)
     }
 
     fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {

@@ -10,7 +10,7 @@ use std::{io, mem};
 use crate::behind::WriteBehind;
 use crate::disk::{DiskFile, folder_of};
 use crate::piece::{Cause, Failure};
-use crate::posix::Place;
+use crate::posix::{Place, PosixObject};
 use crate::{
     Crc64, Draft, Error, FileEntry, Key, Mark, Object, Result, Upload, copy, crc64_join, temporary,
 };
@@ -116,11 +116,18 @@ impl PosixUpload {
         Ok(upload)
     }
 
-    pub(crate) fn resume_draft(place: Arc<Place>, key: &Key, from: Mark) -> Result<Self> {
+    /// `find` tells from where, when nobody else can write it any more.
+    pub(crate) fn resume_draft(
+        place: Arc<Place>,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+    ) -> Result<Self> {
         let path = place.draft_path(key);
         let failed = |e| Error::from_io("go on with", path.display().to_string(), e);
         let file = place.disk.reopen(&path).map_err(|e| locked(&path, e))?;
         let len_bytes = file.len_bytes().map_err(failed)?;
+        let name = path.display().to_string();
+        let from = find(&PosixObject { file: Arc::clone(&file), len_bytes, name })?;
         if len_bytes < from.bytes {
             return Err(Error::Corrupt {
                 what: path.display().to_string(),

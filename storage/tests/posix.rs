@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use storage::sim::Mount;
 use storage::{Engine, Error, Key, Mark, Read, Storage, locate, open_url, read_all, write_all};
 
 fn key(name: &str) -> Key {
@@ -27,57 +28,34 @@ fn raw_names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A file system in memory of our own, unmounted when dropped.
-struct Mounted(tempfile::TempDir);
-
-impl Mounted {
-    /// `None`, and a loud word, where we may not mount.
-    fn new(options: &str) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path());
-        match mount.output() {
-            Ok(output) if output.status.success() => Some(Mounted(folder)),
-            outcome => {
-                eprintln!("SKIPPED: mounting a small tmpfs needs root: {outcome:?}");
-                None
-            }
-        }
+/// A file system in memory of our own; `None`, and a loud word, where we may not mount.
+fn mount(options: &str) -> Option<Mount> {
+    let mount = Mount::new(options);
+    if let Err(e) = &mount {
+        eprintln!("SKIPPED: mounting a small tmpfs needs root: {e}");
     }
-
-    fn remount(&self, options: &str) {
-        let options = format!("remount,{options}");
-        let status = Command::new("mount").args(["-o", &options]).arg(self.0.path()).status();
-        assert!(status.unwrap().success());
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let status = Command::new("umount").arg(self.0.path()).status();
-        assert!(status.is_ok_and(|status| status.success()), "{:?} stays mounted", self.0);
-    }
+    mount.ok()
 }
 
 #[test]
 fn a_full_disk_is_found_before_the_first_byte() {
-    let Some(disk) = Mounted::new("size=1m") else { return };
-    let store = open(disk.0.path());
+    let Some(disk) = mount("size=1m") else { return };
+    let store = open(disk.path());
     let free = store.free_bytes().unwrap().unwrap();
     assert!((900_000..=1 << 20).contains(&free), "{free} bytes free of 1 MiB");
     let Err(e) = store.create(&key("a/b"), 2_000_000) else { panic!("there is no such space") };
     let due = format!(
         "write {}/a/b: no space left on the device (2000000 bytes due, {free} free)",
-        disk.0.path().display()
+        disk.path().display()
     );
     assert_eq!(e.to_string(), due);
-    assert!(raw_names(disk.0.path()).is_empty(), "{:?}", raw_names(disk.0.path()));
+    assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
 }
 
 #[test]
 fn a_disk_that_fills_up_leaves_nothing() {
-    let Some(disk) = Mounted::new("size=1m") else { return };
-    let store = open(disk.0.path());
+    let Some(disk) = mount("size=1m") else { return };
+    let store = open(disk.path());
     let mut upload = store.create(&key("a"), 0).unwrap();
     let block = vec![7; 200_000];
     let outcome = (0..200).try_for_each(|_| upload.write(&block)).and_then(|()| upload.finish());
@@ -86,7 +64,7 @@ fn a_disk_that_fills_up_leaves_nothing() {
     };
     assert!(need_bytes > 1 << 20, "only {need_bytes} bytes were due");
     assert!(free_bytes.is_some());
-    assert!(raw_names(disk.0.path()).is_empty(), "{:?}", raw_names(disk.0.path()));
+    assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
     // It is as good as before.
     write_all(&*store, &key("a"), &block).unwrap();
     assert_eq!(read_all(&*store, &key("a")).unwrap(), block);
@@ -94,22 +72,22 @@ fn a_disk_that_fills_up_leaves_nothing() {
 
 #[test]
 fn a_disk_without_room_for_a_name_says_so() {
-    let Some(disk) = Mounted::new("size=1m,nr_inodes=4") else { return };
-    let store = open(disk.0.path());
+    let Some(disk) = mount("size=1m,nr_inodes=4") else { return };
+    let store = open(disk.path());
     for name in ["a", "b", "c"] {
         write_all(&*store, &key(name), &[1]).unwrap();
     }
     let full = write_all(&*store, &key("d"), &[1]);
     assert!(matches!(full, Err(Error::NoSpace { .. })), "{full:?}");
-    assert_eq!(raw_names(disk.0.path()), ["a", "b", "c"]);
+    assert_eq!(raw_names(disk.path()), ["a", "b", "c"]);
 }
 
 #[test]
 fn a_read_only_folder_is_read_and_not_written() {
-    let Some(disk) = Mounted::new("size=1m") else { return };
-    write_all(&*open(disk.0.path()), &key("old/a"), b"bytes").unwrap();
-    disk.remount("ro");
-    let store = open(disk.0.path());
+    let Some(disk) = mount("size=1m") else { return };
+    write_all(&*open(disk.path()), &key("old/a"), b"bytes").unwrap();
+    disk.remount("ro").unwrap();
+    let store = open(disk.path());
     assert_eq!(read_all(&*store, &key("old/a")).unwrap(), b"bytes");
     assert_eq!(store.list(&Key::root()).unwrap().len(), 1);
     let refused = [
@@ -122,9 +100,9 @@ fn a_read_only_folder_is_read_and_not_written() {
     for outcome in refused {
         let told = outcome.unwrap_err().to_string();
         assert!(told.contains("Read-only file system"), "{told}");
-        assert!(told.contains(disk.0.path().to_str().unwrap()), "{told}");
+        assert!(told.contains(disk.path().to_str().unwrap()), "{told}");
     }
-    assert_eq!(raw_names(disk.0.path()), ["old"]);
+    assert_eq!(raw_names(disk.path()), ["old"]);
 }
 
 #[test]
@@ -260,5 +238,13 @@ fn a_draft_has_one_writer() {
     let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
     drop(draft);
+    // Who looks at it first is its writer by then.
+    let mut find = |object: &dyn storage::Object| {
+        assert_eq!(object.len_bytes(), 0);
+        let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
+        assert!(matches!(second, Error::Locked { .. }), "{second}");
+        Ok(Mark::default())
+    };
+    drop(store.resume_draft_by(&key("a"), &mut find).unwrap());
     drop(store.resume_draft(&key("a"), Mark::default()).unwrap());
 }

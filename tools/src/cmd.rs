@@ -74,7 +74,10 @@ pub(crate) fn write_manifest(
     let outcome = manifest.write(store, &prefix.with_suffix(".manifest.json")?);
     if outcome.is_err() {
         for file in files.iter().rev() {
-            store.delete(&folder.join(&file.path)?)?;
+            // The first error is the one to tell.
+            if let Err(left) = folder.join(&file.path).and_then(|key| store.delete(&key)) {
+                log::warn!("{}, which is without a manifest, is left: {left}", file.path);
+            }
         }
     }
     let output = |entry: &FileEntry| {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+use storage::sim::Mount;
 
 fn clean(folder: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
@@ -92,22 +93,6 @@ fn refusals_say_what_was_due() {
     check("--out o --report in.jsonl", &["in.jsonl: exists already"]);
 }
 
-/// A small file system for one test, if we may mount one.
-struct Mount(tempfile::TempDir);
-
-impl Mount {
-    fn new(options: &str) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(folder.path());
-        if mount.output().is_ok_and(|output| output.status.success()) {
-            return Some(Mount(folder));
-        }
-        skip("a tmpfs could not be mounted, which takes root");
-        None
-    }
-}
-
 /// Says that a test was left out, also to whoever sums up all tests.
 #[expect(clippy::print_stdout, reason = "a skipped test must be seen")]
 fn skip(why: &str) {
@@ -119,17 +104,13 @@ fn skip(why: &str) {
     }
 }
 
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let done = Command::new("umount").arg(self.0.path()).status();
-        assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking());
-    }
-}
-
 #[test]
 fn a_full_disk_leaves_nothing() {
-    let Some(disk) = Mount::new("size=256k") else { return };
-    let full = disk.0.path().to_str().unwrap();
+    let disk = match Mount::new("size=256k") {
+        Ok(disk) => disk,
+        Err(e) => return skip(&format!("a tmpfs could not be mounted, which takes root: {e}")),
+    };
+    let full = disk.path().to_str().unwrap();
     let lines: Vec<String> = (0..150_000).map(|nth| format!("{nth} {}", nth * 7919)).collect();
     let folder = folder_with(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     let to_disk = format!("{full}/o");
@@ -143,6 +124,6 @@ fn a_full_disk_leaves_nothing() {
         assert_eq!(output.status.code(), Some(2), "{err}");
         assert!(words.iter().all(|word| err.contains(word)), "{err}");
         assert_eq!(names(folder.path()), ["in.jsonl"]);
-        assert_eq!(names(disk.0.path()), [""; 0], "left behind");
+        assert_eq!(names(disk.path()), [""; 0], "left behind");
     }
 }

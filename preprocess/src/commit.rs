@@ -82,7 +82,7 @@ impl Commit {
         let named = |input: &Input| InputReport { name: input.name.clone(), ..Default::default() };
         let mut commit = match left {
             Some(Left { journal, record: Some(record) }) => {
-                Commit::go_on(&store, plans, journal, record)?
+                Commit::go_on(&store, plans, journal, record, inputs)?
             }
             Some(Left { mut journal, record: None }) => {
                 // Held until all is gone.
@@ -142,7 +142,9 @@ impl Commit {
         plans: Vec<OutputPlan>,
         journal: Journal,
         record: Record,
+        inputs: &[Input],
     ) -> Result<Self> {
+        journal.check(&record, plans.len(), inputs.len())?;
         let resume = |(plan, mark): (&OutputPlan, _)| {
             Ok(Builder::resume(store, &plan.prefix, plan.dtype, mark)?)
         };

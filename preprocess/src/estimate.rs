@@ -1,14 +1,14 @@
 //! What a run would make, from a sample of its inputs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::input::{Cutter, Input};
 use crate::outputs::Outputs;
-use crate::parcel::Stop;
-use crate::run::{Prepared, prepare, pump};
+use crate::parcel::{Parcel, Stop};
+use crate::run::{Prepared, encode, prepare};
 use crate::{BadLine, Error, Options, Result};
 
 /// Documents from so many inputs, evenly chosen, are sampled.
@@ -66,7 +66,7 @@ pub fn estimate(options: &Options) -> Result<Estimate> {
         let of_input = AtomicU64::new(0);
         let name = input.name.clone();
         let cutter = Cutter::new(vec![input], 1 << 20, work.line_bytes_max);
-        let outcome = pump(cutter, &work, tokenizer.as_ref(), options.workers, &mut |parcel| {
+        let mut take = |parcel: &mut Parcel| {
             if let Some(stop) = parcel.stop.take() {
                 return Err(stopped(&name, stop));
             }
@@ -80,7 +80,9 @@ pub fn estimate(options: &Options) -> Result<Estimate> {
                 sums.tokens += output.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
             }
             if sums.json_bytes >= share { Err(Error::Stopped) } else { Ok(()) }
-        });
+        };
+        let never = AtomicBool::new(false);
+        let outcome = encode(cutter, &work, tokenizer.as_ref(), options.workers, &never, &mut take);
         match outcome {
             Ok(()) | Err(Error::Stopped) => {}
             Err(error) => return Err(error),

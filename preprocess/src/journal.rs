@@ -56,38 +56,42 @@ impl Journal {
 
     /// Opens what is there, if anything is.
     pub(crate) fn resume(store: &Arc<dyn Storage>, key: &Key, run: &Value) -> Result<Option<Left>> {
-        let bytes = match store.open_draft(key) {
-            Ok(object) => {
-                let mut bytes = vec![0; object.len_bytes() as usize]; // fits: of our own records
-                object.read_many(&mut [storage::Read { offset: 0, buf: &mut bytes }])?;
-                bytes
-            }
+        let mut found = Found::default();
+        let draft = store.resume_draft_by(key, &mut |object| {
+            let mut bytes = vec![0; object.len_bytes() as usize]; // fits: of our own records
+            object.read_many(&mut [storage::Read { offset: 0, buf: &mut bytes }])?;
+            found = Found::in_bytes(&bytes);
+            // Another run's is left as it is.
+            let other = found.run.as_ref().is_some_and(|there| same_run("", there, run).is_err());
+            let end = if other { bytes.len() } else { found.end };
+            Ok(Mark { bytes: end as u64, crc64: crc64(&bytes[..end]) })
+        });
+        let draft = match draft {
             Err(storage::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
+            draft => draft?,
         };
-        let mut lines = Lines { bytes: &bytes, at: 0 };
-        if let Some(there) = lines.next().and_then(|json| serde_json::from_str(json).ok()) {
-            same_run(&store.display(key), &there, run)?;
-        } else {
+        let Found { run: Some(there), record, .. } = found else {
             // Killed before its first line was whole: there is nothing to go on with.
-            drop(store.resume_draft(key, Mark::default())?);
             store.discard_draft(key)?;
             return Ok(None);
-        }
-        let mut record: Option<Record> = None;
-        let mut end = lines.at;
-        while let Some(mut next) = lines.next().and_then(|json| serde_json::from_str(json).ok()) {
-            if let Some(before) = record.take() {
-                fold(&mut next, before);
-            }
-            record = Some(next);
-            end = lines.at;
-        }
-        let mark = Mark { bytes: end as u64, crc64: crc64(&bytes[..end]) };
-        let draft = store.resume_draft(key, mark)?;
+        };
+        same_run(&store.display(key), &there, run)?;
         let has_record = record.is_some();
         let journal = Journal { store: Arc::clone(store), key: key.clone(), draft, has_record };
         Ok(Some(Left { journal, record }))
+    }
+
+    /// Whether a record speaks of no more outputs and inputs than there are.
+    pub(crate) fn check(&self, record: &Record, outputs: usize, inputs: usize) -> Result<()> {
+        let speaks_of = |(idx, _): &(usize, InputReport)| idx.saturating_add(1);
+        let input_count = record.inputs.iter().map(speaks_of).max().unwrap_or(0);
+        let there = (record.builders.len(), input_count.max(record.input_idx));
+        if there.0 == outputs && there.1 <= inputs {
+            return Ok(());
+        }
+        let words = |(outputs, inputs)| format!("{outputs} outputs and {inputs} inputs");
+        let journal = self.store.display(&self.key);
+        Err(other_run(&journal, "last record", words(there), words((outputs, inputs))))
     }
 
     /// Adds a record. When this returns, it is what a resumed run goes on from.
@@ -107,6 +111,33 @@ impl Journal {
         self.draft.write(format!("{:016x} {json}\n", crc64(json.as_bytes())).as_bytes())?;
         self.draft.sync()?;
         Ok(())
+    }
+}
+
+/// What whole lines say.
+#[derive(Debug, Default)]
+struct Found {
+    run: Option<Value>,
+    /// The last, with the inputs of all.
+    record: Option<Record>,
+    end: usize,
+}
+
+impl Found {
+    fn in_bytes(bytes: &[u8]) -> Self {
+        let mut lines = Lines { bytes, at: 0 };
+        let run = lines.next().and_then(|json| serde_json::from_str(json).ok());
+        let mut found = Found { end: if run.is_some() { lines.at } else { 0 }, run, record: None };
+        while found.run.is_some()
+            && let Some(mut next) = lines.next().and_then(|json| serde_json::from_str(json).ok())
+        {
+            if let Some(before) = found.record.take() {
+                fold(&mut next, before);
+            }
+            found.record = Some(next);
+            found.end = lines.at;
+        }
+        found
     }
 }
 
@@ -204,6 +235,16 @@ mod tests {
         let mut journal = left.journal;
         journal.discard().unwrap();
         assert!(Journal::resume(&store, &key, &run).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_record_speaks_of_what_there_is() {
+        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let key = Key::new("a.journal").unwrap();
+        let journal = Journal::create(&store, key, &json!({})).unwrap();
+        assert!(journal.check(&record(1, 5, 5), 0, 2).is_ok());
+        assert!(journal.check(&record(usize::MAX - 1, 5, 5), 0, 2).is_err());
+        assert!(journal.check(&record(1, 5, 5), 1, 2).is_err());
     }
 
     #[test]

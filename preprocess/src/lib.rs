@@ -25,6 +25,7 @@ pub mod objective;
 mod options;
 mod outputs;
 mod parcel;
+mod pump;
 mod report;
 mod run;
 mod tokenizer;

@@ -1,14 +1,10 @@
 //! A run from its inputs to its files.
 //!
-//! One thread reads and cuts at newlines, workers parse and tokenize, and the thread that called
-//! commits what they made in the order of the input. [`Parcel`]s go round between them; there are
-//! so many and no more, which bounds the memory and makes whoever is ahead wait.
+//! Everything is checked first; then [`crate::pump`] has the inputs read, parsed and tokenized, and
+//! what comes of it is committed in the order of the input.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Instant;
 
 use crate::commit::Commit;
@@ -16,6 +12,7 @@ use crate::input::{Cutter, Input, Position, Share, expand, share_out};
 use crate::objective::{SpanConfig, Splitter};
 use crate::outputs::Outputs;
 use crate::parcel::Parcel;
+use crate::pump::pump;
 use crate::work::{Task, Work, Worker};
 use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, long, open_tokenizer};
 
@@ -25,16 +22,8 @@ const BLOCK_BYTES_MAX: usize = 2 << 20;
 /// Small inputs are cut finer, so that all workers have some, but not into crumbs.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
-/// A worker finds its next parcel waiting while one is read and one is committed. A parcel holds a
-/// block and its tokens, at worst two bytes a byte (four with ids of 32 bits): with 64 workers
-/// 194 parcels of at most 6 MiB, so 1.2 GiB; on plain text, at four bytes a token, 600 MiB.
-const PARCELS_PER_WORKER: usize = 3;
-
-/// More than any machine has cores, and its parcels are 18 GiB.
+/// More than any machine has cores, and its parcels ([`crate::pump`]) are 18 GiB.
 const WORKERS_MAX: usize = 1024;
-
-/// One is being read, one is being committed.
-const PARCELS_BESIDE: usize = 2;
 
 /// A line's tokens must be counted in an i32.
 const LINE_BYTES_MAX: u64 = 1 << 30;
@@ -75,11 +64,12 @@ pub fn run_until(
     let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max)
         .ahead(options.workers)
         .start_at(Position { input_idx, offset });
-    let pumped = pump(cutter, &work, tokenizer.as_ref(), options.workers, &mut |parcel| {
+    let mut add = |parcel: &mut Parcel| {
         commit.add(parcel, start)?;
         progress(&commit.progress());
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
-    });
+    };
+    let pumped = encode(cutter, &work, tokenizer.as_ref(), options.workers, stop, &mut add);
     let pumped = match pumped {
         Err(Error::Stopped) => commit.commit(start).and(Err(Error::Stopped)),
         other => other,
@@ -213,112 +203,20 @@ fn block_bytes(inputs: &[Input], workers: usize) -> usize {
     share.clamp(BLOCK_BYTES_MIN as u64, BLOCK_BYTES_MAX as u64) as usize // fits: clamped
 }
 
-/// What comes to the committer.
-enum Done {
-    Parcel(Box<Parcel>),
-    /// A thread ended by a panic; its parcel will not come.
-    Panicked,
-}
-
-/// Tells the committer if its thread panics: it would wait for ever otherwise.
-struct Alarm(Sender<Done>);
-
-impl Drop for Alarm {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            let _ = self.0.send(Done::Panicked);
-        }
-    }
-}
-
-/// Runs the threads and hands every parcel to `commit`, in order, until there are no more or one
-/// fails.
-pub(crate) fn pump(
+/// Tokenizes what is cut on all workers and hands it to `take`, in order.
+pub(crate) fn encode(
     cutter: Cutter,
     work: &Work,
     tokenizer: &dyn Tokenizer,
     workers: usize,
-    commit: &mut dyn FnMut(&mut Parcel) -> Result<()>,
+    stop: &AtomicBool,
+    take: &mut dyn FnMut(&mut Parcel) -> Result<()>,
 ) -> Result<()> {
-    let (free, frees) = mpsc::channel();
-    let (job, jobs) = mpsc::channel();
-    let (done, dones) = mpsc::channel();
-    for _ in 0..workers * PARCELS_PER_WORKER + PARCELS_BESIDE {
-        free.send(Box::default()).expect("its receiver is here");
-    }
-    let jobs = Mutex::new(jobs);
-    let to_commit = done.clone();
-    // Not of the scope: it may wait for standard input, which need not ever come.
-    thread::spawn(move || read(cutter, &frees, &job, to_commit));
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            let (jobs, done) = (&jobs, done.clone());
-            // Made on its own thread, so that its memory is near the core it runs on.
-            scope.spawn(move || encode(Worker::new(work, tokenizer), jobs, done));
-        }
-        drop(done);
-        commit_in_order(dones, free, commit)
-    })
-}
-
-/// The reader. It ends when there is nothing more, or when the committer has gone.
-fn read(
-    mut cutter: Cutter,
-    frees: &Receiver<Box<Parcel>>,
-    job: &Sender<Box<Parcel>>,
-    done: Sender<Done>,
-) {
-    let alarm = Alarm(done);
-    while let Ok(mut parcel) = frees.recv() {
-        parcel.reset();
-        if !cutter.fill(&mut parcel) {
-            return;
-        }
-        if parcel.stop.is_some() {
-            let _ = alarm.0.send(Done::Parcel(parcel));
-            return;
-        }
-        if job.send(parcel).is_err() {
-            return;
-        }
-    }
-}
-
-/// A worker. It ends when the reader has, and all is encoded.
-fn encode(mut worker: Worker<'_>, jobs: &Mutex<Receiver<Box<Parcel>>>, done: Sender<Done>) {
-    let alarm = Alarm(done);
-    loop {
-        // A worker that panicked holds no lock: it was at work.
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(mut parcel) = job else { return };
-        worker.encode(&mut parcel);
-        if alarm.0.send(Done::Parcel(parcel)).is_err() {
-            return;
-        }
-    }
-}
-
-/// Takes both channels, so that whoever is at the other ends learns when it returns.
-#[expect(clippy::needless_pass_by_value, reason = "dropping them is what ends the other threads")]
-fn commit_in_order(
-    dones: Receiver<Done>,
-    free: Sender<Box<Parcel>>,
-    commit: &mut dyn FnMut(&mut Parcel) -> Result<()>,
-) -> Result<()> {
-    let mut early = BTreeMap::new();
-    let mut next_seq = 0;
-    for done in &dones {
-        let Done::Parcel(parcel) = done else { panic!("a thread of the pipeline panicked") };
-        early.insert(parcel.seq, parcel);
-        while let Some(mut parcel) = early.remove(&next_seq) {
-            next_seq += 1;
-            commit(&mut parcel)?;
-            // The reader has gone when it has read all.
-            let _ = free.send(parcel);
-        }
-    }
-    assert!(early.is_empty(), "every parcel up to the last has come");
-    Ok(())
+    let worker = || {
+        let mut worker = Worker::new(work, tokenizer);
+        move |parcel: &mut Parcel| worker.encode(parcel)
+    };
+    pump(cutter, workers, stop, worker, take)
 }
 
 #[cfg(test)]
@@ -387,6 +285,7 @@ mod tests {
             line_bytes_max: 1 << 20,
             helpers: long::Helpers::new(1),
         };
-        let _ = pump(Cutter::new(inputs, 100, 1 << 20), &work, &Broken, 3, &mut |_| Ok(()));
+        let cutter = Cutter::new(inputs, 100, 1 << 20);
+        let _ = encode(cutter, &work, &Broken, 3, &AtomicBool::new(false), &mut |_| Ok(()));
     }
 }

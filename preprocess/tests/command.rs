@@ -10,6 +10,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use storage::sim::Mount;
+
 const GOOD: &str = "{\"text\":\"good\"}\n";
 
 fn preprocess(arguments: &[&str]) -> Command {
@@ -89,6 +91,20 @@ fn bad_lines_are_placed() {
     refusal.check_line(b"{\"text\":\"a\xe4\xb8", &["byte 10 of", "no UTF-8"]);
     refusal.check_line("{\"text\":\"\\ud83d\"}", &["byte 9 of", "half of a surrogate pair"]);
     refusal.check_line("{\"text\":\"a\"} {", &["one object"]);
+}
+
+/// Blank lines between the elements of a list are lines too, wherever it is cut.
+#[test]
+fn faults_of_a_list_are_placed() {
+    let refusal = Refusal::new();
+    let list = format!("[\n{GOOD}\n\n,{GOOD},\n{GOOD} {GOOD}]\n");
+    let input = refusal.file("in.json", &list);
+    let byte = list.rfind('{').unwrap();
+    let place = format!("in.json, line 8 (byte {byte} of the file)");
+    for block_bytes in ["1", "20", "50", "1000"] {
+        let words = [place.as_str(), "got '{', due ',' or ']'"];
+        refusal.check(&[&input], &["--block-bytes", block_bytes], &words);
+    }
 }
 
 #[test]
@@ -201,21 +217,12 @@ fn outputs_are_not_overwritten() {
 }
 
 /// A small file system for one test, if we may mount one.
-struct Mount(tempfile::TempDir);
-
-impl Mount {
-    fn new(options: &str) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(folder.path());
-        match mount.output() {
-            Ok(output) if output.status.success() => Some(Mount(folder)),
-            failed => {
-                skip(&format!("a tmpfs could not be mounted, which takes root: {failed:?}"));
-                None
-            }
-        }
+fn mount(options: &str) -> Option<Mount> {
+    let mount = Mount::new(options);
+    if let Err(e) = &mount {
+        skip(&format!("a tmpfs could not be mounted, which takes root: {e}"));
     }
+    mount.ok()
 }
 
 /// Says that a test was left out, also to whoever sums up all tests.
@@ -227,33 +234,26 @@ fn skip(why: &str) {
     }
 }
 
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let done = Command::new("umount").arg(self.0.path()).status();
-        assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking());
-    }
-}
-
 #[test]
 fn a_full_disk_leaves_nothing() {
-    let Some(disk) = Mount::new("size=256k") else { return };
+    let Some(disk) = mount("size=256k") else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     fs::write(&input, "{\"text\":\"a b c d e f g h\"}\n".repeat(100_000)).unwrap();
-    let prefix = disk.0.path().join("p");
+    let prefix = disk.path().join("p");
     let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
     let output = preprocess(&arguments).output().unwrap();
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("no space left"), "{said}");
     assert!(said.contains("p_text_document"), "{said}");
-    assert_eq!(names(disk.0.path()), [""; 0], "left behind");
+    assert_eq!(names(disk.path()), [""; 0], "left behind");
 }
 
 /// What was committed before the disk was full stays, and the run goes on when there is room.
 #[test]
 fn a_full_disk_is_gone_on_from() {
-    let Some(disk) = Mount::new("size=16m") else { return };
+    let Some(disk) = mount("size=16m") else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     let line = format!("{{\"text\":\"{}\"}}\n", "a b c d e f g h".repeat(40));
@@ -263,7 +263,7 @@ fn a_full_disk_is_gone_on_from() {
         arguments.extend(["--out", prefix.to_str().unwrap(), "--commit-interval", "1ms"]);
         preprocess(&[&arguments, more].concat()).output().unwrap()
     };
-    let prefix = disk.0.path().join("p");
+    let prefix = disk.path().join("p");
     let full = run(&prefix, &[]);
     let said = stderr(&full);
     assert_eq!(full.status.code(), Some(2), "{said}");
@@ -272,25 +272,25 @@ fn a_full_disk_is_gone_on_from() {
     assert_eq!(still.status.code(), Some(2), "{}", stderr(&still));
 
     let mut remount = Command::new("mount");
-    remount.args(["-o", "remount,size=200m"]).arg(disk.0.path());
+    remount.args(["-o", "remount,size=200m"]).arg(disk.path());
     assert!(remount.status().unwrap().success());
     let done = run(&prefix, &["--resume"]);
     assert!(done.status.success(), "{}", stderr(&done));
     assert!(run(&folder.path().join("p"), &[]).status.success());
     for name in ["p_text_document.bin", "p_text_document.idx"] {
         let read = |folder: &Path| fs::read(folder.join(name)).unwrap();
-        assert!(read(disk.0.path()) == read(folder.path()), "{name} differs");
+        assert!(read(disk.path()) == read(folder.path()), "{name} differs");
     }
-    assert_eq!(names(disk.0.path()).len(), 3, "drafts are left");
+    assert_eq!(names(disk.path()).len(), 3, "drafts are left");
 }
 
 #[test]
 fn a_read_only_folder_is_refused_at_once() {
-    let Some(disk) = Mount::new("ro") else { return };
+    let Some(disk) = mount("ro") else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     fs::write(&input, "bad\n").unwrap();
-    let prefix = disk.0.path().join("p");
+    let prefix = disk.path().join("p");
     let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
     let output = preprocess(&arguments).output().unwrap();
     let said = stderr(&output).to_lowercase();

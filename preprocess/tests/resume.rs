@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -148,6 +149,47 @@ fn asked_to_stop_it_stops_and_goes_on() {
     let again = run.command("out", &arguments).output().unwrap();
     let said = String::from_utf8_lossy(&again.stderr);
     assert!(again.status.success() && said.contains("complete already"), "{said}");
+}
+
+/// A pipe may be silent for hours; to wait for its next line would be to be killed.
+#[test]
+fn asked_to_stop_it_waits_for_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = |out: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_preprocess"));
+        command.args(["--json-in", "-", "--out"]).arg(folder.path().join(out).join("p"));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    };
+    let text = "{\"text\":\"a line of some words\"}\n".repeat(20_000);
+    let feed = |child: &mut std::process::Child, bytes: &str| {
+        child.stdin.as_mut().unwrap().write_all(bytes.as_bytes()).unwrap();
+    };
+    let mut child = command("out").args(["--block-bytes", "10000"]).spawn().unwrap();
+    feed(&mut child, &text[..text.len() / 2]);
+    let journal = folder.path().join("out/.p_text_document.journal.draft");
+    while !journal.exists() {
+        sleep(Duration::from_millis(1));
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let mut waits = 0;
+    while child.try_wait().unwrap().is_none() {
+        waits += 1;
+        assert!(waits < 6000, "it waits for its input");
+        sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{said}");
+
+    for (out, how) in [("out", &["--resume"][..]), ("due", &[])] {
+        let mut child = command(out).args(how).spawn().unwrap();
+        feed(&mut child, &text);
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(files(&folder.path().join("out")), files(&folder.path().join("due")));
 }
 
 #[test]

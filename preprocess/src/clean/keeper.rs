@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::block::Block;
 use super::exact::Exact;
 use super::filter::Cause;
 use super::hash::fold;
 use super::judged::{Judged, Line};
 use super::near::Near;
 use super::output::{self, Kept, Sink};
-use super::pump::Block;
 use super::report::{CleanProgress, CleanReport, CleanedInput, Clusters, Example, Index};
 use super::twice::{Bands, Twice};
 use super::{CleanOptions, NearOptions};

@@ -5,12 +5,13 @@
 //! half a dozen scripts with all texts in memory. Lines are kept byte for byte, in the order of the
 //! input, and the outputs are the same for every number of workers. Of a cluster the first is kept.
 //!
-//! In reading order: `options` is what can be asked for, `pump` the threads, `judged` what a worker
+//! In reading order: `options` is what can be asked for, `block` what goes round the threads, `judged` what a worker
 //! finds out about a line (`filter`, `urls` and `char_set` by rules, `shingle` and `sketch` for
 //! comparing, `fix` to make texts over), `keeper` what becomes of it (`exact` and `near` find
 //! duplicates, `twice` counts bands beforehand, `scratch` remembers texts, `output` writes), and
 //! `report` what is told.
 
+mod block;
 mod char_set;
 mod exact;
 mod filter;
@@ -21,7 +22,6 @@ mod keeper;
 mod near;
 mod options;
 mod output;
-mod pump;
 mod report;
 mod scratch;
 mod shingle;
@@ -29,6 +29,7 @@ mod sketch;
 mod twice;
 mod urls;
 
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 pub use filter::Cause;
@@ -40,10 +41,11 @@ pub use report::{CleanProgress, CleanReport, CleanedInput, Clusters, Dropped, Ex
 
 use crate::Result;
 use crate::input::{Cutter, Format, InputOptions, expand};
+use crate::pump::pump;
+use block::Block;
 use filter::Rules;
-use judged::Work;
+use judged::{Work, Worker};
 use keeper::{Gatherer, Keeper, Tally};
-use pump::pump;
 
 /// Copies the lines that pass, and tells of the others.
 ///
@@ -87,7 +89,7 @@ pub fn clean(
     let mut twice = None;
     if let Some(near) = two_passes {
         let mut gatherer = Gatherer::new(options, near, Tally::new(&inputs, 1, passes))?;
-        pump(cutter(), &work, &mut |block| {
+        judge(cutter(), &work, &mut |block| {
             gatherer.take(block)?;
             progress(&gatherer.tally.progress());
             Ok(())
@@ -99,10 +101,23 @@ pub fn clean(
     if let Some(near) = &options.near {
         keeper.look_for_near(near, twice)?;
     }
-    pump(cutter(), &work, &mut |block| {
+    judge(cutter(), &work, &mut |block| {
         keeper.take(block)?;
         progress(&keeper.tally.progress());
         Ok(())
     })?;
     keeper.finish(start, scratch_bytes)
+}
+
+/// Judges what is cut on all workers and hands it to `take`, in order.
+fn judge(
+    cutter: Cutter,
+    work: &Work<'_>,
+    take: &mut dyn FnMut(&mut Block) -> Result<()>,
+) -> Result<()> {
+    let worker = || {
+        let mut worker = Worker::new(work);
+        move |block: &mut Block| worker.judge(&mut block.parcel, &mut block.judged)
+    };
+    pump(cutter, work.options.workers, &AtomicBool::new(false), worker, take)
 }

@@ -7,7 +7,7 @@ use super::ahead::Ahead;
 use super::array::{ArrayScan, Stumble};
 use super::frames::Plan;
 use super::source::Source;
-use super::text::Separator;
+use super::text::{Separator, newlines};
 use super::{Input, Shape};
 use crate::Result;
 use crate::parcel::{Parcel, Stop, too_long};
@@ -108,6 +108,11 @@ impl Cutter {
                 Ok(Filled::Nothing) => continue,
                 Ok(Filled::Some | Filled::Last) => {}
                 Err(error) => parcel.stop = Some(Stop::Input(error)),
+            }
+            if let Some(Stop::Line { offset, .. }) = parcel.stop {
+                // No worker will see it.
+                let before = &parcel.bytes[..offset.min(parcel.bytes.len())];
+                parcel.documents.lines = newlines(before);
             }
             parcel.next = Position { input_idx: self.input_idx, offset: self.offset };
             parcel.seq = self.seq;

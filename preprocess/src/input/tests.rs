@@ -182,6 +182,29 @@ fn a_run_goes_on_at_any_place() {
     }
 }
 
+/// The lines of a member whose checksum is wrong come before it shows, and may have been committed:
+/// whoever goes on behind them must meet the fault again.
+#[test]
+fn a_fault_is_met_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "{\"text\":\"abcdefgh\"}\n";
+    let mut packed = bgzip(line.repeat(4).as_bytes(), line.len());
+    let first_end = bgzip(line.as_bytes(), 100).len() - bgzip(b"", 1).len();
+    packed[first_end - 8] ^= 1;
+    let mut frames = zstd_frames(line.repeat(4).as_bytes(), line.len(), true);
+    let frame_end = 11 + zstd_frame(line.as_bytes(), true).len();
+    frames[frame_end - 1] ^= 1;
+    for (name, bytes) in [("a.jsonl.gz", packed), ("a.jsonl.zst", frames)] {
+        let path = write(&folder, name, bytes);
+        for (offset, fails) in [(0, true), (line.len(), true), (2 * line.len(), false)] {
+            let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
+            let position = Position { input_idx: 0, offset: offset as u64 };
+            let cut = cut(Cutter::new(inputs, 1, 1000).start_at(position));
+            assert_eq!(cut.stop.is_some(), fails, "{name} from {offset}: {:?}", cut.stop);
+        }
+    }
+}
+
 #[test]
 fn a_place_behind_the_end_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,202 @@
+//! Threads: one reads and cuts at newlines, workers do the work, and the thread that called takes
+//! what they made in the order of the input. [`Load`]s go round between them; there are so many and
+//! no more, which bounds the memory and makes whoever is ahead wait.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::input::Cutter;
+use crate::parcel::Parcel;
+use crate::{Error, Result};
+
+/// A worker finds its next load waiting while one is read and one is taken. A parcel to tokenize
+/// holds a block and its tokens, at worst two bytes a byte (four with ids of 32 bits): with 64
+/// workers 194 parcels of at most 6 MiB, so 1.2 GiB; on plain text, at four bytes a token, 600 MiB.
+/// One to judge holds its lines, and for near duplicates their texts and 8 bytes a band: at 1 MiB
+/// about 3 MiB.
+const LOADS_PER_WORKER: usize = 3;
+
+/// One is being read, one is being taken.
+const LOADS_BESIDE: usize = 2;
+
+/// An input may be silent for hours; whether to go on waiting is asked ten times a second.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// What goes round: a parcel, and what becomes of it.
+pub(crate) trait Load: Default + Send + 'static {
+    fn parcel(&mut self) -> &mut Parcel;
+
+    /// Empties it for its next round.
+    fn reset(&mut self);
+}
+
+impl Load for Parcel {
+    fn parcel(&mut self) -> &mut Parcel {
+        self
+    }
+
+    fn reset(&mut self) {
+        Parcel::reset(self);
+    }
+}
+
+/// What comes to a worker.
+enum Job<L> {
+    Load(Box<L>),
+    /// There will be no more.
+    End,
+}
+
+/// What comes to the thread that called.
+enum Done<L> {
+    Load(Box<L>),
+    /// All has been read, which was so many loads.
+    Read(u64),
+    /// A thread ended by a panic; its load will not come.
+    Panicked,
+}
+
+/// Tells if its thread panics: who waits for it would wait for ever otherwise.
+struct Alarm<L>(Sender<Done<L>>);
+
+impl<L> Drop for Alarm<L> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.send(Done::Panicked);
+        }
+    }
+}
+
+/// Sends the workers home, however the thread that called returns. The reader may hold the other
+/// end of their channel for ever: it may wait for an input that never comes.
+struct Closing<'a, L> {
+    job: Sender<Job<L>>,
+    workers: usize,
+    closed: &'a AtomicBool,
+}
+
+impl<L> Drop for Closing<'_, L> {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+        for _ in 0..self.workers {
+            // Those that panicked need no word.
+            let _ = self.job.send(Job::End);
+        }
+    }
+}
+
+/// Runs the threads and hands every load to `take`, in order, until there are no more, one fails,
+/// or `stop` is true while nothing comes. `worker` is called on each worker's own thread, so that
+/// its memory is near the core it runs on.
+///
+/// # Errors
+/// What `take` says; [`Error::Stopped`].
+pub(crate) fn pump<L: Load, W: FnMut(&mut L)>(
+    cutter: Cutter,
+    workers: usize,
+    stop: &AtomicBool,
+    worker: impl Fn() -> W + Sync,
+    take: &mut dyn FnMut(&mut L) -> Result<()>,
+) -> Result<()> {
+    let (free, frees) = mpsc::channel();
+    let (job, jobs) = mpsc::channel();
+    let (done, dones) = mpsc::channel();
+    for _ in 0..workers * LOADS_PER_WORKER + LOADS_BESIDE {
+        free.send(Box::default()).expect("its receiver is here");
+    }
+    let jobs = Mutex::new(jobs);
+    let closed = AtomicBool::new(false);
+    let (to_workers, alarm) = (job.clone(), Alarm(done.clone()));
+    // Not of the scope: it may wait for an input that need not ever come.
+    thread::spawn(move || read(cutter, &frees, &to_workers, &alarm));
+    thread::scope(|scope| {
+        let _closing = Closing { job, workers, closed: &closed };
+        for _ in 0..workers {
+            let (jobs, closed, worker, alarm) = (&jobs, &closed, &worker, Alarm(done.clone()));
+            scope.spawn(move || work(worker(), jobs, closed, &alarm));
+        }
+        take_in_order(&dones, &free, stop, take)
+    })
+}
+
+/// The reader. It ends when there is nothing more, or when nobody waits for it.
+fn read<L: Load>(
+    mut cutter: Cutter,
+    frees: &Receiver<Box<L>>,
+    job: &Sender<Job<L>>,
+    alarm: &Alarm<L>,
+) {
+    let mut count = 0;
+    while let Ok(mut load) = frees.recv() {
+        load.reset();
+        if !cutter.fill(load.parcel()) {
+            break;
+        }
+        count += 1;
+        if load.parcel().stop.is_some() {
+            let _ = alarm.0.send(Done::Load(load));
+            break;
+        }
+        if job.send(Job::Load(load)).is_err() {
+            return;
+        }
+    }
+    let _ = alarm.0.send(Done::Read(count));
+}
+
+/// A worker. It ends when it is told to, or when nobody waits for what it does.
+fn work<L: Load>(
+    mut worker: impl FnMut(&mut L),
+    jobs: &Mutex<Receiver<Job<L>>>,
+    closed: &AtomicBool,
+    alarm: &Alarm<L>,
+) {
+    loop {
+        // A worker that panicked holds no lock: it was at work.
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Job::Load(mut load)) = job else { return };
+        if closed.load(Ordering::Relaxed) {
+            return;
+        }
+        worker(&mut load);
+        if alarm.0.send(Done::Load(load)).is_err() {
+            return;
+        }
+    }
+}
+
+fn take_in_order<L: Load>(
+    dones: &Receiver<Done<L>>,
+    free: &Sender<Box<L>>,
+    stop: &AtomicBool,
+    take: &mut dyn FnMut(&mut L) -> Result<()>,
+) -> Result<()> {
+    let mut early = BTreeMap::new();
+    let (mut next_seq, mut all) = (0, None);
+    while all != Some(next_seq) {
+        match dones.recv_timeout(ASK_EVERY) {
+            Ok(Done::Load(mut load)) => {
+                early.insert(load.parcel().seq, load);
+            }
+            Ok(Done::Read(count)) => all = Some(count),
+            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+                return Err(Error::Stopped);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(Done::Panicked) | Err(RecvTimeoutError::Disconnected) => {
+                panic!("a thread of the pipeline panicked")
+            }
+        }
+        while let Some(mut load) = early.remove(&next_seq) {
+            next_seq += 1;
+            take(&mut load)?;
+            // The reader has gone when it has read all.
+            let _ = free.send(load);
+        }
+    }
+    Ok(())
+}

@@ -87,6 +87,8 @@ pub enum Error {
     },
     /// The reading thread ended without a word.
     Gone,
+    /// The one reader of the node, or the way to it, failed.
+    Node(crate::NodeError),
 }
 
 /// `std`'s, with our [`Error`].
@@ -138,6 +140,7 @@ impl fmt::Display for Error {
                 write!(f, "loader option {name} is {got}, due {due}")
             }
             Error::Gone => write!(f, "load a batch: the reading thread has ended"),
+            Error::Node(error) => write!(f, "share one reader a node: {error}"),
         }
     }
 }

@@ -13,6 +13,7 @@ mod assemble;
 mod batch;
 mod error;
 mod near;
+mod node;
 mod order;
 pub mod plan;
 mod prefetch;
@@ -21,5 +22,9 @@ pub use assemble::{Assemble, Sample};
 pub use batch::Batch;
 pub use error::{Error, Result};
 pub use near::Near;
+pub use node::{
+    BatchSource, NodeBatches, NodeError, NodeOptions, NodeReader, Open, RawAssemble, RawBatch,
+    Samples,
+};
 pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
 pub use prefetch::{GptBatches, Options};

@@ -190,3 +190,51 @@ fn descriptors_and_bytes_go_over_a_connection() {
     assert_eq!(ready(&[b.as_fd()], None).unwrap(), [true]);
     b.nudge();
 }
+
+/// Another user who knows the name is turned away, and one who has taken it is not trusted.
+#[test]
+fn other_users_stay_outside() {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    use std::os::unix::process::CommandExt as _;
+    if let Ok(name) = std::env::var("FEEDLINE_TEST_STRANGER") {
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let _outside = UnixStream::connect_addr(&address).unwrap();
+        let squat = SocketAddr::from_abstract_name(format!("{name}-squat")).unwrap();
+        let _squatter = UnixListener::bind_addr(&squat).unwrap();
+        println!("here");
+        // Until the parent has looked, and closes its end.
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        return;
+    }
+    let name = name("stranger");
+    let door = Door::open(&name).unwrap().unwrap();
+    // Root alone can be another user; the file must be one that anybody may run.
+    let folder = tempfile::tempdir().unwrap();
+    let binary = folder.path().join("stranger");
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).unwrap();
+    let uid = std::fs::metadata(folder.path()).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
+    let child = std::process::Command::new(binary)
+        .args(["--exact", "other_users_stay_outside", "--nocapture"])
+        .env("FEEDLINE_TEST_STRANGER", format!("feedline-{}-{name}", uid.unwrap()))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .uid(65534)
+        .spawn();
+    let Ok(mut child) = child else {
+        eprintln!("SKIPPED: another user can only be had as root");
+        return;
+    };
+    let out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut lines = std::io::BufRead::lines(out).map_while(Result::ok);
+    assert!(lines.any(|line| line == "here"));
+    let told = door.accept().unwrap_err().to_string();
+    assert!(told.contains("user 65534"), "{told}");
+    let told = Peer::knock(&format!("{name}-squat")).unwrap_err().to_string();
+    assert!(told.contains("user 65534"), "{told}");
+    drop(child.stdin.take());
+    lines.for_each(drop);
+    child.wait().unwrap();
+}

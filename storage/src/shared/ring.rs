@@ -71,6 +71,7 @@ const AT_SLOT_BYTES: usize = 8;
 const AT_BELL: usize = 64;
 const AT_SENT: usize = 68;
 const AT_STATE: usize = 72;
+const AT_NOTE: usize = 76;
 const AT_TAKEN: usize = 128;
 const AT_WORDS_LEN: usize = 192;
 const AT_WORDS: usize = 256;
@@ -171,6 +172,11 @@ impl RingSender {
         self.ring_the_bell();
     }
 
+    /// A number for a receiver that waits too long to tell its user. It wakes nobody.
+    pub fn note(&self, number: u32) {
+        self.memory.word(AT_NOTE).store(number, Ordering::Relaxed);
+    }
+
     fn ring_the_bell(&self) {
         let bell = self.memory.word(AT_BELL);
         bell.fetch_add(1, Ordering::Release);
@@ -214,12 +220,21 @@ impl RingReceiver {
         Ok(Some(self.memory.bytes(place(&self.geometry, self.taken), len)))
     }
 
-    /// Gives back the slot of the message that was looked at last, if it still has it.
-    pub fn release(&mut self) {
-        if std::mem::take(&mut self.holds) {
+    /// Gives back the slot of the message that was looked at last, and says whether it still had it.
+    /// The sender does not sleep on the ring: it is to be told.
+    pub fn release(&mut self) -> bool {
+        let held = std::mem::take(&mut self.holds);
+        if held {
             self.taken = self.taken.wrapping_add(1);
             self.memory.word(AT_TAKEN).store(self.taken, Ordering::Release);
         }
+        held
+    }
+
+    /// What the sender noted last; 0 before that.
+    #[must_use]
+    pub fn note(&self) -> u32 {
+        self.memory.word(AT_NOTE).load(Ordering::Relaxed)
     }
 
     /// What comes after the messages that are there: to be believed when there is none left.

@@ -24,22 +24,22 @@ pub struct Peer {
 }
 
 impl Door {
-    /// Takes the name, or `None` if another process has it.
+    /// Takes a name of this user's, or `None` if another process has it.
     ///
     /// # Errors
     /// [`Error::Io`] for what the kernel says else.
     pub fn open(name: &str) -> Result<Option<Self>> {
-        let bound = SocketAddr::from_abstract_name(name)
+        let name = of_this_user(name);
+        let fail = |e| Error::from_io("listen on", format!("socket @{name}"), e);
+        let bound = SocketAddr::from_abstract_name(&name)
             .and_then(|address| UnixListener::bind_addr(&address));
         let listener = match bound {
             Ok(listener) => listener,
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Ok(None),
-            Err(e) => return Err(Error::from_io("listen on", format!("socket @{name}"), e)),
+            Err(e) => return Err(fail(e)),
         };
-        listener
-            .set_nonblocking(true)
-            .map_err(|e| Error::from_io("listen on", format!("socket @{name}"), e))?;
-        Ok(Some(Door { name: name.to_owned(), listener }))
+        listener.set_nonblocking(true).map_err(fail)?;
+        Ok(Some(Door { name, listener }))
     }
 
     /// Who knocked, or `None` if nobody did. Processes of other users are turned away.
@@ -67,10 +67,10 @@ impl Peer {
     /// # Errors
     /// [`Error::Io`] if the one behind it is of another user, or for what the kernel says else.
     pub fn knock(name: &str) -> Result<Option<Self>> {
-        let address = SocketAddr::from_abstract_name(name)
-            .map_err(|e| Error::from_io("connect to", format!("socket @{name}"), e))?;
-        match UnixStream::connect_addr(&address) {
-            Ok(stream) => Peer::of(stream, name).map(Some),
+        let name = of_this_user(name);
+        let address = SocketAddr::from_abstract_name(&name);
+        match address.and_then(|address| UnixStream::connect_addr(&address)) {
+            Ok(stream) => Peer::of(stream, &name).map(Some),
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
             Err(e) => Err(Error::from_io("connect to", format!("socket @{name}"), e)),
         }
@@ -92,8 +92,7 @@ impl Peer {
         let fail = |e| Error::from_io("ask who is at", format!("socket @{name}"), e);
         stream.set_nonblocking(false).map_err(fail)?;
         let (pid, uid) = credentials(&stream).map_err(fail)?;
-        // SAFETY: this call cannot fail, and touches no memory.
-        let due = unsafe { libc::geteuid() };
+        let due = user();
         if uid != due {
             let told = format!("process {pid} of user {uid} is there, due user {due}");
             return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, told)));
@@ -126,7 +125,6 @@ impl Peer {
     }
 
     /// Takes what is there without waiting, and says whether the other end is still open.
-    #[must_use]
     pub fn drain(&self) -> bool {
         let mut bytes = [0_u8; 256];
         loop {
@@ -269,6 +267,16 @@ pub fn ready(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool
         }
     }
     Ok(asked.iter().map(|one| one.revents != 0).collect())
+}
+
+/// Two users may have a job of one name.
+fn of_this_user(name: &str) -> String {
+    format!("feedline-{}-{name}", user())
+}
+
+fn user() -> u32 {
+    // SAFETY: this call cannot fail, and touches no memory.
+    unsafe { libc::geteuid() }
 }
 
 fn credentials(stream: &UnixStream) -> io::Result<(i32, u32)> {

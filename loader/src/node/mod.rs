@@ -1,0 +1,147 @@
+//! One reader a node: the ranks of a node share what one of them reads.
+//!
+//! Eight ranks that each open every file, hold every index and keep their own window of reads cost
+//! a store eight times what the node needs. Here the first rank that comes reads for all: it cuts
+//! the rows of each step among the ranks, and puts each rank's samples into a ring of slots in
+//! memory that the two share. The others look at them in place and make their batches of them.
+//!
+//! Nothing is left to chance when a process dies, as any may at any time.
+//!
+//! The rank that reads is the one that has the node's [`storage::shared::Door`]. The kernel gives
+//! that to one process at a time and takes it back when that process ends, so there is no lock to
+//! go stale and no vote. Its name is of the job and the user; the memory has no name, and dies with
+//! its last process. A rank whose process ended is dropped, and the others go on. When the reader
+//! ends, the ranks first use up what they have; then one of them takes the door and reads on from
+//! the smallest of the ranks' positions, each of which is one number.
+//!
+//! In reading order: `raw` is what goes from rank to rank, `seat` a rank's side, `owner` the side
+//! that reads, and [`NodeBatches`] makes the batches of a kind out of it.
+
+mod batches;
+mod error;
+mod owner;
+mod raw;
+mod seat;
+
+pub use batches::NodeBatches;
+pub use error::NodeError;
+pub use raw::{RawAssemble, RawBatch, Samples};
+pub use seat::NodeReader;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use storage::shared::Geometry;
+
+use crate::{Error, Result};
+
+/// What the ranks of a node read, and how they divide it. All but `rank` and `samples_consumed`
+/// must be the same in all of them.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Names the job among those of this user on this machine, such as its id and the step of it:
+    /// 1 to 64 bytes.
+    pub job: String,
+    /// What the samples depend on (data, order, seed, length) as a line of text, at most 4096
+    /// bytes. It is compared, and quoted where it differs.
+    pub identity: String,
+    /// This process, as a place in `blocks`.
+    pub rank: u32,
+    /// For each rank of the node, which block of the rows of a step it takes: `[0, 1, 2, 3]` for
+    /// four data-parallel ranks, `[0, 0, 1, 1]` if two tensor-parallel ranks take the same rows.
+    pub blocks: Vec<u32>,
+    /// Rows of a block. Minimum: 1.
+    pub micro_batch: usize,
+    /// Samples that a step takes from the order, with those of other nodes. Minimum: 1.
+    pub step_samples: u64,
+    /// Samples consumed by all before this rank's first step: the whole state.
+    pub samples_consumed: u64,
+    /// Bytes that a sample has at most.
+    pub sample_bytes_max: usize,
+    /// Steps that wait in a rank's ring, a power of two. Default: 4. Each rank costs the node
+    /// `slots * micro_batch * sample_bytes_max` bytes.
+    pub slots: usize,
+    /// How long a rank waits for a batch, or for another to take over the reading, before it says
+    /// that it did not come. Default: 330 s, more than a read is given.
+    pub wait_max: Duration,
+}
+
+/// Gives the batches of the whole node, one for each step.
+pub trait BatchSource {
+    /// Replaces `into` by the samples of the next step: the rows of block 0, then those of block 1,
+    /// and so on. Fewer, even none, may be in the last step. `false`: there are no more steps.
+    ///
+    /// # Errors
+    /// What was wrong with the first read that failed.
+    fn next(&mut self, into: &mut RawBatch) -> Result<bool>;
+}
+
+/// Starts reading at a number of samples consumed. It may be called in any rank, and several times.
+pub type Open = Arc<dyn Fn(u64) -> Result<Box<dyn BatchSource>> + Send + Sync>;
+
+/// Ranks on one machine: more than any has accelerators.
+const RANKS_MAX: usize = 256;
+const JOB_BYTES_MAX: usize = 64;
+const IDENTITY_BYTES_MAX: usize = 4096;
+
+impl NodeOptions {
+    /// The ranks `0..ranks` of a node that has the whole job to itself, each with its own rows.
+    #[must_use]
+    pub fn new(job: &str, identity: &str, rank: u32, ranks: u32) -> Self {
+        NodeOptions {
+            job: job.to_owned(),
+            identity: identity.to_owned(),
+            rank,
+            blocks: (0..ranks).collect(),
+            micro_batch: 1,
+            step_samples: u64::from(ranks),
+            samples_consumed: 0,
+            sample_bytes_max: 1 << 16,
+            slots: 4,
+            wait_max: Duration::from_secs(330),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let odd = |name, got: u64, due| Err(Error::Option { name, got, due });
+        let ranks = self.blocks.len();
+        if ranks == 0 || ranks > RANKS_MAX {
+            return odd("blocks", ranks as u64, "one for each rank, 1 to 256");
+        }
+        if self.rank as usize >= ranks {
+            return odd("rank", u64::from(self.rank), "less than the number of blocks");
+        }
+        if let Some(block) = self.blocks.iter().find(|&&block| block as usize >= ranks) {
+            return odd("block", u64::from(*block), "less than the number of ranks");
+        }
+        if self.job.is_empty() || self.job.len() > JOB_BYTES_MAX {
+            return odd("job", self.job.len() as u64, "a name of 1 to 64 bytes");
+        }
+        if self.identity.len() > IDENTITY_BYTES_MAX {
+            return odd("identity", self.identity.len() as u64, "at most 4096 bytes");
+        }
+        if self.micro_batch == 0 {
+            return odd("micro_batch", 0, "at least 1");
+        }
+        if self.step_samples == 0 {
+            return odd("step_samples", 0, "at least 1");
+        }
+        Ok(())
+    }
+
+    /// All that must agree, as one line.
+    fn fingerprint(&self) -> String {
+        let NodeOptions { identity, blocks, micro_batch, step_samples, slots, .. } = self;
+        let bytes = self.sample_bytes_max;
+        format!(
+            "feedline {}: {identity}; blocks {blocks:?}, micro_batch {micro_batch}, step_samples \
+             {step_samples}, sample_bytes_max {bytes}, slots {slots}",
+            env!("CARGO_PKG_VERSION")
+        )
+    }
+
+    fn geometry(&self) -> Geometry {
+        let slot_bytes = raw::message_bytes_max(self.micro_batch, self.sample_bytes_max);
+        Geometry { slots: self.slots, slot_bytes }
+    }
+}

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let config = GptIndexConfig {
         dataset_path: "a".to_owned(),
-        split: "1".to_owned(),
+        split: Some("1".to_owned()),
         seq_len,
         seed: 1234,
         num_samples: None,

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
-use crate::cache::{self, Kept, Names};
+use crate::cache::{self, Names};
 use crate::npy::{Descr, Npy, NpyBuilder};
 use crate::rng::numpy_sum;
 use crate::{Error, Result, Split};
@@ -41,6 +41,8 @@ pub struct BlendConfig {
     pub which: Split,
     /// How much of each there is.
     pub weights: BlendWeights,
+    /// How many samples the index of each dataset has, of which the blend may ask no more.
+    pub available: Vec<u64>,
 }
 
 /// The order of the samples of a blend.
@@ -55,11 +57,12 @@ pub struct BlendIndex {
 /// Weights divided by their sum, as numpy adds them.
 ///
 /// # Errors
-/// [`Error::BadSetting`] if one is negative or not finite, or they are all 0.
+/// [`Error::BadSetting`] if one is not a finite number above 0, or there are none.
 pub fn normalize_weights(weights: &[f64]) -> Result<Vec<f64>> {
     let sum = numpy_sum(weights);
-    if weights.iter().any(|weight| !weight.is_finite() || *weight < 0.0) || sum <= 0.0 {
-        let due = "numbers of 0 or more, not all of them 0".to_owned();
+    let is_good = |weight: &f64| weight.is_finite() && *weight > 0.0;
+    if !weights.iter().all(is_good) || !is_good(&sum) {
+        let due = "finite numbers above 0, one for each dataset".to_owned();
         return Err(Error::BadSetting { name: "blend weights", got: format!("{weights:?}"), due });
     }
     Ok(weights.iter().map(|weight| weight / sum).collect())
@@ -97,15 +100,32 @@ impl BlendIndex {
     /// they must be are rebuilt with a warning.
     ///
     /// # Errors
-    /// As [`BlendIndex::build`], and [`Error::Storage`] if a file that exists cannot be read.
+    /// As [`BlendIndex::build_checked`], and [`Error::Storage`] if a file that exists cannot be
+    /// read.
     pub fn load_or_build(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
+        config.check()?;
         let suffix = format!("BlendedDataset-{}", config.which);
         let names = Names::new(&config.description(), folder, &suffix);
-        let check = |[dataset, dataset_sample]: [Npy; 2]| {
-            let index = BlendIndex { dataset, dataset_sample };
-            index.verify(config.weights.sample_count(), config.datasets.len()).map(|()| index)
-        };
-        cache::load_or_build(store, &names, check, || BlendIndex::build(&config.weights))
+        cache::load_or_build(&Recipe(config), store, &names)
+    }
+
+    /// Builds the order of a blend whose settings make sense, of datasets that have the samples.
+    ///
+    /// # Errors
+    /// As [`BlendIndex::build`]; [`Error::BadSetting`] for a weight that is not above 0 or a
+    /// dataset without samples, as Megatron refuses them; [`Error::TooFewSamples`].
+    pub fn build_checked(config: &BlendConfig) -> Result<Self> {
+        config.check()?;
+        let index = BlendIndex::build(&config.weights)?;
+        config.has_enough(&index.counts(config.available.len()))?;
+        Ok(index)
+    }
+
+    /// How many samples there are of each dataset.
+    fn counts(&self, datasets: usize) -> Vec<u64> {
+        let mut counts = vec![0; datasets];
+        (0..self.sample_count()).for_each(|place| counts[self.sample(place).0] += 1);
+        counts
     }
 
     /// How many samples there are.
@@ -134,35 +154,69 @@ impl BlendIndex {
     pub fn dataset_sample_index(&self) -> &Npy {
         &self.dataset_sample
     }
-
-    /// What is wrong with a cached order: within each dataset, samples must count up from 0.
-    fn verify(&self, samples: u64, datasets: usize) -> std::result::Result<(), String> {
-        let shapes = (self.dataset.shape(), self.dataset_sample.shape());
-        let descrs = (self.dataset.descr(), self.dataset_sample.descr());
-        if shapes != (&[samples], &[samples]) || descrs != (Descr::I16, Descr::I64) {
-            return Err(format!("its arrays are {shapes:?}, and {samples} samples are due"));
-        }
-        let mut counts = vec![0; datasets];
-        for place in 0..samples {
-            let (dataset, sample) = self.sample(place);
-            match counts.get_mut(dataset) {
-                Some(count) if *count == sample => *count += 1,
-                _ => return Err(format!("sample {place} of it is {sample} of dataset {dataset}")),
-            }
-        }
-        Ok(())
-    }
 }
 
-impl Kept<2> for BlendIndex {
+/// One blend.
+struct Recipe<'a>(&'a BlendConfig);
+
+impl cache::Recipe<2> for Recipe<'_> {
+    type Index = BlendIndex;
+
     const ARRAYS: [&'static str; 2] = ["dataset_index", "dataset_sample_index"];
 
-    fn arrays(&self) -> [&Npy; 2] {
-        [&self.dataset, &self.dataset_sample]
+    fn made_from(&self) -> Result<Value> {
+        Ok(json!({ "available_samples": self.0.available }))
+    }
+
+    fn assemble(
+        &self,
+        [dataset, dataset_sample]: [Npy; 2],
+    ) -> std::result::Result<BlendIndex, String> {
+        let samples = self.0.weights.sample_count();
+        let shapes = (dataset.shape(), dataset_sample.shape());
+        if shapes != (&[samples], &[samples])
+            || (dataset.descr(), dataset_sample.descr()) != (Descr::I16, Descr::I64)
+        {
+            return Err(format!("its arrays are {shapes:?}, and {samples} samples are due"));
+        }
+        Ok(BlendIndex { dataset, dataset_sample })
+    }
+
+    /// Within each dataset, samples must count up from 0.
+    fn check(&self, index: &BlendIndex) -> Result<Option<String>> {
+        let mut counts = vec![0; self.0.available.len()];
+        for place in 0..index.sample_count() {
+            let (dataset, sample) = index.sample(place);
+            match counts.get_mut(dataset) {
+                Some(count) if *count == sample => *count += 1,
+                _ => {
+                    return Ok(Some(format!(
+                        "sample {place} of it is {sample} of dataset {dataset}"
+                    )));
+                }
+            }
+        }
+        self.0.has_enough(&counts)?;
+        Ok(None)
+    }
+
+    fn build(&self) -> Result<BlendIndex> {
+        BlendIndex::build_checked(self.0)
+    }
+
+    fn arrays(index: &BlendIndex) -> [&Npy; 2] {
+        [&index.dataset, &index.dataset_sample]
     }
 }
 
 impl BlendWeights {
+    fn dataset_count(&self) -> usize {
+        match self {
+            BlendWeights::Weighted { weights, .. } => weights.len(),
+            BlendWeights::Exhaustive { sizes } => sizes.len(),
+        }
+    }
+
     /// How many samples the blend has.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
@@ -188,6 +242,36 @@ impl BlendConfig {
             "weights": weights,
             "size": size,
         })
+    }
+
+    fn check(&self) -> Result<()> {
+        let parts = self.weights.dataset_count();
+        if parts != self.datasets.len() || parts != self.available.len() {
+            let got = format!("{parts} weights and {} sample counts", self.available.len());
+            let due = format!("one each for {} datasets", self.datasets.len());
+            return Err(Error::BadSetting { name: "blend", got, due });
+        }
+        match &self.weights {
+            BlendWeights::Weighted { weights, .. } => normalize_weights(weights).map(drop),
+            BlendWeights::Exhaustive { sizes } => match sizes.iter().position(|&size| size == 0) {
+                None => Ok(()),
+                Some(dataset) => Err(Error::BadSetting {
+                    name: "blend",
+                    got: format!("dataset {dataset} without samples"),
+                    due: "samples of every dataset".to_owned(),
+                }),
+            },
+        }
+    }
+
+    fn has_enough(&self, counts: &[u64]) -> Result<()> {
+        let which = self.which;
+        for (dataset, (&due, &got)) in counts.iter().zip(&self.available).enumerate() {
+            if due > got {
+                return Err(Error::TooFewSamples { dataset, which, got, due });
+            }
+        }
+        Ok(())
     }
 }
 

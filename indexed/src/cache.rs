@@ -1,12 +1,18 @@
 //! The files in which an index is kept between runs, under Megatron's names: the MD5 of a text that
 //! describes it, then the class, the part and the array.
+//!
+//! The name says nothing of the data that an index was made from. So files that are found are
+//! checked, every number of them, and then a seal is left beside them: what the data and the files
+//! looked like at the time. Where the seal still fits, they are used without being read, which is
+//! what lets a run over a hundred million documents begin at once.
 
 use md5::{Digest as _, Md5};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use storage::{Key, Storage};
 
 use crate::npy::Npy;
 use crate::python_json::dumps;
+use crate::stamp::stamp;
 use crate::{Error, Result};
 
 /// Where Megatron keeps the indexes of a dataset unless it is told otherwise.
@@ -45,60 +51,107 @@ impl Names {
     fn array_key(&self, array: &str) -> Result<Key> {
         self.key(&format!("{array}.npy"))
     }
+
+    fn seal_key(&self) -> Result<Key> {
+        self.key("feedline.json")
+    }
 }
 
-/// An index that is kept as `N` arrays.
-pub(crate) trait Kept<const N: usize> {
-    /// Their names.
+/// How an index that is kept as `N` arrays is made and checked.
+pub(crate) trait Recipe<const N: usize> {
+    type Index;
+
+    /// The names of the arrays.
     const ARRAYS: [&'static str; N];
 
-    /// The arrays, in the order of their names.
-    fn arrays(&self) -> [&Npy; N];
+    /// What it is made from and its description does not tell, for the seal.
+    fn made_from(&self) -> Result<Value>;
+
+    /// The index of these arrays if their types and shapes are right, else what is wrong.
+    fn assemble(&self, arrays: [Npy; N]) -> std::result::Result<Self::Index, String>;
+
+    /// Looks at every number, and says what is wrong.
+    fn check(&self, index: &Self::Index) -> Result<Option<String>>;
+
+    /// Makes it.
+    fn build(&self) -> Result<Self::Index>;
+
+    /// Its arrays, in the order of their names.
+    fn arrays(index: &Self::Index) -> [&Npy; N];
 }
 
 /// What lies under an index's names.
 enum Found<T> {
-    Good(T),
+    /// Files whose seal fits.
+    Sealed(T),
+    /// Files of the right shapes.
+    Unsealed(T),
     /// Files that are not the index, or not all of it.
     Bad,
     Nothing,
 }
 
-/// The index that is kept under these names, if all its files are there and `check` takes them;
-/// else a warning says why, and it is built and kept. A cache that cannot be written costs its
-/// building again, which is a warning and no failure.
-pub(crate) fn load_or_build<T: Kept<N>, const N: usize>(
+/// The index that is kept under these names, if all its files are there and are right; else a
+/// warning says why, and it is built and kept. A cache that cannot be written costs its building
+/// again, which is a warning and no failure.
+pub(crate) fn load_or_build<R: Recipe<N>, const N: usize>(
+    recipe: &R,
     store: &dyn Storage,
     names: &Names,
-    check: impl FnOnce([Npy; N]) -> std::result::Result<T, String>,
-    build: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let found = load(store, names, T::ARRAYS, check)?;
-    let is_bad = matches!(found, Found::Bad);
-    if let Found::Good(index) = found {
-        log::info!("sample order from the cache {}", store.display(&names.description_key()?));
-        return Ok(index);
-    }
-    let index = build()?;
+) -> Result<R::Index> {
+    let shown = store.display(&names.description_key()?);
+    let is_bad = match find(recipe, store, names)? {
+        Found::Sealed(index) => {
+            log::info!("sample order from the cache {shown}, whose seal fits");
+            return Ok(index);
+        }
+        Found::Unsealed(index) => match recipe.check(&index)? {
+            None => {
+                log::info!("sample order from the cache {shown}, checked");
+                seal(recipe, store, names);
+                return Ok(index);
+            }
+            Some(why) => {
+                warn_of_bad(&shown, &why);
+                true
+            }
+        },
+        Found::Bad => true,
+        Found::Nothing => false,
+    };
+    let index = recipe.build()?;
     let folder = store.display(&names.folder);
-    let cleared = if is_bad { clear(store, names, T::ARRAYS) } else { Ok(()) };
-    match cleared.and_then(|()| save(store, names, &index)) {
-        Ok(()) => log::info!("sample order built, and kept in {folder}"),
-        Err(error) => log::warn!("sample order built, but not kept in {folder}: {error}"),
+    let cleared = if is_bad { clear(store, names, R::ARRAYS) } else { Ok(()) };
+    match cleared.and_then(|()| save::<R, N>(store, names, &index)) {
+        Ok(Saved::All) => log::info!("sample order built, and kept in {folder}"),
+        // Files that we neither wrote nor checked are not ours to seal.
+        Ok(Saved::NotAll) => return Ok(index),
+        Err(error) => {
+            log::warn!("sample order built, but not kept in {folder}: {error}");
+            return Ok(index);
+        }
     }
-    Ok(index)
+    seal(recipe, store, names);
+    // What was written is used from now on: its pages are shared by all processes of the machine,
+    // and given back when memory is short.
+    match find(recipe, store, names)? {
+        Found::Sealed(mapped) => Ok(mapped),
+        _ => Ok(index),
+    }
 }
 
-fn load<T, const N: usize>(
+fn warn_of_bad(shown: &str, why: &str) {
+    log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
+}
+
+fn find<R: Recipe<N>, const N: usize>(
+    recipe: &R,
     store: &dyn Storage,
     names: &Names,
-    arrays: [&str; N],
-    check: impl FnOnce([Npy; N]) -> std::result::Result<T, String>,
-) -> Result<Found<T>> {
+) -> Result<Found<R::Index>> {
     let description = names.description_key()?;
     let bad = |why: &str| {
-        let shown = store.display(&description);
-        log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
+        warn_of_bad(&store.display(&description), why);
         Ok(Found::Bad)
     };
     let mut absent = Vec::new();
@@ -115,7 +168,7 @@ fn load<T, const N: usize>(
         }
     }
     let mut opened = Vec::with_capacity(N);
-    for array in arrays {
+    for array in R::ARRAYS {
         match Npy::open(store, &names.array_key(array)?) {
             Ok(npy) => opened.push(npy),
             Err(Error::Storage(storage::Error::NotFound { what })) => absent.push(what),
@@ -130,17 +183,90 @@ fn load<T, const N: usize>(
         return bad(&format!("it lacks {}", absent.join(", ")));
     }
     let opened = <[Npy; N]>::try_from(opened).expect("none is absent, so each was opened");
-    check(opened).map_or_else(|why| bad(&why), |index| Ok(Found::Good(index)))
+    let index = match recipe.assemble(opened) {
+        Ok(index) => index,
+        Err(why) => return bad(&why),
+    };
+    if !is_sealed(recipe, store, names)? {
+        return Ok(Found::Unsealed(index));
+    }
+    R::arrays(&index).iter().for_each(|array| array.expect_random_reads());
+    Ok(Found::Sealed(index))
 }
 
-/// The description is written last, so that what a killed run leaves is no cache. Another process
-/// may build the same index at the same time: its files are as good as ours.
-fn save<T: Kept<N>, const N: usize>(store: &dyn Storage, names: &Names, index: &T) -> Result<()> {
-    for (array, npy) in T::ARRAYS.iter().zip(index.arrays()) {
-        unless_taken(npy.write(store, &names.array_key(array)?))?;
+/// The text of a seal over the files as they are now.
+fn seal_text<R: Recipe<N>, const N: usize>(
+    recipe: &R,
+    store: &dyn Storage,
+    names: &Names,
+) -> Result<String> {
+    let mut arrays = Map::new();
+    for array in R::ARRAYS {
+        let object = store.open(&names.array_key(array)?)?;
+        arrays.insert(array.to_owned(), stamp(object.as_ref())?);
+    }
+    let seal = json!({
+        "format": "feedline-order-seal",
+        "version": 1,
+        "made_from": recipe.made_from()?,
+        "arrays": arrays,
+    });
+    Ok(format!("{seal:#}\n"))
+}
+
+fn is_sealed<R: Recipe<N>, const N: usize>(
+    recipe: &R,
+    store: &dyn Storage,
+    names: &Names,
+) -> Result<bool> {
+    let key = names.seal_key()?;
+    let len_bytes = match store.open(&key) {
+        Err(storage::Error::NotFound { .. }) => return Ok(false),
+        Err(error) => return Err(error.into()),
+        Ok(object) => object.len_bytes(),
+    };
+    let due = seal_text(recipe, store, names)?;
+    let fits = len_bytes == due.len() as u64 && storage::read_all(store, &key)? == due.as_bytes();
+    if !fits {
+        let shown = store.display(&key);
+        log::info!("the data or the cache is not as when {shown} was written: all is checked");
+    }
+    Ok(fits)
+}
+
+/// Seals files that were checked or written by us. Without a seal they are checked again by the
+/// next run, so failing is no failure.
+fn seal<R: Recipe<N>, const N: usize>(recipe: &R, store: &dyn Storage, names: &Names) {
+    let outcome = names.seal_key().and_then(|key| {
+        let text = seal_text(recipe, store, names)?;
+        delete(store, &key)?;
+        write_unless_taken(storage::write_all(store, &key, text.as_bytes()).map_err(Error::from))
+    });
+    if let Err(error) = outcome {
+        log::info!("the cached sample order is not sealed, and will be checked again: {error}");
+    }
+}
+
+/// Who wrote the files of an index.
+enum Saved {
+    All,
+    /// Another process has written some of them, which builds the same index at the same time.
+    NotAll,
+}
+
+/// The description is written last, so that what a killed run leaves is no cache.
+fn save<R: Recipe<N>, const N: usize>(
+    store: &dyn Storage,
+    names: &Names,
+    index: &R::Index,
+) -> Result<Saved> {
+    let mut is_ours = true;
+    for (array, npy) in R::ARRAYS.iter().zip(R::arrays(index)) {
+        is_ours &= write_unless_taken(npy.write(store, &names.array_key(array)?))?;
     }
     let (key, text) = (names.description_key()?, names.description.as_bytes());
-    unless_taken(storage::write_all(store, &key, text).map(drop).map_err(Error::from))
+    is_ours &= write_unless_taken(storage::write_all(store, &key, text).map_err(Error::from))?;
+    Ok(if is_ours { Saved::All } else { Saved::NotAll })
 }
 
 /// Deletes all files of an index, the description first.
@@ -149,22 +275,25 @@ fn clear(
     names: &Names,
     arrays: impl IntoIterator<Item = &'static str>,
 ) -> Result<()> {
-    let mut keys = vec![names.description_key()?];
+    delete(store, &names.description_key()?)?;
+    delete(store, &names.seal_key()?)?;
     for array in arrays {
-        keys.push(names.array_key(array)?);
-    }
-    for key in keys {
-        match store.delete(&key) {
-            Ok(()) | Err(storage::Error::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
+        delete(store, &names.array_key(array)?)?;
     }
     Ok(())
 }
 
-fn unless_taken(result: Result<()>) -> Result<()> {
+fn delete(store: &dyn Storage, key: &Key) -> Result<()> {
+    match store.delete(key) {
+        Ok(()) | Err(storage::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether it was written; else something of that name was there.
+fn write_unless_taken<T>(result: Result<T>) -> Result<bool> {
     match result {
-        Err(Error::Storage(storage::Error::Exists { .. })) => Ok(()),
-        other => other,
+        Err(Error::Storage(storage::Error::Exists { .. })) => Ok(false),
+        other => other.map(|_| true),
     }
 }

@@ -1,7 +1,7 @@
 //! Reading a pair of `.bin` and `.idx`.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use storage::{Crc64, Key, Map, Object, Read, Storage};
 
@@ -22,9 +22,12 @@ pub struct IndexedDataset {
     prefix: Key,
     display: String,
     bin: Arc<dyn Object>,
+    idx_object: Arc<dyn Object>,
     idx: Map,
     layout: Layout,
     bin_bytes: u64,
+    /// Set once every entry of the index is known to be good.
+    checked: OnceLock<()>,
 }
 
 /// What [`IndexedDataset::check`] read and found good.
@@ -61,17 +64,70 @@ impl IndexedDataset {
     /// # Errors
     /// [`Error::Malformed`] with the [`Fault`], the file and the byte; [`Error::Storage`].
     pub fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
-        let idx = store.open(&prefix.with_suffix(".idx")?)?;
+        let dataset = Self::open_files(store, prefix)?;
+        let bin_bytes = dataset.check_all_tables()?;
+        Ok(IndexedDataset { bin_bytes, checked: OnceLock::from(()), ..dataset })
+    }
+
+    /// Opens both files, and reads no more of the index than its header and where its tables end:
+    /// a hundred million documents are open in a millisecond. Its other entries are checked whole
+    /// by [`Self::check_tables`], which the indexes of this crate call unless their cache
+    /// vouches for this very file; until then, what this type says of single sequences is what the
+    /// file says, right or wrong.
+    ///
+    /// # Errors
+    /// As [`Self::open`], for what is read.
+    pub fn open_ready(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
+        let dataset = Self::open_files(store, prefix)?;
+        let file = dataset.idx_object.display();
+        let bin_bytes = dataset.tables().check_ends(dataset.dtype().item_bytes(), &file)?;
+        check_bin_len(dataset.bin.as_ref(), bin_bytes, &file)?;
+        Ok(IndexedDataset { bin_bytes, ..dataset })
+    }
+
+    /// Opens both files and reads the header.
+    fn open_files(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
+        let idx_object = store.open(&prefix.with_suffix(".idx")?)?;
         let bin = store.open(&prefix.with_suffix(".bin")?)?;
-        let file = idx.display();
         // An empty file cannot be mapped, and is too short for a header anyway.
-        let map = if idx.len_bytes() == 0 { Map::owned(Vec::new()) } else { idx.map()? };
-        let layout = Layout::parse(&map, &file)?;
-        let bin_bytes = layout.tables(&map).check(layout.dtype.item_bytes(), &file)?;
-        check_bin_len(bin.as_ref(), bin_bytes, &file)?;
-        let display = store.display(prefix);
-        let (store, prefix) = (Arc::clone(store), prefix.clone());
-        Ok(IndexedDataset { store, prefix, display, bin, idx: map, layout, bin_bytes })
+        let is_empty = idx_object.len_bytes() == 0;
+        let idx = if is_empty { Map::owned(Vec::new()) } else { idx_object.map()? };
+        idx.expect_random_reads();
+        let layout = Layout::parse(&idx, &idx_object.display())?;
+        let (prefix, display) = (prefix.clone(), store.display(prefix));
+        Ok(IndexedDataset {
+            store: Arc::clone(store),
+            prefix,
+            display,
+            bin_bytes: bin.len_bytes(),
+            bin,
+            idx_object,
+            idx,
+            layout,
+            checked: OnceLock::new(),
+        })
+    }
+
+    /// Checks every entry of the index in one pass, the first time it is called.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] with the [`Fault`], the file and the byte.
+    pub fn check_tables(&self) -> Result<()> {
+        if self.checked.get().is_none() {
+            self.check_all_tables()?;
+            // Whoever was quicker has found the same.
+            _ = self.checked.set(());
+        }
+        Ok(())
+    }
+
+    fn check_all_tables(&self) -> Result<u64> {
+        let file = self.idx_object.display();
+        self.idx.expect_sequential_reads();
+        let bin_bytes = self.tables().check(self.dtype().item_bytes(), &file)?;
+        self.idx.expect_random_reads();
+        check_bin_len(self.bin.as_ref(), bin_bytes, &file)?;
+        Ok(bin_bytes)
     }
 
     /// The type of its tokens.
@@ -105,6 +161,13 @@ impl IndexedDataset {
     #[must_use]
     pub fn sequence_len(&self, seq: u64) -> u32 {
         u32::from_le_bytes(self.tables().lengths[seq as usize]) // fits: 64 bits
+    }
+
+    /// Whether a sequence lies in the `.bin`, as it does for sure once the tables are checked.
+    pub(crate) fn is_inside(&self, seq: u64) -> bool {
+        let len_bytes = u64::from(self.sequence_len(seq)) * self.layout.dtype.item_bytes();
+        let end = self.sequence_offset_bytes(seq).checked_add(len_bytes);
+        end.is_some_and(|end| end <= self.bin_bytes)
     }
 
     /// Where a sequence begins in the `.bin`.
@@ -231,6 +294,11 @@ impl IndexedDataset {
         Ok((sum.value(), range))
     }
 
+    /// The `.idx`.
+    pub(crate) fn idx(&self) -> &dyn Object {
+        self.idx_object.as_ref()
+    }
+
     pub(crate) fn tables(&self) -> Tables<'_> {
         self.layout.tables(&self.idx)
     }
@@ -248,7 +316,8 @@ impl IndexedDataset {
                 self.sequence_offset_bytes(seq)
             }
         };
-        (offset(sequences.end) - offset(sequences.start)) / self.dtype().item_bytes()
+        // Without a check of the tables, they may fall.
+        offset(sequences.end).saturating_sub(offset(sequences.start)) / self.dtype().item_bytes()
     }
 }
 

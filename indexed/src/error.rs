@@ -114,6 +114,41 @@ pub enum Error {
         /// Samples that were asked for.
         samples: u64,
     },
+    /// A part gives no sample, in however many epochs.
+    NoSamples {
+        /// The dataset.
+        file: String,
+        /// The part.
+        which: Split,
+        /// Documents in the part.
+        documents: u64,
+        /// Documents in the dataset.
+        documents_all: u64,
+        /// Samples that were asked for.
+        samples: u64,
+    },
+    /// A blend asks for more samples of a dataset than it has.
+    TooFewSamples {
+        /// Which dataset of the blend, from 0.
+        dataset: usize,
+        /// The part.
+        which: Split,
+        /// The samples it has.
+        got: u64,
+        /// The samples the blend asks for.
+        due: u64,
+    },
+    /// A number in a table of an index is not one that can be there.
+    BadPlace {
+        /// The dataset.
+        file: String,
+        /// The table.
+        table: &'static str,
+        /// The place in the table.
+        place: u64,
+        /// The number.
+        got: i64,
+    },
     /// A count is beyond what the index format can hold.
     TooBig {
         /// What is counted.
@@ -208,6 +243,32 @@ impl From<storage::Error> for Error {
     }
 }
 
+impl Error {
+    /// What is wrong with an order, in words.
+    fn fmt_of_order(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoSamples { file, which, documents, documents_all, samples } => write!(
+                f,
+                "index the {which} part of {file}: {samples} samples are due, but its {documents} \
+                 of {documents_all} documents give none; hint: documents with a sentence of more \
+                 than 512 tokens, and those of too few sentences, are passed over"
+            ),
+            Error::TooFewSamples { dataset, which, got, due } => write!(
+                f,
+                "blend the {which} parts: dataset {dataset} has {got} samples, and {due} are due; \
+                 hint: its index was built for fewer; each is built for half a percent more than \
+                 its share"
+            ),
+            Error::BadPlace { file, table, place, got } => write!(
+                f,
+                "read the order of {file}: the {table} has {got} at {place}, where nothing is; \
+                 hint: the cache or the .idx changed during the run"
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -259,6 +320,9 @@ impl fmt::Display for Error {
                  of {sequences_all} sequences hold no tokens; hint: give {which} a larger share \
                  of the split, or ask for none of its samples"
             ),
+            Error::NoSamples { .. } | Error::TooFewSamples { .. } | Error::BadPlace { .. } => {
+                self.fmt_of_order(f)
+            }
             Error::TooBig { what, got, most } => write!(f, "{what}: got {got}, due at most {most}"),
             Error::OutOfMemory { what, bytes } => {
                 write!(f, "hold the {what}: {bytes} bytes of memory could not be had")

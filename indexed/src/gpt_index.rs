@@ -8,23 +8,25 @@
 use serde_json::Value;
 use storage::{Key, Storage};
 
-use crate::cache::{self, Kept, Names};
+use crate::cache::{self, Names};
 use crate::gpt_plan::Plan;
-use crate::gpt_verify::verify;
+use crate::gpt_verify::{shapes_fit, verify};
 use crate::idx::I32Le;
 use crate::npy::{Descr, Element, Npy, NpyBuilder};
 use crate::rng::RandomState;
 use crate::sample_index::build_rows;
 use crate::split::SplitMatrix;
-use crate::{IndexedDataset, Result, Split};
+use crate::stamp::dataset_stamp;
+use crate::{Error, IndexedDataset, Result, Split};
 
 /// The settings that decide the order. Those marked * are part of a cache's name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptIndexConfig {
     /// * The dataset's prefix, as it was given to the training run.
     pub dataset_path: String,
-    /// * The shares of train, valid and test, such as `949,50,1`.
-    pub split: String,
+    /// * The shares of train, valid and test, such as `949,50,1`. `None`: each part has a dataset
+    ///   of its own, all of which it is, as with Megatron's `--train-data-path`.
+    pub split: Option<String>,
     /// * Tokens of a sample, without the extra one.
     pub seq_len: u64,
     /// * The seed of both shuffles.
@@ -69,6 +71,8 @@ impl GptIndexConfig {
     /// # Errors
     /// [`Error::BadSetting`](crate::Error::BadSetting) for the split.
     pub fn description(&self, which: Split) -> Result<Value> {
+        let matrix = self.split.as_deref().map(SplitMatrix::parse).transpose()?;
+        let matrix = matrix.map_or(Value::Null, |matrix| matrix.to_json());
         Ok(serde_json::json!({
             "class": "GPTDataset",
             "dataset_path": self.dataset_path,
@@ -77,7 +81,7 @@ impl GptIndexConfig {
             "random_seed": self.seed,
             "sequence_length": self.seq_len,
             "split": self.split,
-            "split_matrix": SplitMatrix::parse(&self.split)?.to_json(),
+            "split_matrix": matrix,
             "tokenizer": self.tokenizer,
         }))
     }
@@ -93,13 +97,15 @@ impl GptIndex {
     /// [`Error::TooBig`](crate::Error::TooBig) and
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if it would have too many samples.
     pub fn build(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig) -> Result<Self> {
+        dataset.check_tables()?;
         build_planned(dataset, &Plan::new(dataset, which, config)?, config.seed)
     }
 
     /// Maps the index from the files that Megatron or we have left in a folder, or builds it and
-    /// leaves them there. Files are used only if every number in them is what it must be: a cache
-    /// says nothing of the data it was made from, and a killed writer leaves short files. One that
-    /// is not is rebuilt with a warning; so is going without a cache if it cannot be written.
+    /// leaves them there. Files are used only if every number in them is what it must be: a cache's
+    /// name says nothing of the data, and a killed writer leaves short files. What was checked is
+    /// sealed, and not read again as long as neither the data nor the cache changes. Files that are
+    /// wrong are rebuilt with a warning; so is going without a cache if it cannot be written.
     ///
     /// # Errors
     /// As [`GptIndex::build`], and [`Error::Storage`](crate::Error::Storage) if a file that exists
@@ -111,16 +117,13 @@ impl GptIndex {
         store: &dyn Storage,
         folder: &Key,
     ) -> Result<Self> {
-        let plan = Plan::new(dataset, which, config)?;
-        let suffix = format!("GPTDataset-{which}");
-        let names = Names::new(&config.description(which)?, folder, &suffix);
-        let check = |[document, sample, shuffle]: [Npy; 3]| {
-            let extra_tokens = plan.rule.extra_tokens();
-            let index = GptIndex { document, sample, shuffle, extra_tokens };
-            verify(&index, dataset, &plan).map(|()| index)
-        };
-        let build = || build_planned(dataset, &plan, config.seed);
-        cache::load_or_build(store, &names, check, build)
+        let plan = Plan::new(dataset, which, config).or_else(|error| {
+            // What is wrong with the settings may be wrong with the file, which is to be told.
+            dataset.check_tables()?;
+            Err(error)
+        })?;
+        let names = Names::new(&config.description(which)?, folder, &format!("GPTDataset-{which}"));
+        cache::load_or_build(&Recipe { dataset, plan, seed: config.seed, store }, store, &names)
     }
 
     /// How many samples there are: at least those asked for, up to the end of the last epoch.
@@ -137,17 +140,19 @@ impl GptIndex {
     /// If there is no such sample, or the index is of another dataset.
     pub fn parts(&self, dataset: &IndexedDataset, sample: u64, parts: &mut Vec<Part>) {
         parts.clear();
-        let visited = self.for_each_part(dataset, sample, |part| parts.push(part));
-        visited.expect("an index of this dataset");
+        let outcome = self.for_each_part(dataset, sample, |part| parts.push(part));
+        outcome.expect("an index of this dataset");
     }
 
-    /// Visits the [parts](GptIndex::parts) of a sample, in order.
+    /// Calls `visit` with the parts of a sample in their order, as [`Self::parts`] gives them.
     ///
     /// # Errors
-    /// What is wrong with the index of this sample.
+    /// [`Error::BadPlace`](crate::Error::BadPlace) if a table names what is not there, which can be
+    /// if the files are damaged after they were sealed, or the index is of another dataset. What
+    /// was visited by then is of no use.
     ///
     /// # Panics
-    /// If there is no such sample, or the index is of another dataset.
+    /// If there is no such sample.
     #[inline]
     pub fn for_each_part(
         &self,
@@ -155,18 +160,41 @@ impl GptIndex {
         sample: u64,
         mut visit: impl FnMut(Part),
     ) -> Result<()> {
-        let row = 2 * self.shuffle.at(sample) as u64; // fits: no table has negative places
+        let bad = |table: &'static str, place: u64, got: i64| Error::BadPlace {
+            file: dataset.display(),
+            table,
+            place,
+            got,
+        };
+        let number = self.shuffle.at(sample);
+        if !(0..self.sample.shape()[0] as i64 - 1).contains(&number) {
+            return Err(bad("shuffle index", sample, number));
+        }
+        let row = 2 * number as u64; // fits: not negative, as was seen
         let [first, start, last, end] = [0, 1, 2, 3].map(|i| self.sample.at(row + i));
+        let documents = self.document.shape()[0] as i64; // fits: so many are in the file
+        if first < 0 || start < 0 || !(first..documents).contains(&last) {
+            return Err(bad("sample index", row, first));
+        }
         for place in first..=last {
-            let sequence = self.document.at(place as u64) as u64; // fits: as above
-            let len = u64::from(dataset.sequence_len(sequence));
-            let token_offset = if place == first { start as u64 } else { 0 };
-            let end = if place == last { (end + self.extra_tokens as i64) as u64 } else { len };
+            let sequence = self.document.at(place as u64);
+            if !(0..dataset.sequence_count() as i64).contains(&sequence) {
+                return Err(bad("document index", place as u64, sequence));
+            }
+            let sequence = sequence as u64; // fits: seen above, as are those below
+            let len = i64::from(dataset.sequence_len(sequence));
+            if !dataset.is_inside(sequence) {
+                return Err(bad("table of the .idx", sequence, len));
+            }
+            let token_offset = if place == first { start } else { 0 };
+            let end = if place == last { end + self.extra_tokens as i64 } else { len };
+            if end > len {
+                return Err(bad("sample index", row + 3, end));
+            }
             // Where samples touch at the end of a document, one of its parts has no tokens.
-            assert!(end <= len, "an index of this dataset");
-            let token_count = end.saturating_sub(token_offset);
-            if token_count > 0 {
-                visit(Part { sequence, token_offset, token_count });
+            if end > token_offset {
+                let (token_offset, end) = (token_offset as u64, end as u64);
+                visit(Part { sequence, token_offset, token_count: end - token_offset });
             }
         }
         Ok(())
@@ -191,11 +219,46 @@ impl GptIndex {
     }
 }
 
-impl Kept<3> for GptIndex {
+/// One index of one dataset.
+struct Recipe<'a> {
+    dataset: &'a IndexedDataset,
+    plan: Plan,
+    seed: u32,
+    store: &'a dyn Storage,
+}
+
+impl cache::Recipe<3> for Recipe<'_> {
+    type Index = GptIndex;
+
     const ARRAYS: [&'static str; 3] = ["document_index", "sample_index", "shuffle_index"];
 
-    fn arrays(&self) -> [&Npy; 3] {
-        [&self.document, &self.sample, &self.shuffle]
+    fn made_from(&self) -> Result<Value> {
+        Ok(serde_json::json!({
+            "data": [dataset_stamp(self.dataset, self.store)?],
+            "add_extra_token": self.plan.rule.add_extra_token,
+            "keep_last_partial": self.plan.rule.keep_last_partial,
+        }))
+    }
+
+    fn assemble(&self, arrays: [Npy; 3]) -> std::result::Result<GptIndex, String> {
+        let [document, sample, shuffle] = arrays;
+        let extra_tokens = self.plan.rule.extra_tokens();
+        let index = GptIndex { document, sample, shuffle, extra_tokens };
+        shapes_fit(&index, &self.plan).map(|()| index)
+    }
+
+    fn check(&self, index: &GptIndex) -> Result<Option<String>> {
+        self.dataset.check_tables()?;
+        Ok(verify(index, self.dataset, &self.plan).err())
+    }
+
+    fn build(&self) -> Result<GptIndex> {
+        self.dataset.check_tables()?;
+        build_planned(self.dataset, &self.plan, self.seed)
+    }
+
+    fn arrays(index: &GptIndex) -> [&Npy; 3] {
+        [&index.document, &index.sample, &index.shuffle]
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::npy::Descr;
-use crate::split::SplitMatrix;
+use crate::split::part_of;
 use crate::{Error, GptIndexConfig, IndexedDataset, Result, SampleRule, Split};
 
 /// The counts of a GPT index: a pure function of the dataset's lengths and the settings.
@@ -29,9 +29,7 @@ impl Plan {
         config: &GptIndexConfig,
     ) -> Result<Self> {
         let rule = sample_rule(which, config)?;
-        let sequences = SplitMatrix::parse(&config.split)?
-            .range(which, dataset.sequence_count())
-            .ok_or_else(|| Error::EmptySplit { split: config.split.clone(), which })?;
+        let sequences = part_of(config.split.as_deref(), which, dataset.sequence_count())?;
         check_max("sequence number, 32 bits in the document index", sequences.end.into())?;
         let tokens = dataset.tokens_in(&sequences);
         let sequences = sequences.start as u32..sequences.end as u32; // fits: seen above

@@ -10,16 +10,13 @@ use crate::npy::{Descr, Npy};
 use crate::sample_index::walk;
 use crate::{GptIndex, IndexedDataset};
 
-/// What is wrong with it, in words, if something is.
+/// What is wrong with it, in words, if something is; its shapes fit.
 pub(crate) fn verify(
     index: &GptIndex,
     dataset: &IndexedDataset,
     plan: &Plan,
 ) -> Result<(), String> {
-    let (samples, documents) = (plan.sample_count, plan.document_index_len());
-    shape_is("document_index", index.document_index(), Descr::I32, &[documents])?;
-    shape_is("sample_index", index.sample_index(), plan.sample_descr(), &[samples + 1, 2])?;
-    shape_is("shuffle_index", index.shuffle_index(), plan.shuffle_descr(), &[samples])?;
+    let samples = plan.sample_count;
     let (start, end) = (plan.sequences.start.into(), plan.sequences.end.into());
     is_permutation("document_index", index.document_index(), start, end, plan.epochs)?;
     // fits: as many samples are in the file.
@@ -27,7 +24,15 @@ pub(crate) fn verify(
     rows_match(index, dataset, plan)
 }
 
-fn shape_is(name: &str, array: &Npy, descr: Descr, shape: &[u64]) -> Result<(), String> {
+/// What is wrong with the types and shapes of its arrays.
+pub(crate) fn shapes_fit(index: &GptIndex, plan: &Plan) -> Result<(), String> {
+    let (samples, documents) = (plan.sample_count, plan.document_index_len());
+    shape_is("document_index", index.document_index(), Descr::I32, &[documents])?;
+    shape_is("sample_index", index.sample_index(), plan.sample_descr(), &[samples + 1, 2])?;
+    shape_is("shuffle_index", index.shuffle_index(), plan.shuffle_descr(), &[samples])
+}
+
+pub(crate) fn shape_is(name: &str, array: &Npy, descr: Descr, shape: &[u64]) -> Result<(), String> {
     if array.descr() == descr && array.shape() == shape {
         return Ok(());
     }

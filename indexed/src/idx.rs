@@ -88,6 +88,24 @@ impl Layout {
 }
 
 impl Tables<'_> {
+    /// Checks no more than the first and the last entries, and gives the bytes that the `.bin` must
+    /// have if all others are good.
+    pub(crate) fn check_ends(&self, item_bytes: u64, file: &str) -> Result<u64> {
+        let value = |entry: usize| i64::from_le_bytes(self.documents[entry]) as u64;
+        let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
+        if value(0) != 0 || value(last) != sequences as u64 {
+            self.check_documents(file)?;
+        }
+        let Some(last) = sequences.checked_sub(1) else { return Ok(0) };
+        let pointer = u64::from_le_bytes(self.pointers[last]);
+        let length = i32::from_le_bytes(self.lengths[last]);
+        let first = u64::from_le_bytes(self.pointers[0]);
+        if first != 0 || length < 0 || pointer >> 62 != 0 {
+            self.check_sequences(item_bytes, file)?;
+        }
+        Ok(pointer + u64::from(length.unsigned_abs()) * item_bytes)
+    }
+
     /// Checks every entry of every table in one pass, and gives the bytes that the `.bin` must
     /// have.
     pub(crate) fn check(&self, item_bytes: u64, file: &str) -> Result<u64> {

@@ -10,8 +10,9 @@
 //! was due. What is computed is pure: same lengths and settings, same bytes.
 //!
 //! In reading order: `dtype`, `idx`, `dataset`, `outline`, `builder` are the files; `rng`, `split`,
-//! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `gpt_verify`
-//! how it is kept; `blend` and `masked_index` the other indexes of Megatron.
+//! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `stamp`,
+//! `gpt_verify` //! how it is kept; `blend`, `mapping` and `masked_index` the other indexes of Megatron;
+//! `token_stream` and `block_shuffle` an order of our own, which needs no tables.
 
 #![forbid(unsafe_code)]
 
@@ -19,16 +20,19 @@
 const _: () = assert!(usize::BITS == 64);
 
 mod blend;
+mod block_shuffle;
 mod builder;
 mod cache;
 mod dataset;
 mod dtype;
 mod error;
+mod feistel;
 mod formats;
 mod gpt_index;
 mod gpt_plan;
 mod gpt_verify;
 mod idx;
+mod mapping;
 mod masked_index;
 mod npy;
 mod outline;
@@ -38,8 +42,11 @@ pub mod rng;
 mod sample_index;
 mod splice;
 mod split;
+mod stamp;
+mod token_stream;
 
 pub use blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
+pub use block_shuffle::{BlockEpoch, BlockShuffle};
 pub use builder::{Builder, BuilderMark, Built};
 pub use cache::default_cache_folder;
 pub use dataset::{CheckReport, IndexedDataset};
@@ -49,9 +56,11 @@ pub use formats::{
     Census, CensusReport, Format, ReadOptions, Sink, Source, Unended, WriteOptions, Writer, Written,
 };
 pub use gpt_index::{GptIndex, GptIndexConfig, Part};
-pub use masked_index::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
+pub use mapping::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
+pub use masked_index::{MaskedConfig, MaskedIndex, MaskedKind, MaskedSample};
 pub use npy::{Descr, Element, Npy};
 pub use repair::{Repair, RepairReport};
 pub use sample_index::{SampleRule, build_sample_index};
 pub use splice::{Part as SplicePart, splice};
 pub use split::{Split, SplitMatrix};
+pub use token_stream::TokenStream;

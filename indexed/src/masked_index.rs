@@ -1,200 +1,360 @@
-//! Runs of sentences for BERT, T5 and ICT: Megatron's `build_mapping` and `build_blocks_mapping`.
+//! The samples of BERT and T5: runs of whole sentences, in Megatron's order and its cache files.
+//!
+//! Each sequence of the dataset is a sentence. Samples are runs of sentences of one document that
+//! fill a target length, which for some is shorter at random; see [`crate::build_mapping`]. What is
+//! done to the tokens of a sample, such as masking, is decided when it is read, from its place in
+//! this order.
 
-use crate::Result;
-use crate::npy::{Element, Npy, NpyBuilder};
-use crate::rng::{Mt19937, Mt19937x64};
+use std::ops::Range;
 
-/// A document with a sentence longer than this is passed over.
-const SENTENCE_TOKENS_MAX: u32 = 512;
+use serde_json::{Value, json};
+use storage::{Key, Storage};
 
-/// The settings of [`build_mapping`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MappingConfig {
-    /// At most so many epochs.
-    pub num_epochs: u64,
-    /// No epoch is begun once there are so many samples; one that is begun is not cut.
-    pub max_num_samples: u64,
-    /// Tokens that a sample should fill, at least 2.
-    pub max_seq_length: u32,
-    /// The share of samples that get a shorter target at random.
-    pub short_seq_prob: f64,
-    /// The seed of the targets; that of the shuffle is one more.
-    pub seed: u32,
-    /// Sentences that a sample has at least, unless its document has ended.
-    pub min_num_sent: u32,
-}
+use crate::cache::{self, Names};
+use crate::gpt_verify::shape_is;
+use crate::idx::{I32Le, I64Le};
+use crate::mapping::{MappingConfig, build_mapping, mapping_rows};
+use crate::npy::{Descr, Npy};
+use crate::split::{SplitMatrix, part_of};
+use crate::stamp::dataset_stamp;
+use crate::{Error, IndexedDataset, Result, Split};
 
-/// The settings of [`build_blocks_mapping`].
+/// Megatron's limit on epochs where samples are asked for.
+const EPOCHS_MAX: u64 = i32::MAX as u64 - 1;
+
+/// Documents are counted with 32 bits and a sign, and so is the seed, to which one is added.
+const COUNT_MAX: u64 = i32::MAX as u64;
+
+/// A table of 2^36 rows would be 800 GB, and is asked for by mistake.
+const SAMPLES_MAX: u64 = 1 << 36;
+
+/// Which model the samples are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlocksConfig {
-    /// At most so many epochs.
-    pub num_epochs: u64,
-    /// No epoch is begun once there are so many samples; one that is begun is not cut.
-    pub max_num_samples: u64,
-    /// Tokens that a block and the title of its document should fill.
-    pub max_seq_length: u32,
-    /// The shuffle's is one more.
+pub enum MaskedKind {
+    /// BERT, whose samples may be pairs.
+    Bert {
+        /// Whether it is told the order of two halves, so that a sample has two sentences or more.
+        classification_head: bool,
+    },
+    /// T5 with its spans hidden behind sentinels.
+    T5 {
+        /// Tokens of the decoder, which do not change the order.
+        sequence_length_decoder: u64,
+    },
+}
+
+/// The settings of the samples, all of which are part of a cache's name. Those marked * decide the
+/// order; the others say what is done to a sample when it is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MaskedConfig {
+    /// * The model.
+    pub kind: MaskedKind,
+    /// The dataset's prefix, as it was given to the training run.
+    pub dataset_path: String,
+    /// * The shares of train, valid and test, of documents. `None`: each part has its own dataset.
+    pub split: Option<String>,
+    /// * Tokens of a sample, the special ones among them.
+    pub seq_len: u64,
+    /// * The seed of target lengths and shuffle. At most 2^31 - 2, as Megatron adds one to it.
     pub seed: u32,
-    /// Sentences that a block has at least, unless its document has ended: 2, or 1 if blocks of
-    /// one sentence are wanted.
-    pub min_num_sent: u32,
+    /// * No epoch is begun once there are so many samples. `None`: one epoch, which Megatron cannot
+    ///   build, but reads.
+    pub num_samples: Option<u64>,
+    /// What the tokenizer says of itself.
+    pub tokenizer: Value,
+    /// The share of tokens to mask.
+    pub masking_probability: f64,
+    /// * The share of samples with a shorter target.
+    pub short_sequence_probability: f64,
+    /// The longest run of words that is masked at once.
+    pub masking_max_ngram: u32,
+    /// Whether the pieces of a word are masked together.
+    pub masking_do_full_word: bool,
+    /// Whether some runs are permuted as well.
+    pub masking_do_permutation: bool,
+    /// Whether longer runs are favoured.
+    pub masking_use_longer_ngrams: bool,
+    /// Whether the length of a run is of a geometric distribution.
+    pub masking_use_geometric_distribution: bool,
 }
 
-/// Rows of (first sentence, sentence after the last, target length), shuffled.
-///
-/// `documents` are the first sentences of the documents and, last, the number of sentences; `sizes`
-/// are the tokens of each sentence. `T` is `u32`, or `u64` for more sentences than that can count.
-///
-/// # Errors
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-///
-/// # Panics
-/// If `documents` fall or reach beyond `sizes`.
-pub fn build_mapping<T: Element>(
-    documents: &[u64],
-    sizes: &[u32],
-    config: &MappingConfig,
-) -> Result<Npy> {
-    let mut targets = Targets::new(config);
-    let mut rows: Vec<[i64; 3]> = Vec::new();
-    for _ in 0..config.num_epochs {
-        let rows_before = rows.len();
-        if rows_before as u64 >= config.max_num_samples {
-            break;
+/// The order of the samples of one part of a dataset of sentences.
+#[derive(Debug)]
+pub struct MaskedIndex {
+    /// Rows of first sentence, sentence after the last, and target length.
+    rows: Npy,
+}
+
+/// One sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskedSample {
+    /// Its sentences: sequences of the dataset.
+    pub sentences: Range<u64>,
+    /// Tokens that it is cut to, without the special ones.
+    pub target_len: u32,
+}
+
+impl MaskedKind {
+    /// The name of Megatron's class.
+    #[must_use]
+    pub fn class(self) -> &'static str {
+        match self {
+            MaskedKind::Bert { .. } => "BERTMaskedWordPieceDataset",
+            MaskedKind::T5 { .. } => "T5MaskedWordPieceDataset",
         }
-        for (start, sentences) in documents_of(documents, sizes) {
-            if sentences.len() > 1 && has_long_sentence(sentences)
-                || sentences.len() < config.min_num_sent as usize
-                || sentences.is_empty()
-            {
-                continue;
+    }
+
+    /// Tokens of a sample that are not of the text: CLS and two SEP, or BOS and EOS.
+    fn special_tokens(self) -> u64 {
+        match self {
+            MaskedKind::Bert { .. } => 3,
+            MaskedKind::T5 { .. } => 2,
+        }
+    }
+
+    fn sentences_min(self) -> u32 {
+        match self {
+            MaskedKind::Bert { classification_head: true } => 2,
+            _ => 1,
+        }
+    }
+}
+
+impl MaskedConfig {
+    /// What names the cache, as Megatron says it. Nothing of the data is in it.
+    ///
+    /// # Errors
+    /// [`Error::BadSetting`] for the split.
+    pub fn description(&self, which: Split) -> Result<Value> {
+        let matrix = self.split.as_deref().map(SplitMatrix::parse).transpose()?;
+        let mut text = json!({
+            "class": self.kind.class(),
+            "dataset_path": self.dataset_path,
+            "num_samples": self.num_samples,
+            "index_split": which.name(),
+            "random_seed": self.seed,
+            "sequence_length": self.seq_len,
+            "split": self.split,
+            "split_matrix": matrix.map_or(Value::Null, |matrix| matrix.to_json()),
+            "tokenizer": self.tokenizer,
+            "masking_probability": self.masking_probability,
+            "short_sequence_probability": self.short_sequence_probability,
+            "masking_max_ngram": self.masking_max_ngram,
+            "masking_do_full_word": self.masking_do_full_word,
+            "masking_do_permutation": self.masking_do_permutation,
+            "masking_use_longer_ngrams": self.masking_use_longer_ngrams,
+            "masking_use_geometric_distribution": self.masking_use_geometric_distribution,
+        });
+        match self.kind {
+            MaskedKind::Bert { classification_head } => {
+                text["classification_head"] = classification_head.into();
             }
-            let mut target = targets.draw();
-            let (min, left) = (config.min_num_sent, 1);
-            cut(sentences, min, left, |from, to, is_end, length| {
-                if length < target && !is_end {
-                    return false;
-                }
-                rows.push([start + from, start + to, i64::from(target)]);
-                target = targets.draw(); // after the last of a document too
-                true
+            MaskedKind::T5 { sequence_length_decoder } => {
+                text["sequence_length_decoder"] = sequence_length_decoder.into();
+            }
+        }
+        Ok(text)
+    }
+
+    fn mapping(&self) -> Result<MappingConfig> {
+        let refuse = |name, got: String, due: String| Err(Error::BadSetting { name, got, due });
+        let special = self.kind.special_tokens();
+        if !(special + 2..=COUNT_MAX).contains(&self.seq_len) {
+            let due = format!("{} to {COUNT_MAX}", special + 2);
+            return refuse("seq_len", self.seq_len.to_string(), due);
+        }
+        let prob = self.short_sequence_probability;
+        // One in more than 2^31 is no number to Megatron.
+        if !(0.0..=1.0).contains(&prob) || prob > 0.0 && 1.0 / prob > COUNT_MAX as f64 {
+            return refuse("short_sequence_probability", prob.to_string(), "0 to 1".to_owned());
+        }
+        if u64::from(self.seed) >= COUNT_MAX {
+            return refuse("seed", self.seed.to_string(), format!("below {COUNT_MAX}"));
+        }
+        if let Some(got) = self.num_samples.filter(|&samples| samples > SAMPLES_MAX) {
+            return Err(Error::TooBig {
+                what: "samples",
+                got: got.into(),
+                most: SAMPLES_MAX.into(),
             });
         }
-        if rows.len() == rows_before {
-            break; // an epoch like all that would follow
-        }
-    }
-    shuffled::<T, _>(rows, config.seed)
-}
-
-/// Rows of (first sentence, sentence after the last, document, number of the block in its epoch),
-/// shuffled. `title_sizes` are the tokens of each document's title; the rest is as with
-/// [`build_mapping`].
-///
-/// # Errors
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-///
-/// # Panics
-/// If `documents` fall or reach beyond `sizes`, or a document has no title size.
-pub fn build_blocks_mapping<T: Element>(
-    documents: &[u64],
-    sizes: &[u32],
-    title_sizes: &[u32],
-    config: &BlocksConfig,
-) -> Result<Npy> {
-    let mut rows: Vec<[i64; 4]> = Vec::new();
-    let min = config.min_num_sent;
-    for _ in 0..config.num_epochs {
-        let rows_before = rows.len();
-        if rows_before as u64 >= config.max_num_samples {
-            break;
-        }
-        let mut block = 0;
-        for (document, (start, sentences)) in documents_of(documents, sizes).enumerate() {
-            let is_short = sentences.len() < min as usize || sentences.is_empty();
-            if is_short || has_long_sentence(sentences) {
-                continue;
-            }
-            let target = i64::from(config.max_seq_length) - i64::from(title_sizes[document]);
-            cut(sentences, min, min as usize - 1, |from, to, is_end, length| {
-                if i64::from(length) < target && !is_end {
-                    return false;
-                }
-                rows.push([start + from, start + to, document as i64, block]);
-                block += 1;
-                true
-            });
-        }
-        if rows.len() == rows_before {
-            break; // an epoch like all that would follow
-        }
-    }
-    shuffled::<T, _>(rows, config.seed)
-}
-
-/// Offers runs of sentences, growing, to `take`, which begins the next run by taking one: those of
-/// at least `min` sentences with more than `left_min` behind them, and the last of the document.
-fn cut(
-    sentences: &[u32],
-    min: u32,
-    left_min: usize,
-    mut take: impl FnMut(i64, i64, bool, u32) -> bool,
-) {
-    let (mut from, mut length) = (0, 0_u32);
-    for (place, size) in sentences.iter().enumerate() {
-        length = length.saturating_add(*size);
-        let to = place + 1;
-        let (count, left) = (to - from, sentences.len() - to);
-        let is_end = left == 0;
-        let is_offered = is_end || left > left_min && count >= min as usize;
-        if is_offered && take(from as i64, to as i64, is_end, length) {
-            (from, length) = (to, 0);
-        }
+        Ok(MappingConfig {
+            num_epochs: if self.num_samples.is_some() { EPOCHS_MAX } else { 1 },
+            max_num_samples: self.num_samples.unwrap_or(u64::MAX),
+            max_seq_length: (self.seq_len - special) as u32, // fits: seen above
+            short_seq_prob: prob,
+            seed: self.seed,
+            min_num_sent: self.kind.sentences_min(),
+        })
     }
 }
 
-/// The first sentence of each document, and the sizes of all its sentences.
-fn documents_of<'a>(
-    documents: &'a [u64],
-    sizes: &'a [u32],
-) -> impl Iterator<Item = (i64, &'a [u32])> {
-    // fits: 64 bits
-    documents.windows(2).map(|ends| (ends[0] as i64, &sizes[ends[0] as usize..ends[1] as usize]))
-}
-
-fn has_long_sentence(sentences: &[u32]) -> bool {
-    sentences.iter().any(|&size| size > SENTENCE_TOKENS_MAX)
-}
-
-fn shuffled<T: Element, const N: usize>(mut rows: Vec<[i64; N]>, seed: u32) -> Result<Npy> {
-    Mt19937x64::new(u64::from(seed) + 1).shuffle_by_remainder(&mut rows);
-    let mut array = NpyBuilder::<T>::new("mapping", &[rows.len() as u64, N as u64])?;
-    rows.as_flattened().iter().for_each(|&value| array.push(value));
-    Ok(array.finish())
-}
-
-/// The target length of each sample: the most, but for one in so many a random shorter one.
-struct Targets {
-    rng: Mt19937,
-    /// One in so many; 0 for none.
-    ratio: u32,
-    max: u32,
-}
-
-impl Targets {
-    fn new(config: &MappingConfig) -> Self {
-        let prob = config.short_seq_prob;
-        assert!(config.max_seq_length >= 2, "a target of 2 or more");
-        // fits: probabilities small enough to be cut are none at all
-        let ratio = if prob == 0.0 { 0 } else { (1.0 / prob).round() as u32 };
-        Targets { rng: Mt19937::new(config.seed), ratio, max: config.max_seq_length }
+impl MaskedIndex {
+    /// Builds the order of a part.
+    ///
+    /// # Errors
+    /// [`Error::NoSamples`] if samples are asked of documents that give none,
+    /// [`Error::EmptySplit`] if the split gives the part no share, [`Error::BadSetting`],
+    /// [`Error::TooBig`], [`Error::OutOfMemory`]; [`Error::Malformed`] for the dataset.
+    pub fn build(dataset: &IndexedDataset, which: Split, config: &MaskedConfig) -> Result<Self> {
+        let recipe = Recipe::new(dataset, which, config, None)?;
+        cache::Recipe::build(&recipe)
     }
 
-    fn draw(&mut self) -> u32 {
-        if self.ratio == 0 {
-            return self.max; // without a draw
+    /// Maps the order from the files of Megatron or ours, or builds it and leaves them there, as
+    /// [`GptIndex::load_or_build`](crate::GptIndex::load_or_build) does.
+    ///
+    /// # Errors
+    /// As [`MaskedIndex::build`], and [`Error::Storage`] if a file that exists cannot be read.
+    pub fn load_or_build(
+        dataset: &IndexedDataset,
+        which: Split,
+        config: &MaskedConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let recipe = Recipe::new(dataset, which, config, Some(store))?;
+        let names = Names::new(&config.description(which)?, folder, config.kind.class());
+        cache::load_or_build(&recipe, store, &names)
+    }
+
+    /// How many samples there are: whole epochs of them.
+    #[must_use]
+    pub fn sample_count(&self) -> u64 {
+        self.rows.shape()[0]
+    }
+
+    /// A sample, by its place in the shuffled order.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    #[must_use]
+    pub fn sample(&self, sample: u64) -> MaskedSample {
+        let [from, to, target] = [0, 1, 2].map(|column| self.rows.at(3 * sample + column));
+        // fits: sentences are counted from 0, and targets are 32 bits
+        MaskedSample { sentences: from as u64..to as u64, target_len: target as u32 }
+    }
+
+    /// All rows, uint32 or uint64, shape `[samples, 3]`.
+    #[must_use]
+    pub fn sample_index(&self) -> &Npy {
+        &self.rows
+    }
+}
+
+/// One index of one dataset.
+struct Recipe<'a> {
+    dataset: &'a IndexedDataset,
+    which: Split,
+    documents: Range<u64>,
+    mapping: MappingConfig,
+    samples: Option<u64>,
+    store: Option<&'a dyn Storage>,
+}
+
+impl<'a> Recipe<'a> {
+    fn new(
+        dataset: &'a IndexedDataset,
+        which: Split,
+        config: &MaskedConfig,
+        store: Option<&'a dyn Storage>,
+    ) -> Result<Self> {
+        let mapping = config.mapping()?;
+        let documents = part_of(config.split.as_deref(), which, dataset.document_count())?;
+        let (got, most) = (documents.end.into(), COUNT_MAX.into());
+        if got > most {
+            return Err(Error::TooBig { what: "documents", got, most });
         }
-        let word = self.rng.next_u32();
-        if word.is_multiple_of(self.ratio) { 2 + word % (self.max - 1) } else { self.max }
+        let samples = config.num_samples;
+        Ok(Recipe { dataset, which, documents, mapping, samples, store })
+    }
+
+    /// The documents of the part, and the tokens of all sentences.
+    fn tables(&self) -> (&'a [I64Le], &'a [I32Le]) {
+        let tables = self.dataset.tables();
+        // fits: they are in a table; the one after the last is the end of the last document
+        let range = self.documents.start as usize..self.documents.end as usize + 1;
+        (&tables.documents[range], tables.lengths)
+    }
+
+    fn descr(&self) -> Descr {
+        let is_small = u32::try_from(self.dataset.sequence_count()).is_ok();
+        if is_small { Descr::U32 } else { Descr::U64 }
+    }
+
+    fn refuse_none(&self, rows: u64) -> Result<()> {
+        match self.samples {
+            Some(samples) if samples > 0 && rows == 0 => Err(Error::NoSamples {
+                file: self.dataset.display(),
+                which: self.which,
+                documents: self.documents.end - self.documents.start,
+                documents_all: self.dataset.document_count(),
+                samples,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl cache::Recipe<1> for Recipe<'_> {
+    type Index = MaskedIndex;
+
+    const ARRAYS: [&'static str; 1] = ["sample_index"];
+
+    fn made_from(&self) -> Result<Value> {
+        let stamp = self.store.map(|store| dataset_stamp(self.dataset, store)).transpose()?;
+        Ok(json!({ "data": [stamp] }))
+    }
+
+    fn assemble(&self, [rows]: [Npy; 1]) -> std::result::Result<MaskedIndex, String> {
+        let samples = rows.shape()[0];
+        shape_is("sample_index", &rows, self.descr(), &[samples, 3])?;
+        Ok(MaskedIndex { rows })
+    }
+
+    /// The rows must be those that would be built; their order is not looked at.
+    fn check(&self, index: &MaskedIndex) -> Result<Option<String>> {
+        self.dataset.check_tables()?;
+        let (documents, sizes) = self.tables();
+        let (mut due, mut got) = (Bag::default(), Bag::default());
+        mapping_rows(documents, sizes, &self.mapping, |row| due.add(row));
+        self.refuse_none(due.count)?;
+        for sample in 0..index.sample_count() {
+            got.add([0, 1, 2].map(|column| index.rows.at(3 * sample + column)));
+        }
+        let (samples, samples_due) = (got.count, due.count);
+        let wrong = || format!("its {samples} samples are not the {samples_due} that are due");
+        Ok((got != due).then(wrong))
+    }
+
+    fn build(&self) -> Result<MaskedIndex> {
+        self.dataset.check_tables()?;
+        let (documents, sizes) = self.tables();
+        let rows = match self.descr() {
+            Descr::U32 => build_mapping::<u32>(documents, sizes, &self.mapping)?,
+            _ => build_mapping::<u64>(documents, sizes, &self.mapping)?,
+        };
+        self.refuse_none(rows.shape()[0])?;
+        Ok(MaskedIndex { rows })
+    }
+
+    fn arrays(index: &MaskedIndex) -> [&Npy; 1] {
+        [&index.rows]
+    }
+}
+
+/// A sum over rows that does not depend on their order, and is another for other rows but for one
+/// case in 2^64.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Bag {
+    count: u64,
+    sum: u64,
+}
+
+impl Bag {
+    fn add(&mut self, row: [i64; 3]) {
+        let fold = |hash: u64, value: &i64| crate::feistel::mix(hash ^ *value as u64);
+        self.sum = self.sum.wrapping_add(row.iter().fold(0x5eed, fold));
+        self.count += 1;
     }
 }

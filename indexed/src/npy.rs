@@ -93,6 +93,11 @@ impl Npy {
         Ok(())
     }
 
+    /// Tells the kernel that single numbers will be read from here and there.
+    pub(crate) fn expect_random_reads(&self) {
+        self.file.expect_random_reads();
+    }
+
     /// The element type.
     #[must_use]
     pub fn descr(&self) -> Descr {

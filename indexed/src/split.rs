@@ -34,6 +34,13 @@ impl Split {
     }
 }
 
+/// The items of a part among `count`: by the shares of a split string, or all of them without one.
+pub(crate) fn part_of(split: Option<&str>, which: Split, count: u64) -> Result<Range<u64>> {
+    let Some(split) = split else { return Ok(0..count) };
+    let refuse = || Error::EmptySplit { split: split.to_owned(), which };
+    SplitMatrix::parse(split)?.range(which, count).ok_or_else(refuse)
+}
+
 impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

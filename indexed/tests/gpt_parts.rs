@@ -32,7 +32,7 @@ fn dataset(dice: &mut Dice, store: &Arc<dyn Storage>) -> IndexedDataset {
 fn config(dice: &mut Dice) -> GptIndexConfig {
     GptIndexConfig {
         dataset_path: "a".to_owned(),
-        split: ["1", "949,50,1", "3,2,1", "1,1,0"][dice.below(4) as usize].to_owned(),
+        split: Some(["1", "949,50,1", "3,2,1", "1,1,0"][dice.below(4) as usize].to_owned()),
         seq_len: 1 + dice.below(40),
         seed: dice.below(1 << 32) as u32,
         num_samples: (dice.below(3) > 0).then(|| dice.below(300)),
@@ -60,7 +60,7 @@ fn samples_are_slices_of_the_stream() {
 fn check(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig) -> u64 {
     let Ok(index) = GptIndex::build(dataset, which, config) else {
         // Only a part without tokens has no index.
-        let matrix = SplitMatrix::parse(&config.split).unwrap();
+        let matrix = SplitMatrix::parse(config.split.as_deref().unwrap()).unwrap();
         let range = matrix.range(which, dataset.sequence_count()).unwrap_or(0..0);
         assert_eq!(range.map(|seq| dataset.sequence_len(seq)).sum::<u32>(), 0);
         return 0;
@@ -99,7 +99,7 @@ fn check(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig) -> u64
 
 /// Every sequence of the part comes once an epoch.
 fn check_order(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig, order: &[i64]) {
-    let matrix = SplitMatrix::parse(&config.split).unwrap();
+    let matrix = SplitMatrix::parse(config.split.as_deref().unwrap()).unwrap();
     let range = matrix.range(which, dataset.sequence_count()).unwrap();
     let epochs = order.len().checked_div((range.end - range.start) as usize).unwrap_or(0);
     let mut sorted = order.to_vec();

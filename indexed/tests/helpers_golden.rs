@@ -78,7 +78,7 @@ fn mappings() {
             seed: u64_of(entry, "seed") as u32,
             min_num_sent: u64_of(entry, "min_num_sent") as u32,
         };
-        let (documents, sizes) = (numbers::<u64>(&entry["docs"]), numbers::<u32>(&entry["sizes"]));
+        let (documents, sizes) = (le64(&numbers(&entry["docs"])), le32(&numbers(&entry["sizes"])));
         build_mapping::<u32>(&documents, &sizes, &config).unwrap()
     });
 }
@@ -93,8 +93,8 @@ fn blocks_mappings() {
             seed: u64_of(entry, "seed") as u32,
             min_num_sent: if entry["use_one_sent_blocks"].as_bool().unwrap() { 1 } else { 2 },
         };
-        let (documents, sizes) = (numbers::<u64>(&entry["docs"]), numbers::<u32>(&entry["sizes"]));
-        let titles = numbers::<u32>(&entry["titles_sizes"]);
+        let (documents, sizes) = (le64(&numbers(&entry["docs"])), le32(&numbers(&entry["sizes"])));
+        let titles = le32(&numbers(&entry["titles_sizes"]));
         build_blocks_mapping::<u32>(&documents, &sizes, &titles, &config).unwrap()
     });
 }
@@ -111,9 +111,9 @@ fn long_sentences() {
         seed: 1,
         min_num_sent: 1,
     };
-    let mapping = build_mapping::<u32>(&[0, 1, 3], &[513, 513, 1], &config).unwrap();
+    let mapping = build_mapping::<u32>(&le64(&[0, 1, 3]), &le32(&[513, 513, 1]), &config).unwrap();
     assert_eq!(Vec::from(&mapping), [0, 1, 64]);
-    let mapping = build_mapping::<u32>(&[0, 1, 3], &[512, 512, 1], &config).unwrap();
+    let mapping = build_mapping::<u32>(&le64(&[0, 1, 3]), &le32(&[512, 512, 1]), &config).unwrap();
     assert_eq!(mapping.shape(), [2, 3]);
     let config = BlocksConfig {
         num_epochs: 1,
@@ -122,8 +122,9 @@ fn long_sentences() {
         seed: 1,
         min_num_sent: 1,
     };
-    let blocks =
-        |sizes: &[u32]| build_blocks_mapping::<u32>(&[0, 1], sizes, &[4], &config).unwrap();
+    let blocks = |sizes: &[u32]| {
+        build_blocks_mapping::<u32>(&le64(&[0, 1]), &le32(sizes), &le32(&[4]), &config).unwrap()
+    };
     assert_eq!((blocks(&[513]).shape(), blocks(&[512]).shape()), (&[0, 4][..], &[1, 4][..]));
 }
 
@@ -138,8 +139,8 @@ fn a_mapping_of_nothing_ends() {
         seed: 1,
         min_num_sent: 1,
     };
-    assert_eq!(build_mapping::<u32>(&[0], &[], &config).unwrap().shape(), [0, 3]);
-    assert_eq!(build_mapping::<u64>(&[0, 0, 0], &[], &config).unwrap().shape(), [0, 3]);
+    assert_eq!(build_mapping::<u32>(&le64(&[0]), &[], &config).unwrap().shape(), [0, 3]);
+    assert_eq!(build_mapping::<u64>(&le64(&[0, 0, 0]), &[], &config).unwrap().shape(), [0, 3]);
 }
 
 #[test]
@@ -179,4 +180,12 @@ fn a_blend_passes_over_empty_datasets() {
         BlendIndex::build(&BlendWeights::Exhaustive { sizes: vec![] }).unwrap().sample_count(),
         0
     );
+}
+
+fn le32(numbers: &[u32]) -> Vec<[u8; 4]> {
+    numbers.iter().map(|number| number.to_le_bytes()).collect()
+}
+
+fn le64(numbers: &[u64]) -> Vec<[u8; 8]> {
+    numbers.iter().map(|number| number.to_le_bytes()).collect()
 }

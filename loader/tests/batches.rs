@@ -23,7 +23,7 @@ impl Random {
 fn config(seq_len: u64, num_samples: Option<u64>) -> GptIndexConfig {
     GptIndexConfig {
         dataset_path: "corpus".to_owned(),
-        split: "949,50,1".to_owned(),
+        split: Some("949,50,1".to_owned()),
         seq_len,
         seed: 1234,
         num_samples,

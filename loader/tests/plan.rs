@@ -23,7 +23,7 @@ fn dataset(folder: &std::path::Path, lens: &[u32]) -> Arc<IndexedDataset> {
 fn plan(dataset: &IndexedDataset, seq_len: u64, samples: u64) -> Plan {
     let config = GptIndexConfig {
         dataset_path: "corpus".to_owned(),
-        split: "100,0,0".to_owned(),
+        split: Some("100,0,0".to_owned()),
         seq_len,
         seed: 1,
         num_samples: Some(samples),

@@ -338,6 +338,23 @@ impl Map {
     pub fn owned(bytes: Vec<u8>) -> Self {
         Map(MapInner::Owned(bytes))
     }
+
+    /// Tells the kernel that a few bytes here and there will be read from now on, so that a miss
+    /// brings one page and not megabytes of read-ahead.
+    pub fn expect_random_reads(&self) {
+        if let MapInner::Mapped(map) = &self.0 {
+            // It is advice: where it is not taken, reading costs more and gives the same.
+            let _ = map.advise(memmap2::Advice::Random);
+        }
+    }
+
+    /// Tells the kernel that all of it will be read from front to back.
+    pub fn expect_sequential_reads(&self) {
+        if let MapInner::Mapped(map) = &self.0 {
+            // As above.
+            let _ = map.advise(memmap2::Advice::Sequential);
+        }
+    }
 }
 
 impl std::ops::Deref for Map {

@@ -53,7 +53,7 @@ impl Data {
         let order = |which: Split, samples: u64| -> Result<Arc<GptIndex>> {
             let order = GptIndexConfig {
                 dataset_path: config.corpus().to_owned(),
-                split: config.data.split.0.clone(),
+                split: Some(config.data.split.0.clone()),
                 seq_len: config.model.seq_len,
                 seed: config.run.seed as u32, // fits: the config refuses a larger one
                 num_samples: Some(samples),

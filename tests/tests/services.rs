@@ -82,7 +82,7 @@ impl Corpus {
         let dataset = Arc::new(IndexedDataset::open(&local, &key("corpus")).unwrap());
         let config = GptIndexConfig {
             dataset_path: "corpus".to_owned(),
-            split: "100,0,0".to_owned(),
+            split: Some("100,0,0".to_owned()),
             seq_len: SEQ_LEN as u64,
             seed: 1234,
             num_samples: None,

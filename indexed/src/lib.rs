@@ -12,7 +12,8 @@
 //! In reading order: `dtype`, `idx`, `dataset`, `outline`, `builder` are the files; `rng`, `split`,
 //! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `stamp`,
 //! `gpt_verify` //! how it is kept; `blend`, `mapping` and `masked_index` the other indexes of Megatron;
-//! `token_stream` and `block_shuffle` an order of our own, which needs no tables.
+//! `token_stream` and `block_shuffle` an order of our own, which needs no tables; `lengths` a small
+//! form of the `.idx` for processes that share memory.
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,7 @@ mod gpt_index;
 mod gpt_plan;
 mod gpt_verify;
 mod idx;
+mod lengths;
 mod mapping;
 mod masked_index;
 mod npy;
@@ -56,6 +58,7 @@ pub use formats::{
     Census, CensusReport, Format, ReadOptions, Sink, Source, Unended, WriteOptions, Writer, Written,
 };
 pub use gpt_index::{GptIndex, GptIndexConfig, Part};
+pub use lengths::Lengths;
 pub use mapping::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
 pub use masked_index::{MaskedConfig, MaskedIndex, MaskedKind, MaskedSample};
 pub use npy::{Descr, Element, Npy};

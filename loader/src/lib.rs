@@ -15,6 +15,7 @@ mod error;
 mod near;
 mod node;
 mod order;
+mod order_file;
 pub mod plan;
 mod prefetch;
 
@@ -27,4 +28,5 @@ pub use node::{
     Samples,
 };
 pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
+pub use order_file::{BlockOrder, FileOrder};
 pub use prefetch::{GptBatches, Options};

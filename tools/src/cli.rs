@@ -3,6 +3,8 @@
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indexed::{Dtype, Format};
+use tools::cmd::index::IndexBuild;
+use tools::cmd::materialize::Materialize;
 use tools::cmd::{Wishes, clean, convert, merge};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
@@ -48,6 +50,14 @@ pub enum Verb {
     /// The source is not touched. Exit 0: written, or nothing to repair. 2: not even its header can
     /// be read.
     Repair(Repair),
+    /// Builds or checks the sample orders of a run before it.
+    #[command(subcommand)]
+    Index(IndexVerb),
+    /// Writes the samples of a run in their order as a dataset: one sequence a sample.
+    ///
+    /// Training then reads one file from front to back. Memory is bounded; a run that fails leaves
+    /// nothing. Exit 0: written. 2: it could not be.
+    Materialize(Box<Materialize>),
     /// Prints a script that completes this command's words in a shell.
     Completions {
         /// The shell: bash, zsh, fish, elvish or powershell.
@@ -59,6 +69,16 @@ pub enum Verb {
     /// line ends the run, and nothing is left under the names of the outputs. Exit 0: done. 2: it
     /// could not.
     Clean(Box<clean::CleanArgs>),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum IndexVerb {
+    /// Builds them under Megatron's names, where it and `trainer` find them; or checks those there.
+    ///
+    /// Needs no torch and no GPU. What is found is checked whole, and rebuilt with a warning if it
+    /// is not of this data; what was checked before and has not changed is not read again. Exit 0:
+    /// all are there. 2: one cannot be built.
+    Build(Box<IndexBuild>),
 }
 
 #[derive(Debug, Args)]

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
-use cli::{Cli, Verb};
+use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
-use tools::cmd::{check, clean, convert, inspect, merge, repair, split};
+use tools::cmd::{check, clean, convert, index, inspect, materialize, merge, repair, split};
+use tools::report::ProgressLine;
 use tools::target::Target;
 
 fn main() -> ExitCode {
@@ -55,6 +56,22 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             let (source, out) = (args.source.clone(), args.out.clone());
             let repaired = repair::repair(&repair::Request { source, out })?;
             tell(args.json, &repaired, repaired.text())?;
+        }
+        Verb::Index(IndexVerb::Build(args)) => {
+            let mut line = ProgressLine::new();
+            let built = index::build(args, |what| line.show(what));
+            line.clear();
+            let built = built?;
+            tell(args.json, &built, built.text())?;
+        }
+        Verb::Materialize(args) => {
+            let mut line = ProgressLine::new();
+            let written = materialize::materialize(args, |done, all| {
+                line.show(&format!("{done} of {all} samples"));
+            });
+            line.clear();
+            let written = written?;
+            tell(args.json, &written, written.text())?;
         }
         Verb::Completions { shell } => {
             let mut script = Vec::new();

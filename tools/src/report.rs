@@ -1,6 +1,7 @@
 //! Tables for people.
 
 use std::fmt::{Display, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 /// Rows of a label and a value, aligned.
 #[derive(Debug, Default)]
@@ -45,6 +46,44 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         out.push('\n');
     }
     out
+}
+
+/// One line on standard error, if that is a terminal, that tells how far a run is.
+#[derive(Debug)]
+pub struct ProgressLine {
+    is_terminal: bool,
+    is_open: bool,
+}
+
+impl ProgressLine {
+    /// Nothing is shown yet.
+    #[must_use]
+    pub fn new() -> Self {
+        ProgressLine { is_terminal: io::stderr().is_terminal(), is_open: false }
+    }
+
+    /// Shows this in place of what was shown before.
+    pub fn show(&mut self, what: &str) {
+        if self.is_terminal {
+            self.is_open = true;
+            // Progress that cannot be shown must not end the run.
+            let _ = write!(io::stderr(), "\r\x1b[K{what}");
+        }
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if self.is_open {
+            // As above.
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Default for ProgressLine {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// A count with a comma between the thousands.

@@ -111,6 +111,8 @@ pub enum Error {
         /// What was due.
         due: String,
     },
+    /// A store behind a network refused, or did not answer as it should.
+    Remote(Box<crate::Remote>),
     /// A name that no store may have.
     BadKey {
         /// The name.
@@ -219,6 +221,7 @@ impl fmt::Display for Error {
             Error::Corrupt { what, offset, got, due } => {
                 write!(f, "{what}, at byte {offset}: got {got}, due {due}")
             }
+            Error::Remote(remote) => write!(f, "{remote}"),
             Error::BadKey { key, why } => write!(f, "name {key:?} {why}"),
             Error::BadUrl { url, why } => write!(f, "cannot use '{url}': {why}"),
             Error::Unsupported { doing, what } => {

@@ -30,6 +30,9 @@ pub(crate) struct Load {
     pub(crate) offset: u64,
     pub(crate) len: usize,
     pub(crate) buf: Buffer,
+    /// When the bytes are needed, for carriers that can hurry.
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "files cannot be hurried"))]
+    pub(crate) due: Option<Instant>,
     /// 0 for the first time. A file is opened anew from 1 on.
     pub(crate) attempt: u32,
 }
@@ -71,6 +74,7 @@ struct Slot {
     object: Option<Arc<dyn Object>>,
     offset: u64,
     len: usize,
+    due: Option<Instant>,
     began: Instant,
     attempt: u32,
     moved_bytes: u64,
@@ -100,6 +104,7 @@ impl<C: Carrier> Flying<C> {
             object: None,
             offset: 0,
             len: 0,
+            due: None,
             began: now,
             attempt: 0,
             moved_bytes: 0,
@@ -228,6 +233,7 @@ impl Slot {
             offset: self.offset,
             len: self.len,
             buf,
+            due: self.due,
             attempt: self.attempt,
         }
     }
@@ -244,14 +250,15 @@ impl<C: Carrier> Reader for Flying<C> {
 
     fn submit(&mut self, want: Want) {
         assert!(self.flying < self.depth, "no more than depth_max() in flight");
-        let Want { object, offset, len, buf, tag, due: _ } = want;
+        let Want { object, offset, len, buf, tag, due } = want;
         assert!(len <= buf.len(), "the buffer has room for the read");
         let index = self.free.pop().expect("a slot for each of depth and orphans");
         let got = object.len_bytes().saturating_sub(offset);
         let slot = &mut self.slots[index as usize];
         let began = Instant::now();
         let (state, object) = (State::Flying, Some(object));
-        *slot = Slot { state, tag, object, offset, len, began, attempt: 0, moved_bytes: 0 };
+        let (attempt, moved_bytes) = (0, 0);
+        *slot = Slot { state, tag, object, offset, len, due, began, attempt, moved_bytes };
         self.flying += 1;
         let load = slot.load(index, buf);
         if len > 0 && got >= len as u64 {

@@ -10,7 +10,7 @@
 //! the contract, [`Manifest`] is the commit record. `posix` and `upload` keep the contract on file
 //! systems, by the operations of `disk`, of which `os` has the real ones. There, `engine` carries
 //! batches of `piece`s by `ring` or by `pread`, with `buf`, `behind` and `map` beside it; `profile`
-//! chooses. `sim` is a disk that fails and loses power, `conformance` what every store must pass.
+//! chooses. `s3` keeps the contract on object stores. `sim` is a disk that fails and loses power, `conformance` what every store must pass.
 
 #![deny(unsafe_code)]
 
@@ -42,10 +42,13 @@ mod posix;
 mod pread;
 mod profile;
 mod reader;
+mod remote;
 #[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
 mod ring;
-#[cfg(any(feature = "sim", test))]
+#[cfg(any(feature = "s3", feature = "sim", test))]
 mod rng;
+#[cfg(feature = "s3")]
+mod s3;
 pub mod shared;
 #[cfg(feature = "sim")]
 pub mod sim;
@@ -68,6 +71,9 @@ pub use manifest::{FileEntry, Manifest, VerifyReport};
 pub use owner::{Life, Owner};
 pub use profile::{Engine, Profile};
 pub use reader::{Came, Reader, ReaderCounters, ReaderOptions, Want};
+pub use remote::{Remote, RemoteCause};
+#[cfg(feature = "server")]
+pub use s3::server;
 pub use units::{ByteSize, rate_text};
 
 use std::fmt;
@@ -206,6 +212,12 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Ok(Box::new(flying::Flying::new(carrier, depth, options)))
     }
 
+    /// What was counted since the process began, such as requests and retries by cause; none from a
+    /// store that counts nothing.
+    fn metrics(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
+
     /// How this store goes about its bytes, and why.
     fn profile(&self) -> &Profile {
         Profile::unknown()
@@ -236,6 +248,11 @@ pub trait Object: fmt::Debug + Send + Sync {
 
     /// The file that it is, if it is a file of this machine: for copies within the kernel alone.
     fn file(&self) -> Option<&std::fs::File> {
+        None
+    }
+
+    /// Itself, for the [`Reader`] of the store that it is of.
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
         None
     }
 }
@@ -377,6 +394,10 @@ impl std::ops::Deref for Map {
 /// [`Error::BadUrl`] for a scheme or option that is not known, or an engine that does not work
 /// here.
 pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
+    #[cfg(feature = "s3")]
+    if s3::is_ours(url) {
+        return s3::open(url);
+    }
     posix::open(&url::parse(url)?)
 }
 
@@ -387,6 +408,10 @@ pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
 /// # Errors
 /// [`Error::BadUrl`] as for [`open_url`], or for a path without a last component.
 pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
+    #[cfg(feature = "s3")]
+    if s3::is_ours(url) {
+        return s3::locate(url);
+    }
     let mut location = url::parse(url)?;
     let bad = |why: &str| Error::BadUrl { url: url.to_owned(), why: why.to_owned() };
     let name = location.path.file_name().ok_or_else(|| bad("it has no last component"))?;

@@ -9,6 +9,13 @@ impl Rng {
         Rng(seed)
     }
 
+    /// Seeded by what the system gives every hash map: for what need not be repeatable.
+    #[cfg(feature = "s3")]
+    pub(crate) fn from_entropy() -> Self {
+        use std::hash::{BuildHasher as _, RandomState};
+        Rng(RandomState::new().hash_one(std::process::id()))
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -23,10 +30,12 @@ impl Rng {
     }
 
     /// Whether an event of so many in a thousand happens.
+    #[cfg(any(feature = "server", feature = "sim", test))]
     pub(crate) fn chance(&mut self, per_mille: u32) -> bool {
         self.below(1000) < u64::from(per_mille)
     }
 
+    #[cfg(any(feature = "sim", test))]
     pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);

@@ -1,0 +1,240 @@
+use std::fmt;
+use std::time::Duration;
+
+/// A request that a store behind a network refused, or did not answer as it should.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Remote {
+    /// What we were doing, such as `read 4096 bytes at 8192 of`.
+    pub doing: String,
+    /// The object, as a URL without its options.
+    pub what: String,
+    /// What it comes down to.
+    pub cause: RemoteCause,
+    /// What came: status, code and message of the server, or what the network said.
+    pub came: String,
+    /// The server's name for the request, by which its operators find it.
+    pub request_id: Option<String>,
+    /// How often it was tried.
+    pub tries: u32,
+    /// How long all tries took.
+    pub waited: Duration,
+}
+
+/// Why a request to a store behind a network failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RemoteCause {
+    /// No credentials were found.
+    NoCredentials,
+    /// The credentials have expired.
+    Expired,
+    /// The clocks of the two machines differ too much for signatures.
+    ClockSkew,
+    /// The credentials are unknown, wrong, or do not allow it.
+    Denied,
+    /// There is no such bucket.
+    NoBucket,
+    /// The bucket lives elsewhere.
+    WrongRegion,
+    /// The object is not the one that was opened.
+    Replaced,
+    /// The range is not within the object.
+    Range,
+    /// The server asks for fewer requests.
+    SlowDown,
+    /// The server failed.
+    Server,
+    /// Two requests were in each other's way.
+    Conflict,
+    /// The request was refused as wrong.
+    Refused,
+    /// No byte came for too long.
+    Stalled,
+    /// Bytes came, but too few to call it a transfer.
+    Drip,
+    /// The connection was reset or closed.
+    Reset,
+    /// No connection came about.
+    Unreachable,
+    /// The answer ended too early.
+    Truncated,
+    /// The answer is of another length or place than was asked for.
+    WrongLength,
+    /// The name of the server is not known.
+    Dns,
+    /// The encrypted connection did not come about.
+    Tls,
+    /// Anything else.
+    Other,
+}
+
+impl RemoteCause {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [RemoteCause; 21] = [
+        RemoteCause::NoCredentials,
+        RemoteCause::Expired,
+        RemoteCause::ClockSkew,
+        RemoteCause::Denied,
+        RemoteCause::NoBucket,
+        RemoteCause::WrongRegion,
+        RemoteCause::Replaced,
+        RemoteCause::Range,
+        RemoteCause::SlowDown,
+        RemoteCause::Server,
+        RemoteCause::Conflict,
+        RemoteCause::Refused,
+        RemoteCause::Stalled,
+        RemoteCause::Drip,
+        RemoteCause::Reset,
+        RemoteCause::Unreachable,
+        RemoteCause::Truncated,
+        RemoteCause::WrongLength,
+        RemoteCause::Dns,
+        RemoteCause::Tls,
+        RemoteCause::Other,
+    ];
+
+    /// A word for it, as a metric has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        use RemoteCause as C;
+        match self {
+            C::NoCredentials => "no_credentials",
+            C::Expired => "expired",
+            C::ClockSkew => "clock_skew",
+            C::Denied => "denied",
+            C::NoBucket => "no_bucket",
+            C::WrongRegion => "wrong_region",
+            C::Replaced => "replaced",
+            C::Range => "range",
+            C::SlowDown => "slow_down",
+            C::Server => "server",
+            C::Conflict => "conflict",
+            C::Refused => "refused",
+            C::Stalled => "stalled",
+            C::Drip => "drip",
+            C::Reset => "reset",
+            C::Unreachable => "unreachable",
+            C::Truncated => "truncated",
+            C::WrongLength => "wrong_length",
+            C::Dns => "dns",
+            C::Tls => "tls",
+            C::Other => "other",
+        }
+    }
+
+    /// Whether the same request may well succeed a little later.
+    #[must_use]
+    pub fn is_passing(self) -> bool {
+        use RemoteCause as C;
+        matches!(
+            self,
+            C::SlowDown
+                | C::Server
+                | C::Conflict
+                | C::Stalled
+                | C::Drip
+                | C::Reset
+                | C::Unreachable
+                | C::Truncated
+                | C::WrongLength
+                | C::Dns
+        )
+    }
+
+    /// In words.
+    fn text(self) -> &'static str {
+        use RemoteCause as C;
+        match self {
+            C::NoCredentials => "no credentials",
+            C::Expired => "the credentials have expired",
+            C::ClockSkew => "the clocks differ too much",
+            C::Denied => "not allowed",
+            C::NoBucket => "no such bucket",
+            C::WrongRegion => "the bucket is in another region",
+            C::Replaced => "the object was replaced or changed since it was opened",
+            C::Range => "the range is not within the object",
+            C::SlowDown => "the server asks for fewer requests",
+            C::Server => "the server failed",
+            C::Conflict => "another request was in the way",
+            C::Refused => "the server refuses the request",
+            C::Stalled => "no byte came for too long",
+            C::Drip => "too few bytes came",
+            C::Reset => "the connection was cut",
+            C::Unreachable => "no connection",
+            C::Truncated => "the answer was cut short",
+            C::WrongLength => "the answer is not of the range asked for",
+            C::Dns => "the server's name is not known",
+            C::Tls => "no encrypted connection",
+            C::Other => "failed",
+        }
+    }
+
+    /// The likely reason, and what to do.
+    fn hint(self) -> Option<&'static str> {
+        use RemoteCause as C;
+        Some(match self {
+            C::NoCredentials => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or put \
+                 credentials=FILE into the URL"
+            }
+            C::Expired => "renew them; a profile, role or credential_process renews them by itself",
+            C::ClockSkew => "set this machine's clock (timedatectl, chronyc tracking)",
+            C::Denied => "check the key, and that its policy allows this action on this bucket",
+            C::NoBucket => "check the bucket's name and the endpoint; buckets are not made by us",
+            C::WrongRegion => "put region=... into the URL, or set AWS_REGION",
+            C::Replaced => "stop whoever writes it; a run may read only what no longer changes",
+            C::Range => "an .idx that belongs to another .bin asks for bytes that do not exist",
+            C::SlowDown => "other jobs load the same store, or depth= in the URL is too high",
+            C::Stalled => "stall= in the URL sets the limit; on Ceph, look for a stuck OSD",
+            C::Drip | C::Truncated | C::WrongLength => {
+                "a proxy or load balancer between here and the store is a usual cause"
+            }
+            C::Unreachable => "check endpoint= in the URL or AWS_ENDPOINT_URL, and the network",
+            C::Dns => "check endpoint= and region=; without path_style=on the bucket is part of it",
+            C::Tls => {
+                "an authority of your own is named by ca=FILE or AWS_CA_BUNDLE; a server without \
+                 TLS has an http:// endpoint"
+            }
+            C::Server | C::Conflict | C::Refused | C::Reset | C::Other => return None,
+        })
+    }
+}
+
+impl fmt::Display for RemoteCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Remote { doing, what, cause, came, request_id, tries, waited } = self;
+        write!(f, "{doing} {what}: {cause}: {came}")?;
+        if let Some(id) = request_id {
+            write!(f, " (request id {id})")?;
+        }
+        if *tries > 1 {
+            write!(f, ", tried {tries} times in {:.1} s", waited.as_secs_f64())?;
+        }
+        cause.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_has_words_of_its_own() {
+        let mut texts: Vec<_> = RemoteCause::ALL.iter().map(|cause| cause.text()).collect();
+        texts.extend(RemoteCause::ALL.iter().map(|cause| cause.name()));
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), 2 * RemoteCause::ALL.len());
+        for (number, cause) in RemoteCause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, number);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! One bucket, as all stores in it share it: clients, limits, what is known of its pace, and what
+//! was counted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+
+use super::address::Options;
+use super::client::Clients;
+use super::failed::Failed;
+use super::limiter::Limiter;
+use super::pace::Pace;
+use super::runtime::runtime;
+use crate::rng::Rng;
+use crate::{Error, Remote, RemoteCause, Result};
+
+/// A bucket behind an endpoint.
+pub(super) struct Bucket {
+    pub(super) name: String,
+    pub(super) options: Options,
+    pub(super) metrics: Arc<Metrics>,
+    live: Mutex<Option<Arc<Live>>>,
+}
+
+/// What of a bucket belongs to one process: none of it survives a fork.
+pub(super) struct Live {
+    process: u32,
+    pub(super) runtime: &'static Runtime,
+    pub(super) clients: Clients,
+    pub(super) bucket: String,
+    pub(super) options: Options,
+    pub(super) limiter: Limiter,
+    pub(super) pace: Pace,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+impl Bucket {
+    /// The bucket of this name behind these options: always the same one.
+    pub(super) fn of(name: &str, options: &Options) -> Arc<Self> {
+        type Known = HashMap<(String, Options), Arc<Bucket>>;
+        static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            Arc::new(Bucket {
+                name: name.to_owned(),
+                options: options.clone(),
+                metrics: Arc::default(),
+                live: Mutex::new(None),
+            })
+        };
+        let key = (name.to_owned(), options.clone());
+        Arc::clone(known.get_or_insert_default().entry(key).or_insert_with(new))
+    }
+
+    /// What this process has of it, made at first use.
+    pub(super) fn live(&self) -> Result<Arc<Live>> {
+        let process = std::process::id();
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(live) = live.as_ref().filter(|live| live.is_here()) {
+            return Ok(Arc::clone(live));
+        }
+        let runtime = runtime()?;
+        let clients = runtime.block_on(Clients::new(&self.options))?;
+        let endpoint = clients.endpoint.as_deref().unwrap_or("AWS");
+        log::info!("s3://{}: at {endpoint}, {} requests at once", self.name, self.options.depth);
+        let made = Arc::new(Live {
+            process,
+            runtime,
+            clients,
+            bucket: self.name.clone(),
+            options: self.options.clone(),
+            limiter: Limiter::new(self.options.depth),
+            pace: Pace::new(),
+            metrics: Arc::clone(&self.metrics),
+        });
+        // What a parent had is not dropped: its connections are the parent's to close.
+        std::mem::forget(live.replace(Arc::clone(&made)));
+        Ok(made)
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucket").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("bucket", &self.bucket).finish_non_exhaustive()
+    }
+}
+
+/// What was done, since the process began.
+#[derive(Debug, Default)]
+pub(super) struct Metrics {
+    pub(super) requests: AtomicU64,
+    pub(super) moved_bytes: AtomicU64,
+    pub(super) delivered_bytes: AtomicU64,
+    pub(super) hedges_sent: AtomicU64,
+    pub(super) hedges_won: AtomicU64,
+    retries: [AtomicU64; RemoteCause::ALL.len()],
+}
+
+pub(super) fn count(what: &AtomicU64, by: u64) {
+    what.fetch_add(by, Ordering::Relaxed);
+}
+
+impl Metrics {
+    /// Names and values; retries of causes that occurred.
+    pub(super) fn named(&self) -> Vec<(String, u64)> {
+        let plain = [
+            ("requests", &self.requests),
+            ("moved_bytes", &self.moved_bytes),
+            ("delivered_bytes", &self.delivered_bytes),
+            ("hedges_sent", &self.hedges_sent),
+            ("hedges_won", &self.hedges_won),
+        ];
+        let causes = RemoteCause::ALL.iter().zip(&self.retries);
+        let retries = causes.map(|(cause, count)| (format!("retries_{}", cause.name()), count));
+        let all = plain.into_iter().map(|(name, count)| (name.to_owned(), count));
+        let read = |(name, count): (String, &AtomicU64)| (name, count.load(Ordering::Relaxed));
+        let seen = |(name, count): &(String, u64)| *count > 0 || !name.starts_with("retries");
+        all.chain(retries).map(read).filter(seen).collect()
+    }
+}
+
+/// A request is given up when its tries together take longer, even if there are tries left.
+const TOTAL_MAX: Duration = Duration::from_secs(300);
+
+/// The first pause is up to this, each next one up to twice as long as the one before.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+
+/// Longer pauses only make the recovery longer.
+const PAUSE_MAX: Duration = Duration::from_secs(20);
+
+/// The tries of one request.
+#[derive(Debug)]
+pub(super) struct Tries {
+    started: Instant,
+    made: u32,
+}
+
+impl Tries {
+    pub(super) fn new() -> Self {
+        Tries { started: Instant::now(), made: 0 }
+    }
+
+    pub(super) fn made(&self) -> u32 {
+        self.made
+    }
+
+    /// After a failed try: waits for the next one, or says that there is none.
+    pub(super) async fn again(
+        &mut self,
+        live: &Live,
+        failed: Failed,
+    ) -> std::result::Result<(), Failed> {
+        self.made += 1;
+        if failed.cause == RemoteCause::SlowDown {
+            live.limiter.slow_down(Instant::now());
+        }
+        let spent = self.made >= live.options.tries || self.started.elapsed() >= TOTAL_MAX;
+        if spent || !failed.cause.is_passing() {
+            return Err(failed);
+        }
+        count(&live.metrics.retries[failed.cause as usize], 1);
+        let doubled = PAUSE_FIRST.saturating_mul(1 << self.made.min(10)) / 2;
+        // All of it is chance: those that failed together do not come back together.
+        let upto = doubled.min(PAUSE_MAX).as_micros() as u64; // fits: 20 s
+        let pause = Duration::from_micros(Rng::from_entropy().below(upto + 1));
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// The error of the last try.
+    pub(super) fn error(&self, doing: &str, what: &str, failed: Failed) -> Error {
+        if failed.is_absent() {
+            return Error::NotFound { what: what.to_owned() };
+        }
+        Error::Remote(Box::new(Remote {
+            doing: doing.to_owned(),
+            what: what.to_owned(),
+            cause: failed.cause,
+            came: failed.came,
+            request_id: failed.request_id,
+            tries: self.made.max(1),
+            waited: self.started.elapsed(),
+        }))
+    }
+}
+
+impl Live {
+    /// Whether this is the process that it was made in.
+    pub(super) fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Makes a small request until it is answered or given up.
+    pub(super) async fn ask<T, Asked>(
+        &self,
+        doing: &str,
+        what: &str,
+        mut ask: impl FnMut() -> Asked,
+    ) -> Result<T>
+    where
+        Asked: Future<Output = std::result::Result<T, Failed>>,
+    {
+        let mut tries = Tries::new();
+        loop {
+            match self.once(self.answer_max(0), ask()).await {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => {
+                    let again = tries.again(self, failed).await;
+                    again.map_err(|failed| tries.error(doing, what, failed))?;
+                }
+            }
+        }
+    }
+
+    /// One try, when it is allowed, for so long.
+    pub(super) async fn once<T>(
+        &self,
+        max: Duration,
+        asked: impl Future<Output = std::result::Result<T, Failed>>,
+    ) -> std::result::Result<T, Failed> {
+        let _permit = self.limiter.enter().await;
+        count(&self.metrics.requests, 1);
+        let answered = tokio::time::timeout(max, asked).await;
+        let late = || Err(Failed::new(RemoteCause::Stalled, format!("no answer in {max:?}")));
+        let answered = answered.unwrap_or_else(|_| late());
+        if answered.is_ok() {
+            self.limiter.good();
+        }
+        answered
+    }
+
+    /// How long a request that sends so many bytes may take: an answer is stalled when a body would
+    /// be, and 256 KiB/s are the least that an upload must reach, for it is not seen how it goes.
+    pub(super) fn answer_max(&self, sends_bytes: usize) -> Duration {
+        const UPLOAD_BYTES_PER_S: f64 = 262_144.0;
+        self.options.stall + Duration::from_secs_f64(sends_bytes as f64 / UPLOAD_BYTES_PER_S)
+    }
+}

@@ -1,0 +1,216 @@
+//! The SDK's client as we want it: our connections, our retries, credentials found as AWS's own
+//! tools find them.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aws_config::profile::ProfileFileCredentialsProvider;
+use aws_config::provider_config::ProviderConfig;
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{
+    RequestChecksumCalculation, ResponseChecksumValidation, StalledStreamProtectionConfig,
+};
+use aws_smithy_http_client::Connector;
+use aws_smithy_http_client::proxy::ProxyConfig;
+use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use aws_smithy_runtime_api::client::dns::{DnsFuture, ResolveDns, ResolveDnsError};
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnectorSettings, SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+
+use super::address::Options;
+use crate::rng::Rng;
+use crate::{Error, Result};
+
+/// A server that does not accept a connection within this is not there.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Half of what servers usually keep an idle connection for, so that it is rarely they who close.
+const IDLE_MAX: Duration = Duration::from_secs(20);
+
+/// A connection is never taken up again after this: that of a hedge is always new.
+const IDLE_NONE: Duration = Duration::from_millis(1);
+
+/// Two clients for one bucket: of the second, every connection is a new one.
+pub(super) struct Clients {
+    pub(super) usual: Client,
+    pub(super) fresh: Client,
+    /// As a message may name it.
+    pub(super) endpoint: Option<String>,
+}
+
+impl Clients {
+    /// Reads the environment and the profiles. Credentials are looked for with the first request.
+    pub(super) async fn new(options: &Options) -> Result<Self> {
+        let endpoint = options.endpoint.clone().or_else(endpoint_of_environment);
+        let ca =
+            options.ca.clone().or_else(|| std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from));
+        let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+        let trust = trust(ca, plain)?;
+        let loaded = load(options, endpoint.is_some(), Connections::new(&trust, IDLE_MAX)?).await;
+        let endpoint = endpoint.or_else(|| loaded.endpoint_url().map(str::to_owned));
+        let client = |idle| {
+            let connections = Connections::new(&trust, idle)?;
+            Ok(client(options, &loaded, endpoint.as_deref(), connections))
+        };
+        let (usual, fresh) = (client(IDLE_MAX)?, client(IDLE_NONE)?);
+        Ok(Clients { usual, fresh, endpoint })
+    }
+}
+
+fn endpoint_of_environment() -> Option<String> {
+    let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    of("AWS_ENDPOINT_URL_S3").or_else(|| of("AWS_ENDPOINT_URL"))
+}
+
+async fn load(options: &Options, own_endpoint: bool, connections: Connections) -> SdkConfig {
+    let defaults = aws_config::defaults(BehaviorVersion::latest());
+    let mut loader = defaults.http_client(connections.clone());
+    if let Some(region) = options.region.clone().or_else(|| own_endpoint.then(region_of_own)) {
+        loader = loader.region(Region::new(region));
+    }
+    if let Some(profile) = &options.profile {
+        loader = loader.profile_name(profile);
+    }
+    if options.credentials.is_some() || options.profile.is_some() {
+        loader = loader.credentials_provider(provider(options, connections));
+    }
+    loader.load().await
+}
+
+/// A server of one's own has any region; asking the cloud for it would take seconds.
+fn region_of_own() -> String {
+    let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let named = of("AWS_REGION").or_else(|| of("AWS_DEFAULT_REGION"));
+    named.unwrap_or_else(|| "us-east-1".to_owned())
+}
+
+/// What a URL names counts for more than keys in the environment.
+#[expect(deprecated, reason = "the names that replace them are in a crate of internals")]
+fn provider(options: &Options, connections: Connections) -> ProfileFileCredentialsProvider {
+    use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
+    let config = ProviderConfig::without_region().with_http_client(connections);
+    let mut provider = ProfileFileCredentialsProvider::builder().configure(&config);
+    if let Some(file) = &options.credentials {
+        let files = ProfileFiles::builder().with_file(ProfileFileKind::Credentials, file);
+        provider = provider.profile_files(files.build());
+    }
+    if let Some(profile) = &options.profile {
+        provider = provider.profile_name(profile);
+    }
+    provider.build()
+}
+
+fn client(
+    options: &Options,
+    loaded: &SdkConfig,
+    endpoint: Option<&str>,
+    connections: Connections,
+) -> Client {
+    let mut config = aws_sdk_s3::config::Builder::from(loaded)
+        .http_client(connections)
+        // Ours know of bodies, of deadlines, and of each other.
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(TimeoutConfig::disabled())
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
+    if loaded.region().is_none() {
+        config = config.region(Region::new("us-east-1"));
+    }
+    if let Some(endpoint) = endpoint {
+        // Servers other than AWS's refuse or misread the checksums that the SDK sends by default.
+        config = config
+            .endpoint_url(endpoint)
+            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+            .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
+    }
+    let path_style = options.path_style.unwrap_or(endpoint.is_some());
+    Client::from_conf(config.force_path_style(path_style).build())
+}
+
+/// Whom to believe: the file's authorities and no others, or the machine's.
+fn trust(ca: Option<PathBuf>, plain: bool) -> Result<TrustStore> {
+    let Some(path) = ca else {
+        let machine = TrustStore::default();
+        return Ok(if plain { TrustStore::empty() } else { machine });
+    };
+    let name = path.display().to_string();
+    let pem = std::fs::read(&path).map_err(|e| Error::from_io("read", name.clone(), e))?;
+    Ok(TrustStore::empty().with_pem_certificate(pem))
+}
+
+/// Connections of HTTP/1.1, kept while they are used.
+#[derive(Clone, Debug)]
+struct Connections(SharedHttpConnector);
+
+impl Connections {
+    fn new(trust: &TrustStore, idle: Duration) -> Result<Self> {
+        let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT_MAX).build();
+        let build = || {
+            let tls = TlsContext::builder().with_trust_store(trust.clone()).build().ok()?;
+            let connector = Connector::builder()
+                .connector_settings(settings)
+                .pool_idle_timeout(idle)
+                .proxy_config(ProxyConfig::from_env())
+                .tls_provider(Provider::Rustls(CryptoMode::Ring))
+                .tls_context(tls)
+                .build_with_resolver(Shuffled);
+            Some(Connections(SharedHttpConnector::new(connector)))
+        };
+        // The library asserts that certificates are certificates.
+        catch_unwind(AssertUnwindSafe(build)).ok().flatten().ok_or_else(|| Error::BadUrl {
+            url: "s3:".to_owned(),
+            why: "ca= or AWS_CA_BUNDLE names a file that holds no certificates".to_owned(),
+        })
+    }
+}
+
+impl HttpClient for Connections {
+    fn http_connector(
+        &self,
+        _settings: &HttpConnectorSettings,
+        _components: &RuntimeComponents,
+    ) -> SharedHttpConnector {
+        self.0.clone()
+    }
+}
+
+/// Looks names up, and takes the addresses in any order: a store has many front ends behind one
+/// name, and the first one would carry everything.
+#[derive(Clone, Debug)]
+struct Shuffled;
+
+impl ResolveDns for Shuffled {
+    fn resolve_dns<'a>(&'a self, name: &'a str) -> DnsFuture<'a> {
+        DnsFuture::new(async move {
+            let unknown = |e: String| ResolveDnsError::new(NameUnknown(format!("{name}: {e}")));
+            let found = tokio::net::lookup_host((name, 0)).await;
+            let found = found.map_err(|e| unknown(e.to_string()))?;
+            let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+            let mut rng = Rng::from_entropy();
+            for i in (1..addresses.len()).rev() {
+                addresses.swap(i, rng.below(i as u64 + 1) as usize); // fits: an index
+            }
+            if addresses.is_empty() { Err(unknown("no address".to_owned())) } else { Ok(addresses) }
+        })
+    }
+}
+
+/// A name for which there is no address.
+#[derive(Debug)]
+pub(super) struct NameUnknown(String);
+
+impl fmt::Display for NameUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "look up {}", self.0)
+    }
+}
+
+impl std::error::Error for NameUnknown {}

@@ -1,0 +1,222 @@
+//! What one try came to, sorted: which errors pass, which do not, and what to tell of them.
+
+use std::error::Error as StdError;
+use std::io;
+
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::operation::RequestId as _;
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+
+use super::client::NameUnknown;
+use crate::RemoteCause as Cause;
+
+/// One try that failed.
+#[derive(Clone, Debug)]
+pub(super) struct Failed {
+    pub(super) cause: Cause,
+    /// The status of the answer; 0 if there was none.
+    pub(super) status: u16,
+    pub(super) came: String,
+    pub(super) request_id: Option<String>,
+}
+
+impl Failed {
+    pub(super) fn new(cause: Cause, came: impl Into<String>) -> Self {
+        Failed { cause, status: 0, came: came.into(), request_id: None }
+    }
+
+    pub(super) fn is_absent(&self) -> bool {
+        self.status == 404 && self.cause != Cause::NoBucket
+    }
+
+    /// The condition of the request did not hold.
+    pub(super) fn is_unmet(&self) -> bool {
+        self.status == 412
+    }
+
+    /// Whether the server may have done what was asked, although this says that it failed.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        self.status == 0 || self.status >= 500
+    }
+
+    /// What a body broke off with.
+    pub(super) fn of_body(error: &(dyn StdError + 'static)) -> Self {
+        let mut failed = Self::of_network(error);
+        if failed.cause == Cause::Other {
+            failed.cause = Cause::Reset;
+        }
+        failed
+    }
+
+    /// What the network said, by the errors below this one.
+    fn of_network(error: &(dyn StdError + 'static)) -> Self {
+        let said = chain(error);
+        let told = error_of::<io::Error>(error).map(io::Error::kind);
+        let holds = |words: &[&str]| words.iter().any(|word| said.contains(word));
+        let cause = if error_of::<NameUnknown>(error).is_some() {
+            Cause::Dns
+        } else if holds(&["redential"]) {
+            Cause::NoCredentials
+        } else if holds(&["certificate", "received corrupt message", "TLS", "fatal alert"]) {
+            Cause::Tls
+        } else if holds(&["connection closed before message completed", "end of file before"]) {
+            Cause::Truncated
+        } else {
+            match told {
+                Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable) => {
+                    Cause::Unreachable
+                }
+                Some(io::ErrorKind::UnexpectedEof) => Cause::Truncated,
+                Some(
+                    io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::ConnectionAborted,
+                ) => Cause::Reset,
+                Some(io::ErrorKind::TimedOut) => Cause::Stalled,
+                _ => Cause::Other,
+            }
+        };
+        Failed::new(cause, said)
+    }
+
+    /// What an operation of the SDK gave.
+    #[expect(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
+    pub(super) fn of<E>(error: SdkError<E, HttpResponse>) -> Self
+    where
+        E: ProvideErrorMetadata + StdError + 'static,
+    {
+        match &error {
+            SdkError::ServiceError(service) => {
+                let (meta, raw) = (service.err().meta(), service.raw());
+                let id = meta.request_id().or_else(|| raw.headers().get("x-amz-request-id"));
+                let status = raw.status().as_u16();
+                let (code, message) = (meta.code().unwrap_or(""), meta.message().unwrap_or(""));
+                Self::of_answer(status, code, message, id)
+            }
+            SdkError::ResponseError(response) => {
+                let status = response.raw().status().as_u16();
+                let id = response.raw().headers().get("x-amz-request-id");
+                // A body that is no XML, such as the page of a proxy.
+                Self::of_answer(status, "", "the answer is not that of an S3 server", id)
+            }
+            SdkError::DispatchFailure(dispatch) => {
+                let mut failed = Self::of_network(&error);
+                if failed.cause == Cause::Other && dispatch.is_timeout() {
+                    failed.cause = Cause::Unreachable;
+                } else if failed.cause == Cause::Other && dispatch.is_io() {
+                    failed.cause = Cause::Reset;
+                }
+                failed
+            }
+            SdkError::TimeoutError(_) => Failed::new(Cause::Stalled, chain(&error)),
+            _ => Self::of_network(&error),
+        }
+    }
+
+    /// What the server answered.
+    fn of_answer(status: u16, code: &str, message: &str, request_id: Option<&str>) -> Self {
+        let cause = match (code, status) {
+            ("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired", _) => {
+                Cause::Expired
+            }
+            ("RequestTimeTooSkewed" | "RequestExpired" | "RequestInTheFuture", _) => {
+                Cause::ClockSkew
+            }
+            ("NoSuchBucket", _) => Cause::NoBucket,
+            ("PermanentRedirect" | "AuthorizationHeaderMalformed", _) | (_, 301 | 307) => {
+                Cause::WrongRegion
+            }
+            ("SlowDown" | "SlowDownRead" | "SlowDownWrite" | "RequestLimitExceeded", _)
+            | (_, 429 | 503) => Cause::SlowDown,
+            ("RequestTimeout" | "InternalError", _) | (_, 500 | 502 | 504) => Cause::Server,
+            ("OperationAborted" | "ConditionalRequestConflict", _) | (_, 409) => Cause::Conflict,
+            (_, 401 | 403) => Cause::Denied,
+            (_, 412) => Cause::Replaced,
+            (_, 416) => Cause::Range,
+            (_, 400..) => Cause::Refused,
+            _ => Cause::Other,
+        };
+        let mut came = format!("status {status}");
+        for part in [code, message] {
+            if !part.is_empty() {
+                came.push(' ');
+                came.push_str(part);
+            }
+        }
+        Failed { cause, status, came, request_id: request_id.map(str::to_owned) }
+    }
+}
+
+/// The texts of an error and of those below it, each said once. Credentials are in none of them.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    const BYTES_MAX: usize = 500;
+    let mut said = String::new();
+    let mut next = Some(error);
+    while let Some(error) = next.filter(|_| said.len() < BYTES_MAX) {
+        let text = error.to_string();
+        if !said.contains(&text) {
+            said.push_str(if said.is_empty() { "" } else { ": " });
+            said.push_str(&text);
+        }
+        next = error.source();
+    }
+    said
+}
+
+/// The first error of a kind, from the top. An error within an `io::Error` is no source of it, and
+/// is looked at too.
+fn error_of<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_told_apart() {
+        for (status, code, due) in [
+            (400, "ExpiredToken", Cause::Expired),
+            (403, "RequestTimeTooSkewed", Cause::ClockSkew),
+            (403, "AccessDenied", Cause::Denied),
+            (403, "", Cause::Denied),
+            (404, "NoSuchBucket", Cause::NoBucket),
+            (301, "PermanentRedirect", Cause::WrongRegion),
+            (503, "SlowDown", Cause::SlowDown),
+            (503, "", Cause::SlowDown),
+            (500, "InternalError", Cause::Server),
+            (400, "RequestTimeout", Cause::Server),
+            (409, "OperationAborted", Cause::Conflict),
+            (412, "PreconditionFailed", Cause::Replaced),
+            (416, "InvalidRange", Cause::Range),
+            (400, "InvalidArgument", Cause::Refused),
+        ] {
+            let failed = Failed::of_answer(status, code, "", Some("r-1"));
+            assert_eq!(failed.cause, due, "{status} {code}");
+            assert_eq!(failed.request_id.as_deref(), Some("r-1"));
+        }
+        assert!(Failed::of_answer(404, "NoSuchKey", "", None).is_absent());
+        assert!(!Failed::of_answer(404, "NoSuchBucket", "", None).is_absent());
+    }
+
+    #[test]
+    fn what_the_network_says_is_told_apart() {
+        for (kind, due) in [
+            (io::ErrorKind::ConnectionReset, Cause::Reset),
+            (io::ErrorKind::ConnectionRefused, Cause::Unreachable),
+            (io::ErrorKind::UnexpectedEof, Cause::Truncated),
+            (io::ErrorKind::TimedOut, Cause::Stalled),
+        ] {
+            assert_eq!(Failed::of_body(&io::Error::from(kind)).cause, due);
+        }
+        let tls = io::Error::other("invalid peer certificate: UnknownIssuer");
+        assert_eq!(Failed::of_body(&tls).cause, Cause::Tls);
+    }
+}

@@ -1,0 +1,215 @@
+//! One range of one object, whatever happens on the way: the body may stall, drip, break off or be
+//! another's, and what has come need not come again.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::operation::RequestId as _;
+use aws_sdk_s3::primitives::ByteStream;
+
+use super::bucket::{Live, Tries, count};
+use super::failed::Failed;
+use crate::{RemoteCause, Result};
+
+type Tried<T> = std::result::Result<T, Failed>;
+
+/// A body that brings less than this within the time of a stall only drips: it would take ten
+/// minutes for a mebibyte.
+const DRIP_BYTES: usize = 16 << 10;
+
+/// An object as it was when it was opened.
+#[derive(Debug)]
+pub(super) struct Opened {
+    /// Its key in the bucket.
+    pub(super) path: String,
+    /// How messages name it.
+    pub(super) name: String,
+    pub(super) len_bytes: u64,
+    pub(super) etag: String,
+}
+
+/// Where bytes go. Two requests may fill it at once: both bring the same bytes, and what one has
+/// brought the other need not.
+struct Filled<'a> {
+    buf: &'a mut [u8],
+    /// Bytes that are there, from the begin.
+    done: usize,
+}
+
+/// Fills a buffer from a range that lies within the object. Gives the bytes that were moved for
+/// that, also if it fails.
+pub(super) async fn fill(
+    live: &Live,
+    object: &Opened,
+    offset: u64,
+    buf: &mut [u8],
+    due: Option<Instant>,
+) -> (u64, Result<()>) {
+    let (len, started) = (buf.len(), Instant::now());
+    let filled = Mutex::new(Filled { buf, done: 0 });
+    let get = Get { live, object, offset, len, filled, moved: AtomicU64::new(0) };
+    let mut tries = Tries::new();
+    let outcome = loop {
+        match get.once(tries.made(), due).await {
+            Ok(()) => break Ok(()),
+            Err(failed) => {
+                if let Err(failed) = tries.again(live, failed).await {
+                    let doing = format!("read {len} bytes at {offset} of");
+                    break Err(tries.error(&doing, &object.name, failed));
+                }
+            }
+        }
+    };
+    let moved = get.moved.into_inner();
+    count(&live.metrics.moved_bytes, moved);
+    if outcome.is_ok() {
+        live.limiter.good();
+        live.pace.took(len, started.elapsed());
+        count(&live.metrics.delivered_bytes, len as u64);
+    }
+    (moved, outcome)
+}
+
+struct Get<'a> {
+    live: &'a Live,
+    object: &'a Opened,
+    offset: u64,
+    len: usize,
+    filled: Mutex<Filled<'a>>,
+    moved: AtomicU64,
+}
+
+impl Get<'_> {
+    /// One try: a request, and a second one if the first is late.
+    async fn once(&self, made: u32, due: Option<Instant>) -> Tried<()> {
+        let live = self.live;
+        let _permit = live.limiter.enter().await;
+        let slack = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let late = live.pace.late_after(self.len, slack).filter(|_| live.options.hedge);
+        let Some(late) = late else { return self.request(&live.clients.usual).await };
+        let hedged = AtomicBool::new(false);
+        let first = self.request(&live.clients.usual);
+        let second = async {
+            tokio::time::sleep(late).await;
+            // What is in trouble by itself is made again soon enough.
+            if made > 0 || !live.pace.may_hedge() {
+                std::future::pending::<()>().await;
+            }
+            hedged.store(true, Ordering::Relaxed);
+            count(&live.metrics.hedges_sent, 1);
+            self.request(&live.clients.fresh).await
+        };
+        tokio::pin!(first, second);
+        tokio::select! {
+            came = &mut first => match came {
+                Err(failed) if hedged.load(Ordering::Relaxed) => second.await.map_err(|_| failed),
+                came => came,
+            },
+            came = &mut second => match came {
+                Ok(()) => {
+                    count(&live.metrics.hedges_won, 1);
+                    Ok(())
+                }
+                Err(_) => first.await,
+            },
+        }
+    }
+
+    /// Asks for what is not there yet, and takes it as it comes.
+    async fn request(&self, client: &Client) -> Tried<()> {
+        let mut at = self.done();
+        let (mut body, id) = self.open(client, at).await?;
+        let stall = self.live.options.stall;
+        let mut window = (Instant::now(), at);
+        while self.done() < self.len {
+            let next = tokio::time::timeout(stall, body.next()).await;
+            let before = at;
+            let because = |mut failed: Failed| {
+                failed.request_id.clone_from(&id);
+                failed.came = format!("{}, after {before} of {} bytes", failed.came, self.len);
+                failed
+            };
+            let stalled = || Failed::new(RemoteCause::Stalled, format!("nothing for {stall:?}"));
+            let chunk = match next.map_err(|_| because(stalled()))? {
+                None => return Err(because(Failed::new(RemoteCause::Truncated, "it ended"))),
+                Some(chunk) => chunk.map_err(|e| because(Failed::of_body(&e)))?,
+            };
+            if chunk.len() > self.len - at {
+                let more = Failed::new(RemoteCause::WrongLength, "more bytes than asked for");
+                return Err(because(more));
+            }
+            self.take(at, &chunk);
+            at += chunk.len();
+            if window.0.elapsed() >= stall {
+                let came = at - window.1;
+                if came < DRIP_BYTES.min(self.len - at) {
+                    let told = format!("{came} bytes in {:?}", window.0.elapsed());
+                    return Err(because(Failed::new(RemoteCause::Drip, told)));
+                }
+                window = (Instant::now(), at);
+            }
+        }
+        Ok(())
+    }
+
+    /// The begin of an answer: that it is of this object and this range.
+    async fn open(&self, client: &Client, at: usize) -> Tried<(ByteStream, Option<String>)> {
+        let (object, live) = (self.object, self.live);
+        let (first, end) = (self.offset + at as u64, self.offset + self.len as u64);
+        let asked = client
+            .get_object()
+            .bucket(&live.bucket)
+            .key(&object.path)
+            .range(format!("bytes={first}-{}", end - 1))
+            .if_match(&object.etag)
+            .send();
+        count(&live.metrics.requests, 1);
+        let stalled = |_| {
+            let told = format!("no answer in {:?}", live.options.stall);
+            Failed::new(RemoteCause::Stalled, told)
+        };
+        let answer = tokio::time::timeout(live.options.stall, asked).await.map_err(stalled)?;
+        let answer = answer.map_err(Failed::of)?;
+        let id = answer.request_id().map(str::to_owned);
+        let wrong = |cause, came: String| {
+            let request_id = id.clone();
+            Err(Failed { request_id, ..Failed::new(cause, came) })
+        };
+        if answer.e_tag().is_some_and(|etag| etag != object.etag) {
+            let came = format!("ETag {}, due {}", answer.e_tag().unwrap_or(""), object.etag);
+            return wrong(RemoteCause::Replaced, came);
+        }
+        let due = format!("bytes {first}-{}/{}", end - 1, object.len_bytes);
+        let whole = first == 0 && end == object.len_bytes;
+        match answer.content_range() {
+            Some(range) if range == due => {}
+            None if whole => {}
+            range => {
+                let came = format!("range {:?}, due {due}", range.unwrap_or("none"));
+                return wrong(RemoteCause::WrongLength, came);
+            }
+        }
+        Ok((answer.body, id))
+    }
+
+    fn done(&self) -> usize {
+        self.filled.lock().unwrap_or_else(PoisonError::into_inner).done
+    }
+
+    /// Puts a chunk in its place, unless it is there.
+    fn take(&self, at: usize, chunk: &[u8]) {
+        count(&self.moved, chunk.len() as u64);
+        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let (end, done) = (at + chunk.len(), filled.done);
+        if end > done {
+            // Both requests began within what is there, so nothing is left out between.
+            filled.buf[done..end].copy_from_slice(&chunk[done - at..]);
+            filled.done = end;
+        }
+    }
+}
+
+/// Pieces that a long read is made of: each is a request, and lost or late by itself.
+pub(super) const PIECE_BYTES: usize = 8 << 20;

@@ -1,0 +1,93 @@
+//! What is in a bucket, and out of it again.
+
+use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
+use aws_sdk_s3::types::{Delete, ObjectIdentifier};
+
+use super::bucket::Live;
+use super::failed::Failed;
+use crate::{Error, Result};
+
+/// Objects in one request to delete, as S3 has it.
+const DELETES_MAX: usize = 1000;
+
+/// Keys and lengths of all objects whose key begins so.
+pub(super) fn all(live: &Live, below: &str, name: &str) -> Result<Vec<(String, u64)>> {
+    let mut found = Vec::new();
+    pages(live, below, None, name, |page| {
+        for object in page.contents() {
+            let bytes = object.size().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
+            found.extend(object.key().map(|key| (key.to_owned(), bytes)));
+        }
+    })?;
+    Ok(found)
+}
+
+/// The components that follow, each once, sorted.
+pub(super) fn names(live: &Live, below: &str, name: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    pages(live, below, Some("/"), name, |page| {
+        let objects = page.contents().iter().filter_map(|object| object.key());
+        let folders = page.common_prefixes().iter().filter_map(|folder| folder.prefix());
+        for path in objects.chain(folders.map(|folder| folder.trim_end_matches('/'))) {
+            let rest = path.get(below.len()..).unwrap_or("");
+            found.extend(Some(rest.to_owned()).filter(|rest| !rest.is_empty()));
+        }
+    })?;
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+fn pages(
+    live: &Live,
+    below: &str,
+    delimiter: Option<&str>,
+    name: &str,
+    mut take: impl FnMut(&ListObjectsV2Output),
+) -> Result<()> {
+    let mut next: Option<String> = None;
+    loop {
+        let token = &next;
+        let ask = || async move {
+            let list = live.clients.usual.list_objects_v2().bucket(&live.bucket).prefix(below);
+            let list = list.set_delimiter(delimiter.map(str::to_owned));
+            list.set_continuation_token(token.clone()).send().await.map_err(Failed::of)
+        };
+        let page = live.runtime.block_on(live.ask("list", name, ask))?;
+        take(&page);
+        let following = page.next_continuation_token().map(str::to_owned);
+        if page.is_truncated() != Some(true) || following.is_none() || following == next {
+            return Ok(());
+        }
+        next = following;
+    }
+}
+
+/// Deletes objects, a thousand at a time.
+pub(super) fn delete(live: &Live, paths: &[String], name: &str) -> Result<()> {
+    let client = &live.clients.usual;
+    if let [path] = paths {
+        let ask = || async {
+            client.delete_object().bucket(&live.bucket).key(path).send().await.map_err(Failed::of)
+        };
+        return live.runtime.block_on(live.ask("delete", name, ask)).map(drop);
+    }
+    for some in paths.chunks(DELETES_MAX) {
+        let which =
+            some.iter().filter_map(|path| ObjectIdentifier::builder().key(path).build().ok());
+        let delete = Delete::builder().set_objects(Some(which.collect())).quiet(true).build();
+        let delete =
+            delete.map_err(|e| Error::from_io("delete", name, std::io::Error::other(e)))?;
+        let ask = || async {
+            let asked = client.delete_objects().bucket(&live.bucket).delete(delete.clone());
+            asked.send().await.map_err(Failed::of)
+        };
+        let done = live.runtime.block_on(live.ask("delete", name, ask))?;
+        if let Some(left) = done.errors().first() {
+            let (key, code) = (left.key().unwrap_or(""), left.code().unwrap_or("no reason"));
+            let why = std::io::Error::other(format!("{key}: {code}"));
+            return Err(Error::from_io("delete", name, why));
+        }
+    }
+    Ok(())
+}

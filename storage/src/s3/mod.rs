@@ -1,0 +1,180 @@
+//! Objects of S3: AWS, Ceph RGW, and what else speaks it.
+//!
+//! A store is a folder of a bucket. What a file system promises with renames, S3 promises by
+//! itself: an object is there when its upload is finished, whole, and not before. What it lacks is
+//! a folder that appears in one step; so nothing is published here, and whoever commits a set of
+//! objects writes the object that says so last.
+//!
+//! `address` is the URL, `client` the SDK's client, `bucket` what all stores in a bucket share: how
+//! often a request is tried, how many there may be at once (`limiter`), which is late (`pace`).
+//! `get` is a ranged read that survives what networks do, `object` and `reader` are made of it;
+//! `put` writes. `failed` sorts what went wrong. `runtime` is where futures run, here and nowhere
+//! else: to its callers all of this blocks.
+
+mod address;
+mod bucket;
+mod client;
+mod failed;
+mod get;
+mod limiter;
+mod list;
+mod object;
+mod pace;
+mod put;
+mod reader;
+mod runtime;
+#[cfg(feature = "server")]
+pub mod server;
+
+use std::sync::Arc;
+
+use address::Address;
+use bucket::{Bucket, Live};
+
+use crate::{
+    Engine, Entry, Error, Key, Object, Profile, Reader, ReaderOptions, Result, Storage, Upload,
+};
+
+/// Whether this URL is for us.
+pub(crate) fn is_ours(url: &str) -> bool {
+    url.starts_with("s3://")
+}
+
+pub(crate) fn open(url: &str) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(S3::new(Address::parse(url)?)))
+}
+
+pub(crate) fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
+    let (folder, key) = Address::parse(url)?.split(url)?;
+    Ok((Arc::new(S3::new(folder)), key))
+}
+
+/// A folder of a bucket as a store.
+#[derive(Clone, Debug)]
+struct S3 {
+    bucket: Arc<Bucket>,
+    prefix: Key,
+    profile: Arc<Profile>,
+}
+
+impl S3 {
+    fn new(address: Address) -> Self {
+        let Address { bucket, prefix, options } = address;
+        let profile = Profile {
+            file_system: "s3".to_owned(),
+            engine: Engine::Pread,
+            engine_why: "requests over HTTP are neither".to_owned(),
+            direct: false,
+            align_bytes: 1,
+        };
+        S3 { bucket: Bucket::of(&bucket, &options), prefix, profile: Arc::new(profile) }
+    }
+
+    /// A key of this store as the bucket has it.
+    fn path(&self, key: &Key) -> String {
+        match (self.prefix.as_str(), key.as_str()) {
+            ("", path) | (path, "") => path.to_owned(),
+            (prefix, key) => format!("{prefix}/{key}"),
+        }
+    }
+
+    /// What the keys of all objects in a folder begin with.
+    fn below(&self, folder: &Key) -> String {
+        let path = self.path(folder);
+        if path.is_empty() { path } else { path + "/" }
+    }
+
+    fn live(&self) -> Result<Arc<Live>> {
+        self.bucket.live()
+    }
+}
+
+impl Storage for S3 {
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        let live = self.live()?;
+        let opened = object::open(&live, self.path(key), self.display(key))?;
+        Ok(Arc::new(object::S3Object::new(&self.bucket, opened)))
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        let (live, path, name) = (self.live()?, self.path(key), self.display(key));
+        if object::head(&live, &path, &name)?.is_some() {
+            return Err(Error::Exists { what: name });
+        }
+        let target = put::Target { path, name, file_name: key.name().to_owned() };
+        Ok(Box::new(put::S3Upload::new(live, target, len_bytes_max)))
+    }
+
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+        let below = self.below(folder);
+        let root = self.below(&Key::root()).len();
+        let live = self.live()?;
+        let listed = list::all(&live, &below, &self.display(folder))?;
+        let entries = listed.into_iter().filter_map(|(path, bytes)| {
+            let key = path.get(root..).and_then(|name| Key::new(name).ok());
+            if key.is_none() && !path.ends_with('/') {
+                log::warn!("s3://{}/{path}: passed over, no name of ours", self.bucket.name);
+            }
+            Some(Entry { key: key?, bytes })
+        });
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(entries)
+    }
+
+    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+        let live = self.live()?;
+        list::names(&live, &self.below(folder), &self.display(folder))
+    }
+
+    fn delete(&self, key: &Key) -> Result<()> {
+        let (live, path, name) = (self.live()?, self.path(key), self.display(key));
+        // Deleting what is not there succeeds, so it is looked for first.
+        if object::head(&live, &path, &name)?.is_none() {
+            return Err(Error::NotFound { what: name });
+        }
+        list::delete(&live, &[path], &name)
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
+        let what = format!("{} as {}", self.display(staged), self.display(target));
+        let doing = "publish (objects cannot be renamed, and copies do not appear all at once: \
+                     write them where they belong, and last the one that says they are complete)";
+        Err(Error::Unsupported { doing, what })
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        let why = "is the root, which is not deleted";
+        if *folder == Key::root() {
+            return Err(Error::BadKey { key: String::new(), why });
+        }
+        let (live, name) = (self.live()?, self.display(folder));
+        let listed = list::all(&live, &self.below(folder), &name)?;
+        let paths: Vec<_> = listed.into_iter().map(|(path, _)| path).collect();
+        list::delete(&live, &paths, &name)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn display(&self, key: &Key) -> String {
+        format!("s3://{}/{}", self.bucket.name, self.path(key))
+    }
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(reader::reader(self.live()?, options)))
+    }
+
+    fn metrics(&self) -> Vec<(String, u64)> {
+        let mut named = self.bucket.metrics.named();
+        if let Ok(live) = self.live() {
+            named.push(("requests_at_once_max".to_owned(), live.limiter.limit() as u64));
+        }
+        named
+    }
+}

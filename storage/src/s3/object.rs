@@ -1,0 +1,132 @@
+//! An object that is complete: looked up once, read in exact ranges.
+
+use std::sync::Arc;
+
+use aws_sdk_s3::operation::head_object::HeadObjectOutput;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+
+use super::bucket::{Bucket, Live};
+use super::failed::Failed;
+use super::get::{self, Opened, PIECE_BYTES};
+use crate::{Error, Map, Object, Read, RemoteCause, Result};
+
+/// Looks at an object; `None` if it is not there, or its bucket is not.
+pub(super) fn head(live: &Live, path: &str, name: &str) -> Result<Option<HeadObjectOutput>> {
+    let client = &live.clients.usual;
+    let ask = || async {
+        let asked = client.head_object().bucket(&live.bucket).key(path).send().await;
+        match asked.map_err(Failed::of) {
+            Ok(head) => Ok(Some(head)),
+            Err(failed) if failed.is_absent() => Ok(None),
+            // An answer to HEAD has no body and so no code: the same question as a GET has both.
+            Err(failed) if (300..500).contains(&failed.status) => {
+                Err(why_not(live, path).await.unwrap_or(failed))
+            }
+            Err(failed) => Err(failed),
+        }
+    };
+    live.runtime.block_on(live.ask("look at", name, ask))
+}
+
+/// What a GET says to what HEAD did not explain.
+async fn why_not(live: &Live, path: &str) -> Option<Failed> {
+    let get = live.clients.usual.get_object().bucket(&live.bucket).key(path).range("bytes=0-0");
+    get.send().await.err().map(Failed::of)
+}
+
+/// Opens an object, and says why it cannot be.
+pub(super) fn open(live: &Live, path: String, name: String) -> Result<Opened> {
+    let Some(head) = head(live, &path, &name)? else {
+        // Without this a bucket that does not exist would be an object that does not exist.
+        let ask = || async { why_not(live, &path).await.map_or(Ok(()), Err) };
+        live.runtime.block_on(live.ask("open", &name, ask))?;
+        return Err(Error::NotFound { what: name });
+    };
+    let len_bytes = head.content_length().and_then(|len| u64::try_from(len).ok());
+    let (Some(len_bytes), Some(etag)) = (len_bytes, head.e_tag()) else {
+        let due = "a length and an ETag".to_owned();
+        let got = format!("{:?} and {:?}", head.content_length(), head.e_tag());
+        return Err(Error::Corrupt { what: name, offset: 0, got, due });
+    };
+    Ok(Opened { path, name, len_bytes, etag: etag.to_owned() })
+}
+
+/// An open object.
+#[derive(Debug)]
+pub(super) struct S3Object {
+    bucket: Arc<Bucket>,
+    pub(super) opened: Arc<Opened>,
+}
+
+impl S3Object {
+    pub(super) fn new(bucket: &Arc<Bucket>, opened: Opened) -> Self {
+        S3Object { bucket: Arc::clone(bucket), opened: Arc::new(opened) }
+    }
+
+    pub(super) fn live(&self) -> Result<Arc<Live>> {
+        self.bucket.live()
+    }
+}
+
+impl Opened {
+    /// Refuses a read past the end.
+    pub(super) fn check(&self, offset: u64, len: usize) -> Result<()> {
+        let due = len as u64;
+        let got = self.len_bytes.saturating_sub(offset).min(due);
+        if got == due {
+            return Ok(());
+        }
+        let (what, len_bytes) = (self.name.clone(), self.len_bytes);
+        Err(Error::ShortRead { what, offset, got, due, len_bytes })
+    }
+}
+
+impl Object for S3Object {
+    fn len_bytes(&self) -> u64 {
+        self.opened.len_bytes
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+        let opened = &*self.opened;
+        for read in &*reads {
+            opened.check(read.offset, read.buf.len())?;
+        }
+        let live = self.bucket.live()?;
+        let mut fills = FuturesUnordered::new();
+        for read in reads {
+            for (i, piece) in read.buf.chunks_mut(PIECE_BYTES).enumerate() {
+                let offset = read.offset + (i * PIECE_BYTES) as u64;
+                fills.push(get::fill(&live, opened, offset, piece, None));
+            }
+        }
+        live.runtime.block_on(async {
+            while let Some((_, outcome)) = fills.next().await {
+                outcome?;
+            }
+            Ok(())
+        })
+    }
+
+    fn map(&self) -> Result<Map> {
+        let opened = &self.opened;
+        let too_big =
+            |_| Error::from_io("map", &opened.name, std::io::ErrorKind::OutOfMemory.into());
+        let mut bytes = vec![0; usize::try_from(opened.len_bytes).map_err(too_big)?];
+        self.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+        Ok(Map::owned(bytes))
+    }
+
+    fn display(&self) -> String {
+        self.opened.name.clone()
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
+}
+
+/// Whether an error says that an upload of another was there first.
+pub(super) fn is_taken(failed: &Failed) -> bool {
+    failed.is_unmet() && failed.cause == RemoteCause::Replaced
+}

@@ -1,0 +1,380 @@
+//! Objects being written. What fits into one part is one request, made when the upload is finished;
+//! more is a multipart upload, a few parts of which are under way while the next one fills.
+//!
+//! Nothing is overwritten: the last request carries `If-None-Match: *`. AWS keeps to that for both
+//! kinds. Ceph RGW keeps to it for single requests and ignores it for multipart uploads, so there
+//! we look before and after; two writers that finish the same large object within the same
+//! milliseconds are then not told apart, and the later one stays.
+//!
+//! An answer may be lost although what it answers was done. So every object of ours carries a mark
+//! of its upload, and whoever finds the name taken looks whose it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_s3::operation::create_multipart_upload::CreateMultipartUploadOutput;
+use aws_sdk_s3::primitives::{ByteStream, SdkBody};
+use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
+use tokio::task::JoinSet;
+
+use super::bucket::{Live, Tries};
+use super::failed::Failed;
+use super::object::{head, is_taken};
+use crate::rng::Rng;
+use crate::{Crc64, Error, FileEntry, Result, Upload};
+
+/// Smaller parts cost requests, larger ones memory.
+const PART_BYTES_MIN: u64 = 16 << 20;
+
+/// As S3 has it.
+const PARTS_MAX: u64 = 10_000;
+
+/// Parts under way together have at most so many bytes, or are one. With the part that fills, an
+/// upload takes 80 MiB.
+const UNDER_WAY_BYTES_MAX: u64 = 64 << 20;
+
+/// Of an upload of unknown length, parts double after so many: 10,000 parts then make 5 TB, which
+/// is the largest object that S3 has.
+const PARTS_PER_DOUBLING: u64 = 1250;
+
+/// Where an object carries the mark of its upload.
+const MARK: &str = "feedline-upload";
+
+/// Longest that a dropped upload waits for its parts to be forgotten.
+const ABORT_MAX: Duration = Duration::from_secs(10);
+
+/// What is being written.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) path: String,
+    pub(super) name: String,
+    pub(super) file_name: String,
+}
+
+/// An upload.
+#[derive(Debug)]
+pub(super) struct S3Upload {
+    live: Arc<Live>,
+    target: Target,
+    mark: String,
+    len_bytes_max: u64,
+    len_bytes: u64,
+    crc64: Crc64,
+    /// What is not under way yet.
+    part: Vec<u8>,
+    multipart: Option<Multipart>,
+    first_failure: Option<String>,
+}
+
+#[derive(Debug)]
+struct Multipart {
+    id: String,
+    begun: u64,
+    under_way: JoinSet<Result<CompletedPart>>,
+    parts: Vec<CompletedPart>,
+}
+
+/// The size of the part with this number, counted from 0.
+fn part_bytes(len_bytes_max: u64, number: u64) -> u64 {
+    if len_bytes_max == 0 {
+        return PART_BYTES_MIN << (number / PARTS_PER_DOUBLING).min(7);
+    }
+    let least = len_bytes_max.div_ceil(PARTS_MAX).next_multiple_of(1 << 20);
+    least.max(PART_BYTES_MIN)
+}
+
+impl S3Upload {
+    pub(super) fn new(live: Arc<Live>, target: Target, len_bytes_max: u64) -> Self {
+        S3Upload {
+            live,
+            target,
+            mark: format!("{:016x}", Rng::from_entropy().next()),
+            len_bytes_max,
+            len_bytes: 0,
+            crc64: Crc64::new(),
+            part: Vec::new(),
+            multipart: None,
+            first_failure: None,
+        }
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let begun = self.multipart.as_ref().map_or(0, |multipart| multipart.begun);
+            let room = part_bytes(self.len_bytes_max, begun) - self.part.len() as u64;
+            if room == 0 {
+                self.send_part()?;
+                continue;
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(room as usize)); // fits: 2 GiB
+            self.part.extend_from_slice(now);
+            self.crc64.update(now);
+            self.len_bytes += now.len() as u64;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Sends the part on its way, after waiting until there is room for it.
+    fn send_part(&mut self) -> Result<()> {
+        let (live, target) = (&self.live, &self.target);
+        let multipart = match &mut self.multipart {
+            Some(multipart) => multipart,
+            none => none.insert(begin(live, target, &self.mark)?),
+        };
+        if multipart.begun == PARTS_MAX {
+            let why = format!("{PARTS_MAX} parts are full; its length was not told beforehand");
+            let source = std::io::Error::other(why);
+            return Err(Error::Io { doing: "write".into(), what: target.name.clone(), source });
+        }
+        let most = (UNDER_WAY_BYTES_MAX / self.part.len() as u64).max(1);
+        while multipart.under_way.len() as u64 >= most {
+            multipart.wait_for_one(live, &target.name)?;
+        }
+        multipart.begun += 1;
+        let number = multipart.begun as i32; // fits: at most PARTS_MAX
+        // The next one is as large, but for what a doubling adds.
+        let next = Vec::with_capacity(self.part.len());
+        let body = SdkBody::from(std::mem::replace(&mut self.part, next));
+        let sent = send(Arc::clone(live), target.clone(), multipart.id.clone(), number, body);
+        multipart.under_way.spawn_on(sent, live.runtime.handle());
+        Ok(())
+    }
+
+    /// Makes the object visible, unless its name is taken. Gives whether it is ours.
+    fn make_visible(&mut self) -> Result<bool> {
+        let Some(mut multipart) = self.multipart.take() else {
+            let body = SdkBody::from(std::mem::take(&mut self.part));
+            return self.live.runtime.block_on(self.put(body));
+        };
+        let completed = self.finish_parts(&mut multipart);
+        if !matches!(completed, Ok(true)) {
+            self.multipart = Some(multipart); // to be aborted
+        }
+        completed
+    }
+
+    fn finish_parts(&self, multipart: &mut Multipart) -> Result<bool> {
+        while !multipart.under_way.is_empty() {
+            multipart.wait_for_one(&self.live, &self.target.name)?;
+        }
+        if head(&self.live, &self.target.path, &self.target.name)?.is_some() {
+            return Ok(false);
+        }
+        multipart.parts.sort_by_key(CompletedPart::part_number);
+        let parts = Some(std::mem::take(&mut multipart.parts));
+        let parts = CompletedMultipartUpload::builder().set_parts(parts).build();
+        self.live.runtime.block_on(self.complete(&multipart.id, parts))
+    }
+
+    async fn put(&self, body: SdkBody) -> Result<bool> {
+        let max = self.live.answer_max(self.part.len());
+        let ask = || async {
+            let body = ByteStream::new(body.try_clone().expect("bytes in memory"));
+            let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
+            let put = put.key(&self.target.path).metadata(MARK, &self.mark).body(body);
+            put.if_none_match("*").send().await.map(drop).map_err(Failed::of)
+        };
+        self.commit(max, ask).await
+    }
+
+    async fn complete(&self, id: &str, parts: CompletedMultipartUpload) -> Result<bool> {
+        // Servers join parts while one waits: AWS says that it may take minutes.
+        let max = self.live.answer_max(0) + Duration::from_secs(120);
+        let ask = || async {
+            let complete = self.live.clients.usual.complete_multipart_upload();
+            let complete = complete.bucket(&self.live.bucket).key(&self.target.path).upload_id(id);
+            let complete = complete.multipart_upload(parts.clone()).if_none_match("*");
+            complete.send().await.map(drop).map_err(Failed::of)
+        };
+        self.commit(max, ask).await
+    }
+
+    /// Makes the request that makes the object visible until its fate is known.
+    async fn commit<Asked>(&self, max: Duration, mut ask: impl FnMut() -> Asked) -> Result<bool>
+    where
+        Asked: Future<Output = std::result::Result<(), Failed>>,
+    {
+        let (mut tries, mut unsure) = (Tries::new(), false);
+        loop {
+            let failed = match self.live.once(max, ask()).await {
+                Ok(()) => return Ok(true),
+                Err(failed) => failed,
+            };
+            unsure |= failed.is_ambiguous();
+            // The name is taken, or the upload is gone because it was completed.
+            if is_taken(&failed) || failed.is_absent() {
+                let ours = if unsure { self.is_there_and_ours().await? } else { None };
+                return match ours {
+                    Some(ours) => Ok(ours),
+                    None if is_taken(&failed) => Ok(false),
+                    None => Err(tries.error("write", &self.target.name, failed)),
+                };
+            }
+            if let Err(failed) = tries.again(&self.live, failed).await {
+                let ours = if unsure { self.is_there_and_ours().await } else { Ok(None) };
+                let failed = || tries.error("write", &self.target.name, failed);
+                return ours.ok().flatten().ok_or_else(failed);
+            }
+        }
+    }
+
+    /// Whether what has the name is this upload; `None` if nothing has it.
+    async fn is_there_and_ours(&self) -> Result<Option<bool>> {
+        let ask = || async {
+            let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
+            match head.key(&self.target.path).send().await.map_err(Failed::of) {
+                Ok(head) => {
+                    let mark = head.metadata().and_then(|metadata| metadata.get(MARK));
+                    let len = head.content_length().and_then(|len| u64::try_from(len).ok());
+                    Ok(Some(mark == Some(&self.mark) && len == Some(self.len_bytes)))
+                }
+                Err(failed) if failed.is_absent() => Ok(None),
+                Err(failed) => Err(failed),
+            }
+        };
+        self.live.ask("look at", &self.target.name, ask).await
+    }
+
+    /// Finishes; what fails leaves parts to be aborted.
+    fn finish_inner(&mut self) -> Result<FileEntry> {
+        if self.multipart.is_some() && !self.part.is_empty() {
+            self.send_part()?;
+        }
+        let in_parts = self.multipart.is_some();
+        let taken = Error::Exists { what: self.target.name.clone() };
+        if !self.make_visible()? {
+            return Err(taken);
+        }
+        // A server that ignored the condition may have let another's object follow ours.
+        if in_parts && self.live.runtime.block_on(self.is_there_and_ours())? != Some(true) {
+            return Err(taken);
+        }
+        let (path, bytes) = (self.target.file_name.clone(), self.len_bytes);
+        Ok(FileEntry { path, bytes, crc64: self.crc64.value() })
+    }
+}
+
+impl Upload for S3Upload {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if let Some(first) = &self.first_failure {
+            let (what, first) = (self.target.name.clone(), first.clone());
+            return Err(Error::Poisoned { what, first });
+        }
+        let written = self.append(bytes);
+        if let Err(e) = &written {
+            self.first_failure = Some(e.to_string());
+        }
+        written
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<FileEntry> {
+        self.write(&[])?;
+        self.finish_inner()
+    }
+}
+
+impl Drop for S3Upload {
+    fn drop(&mut self) {
+        let Some(mut multipart) = self.multipart.take() else { return };
+        if !self.live.is_here() {
+            return; // it is the parent's upload
+        }
+        let aborted = self.live.runtime.block_on(async {
+            // A part that arrives after the abort would stay.
+            multipart.under_way.shutdown().await;
+            let ask = || async {
+                let abort = self.live.clients.usual.abort_multipart_upload();
+                let abort = abort.bucket(&self.live.bucket).key(&self.target.path);
+                abort.upload_id(&multipart.id).send().await.map(drop).map_err(Failed::of)
+            };
+            let abort = self.live.ask("give up writing", &self.target.name, ask);
+            tokio::time::timeout(ABORT_MAX, abort).await
+        });
+        let why = match aborted {
+            Ok(Ok(()) | Err(Error::NotFound { .. })) => return,
+            Ok(Err(e)) => e.to_string(),
+            Err(_) => format!("no answer in {ABORT_MAX:?}"),
+        };
+        log::warn!(
+            "{}: parts of an unfinished upload stay, and cost space: {why}; hint: a life cycle \
+             rule AbortIncompleteMultipartUpload removes such parts",
+            self.target.name
+        );
+    }
+}
+
+impl Multipart {
+    fn wait_for_one(&mut self, live: &Live, name: &str) -> Result<()> {
+        match live.runtime.block_on(self.under_way.join_next()) {
+            None => Ok(()),
+            Some(Ok(part)) => part.map(|part| self.parts.push(part)),
+            Some(Err(e)) => Err(Error::from_io("write", name, std::io::Error::other(e))),
+        }
+    }
+}
+
+fn begin(live: &Arc<Live>, target: &Target, mark: &str) -> Result<Multipart> {
+    let ask = || async {
+        let create = live.clients.usual.create_multipart_upload().bucket(&live.bucket);
+        create.key(&target.path).metadata(MARK, mark).send().await.map_err(Failed::of)
+    };
+    let begun = live.runtime.block_on(live.ask("begin to write", &target.name, ask))?;
+    let id = CreateMultipartUploadOutput::upload_id(&begun).ok_or_else(|| Error::Corrupt {
+        what: target.name.clone(),
+        offset: 0,
+        got: "a multipart upload without a name".to_owned(),
+        due: "an upload id".to_owned(),
+    })?;
+    let (id, parts) = (id.to_owned(), Vec::new());
+    Ok(Multipart { id, begun: 0, under_way: JoinSet::new(), parts })
+}
+
+/// One part, until it is there or given up. Sent twice it is the same part.
+async fn send(
+    live: Arc<Live>,
+    target: Target,
+    id: String,
+    number: i32,
+    body: SdkBody,
+) -> Result<CompletedPart> {
+    let max = live.answer_max(body.bytes().map_or(0, <[u8]>::len));
+    let mut tries = Tries::new();
+    loop {
+        let bytes = ByteStream::new(body.try_clone().expect("bytes in memory"));
+        let upload = live.clients.usual.upload_part().bucket(&live.bucket).key(&target.path);
+        let sent = upload.upload_id(&id).part_number(number).body(bytes).send();
+        match live.once(max, async { sent.await.map_err(Failed::of) }).await {
+            Ok(sent) => {
+                let part = CompletedPart::builder().part_number(number);
+                return Ok(part.set_e_tag(sent.e_tag().map(str::to_owned)).build());
+            }
+            Err(failed) => {
+                let again = tries.again(&live, failed).await;
+                again.map_err(|failed| tries.error("write a part of", &target.name, failed))?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_as_s3_wants_them() {
+        const GIB: u64 = 1 << 30;
+        for len in [1, 16 << 20, 17 << 20, 100 * GIB, 5000 * GIB] {
+            let part = part_bytes(len, 0);
+            assert!((PART_BYTES_MIN..=5 * GIB).contains(&part));
+            assert!(part * PARTS_MAX >= len, "{len} bytes in parts of {part}");
+        }
+        assert_eq!(part_bytes(1000 * GIB, 0), 103 << 20);
+        let all: u64 = (0..PARTS_MAX).map(|number| part_bytes(0, number)).sum();
+        assert!(all >= 4900 * GIB && part_bytes(0, PARTS_MAX - 1) <= 5 * GIB);
+    }
+}

@@ -1,0 +1,108 @@
+//! Reads in flight, carried by tasks on our runtime. The books are those of every reader.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Instant;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+
+use tokio::task::JoinSet;
+
+use super::bucket::Live;
+use super::get::{self, Opened, PIECE_BYTES};
+use super::object::S3Object;
+use crate::flying::{Carrier, Done, Flying, Load};
+use crate::{Error, Object, Read, ReaderOptions, Result};
+
+/// Carries reads. Dropping it ends the tasks, and their connections and buffers with them.
+pub(super) struct Tasks {
+    live: Arc<Live>,
+    tasks: JoinSet<()>,
+    sender: Sender<Done>,
+    done: Receiver<Done>,
+}
+
+pub(super) fn reader(live: Arc<Live>, options: &ReaderOptions) -> Flying<Tasks> {
+    let depth = options.depth_or(live.options.depth).min(live.options.depth);
+    let (sender, done) = channel();
+    Flying::new(Tasks { live, tasks: JoinSet::new(), sender, done }, depth, options)
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tasks").field("bucket", &self.live.bucket).finish_non_exhaustive()
+    }
+}
+
+impl Carrier for Tasks {
+    fn carry(&mut self, mut load: Load) {
+        let sender = self.sender.clone();
+        let Some(ours) = load.object.as_any().and_then(|any| any.downcast_ref::<S3Object>()) else {
+            let handle = self.live.runtime.handle();
+            let read = move || {
+                let (offset, buf) = (load.offset, &mut load.buf[..load.len]);
+                let outcome = load.object.read_many(&mut [Read { offset, buf }]);
+                let moved_bytes = if outcome.is_ok() { load.len as u64 } else { 0 };
+                let _ = sender.send(done(load, moved_bytes, outcome));
+            };
+            self.tasks.spawn_blocking_on(read, handle);
+            return;
+        };
+        // The object may be of another bucket than the reader, which then has its own limits.
+        let live = match ours.live() {
+            Ok(live) => live,
+            Err(e) => {
+                let _ = sender.send(done(load, 0, Err(e)));
+                return;
+            }
+        };
+        let opened = Arc::clone(&ours.opened);
+        let task = async move {
+            let (moved_bytes, outcome) = read(&live, &opened, &mut load).await;
+            let _ = sender.send(done(load, moved_bytes, outcome));
+        };
+        self.tasks.spawn_on(task, self.live.runtime.handle());
+    }
+
+    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
+        let left = until.saturating_duration_since(Instant::now());
+        match self.done.recv_timeout(left) {
+            Ok(first) => done.push(first),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+        }
+        done.extend(self.done.try_iter());
+        while self.tasks.try_join_next().is_some() {}
+    }
+
+    fn place(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
+        let endpoint = self.live.clients.endpoint.as_deref().unwrap_or("AWS");
+        ("s3".to_owned(), endpoint.to_owned())
+    }
+}
+
+async fn read(live: &Live, opened: &Opened, load: &mut Load) -> (u64, Result<()>) {
+    let (offset, due, len) = (load.offset, load.due, load.len);
+    if let Err(e) = opened.check(offset, len) {
+        return (0, Err(e));
+    }
+    let mut fills = FuturesUnordered::new();
+    for (i, piece) in load.buf[..len].chunks_mut(PIECE_BYTES).enumerate() {
+        let offset = offset + (i * PIECE_BYTES) as u64;
+        fills.push(get::fill(live, opened, offset, piece, due));
+    }
+    let mut moved_bytes = 0;
+    while let Some((moved, outcome)) = fills.next().await {
+        moved_bytes += moved;
+        if let Err(e) = outcome {
+            return (moved_bytes, Err::<(), Error>(e));
+        }
+    }
+    (moved_bytes, Ok(()))
+}
+
+fn done(load: Load, moved_bytes: u64, outcome: Result<()>) -> Done {
+    let data = if outcome.is_ok() { 0..load.len } else { 0..0 };
+    Done { slot: load.slot, buf: load.buf, data, moved_bytes, short_reads: 0, outcome }
+}

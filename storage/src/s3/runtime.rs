@@ -1,0 +1,38 @@
+//! The one place where futures run: two threads of our own, which do nothing but move requests.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{Error, Result};
+
+/// Two: bodies are copied on them when a reader is used, and one 100 Gbit/s link is more than one
+/// core copies. Work of the caller never runs here, so nothing else makes a request late.
+const THREADS: usize = 2;
+
+/// Names are looked up on threads of their own, by a call that blocks.
+const LOOKUPS_MAX: usize = 4;
+
+/// The runtime of this process, started at first use. A process that was forked has the memory of
+/// its parent's runtime but none of its threads, and gets one of its own.
+pub(super) fn runtime() -> Result<&'static Runtime> {
+    static OURS: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
+    let process = std::process::id();
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    match *ours {
+        Some((of, runtime)) if of == process => Ok(runtime),
+        _ => {
+            let built = Builder::new_multi_thread()
+                .worker_threads(THREADS)
+                .max_blocking_threads(LOOKUPS_MAX)
+                .thread_name("s3")
+                .enable_all()
+                .build();
+            let failed = |e| Error::from_io("start the threads for", "s3", e);
+            // Never dropped: to drop it would be to wait for threads, and at the end nobody should.
+            let runtime: &'static Runtime = Box::leak(Box::new(built.map_err(failed)?));
+            *ours = Some((process, runtime));
+            Ok(runtime)
+        }
+    }
+}

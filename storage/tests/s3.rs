@@ -1,0 +1,277 @@
+//! S3 keeps the contract of every store, on the server in this process and on a real one.
+//!
+//! With `FEEDLINE_TEST_S3_URL`, such as `s3://bucket/folder?endpoint=http://127.0.0.1:8080`, the
+//! same suite runs there too, with the credentials of the environment; what it writes below that
+//! folder it deletes.
+
+#![cfg(feature = "server")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use storage::server::{Fault, Rule, S3Server};
+use storage::{Error, Key, RemoteCause, Storage, conformance, open_url, read_all, write_all};
+
+/// A fresh folder of a bucket for each check.
+fn folders<'a>(url: &'a dyn Fn(&str) -> String) -> impl Fn() -> Arc<dyn Storage> + 'a {
+    let count = Cell::new(0);
+    move || {
+        count.set(count.get() + 1);
+        open_url(&url(&format!("checks/{}", count.get()))).unwrap()
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+#[test]
+fn the_contract_on_the_server_in_this_process() {
+    let server = S3Server::start().unwrap();
+    conformance::run_objects(&folders(&|folder| server.url(folder)));
+    assert_eq!(server.upload_count(), 0, "an upload was neither completed nor aborted");
+}
+
+#[test]
+fn readers_on_the_server_in_this_process() {
+    let server = S3Server::start().unwrap();
+    conformance::reader::run(&folders(&|folder| server.url(folder)));
+}
+
+/// Whatever passes is tried again, and nobody sees it.
+#[test]
+fn the_contract_while_requests_fail() {
+    let server = S3Server::start().unwrap();
+    let seed = 11;
+    for (share, fault) in [
+        (20, Fault::SlowDown),
+        (20, Fault::InternalError),
+        (20, Fault::LoseAnswer),
+        (10, Fault::Truncate),
+        (10, Fault::Reset),
+        (10, Fault::WrongRange),
+    ] {
+        server.inject(Rule::per_mille(share, seed, fault));
+    }
+    conformance::run_objects(&folders(&|folder| server.url(folder) + "&hedge=off"));
+    conformance::reader::run(&folders(&|folder| server.url(&format!("r/{folder}"))));
+    assert!(server.fault_count() > 50, "only {} faults", server.fault_count());
+}
+
+/// The oracle for our own server is Ceph's.
+#[test]
+fn services_rgw_keeps_the_contract() {
+    let Ok(base) = std::env::var("FEEDLINE_TEST_S3_URL") else {
+        eprintln!("SKIPPED: FEEDLINE_TEST_S3_URL is not set");
+        return;
+    };
+    let (place, options) = base.split_once('?').unwrap_or((&base, ""));
+    let run = format!("{}/{}", place.trim_end_matches('/'), std::process::id());
+    let url = |folder: &str| format!("{run}/{folder}?{options}");
+    conformance::run_objects(&folders(&|folder| url(folder)));
+    conformance::reader::run(&folders(&|folder| url(&format!("r/{folder}"))));
+    let store = open_url(&format!("{}?{options}", place.trim_end_matches('/'))).unwrap();
+    store.delete_folder(&key(&std::process::id().to_string())).unwrap();
+}
+
+/// What a read of an object fails with when all answers to GET fail so.
+fn read_with(server: &S3Server, name: &str, fault: Fault) -> Error {
+    let options = "&tries=2&stall=300ms&hedge=off";
+    let store = open_url(&(server.url("errors") + options)).unwrap();
+    write_all(&*store, &key(name), &[7; 100_000]).unwrap();
+    let object = store.open(&key(name)).unwrap();
+    server.inject(Rule::every(1, fault).of("GET"));
+    let mut buf = [0; 50_000];
+    let read = object.read_many(&mut [storage::Read { offset: 9, buf: &mut buf }]);
+    server.heal();
+    read.unwrap_err()
+}
+
+#[test]
+fn each_failure_has_an_error_of_its_own() {
+    use std::time::Duration;
+    let server = S3Server::start().unwrap();
+    let slow = Duration::from_millis(250);
+    for (fault, due, tries) in [
+        (Fault::SlowDown, RemoteCause::SlowDown, 2),
+        (Fault::InternalError, RemoteCause::Server, 2),
+        (Fault::Expired, RemoteCause::Expired, 1),
+        (Fault::Denied, RemoteCause::Denied, 1),
+        (Fault::ClockSkew, RemoteCause::ClockSkew, 1),
+        (Fault::Stall, RemoteCause::Stalled, 2),
+        (Fault::Drip(100, slow), RemoteCause::Drip, 2),
+        (Fault::WrongRange, RemoteCause::WrongLength, 2),
+    ] {
+        let error = read_with(&server, &format!("{due:?}"), fault);
+        let Error::Remote(remote) = &error else { panic!("{fault:?}: {error}") };
+        assert_eq!((remote.cause, remote.tries), (due, tries), "{fault:?}: {error}");
+        let text = error.to_string();
+        assert!(text.starts_with("read 50000 bytes at 9 of s3://test/errors/"), "{text}");
+        let answered = fault != Fault::Stall;
+        assert_eq!(text.contains("(request id request-"), answered, "{text}");
+        assert!(!text.contains(server.secret()), "{text}");
+    }
+}
+
+/// Half of every answer arrives: each try goes on where the one before broke off.
+#[test]
+fn a_body_goes_on_where_it_broke_off() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&(server.url("resume") + "&stall=300ms&hedge=off")).unwrap();
+    for (name, fault) in [("t", Fault::Truncate), ("r", Fault::Reset), ("s", Fault::StallInBody)] {
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| (i * 7 % 251) as u8).collect();
+        write_all(&*store, &key(name), &bytes).unwrap();
+        let object = store.open(&key(name)).unwrap();
+        server.inject(Rule::nth(1, fault).of("GET"));
+        server.inject(Rule::nth(2, fault).of("GET"));
+        let mut buf = vec![0; bytes.len()];
+        object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]).unwrap();
+        server.heal();
+        assert!(buf == bytes, "{fault:?}: it came back changed");
+    }
+    let metrics = store.metrics();
+    let of = |name: &str| metrics.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
+    assert_eq!(of("delivered_bytes"), 9_000_000);
+    assert!(of("moved_bytes") < 9_100_000, "bytes came twice: {metrics:?}");
+    assert_eq!(of("retries_stalled"), 2, "{metrics:?}");
+    assert!(of("retries_truncated") + of("retries_reset") == 4, "{metrics:?}");
+}
+
+#[test]
+fn an_object_that_was_replaced_is_not_read_on() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("replaced")).unwrap();
+    write_all(&*store, &key("a"), &[1; 1000]).unwrap();
+    let object = store.open(&key("a")).unwrap();
+    store.delete(&key("a")).unwrap();
+    let mut buf = [0; 10];
+    let gone = object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]);
+    assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
+    write_all(&*store, &key("a"), &[2; 1000]).unwrap();
+    let read = object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]);
+    let Err(Error::Remote(remote)) = read else { panic!("{read:?}") };
+    assert_eq!(remote.cause, RemoteCause::Replaced, "{remote}");
+}
+
+#[test]
+fn what_is_not_there_is_told_apart() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("")).unwrap();
+    let absent = store.open(&key("a")).unwrap_err();
+    assert!(matches!(absent, Error::NotFound { .. }), "{absent}");
+    let other = open_url(&server.url_of("other", "")).unwrap();
+    for error in [
+        other.open(&key("a")).unwrap_err(),
+        other.list(&Key::root()).unwrap_err(),
+        write_all(&*other, &key("a"), &[1]).unwrap_err(),
+    ] {
+        let Error::Remote(remote) = &error else { panic!("{error}") };
+        assert_eq!(remote.cause, RemoteCause::NoBucket, "{error}");
+    }
+}
+
+/// Errors of the way there, without any server.
+#[test]
+fn no_connection_no_name_no_encryption() {
+    let server = S3Server::start().unwrap();
+    let https = server.endpoint().replace("http:", "https:");
+    let closed = S3Server::start().unwrap().endpoint();
+    for (endpoint, due) in [
+        ("http://name.invalid", RemoteCause::Dns),
+        (&*closed, RemoteCause::Unreachable),
+        (&*https, RemoteCause::Tls),
+    ] {
+        let credentials = server.url("").split_once("&credentials=").unwrap().1.to_owned();
+        let url = format!("s3://b?endpoint={endpoint}&tries=2&credentials={credentials}");
+        let error = open_url(&url).unwrap().open(&key("a")).unwrap_err();
+        let Error::Remote(remote) = &error else { panic!("{error}") };
+        assert_eq!(remote.cause, due, "{error}");
+        assert!(error.to_string().contains("hint: "), "{error}");
+    }
+}
+
+#[test]
+fn credentials_that_are_absent_or_wrong() {
+    let server = S3Server::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("credentials");
+    for (text, due) in [
+        ("[default]\n", RemoteCause::NoCredentials),
+        (
+            "[default]\naws_access_key_id = accesskeyoftests\naws_secret_access_key = guessed\n",
+            RemoteCause::Denied,
+        ),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let (endpoint, file) = (server.endpoint(), file.display());
+        let url = format!("s3://test?endpoint={endpoint}&tries=2&credentials={file}&depth=");
+        let depth = if due == RemoteCause::Denied { 2 } else { 3 }; // another client for each
+        let store = open_url(&format!("{url}{depth}")).unwrap();
+        let error = store.open(&key("a")).unwrap_err();
+        let Error::Remote(remote) = &error else { panic!("{error}") };
+        assert_eq!(remote.cause, due, "{error}");
+        assert!(!error.to_string().contains("guessed"), "{error}");
+        assert!(!format!("{store:?}").contains("guessed"), "{store:?}");
+    }
+}
+
+/// The answer to the request that made it visible is lost; the next one says that the name is
+/// taken, by ourselves.
+#[test]
+fn an_upload_whose_answer_is_lost_is_still_ours() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("lost")).unwrap();
+    server.inject(Rule::nth(1, Fault::LoseAnswer).of("PUT"));
+    let small = vec![3; 1000];
+    write_all(&*store, &key("small"), &small).unwrap();
+    assert_eq!(read_all(&*store, &key("small")).unwrap(), small);
+    server.heal();
+    server.inject(Rule::nth(1, Fault::LoseAnswer).of("POST").to("uploadId"));
+    server.inject(Rule::nth(2, Fault::LoseAnswer).of("PUT"));
+    let large = vec![4; 40_000_000];
+    write_all(&*store, &key("large"), &large).unwrap();
+    assert!(read_all(&*store, &key("large")).unwrap() == large);
+    assert_eq!(server.fault_count(), 3);
+    assert_eq!(server.upload_count(), 0);
+    // A stranger's object is not taken for ours, whatever was lost.
+    let mut upload = store.create(&key("contested"), 0).unwrap();
+    upload.write(&[5]).unwrap();
+    write_all(&*store, &key("contested"), &[6]).unwrap();
+    server.heal();
+    server.inject(Rule::nth(1, Fault::InternalError).of("PUT"));
+    let taken = upload.finish();
+    assert!(matches!(taken, Err(Error::Exists { .. })), "{taken:?}");
+}
+
+/// A late answer is asked for again elsewhere, and the first one that comes counts.
+#[test]
+fn late_requests_are_made_again_within_the_budget() {
+    use std::time::Duration;
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("late")).unwrap();
+    write_all(&*store, &key("a"), &[9; 8192]).unwrap();
+    let object = store.open(&key("a")).unwrap();
+    let mut buf = [0; 8192];
+    for _ in 0..60 {
+        object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]).unwrap();
+    }
+    server.inject(Rule::nth(1, Fault::Delay(Duration::from_secs(20))).of("GET"));
+    object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]).unwrap();
+    let metrics = store.metrics();
+    let of = |name: &str| metrics.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
+    assert_eq!((of("hedges_sent"), of("hedges_won")), (1, 1), "{metrics:?}");
+    assert_eq!(of("delivered_bytes"), 61 * 8192);
+}
+
+/// What cannot be seen in a range is seen by the sums of a manifest.
+#[test]
+fn a_wrong_byte_is_found_by_its_sum() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("wrong")).unwrap();
+    let entry = write_all(&*store, &key("a"), &[1; 5000]).unwrap();
+    entry.verify(&*store, &Key::root()).unwrap();
+    server.inject(Rule::every(1, Fault::WrongByte).of("GET"));
+    let wrong = entry.verify(&*store, &Key::root());
+    assert!(matches!(wrong, Err(Error::Corrupt { .. })), "{wrong:?}");
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::reader::ReaderOptions;
+use crate::watch::Seats;
 use crate::{Buffer, Came, Error, Object, Reader, ReaderCounters, Result, Want};
 
 /// One way of carrying reads. Dropping it lets go of what is in flight, and never blocks.
@@ -65,6 +66,7 @@ pub(crate) struct Flying<C> {
     /// When to look for stuck requests next.
     look_next: Instant,
     counters: ReaderCounters,
+    seats: Seats,
 }
 
 #[derive(Debug)]
@@ -121,6 +123,7 @@ impl<C: Carrier> Flying<C> {
             done: Vec::with_capacity(slots),
             look_next: now,
             counters: ReaderCounters::default(),
+            seats: Seats::new(slots, options.warn_after),
         }
     }
 
@@ -134,10 +137,15 @@ impl<C: Carrier> Flying<C> {
         if now < self.look_next {
             return Ok(());
         }
-        self.look_next = now + (self.options.timeout / LOOKS_PER_TIMEOUT).min(LOOK_PAUSE_MAX);
+        let limit = self.options.timeout.min(self.options.warn_after[0]);
+        self.look_next = now + (limit / LOOKS_PER_TIMEOUT).min(LOOK_PAUSE_MAX);
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             let age = now.duration_since(slot.began);
+            let is_old = slot.state == State::Flying && age >= self.options.warn_after[0] / 2;
+            if is_old && let Some(object) = &slot.object {
+                self.seats.place(index, self.carrier.place(object, slot.offset));
+            }
             if slot.state == State::Flying && age >= self.options.timeout {
                 self.give_up(index, age, came)?;
             }
@@ -182,6 +190,7 @@ impl<C: Carrier> Flying<C> {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         slot.object = None;
+        self.seats.rise(index as usize);
         self.free.push(index);
     }
 
@@ -205,6 +214,7 @@ impl<C: Carrier> Flying<C> {
             && may_pass(error)
         {
             slot.attempt += 1;
+            self.seats.retried(index as usize);
             self.counters.retries += 1;
             log::debug!("attempt {} in {pause:?}: {error}", slot.attempt + 1);
             self.later.push((now + *pause, index, buf));
@@ -256,6 +266,7 @@ impl<C: Carrier> Reader for Flying<C> {
         let got = object.len_bytes().saturating_sub(offset);
         let slot = &mut self.slots[index as usize];
         let began = Instant::now();
+        self.seats.sit(index as usize, &object, offset, len as u64, began);
         let (state, object) = (State::Flying, Some(object));
         let (attempt, moved_bytes) = (0, 0);
         *slot = Slot { state, tag, object, offset, len, due, began, attempt, moved_bytes };

@@ -52,6 +52,7 @@ mod s3;
 pub mod shared;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod stage;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 mod sys;
 mod temporary;
@@ -61,6 +62,7 @@ mod upload;
 #[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
 mod uring;
 mod url;
+mod watch;
 
 pub use buf::Zeros;
 pub use buffer_pool::{Buffer, BufferPool};
@@ -74,7 +76,9 @@ pub use reader::{Came, Reader, ReaderCounters, ReaderOptions, Want};
 pub use remote::{Remote, RemoteCause};
 #[cfg(feature = "server")]
 pub use s3::server;
+pub use stage::Stage;
 pub use units::{ByteSize, rate_text};
+pub use watch::{Pending, Watch};
 
 use std::fmt;
 use std::sync::Arc;

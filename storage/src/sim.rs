@@ -24,8 +24,11 @@
 
 mod crash;
 mod disk;
+mod faulty;
 mod mount;
 mod tree;
+
+pub use faulty::{FaultyStore, ReadFaults};
 
 use std::path::PathBuf;
 use std::sync::Arc;

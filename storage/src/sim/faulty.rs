@@ -1,0 +1,195 @@
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{io, thread};
+
+use crate::rng::Rng;
+use crate::{Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Result, Storage, Upload};
+
+/// What goes wrong with reads, by itself. By default nothing does.
+#[derive(Clone, Debug, Default)]
+pub struct ReadFaults {
+    /// Of 1000 reads, how many fail with `EIO`. Made again, each has the same chance.
+    pub io_per_mille: u32,
+    /// Of 1000 reads, how many meet a handle that the server does not know any more.
+    pub stale_per_mille: u32,
+    /// Of 1000 reads, how many come so much later.
+    pub late_per_mille: u32,
+    /// How much.
+    pub late: Duration,
+}
+
+/// Another store, whose reads fail, come late or hang. All else is passed on. Clones are the same
+/// store.
+///
+/// ```
+/// use std::sync::Arc;
+/// use storage::{Key, sim};
+///
+/// let inner = Arc::new(sim::SimStore::new(1, sim::Faults::default()));
+/// let key = Key::new("a")?;
+/// storage::write_all(&*inner, &key, b"all of it")?;
+/// let faults = sim::ReadFaults { io_per_mille: 1000, ..sim::ReadFaults::default() };
+/// let faulty = sim::FaultyStore::new(inner, 2, faults);
+/// assert!(storage::read_all(&faulty, &key).is_err());
+/// # Ok::<(), storage::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FaultyStore {
+    inner: Arc<dyn Storage>,
+    plan: Arc<Plan>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    seed: u64,
+    faults: ReadFaults,
+    reads: AtomicU64,
+    /// Reads that touch this hang.
+    hung: Mutex<Range<u64>>,
+    released: Condvar,
+}
+
+impl FaultyStore {
+    /// A store with these faults. The seed decides which reads meet one.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Storage>, seed: u64, faults: ReadFaults) -> Self {
+        let (reads, hung, released) = (AtomicU64::new(0), Mutex::new(0..0), Condvar::new());
+        FaultyStore { inner, plan: Arc::new(Plan { seed, faults, reads, hung, released }) }
+    }
+
+    /// From now on reads that touch these bytes, of whichever object, hang until
+    /// [`FaultyStore::release`].
+    pub fn hang(&self, bytes: Range<u64>) {
+        *self.plan.hung() = bytes;
+    }
+
+    /// What hangs goes on.
+    pub fn release(&self) {
+        self.hang(0..0);
+        self.plan.released.notify_all();
+    }
+
+    /// Reads that were begun, those made again among them.
+    #[must_use]
+    pub fn read_count(&self) -> u64 {
+        self.plan.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Plan {
+    fn hung(&self) -> MutexGuard<'_, Range<u64>> {
+        self.hung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets one read meet what is planned for it.
+    fn meet(&self, what: &str, read: &Read<'_>) -> Result<()> {
+        let number = self.reads.fetch_add(1, Ordering::Relaxed);
+        let mut rng = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let end = read.offset + read.buf.len() as u64;
+        let touches = |hung: &mut Range<u64>| read.offset < hung.end && hung.start < end;
+        let waited = self.released.wait_while(self.hung(), touches);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        if rng.chance(self.faults.late_per_mille) {
+            thread::sleep(self.faults.late);
+        }
+        let doing = || format!("read {} bytes at {} of", read.buf.len(), read.offset);
+        if rng.chance(self.faults.io_per_mille) {
+            let source = io::Error::from_raw_os_error(libc::EIO);
+            return Err(Error::Io { doing: doing(), what: what.to_owned(), source });
+        }
+        if rng.chance(self.faults.stale_per_mille) {
+            return Err(Error::Stale { doing: doing(), what: what.to_owned() });
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct FaultyObject {
+    inner: Arc<dyn Object>,
+    plan: Arc<Plan>,
+}
+
+impl Object for FaultyObject {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+        reads.iter().try_for_each(|read| self.plan.meet(&self.inner.display(), read))?;
+        self.inner.read_many(reads)
+    }
+
+    fn map(&self) -> Result<Map> {
+        self.inner.map()
+    }
+
+    fn display(&self) -> String {
+        self.inner.display()
+    }
+}
+
+impl Storage for FaultyStore {
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        let inner = self.inner.open(key)?;
+        Ok(Arc::new(FaultyObject { inner, plan: Arc::clone(&self.plan) }))
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        self.inner.create(key, len_bytes_max)
+    }
+
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+        self.inner.list(folder)
+    }
+
+    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.names(folder)
+    }
+
+    fn delete(&self, key: &Key) -> Result<()> {
+        self.inner.delete(key)
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
+        self.inner.publish(staged, target)
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        self.inner.delete_folder(folder)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.inner.free_bytes()
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.inner.display(key)
+    }
+
+    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.sweep(folder)
+    }
+
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        self.inner.create_draft(key)
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        self.inner.resume_draft(key, from)
+    }
+
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.inner.open_draft(key)
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        self.inner.discard_draft(key)
+    }
+
+    fn profile(&self) -> &Profile {
+        self.inner.profile()
+    }
+}

@@ -1,0 +1,98 @@
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// A step of a start that has a name and a limit, such as `open corpus.bin`.
+///
+/// Opening a file of a server that is gone waits for ever, and so does whoever asked. In a stage it
+/// is a thread of its own that asks: when the limit is past, the start ends with an error that says
+/// at which step, and the thread is left to its wait.
+///
+/// ```
+/// use std::time::Duration;
+/// let stage = storage::Stage::begin("add up", Duration::from_secs(60));
+/// assert_eq!(stage.run(|| 2 + 2)?, 4);
+/// # Ok::<(), storage::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Stage {
+    what: String,
+    limit: Duration,
+    warn_after: [Duration; 3],
+}
+
+impl Stage {
+    /// A step that may take so long. The log names it at 10, 30 and 60 s.
+    #[must_use]
+    pub fn begin(what: impl Into<String>, limit: Duration) -> Self {
+        let warn_after = [10, 30, 60].map(Duration::from_secs);
+        Stage { what: what.into(), limit, warn_after }
+    }
+
+    /// Other ages at which the log names it.
+    #[must_use]
+    pub fn warn_after(self, warn_after: [Duration; 3]) -> Self {
+        Stage { warn_after, ..self }
+    }
+
+    /// Does the step, on a thread of its own, and gives what it gives.
+    ///
+    /// # Errors
+    /// [`Error::StageTimeout`] when the limit is past; [`Error::Io`] if there is no thread.
+    ///
+    /// # Panics
+    /// If the step does.
+    pub fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let Stage { what, limit, warn_after } = self;
+        let (answer, answered) = sync_channel(1);
+        let begun = Instant::now();
+        let act = move || drop(answer.send(work()));
+        let worker = thread::Builder::new()
+            .name("stage".to_owned())
+            .spawn(act)
+            .map_err(|e| Error::from_io("start a thread to", &what, e))?;
+        let warnings = warn_after.into_iter().filter(|after| *after < limit);
+        for (after, is_last) in warnings.map(|after| (after, false)).chain([(limit, true)]) {
+            match answered.recv_timeout(after.saturating_sub(begun.elapsed())) {
+                Ok(given) => return Ok(given),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let panic = worker.join().expect_err("it ended without an answer");
+                    std::panic::resume_unwind(panic);
+                }
+                Err(RecvTimeoutError::Timeout) if is_last => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    log::warn!("{what}: not done after {} s", after.as_secs());
+                }
+            }
+        }
+        Err(Error::StageTimeout { stage: what, limit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_stage_gives_what_it_found_or_names_itself() {
+        let long = Duration::from_secs(600);
+        assert_eq!(Stage::begin("a", long).run(|| 7).unwrap(), 7);
+        // It hangs until this test is over.
+        let (_release, released) = channel::<()>();
+        let short = Stage::begin("open corpus.bin", Duration::from_millis(20));
+        let short = short.warn_after([Duration::from_millis(5); 3]);
+        let error = short.run(move || released.recv().is_err()).unwrap_err();
+        assert!(matches!(&error, Error::StageTimeout { stage, .. } if stage == "open corpus.bin"));
+        assert!(error.to_string().starts_with("open corpus.bin: not done after 0.02 s"), "{error}");
+    }
+
+    #[test]
+    #[should_panic(expected = "the step broke")]
+    fn a_panic_is_passed_on() {
+        let _ = Stage::begin("a", Duration::from_secs(600)).run(|| panic!("the step broke"));
+    }
+}

@@ -1,0 +1,255 @@
+//! Who names a read that hangs. The thread that made it may hang with it, inside the kernel, so
+//! this is the business of another one, which looks at a table and touches neither files nor rings.
+//!
+//! A reader has a [`Seats`], with a seat for each of its slots. Sitting down and getting up are a
+//! few stores by the reader's thread, and a lock that nobody else takes unless the seat is taken
+//! for long. The watchdog goes round all of them, and at 10, 30 and 60 s it says whose bytes do not
+//! come, from where, and how its neighbours fare: one that hangs among many that come is a server,
+//! all of them together are a network or a mount.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Object;
+
+/// What is known of the reads of this process that are under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch;
+
+/// A read under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pending {
+    /// The object.
+    pub what: String,
+    /// Its first byte.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// How long it has been under way.
+    pub age: Duration,
+    /// What carries it; empty while it is young.
+    pub backend: String,
+    /// The server that has the bytes; empty if that cannot be told.
+    pub placement: String,
+    /// Times that it was made again after an error.
+    pub retries: u32,
+    /// Reads of the same reader that are young.
+    pub siblings: usize,
+}
+
+impl Watch {
+    /// The oldest read of this process that is under way.
+    #[must_use]
+    pub fn oldest() -> Option<Pending> {
+        let tables = tables();
+        let oldest = tables.iter().filter_map(|table| table.oldest());
+        oldest.max_by_key(|pending| pending.age)
+    }
+
+    /// The same as a sentence.
+    #[must_use]
+    pub fn story() -> Option<String> {
+        Watch::oldest().map(|pending| pending.to_string())
+    }
+}
+
+impl fmt::Display for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pending { what, offset, len, age, backend, placement, retries, siblings } = self;
+        write!(f, "read {len} bytes at {offset} of {what}: no answer for {} s", age.as_secs())?;
+        if !backend.is_empty() {
+            write!(f, " by {backend}")?;
+        }
+        if !placement.is_empty() {
+            write!(f, ", from {placement}")?;
+        }
+        if *retries > 0 {
+            write!(f, ", made again {retries} times")?;
+        }
+        match siblings {
+            0 => f.write_str("; no other read of this store is fine"),
+            1 => f.write_str("; another read is fine"),
+            n => write!(f, "; {n} other reads are fine"),
+        }
+    }
+}
+
+/// The seats of one reader.
+#[derive(Debug)]
+pub(crate) struct Seats(Arc<Table>);
+
+#[derive(Debug)]
+struct Table {
+    warn_after: [Duration; 3],
+    seats: Box<[Seat]>,
+}
+
+#[derive(Debug, Default)]
+struct Seat {
+    /// Nanoseconds since the first look at the clock; 0 if nobody sits here.
+    since: AtomicU64,
+    offset: AtomicU64,
+    len: AtomicU64,
+    retries: AtomicU32,
+    /// How many warnings it was worth. The watchdog's own, but for its return to 0.
+    warned: AtomicU8,
+    who: Mutex<Who>,
+}
+
+#[derive(Debug, Default)]
+struct Who {
+    object: Option<Arc<dyn Object>>,
+    backend: String,
+    placement: String,
+}
+
+impl Seats {
+    pub(crate) fn new(count: usize, warn_after: [Duration; 3]) -> Self {
+        let seats = std::iter::repeat_with(Seat::default).take(count).collect();
+        let table = Arc::new(Table { warn_after, seats });
+        let mut all = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Arc::downgrade(&table));
+        drop(all);
+        start_watchdog();
+        Seats(table)
+    }
+
+    /// A read begins.
+    pub(crate) fn sit(
+        &self,
+        i: usize,
+        object: &Arc<dyn Object>,
+        offset: u64,
+        len: u64,
+        now: Instant,
+    ) {
+        let seat = &self.0.seats[i];
+        seat.who().object = Some(Arc::clone(object));
+        seat.offset.store(offset, Ordering::Relaxed);
+        seat.len.store(len, Ordering::Relaxed);
+        seat.retries.store(0, Ordering::Relaxed);
+        seat.warned.store(0, Ordering::Relaxed);
+        seat.since.store(clock(now), Ordering::Release);
+    }
+
+    pub(crate) fn retried(&self, i: usize) {
+        self.0.seats[i].retries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Who carries a read that has grown old.
+    pub(crate) fn place(&self, i: usize, (backend, placement): (String, String)) {
+        let mut who = self.0.seats[i].who();
+        (who.backend, who.placement) = (backend, placement);
+    }
+
+    /// A read has come.
+    pub(crate) fn rise(&self, i: usize) {
+        let seat = &self.0.seats[i];
+        seat.since.store(0, Ordering::Release);
+        *seat.who() = Who::default();
+    }
+}
+
+impl Seat {
+    fn who(&self) -> MutexGuard<'_, Who> {
+        self.who.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn age(&self, now: u64) -> Option<Duration> {
+        let since = self.since.load(Ordering::Acquire);
+        (since > 0).then(|| Duration::from_nanos(now.saturating_sub(since)))
+    }
+}
+
+impl Table {
+    fn oldest(&self) -> Option<Pending> {
+        let now = clock(Instant::now());
+        let ages = self.seats.iter().enumerate().filter_map(|(i, seat)| Some((seat.age(now)?, i)));
+        let (age, i) = ages.max()?;
+        self.pending(i, age)
+    }
+
+    fn pending(&self, i: usize, age: Duration) -> Option<Pending> {
+        let now = clock(Instant::now());
+        let young = |seat: &&Seat| seat.age(now).is_some_and(|age| age < self.warn_after[0]);
+        let siblings = self.seats.iter().filter(young).count();
+        let seat = &self.seats[i];
+        let who = seat.who();
+        let pending = Pending {
+            what: who.object.as_ref()?.display(),
+            offset: seat.offset.load(Ordering::Relaxed),
+            len: seat.len.load(Ordering::Relaxed),
+            age,
+            backend: who.backend.clone(),
+            placement: who.placement.clone(),
+            retries: seat.retries.load(Ordering::Relaxed),
+            siblings: siblings - usize::from(siblings > 0 && age < self.warn_after[0]),
+        };
+        drop(who);
+        // It may have come meanwhile, and another have sat down.
+        seat.age(now)?;
+        Some(pending)
+    }
+
+    /// Warns of what has grown old since the last round.
+    fn go_round(&self) {
+        let now = clock(Instant::now());
+        for (i, seat) in self.seats.iter().enumerate() {
+            let Some(age) = seat.age(now) else { continue };
+            let due = self.warn_after.iter().filter(|after| age >= **after).count() as u8; // fits: 3
+            if due > seat.warned.load(Ordering::Relaxed)
+                && let Some(pending) = self.pending(i, age)
+            {
+                seat.warned.store(due, Ordering::Relaxed);
+                log::warn!("{pending}");
+            }
+        }
+    }
+}
+
+/// The tables of all readers that live.
+static TABLES: Mutex<Vec<Weak<Table>>> = Mutex::new(Vec::new());
+
+fn tables() -> Vec<Arc<Table>> {
+    let mut all = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|table| table.strong_count() > 0);
+    all.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// The longest pause between two rounds. A warning comes so much late at most.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// The shortest, for tests with short limits.
+const ROUND_MIN: Duration = Duration::from_millis(5);
+
+fn start_watchdog() {
+    static RUNS: AtomicBool = AtomicBool::new(false);
+    if RUNS.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let watch = || {
+        loop {
+            let tables = tables();
+            tables.iter().for_each(|table| table.go_round());
+            let soonest = tables.iter().map(|table| table.warn_after[0] / 8).min();
+            drop(tables);
+            thread::sleep(soonest.unwrap_or(ROUND_MAX).clamp(ROUND_MIN, ROUND_MAX));
+        }
+    };
+    let builder = thread::Builder::new().name("watchdog".to_owned()).stack_size(256 << 10);
+    if let Err(e) = builder.spawn(watch) {
+        RUNS.store(false, Ordering::Release);
+        log::warn!("reads that hang will not be named: no thread for the watchdog: {e}");
+    }
+}
+
+/// Nanoseconds since the first call, and never 0.
+fn clock(now: Instant) -> u64 {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    let since = now.saturating_duration_since(*BEGAN.get_or_init(Instant::now));
+    1 + since.as_nanos() as u64 // fits: 584 years
+}

@@ -85,6 +85,28 @@ pub enum Error {
         /// What was due.
         due: &'static str,
     },
+    /// Datasets that belong together do not have the same documents.
+    Triple {
+        /// One of them.
+        dataset: String,
+        /// What it is to the others.
+        part: &'static str,
+        /// Its sequences.
+        got: u64,
+        /// Those of the first.
+        due: u64,
+    },
+    /// A sample cannot be made into a row of a batch.
+    Sample {
+        /// What kind of batch.
+        objective: &'static str,
+        /// The sample, as its number in the order.
+        sample: u64,
+        /// What is wrong with it.
+        got: String,
+        /// What was due, and why it may be wrong.
+        due: String,
+    },
     /// The reading thread ended without a word.
     Gone,
     /// The one reader of the node, or the way to it, failed.
@@ -138,6 +160,14 @@ impl fmt::Display for Error {
             }
             Error::Option { name, got, due } => {
                 write!(f, "loader option {name} is {got}, due {due}")
+            }
+            Error::Triple { dataset, part, got, due } => write!(
+                f,
+                "order the samples of three datasets: {dataset}, the {part}, has {got} sequences, \
+                 due {due}, as the context has; hint: they are not of one run of preprocess"
+            ),
+            Error::Sample { objective, sample, got, due } => {
+                write!(f, "make sample {sample} a row of a batch of {objective}: got {got}, due {due}")
             }
             Error::Gone => write!(f, "load a batch: the reading thread has ended"),
             Error::Node(error) => write!(f, "share one reader a node: {error}"),

@@ -10,11 +10,12 @@
 #![forbid(unsafe_code)]
 
 mod assemble;
-mod batch;
+pub mod batch;
 mod error;
 mod near;
 mod node;
 mod order;
+mod order_encdec;
 mod order_file;
 pub mod plan;
 mod prefetch;
@@ -28,5 +29,6 @@ pub use node::{
     Samples,
 };
 pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
+pub use order_encdec::EncDecOrder;
 pub use order_file::{BlockOrder, FileOrder};
 pub use prefetch::{GptBatches, Options};

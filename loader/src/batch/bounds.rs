@@ -1,0 +1,107 @@
+use crate::{Error, Result};
+
+/// Where runs begin that must not see one another: offsets into the rows of a batch laid one after
+/// the other, as the attention kernels for sequences of many lengths want them (`cu_seqlens`).
+///
+/// The first is 0, each row begins a run, the last is the length of all rows. A run is never empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    offsets: Vec<i32>,
+}
+
+impl Bounds {
+    /// The offsets, one more than there are runs; none if they were not asked for.
+    #[must_use]
+    pub fn offsets(&self) -> &[i32] {
+        &self.offsets
+    }
+
+    /// The longest run, which the kernels want to know as well.
+    #[must_use]
+    pub fn len_max(&self) -> i32 {
+        self.offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
+    }
+
+    /// Which run of its row each token is in, counted from 0; `row` and `len` say which row of how
+    /// many tokens. All are 0 if no runs were asked for.
+    #[must_use]
+    pub fn runs_of_row(&self, row: usize, len: usize) -> Vec<u32> {
+        let (first, end) = (row * len, (row + 1) * len);
+        let begins = |at: &usize| self.offsets.binary_search(&(*at as i32)).is_ok();
+        let mut run = 0;
+        (first..end)
+            .map(|at| {
+                run += u32::from(at > first && begins(&at));
+                run
+            })
+            .collect()
+    }
+
+    /// Which pairs attention leaves out, `true` where it does: shape `[queries, keys]`, row-major.
+    /// This is the dense mask that the offsets stand for, made to compare and for kernels that know
+    /// no better: a query sees the keys of its own run. Where queries and keys are the same tokens
+    /// and the model reads from left to right, `left_to_right` leaves out the later ones too.
+    #[must_use]
+    pub fn blocked(query_runs: &[u32], key_runs: &[u32], direction: Direction) -> Vec<bool> {
+        let mut blocked = Vec::with_capacity(query_runs.len() * key_runs.len());
+        for (query, query_run) in query_runs.iter().enumerate() {
+            blocked.extend(key_runs.iter().enumerate().map(|(key, key_run)| {
+                let later = direction == Direction::LeftToRight && key > query;
+                later || query_run != key_run
+            }));
+        }
+        blocked
+    }
+
+    /// Forgets all runs, and begins the first if they are wanted.
+    pub(super) fn begin(&mut self, wanted: bool) {
+        self.offsets.clear();
+        if wanted {
+            self.offsets.push(0);
+        }
+    }
+
+    /// Ends a row of `len` tokens, in which runs begin at `starts`: ascending, none of them 0, all
+    /// below `len`. Does nothing if runs are not wanted.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the rows have more tokens by now than an offset can count.
+    pub(super) fn push_row(&mut self, starts: &[u32], len: usize) -> Result<()> {
+        let Some(&first) = self.offsets.last() else { return Ok(()) };
+        let end = first as u64 + len as u64; // fits: no offset is negative
+        let Ok(end) = i32::try_from(end) else {
+            let due = "few enough that all tokens of a batch are below 2^31";
+            return Err(Error::Option { name: "micro_batch", got: end, due });
+        };
+        self.offsets.extend(starts.iter().map(|&start| first + start as i32)); // fits: below `end`
+        self.offsets.push(end);
+        Ok(())
+    }
+}
+
+/// Whether a token may see those after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// It may not: decoders.
+    LeftToRight,
+    /// It may: encoders, and what a decoder sees of them.
+    Both,
+}
+
+/// Position of each token in its run, the runs of a row beginning at 0 and at `starts`.
+pub(super) fn positions(starts: &[u32], row: &mut [i64]) {
+    let mut begin = 0;
+    for end in starts.iter().map(|&start| start as usize).chain([row.len()]) {
+        for (position, place) in (0..).zip(&mut row[begin..end]) {
+            *place = position;
+        }
+        begin = end;
+    }
+}
+
+/// Where the runs after a token that ends one begin.
+pub(super) fn starts_after(ends: impl Iterator<Item = bool>, len: usize, starts: &mut Vec<u32>) {
+    starts.clear();
+    let after = (1..).zip(ends).filter_map(|(next, is_end)| is_end.then_some(next));
+    starts.extend(after.filter(|&next| (next as usize) < len));
+}

@@ -1,0 +1,331 @@
+use indexed::Dtype;
+
+use super::bounds::{self, Bounds, Direction};
+use super::{decode_into, fill_row, of_dataset, resize};
+use crate::{Assemble, Error, PieceRef, Result, Sample};
+
+/// What one micro-batch of CPM-2 consumes. What is of the encoder has the shape
+/// `[rows, encoder_len]`, what is of the decoder `[rows, decoder_len]`, row-major.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EncDecBatch {
+    /// The sample in row 0, as a position in the shuffled order. Rows are consecutive samples.
+    pub first_sample: u64,
+    /// Samples in the batch.
+    pub rows: usize,
+    /// Tokens a row of the encoder.
+    pub encoder_len: usize,
+    /// Tokens a row of the decoder.
+    pub decoder_len: usize,
+    /// The text, with a sentinel in the place of each span that is left out. There is no padding.
+    pub encoder_tokens: Vec<i64>,
+    /// Whether a token of the encoder is the sentinel of a span in which a document ends
+    /// (`ctx_eod_mask`).
+    pub encoder_eod: Vec<bool>,
+    /// 1, then each sentinel and what it stands for, then the sentinel after the last; cut where the
+    /// row ends, or padded.
+    pub decoder_tokens: Vec<i64>,
+    /// What follows each token of the decoder, padded.
+    pub labels: Vec<i64>,
+    /// 0 where the decoder's token ends a document or the label is padding, 1 elsewhere.
+    pub loss_mask: Vec<f32>,
+    /// Position of each token of the encoder in its document. Empty unless
+    /// [`EncDecConfig::reset_position_ids`] is set.
+    pub encoder_position_ids: Vec<i64>,
+    /// Position of each token of the decoder in its document. Empty unless
+    /// [`EncDecConfig::reset_position_ids`] is set.
+    pub decoder_position_ids: Vec<i64>,
+    /// Where documents begin in the encoder. None unless [`EncDecConfig::reset_attention_mask`] is
+    /// set.
+    pub encoder_bounds: Bounds,
+    /// Where documents begin in the decoder: the n-th run of a row sees the n-th of the encoder.
+    pub decoder_bounds: Bounds,
+    /// Whether a row of the decoder was cut.
+    pub truncated: Vec<bool>,
+}
+
+/// The settings that decide what is made of a sample, as in CPM-2's `EncDecDataset` and
+/// `get_masks_and_position_ids`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncDecConfig {
+    /// Tokens a row of the encoder. The index is built for one less, and an extra token.
+    pub encoder_len: usize,
+    /// Tokens a row of the decoder.
+    pub decoder_len: usize,
+    /// The size of the vocabulary when the files were made: ids from here on are not tokens, but
+    /// count the spans of their document.
+    pub vocab_size: i64,
+    /// The id that begins the decoder's tokens: 1 in CPM-2.
+    pub bos: i64,
+    /// The id that ends a document.
+    pub eod: i64,
+    /// The id of the padding.
+    pub pad: i64,
+    /// The ids that stand for spans, in the order of their use within a sample: 190 in CPM-2. One
+    /// more is used than there are spans.
+    pub sentinels: Vec<i64>,
+    /// Whether positions begin anew with each document.
+    pub reset_position_ids: bool,
+    /// Whether a token sees those of its own document only.
+    pub reset_attention_mask: bool,
+}
+
+/// The element types of the three files of one dataset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncDecPart {
+    /// Of what the encoder is given.
+    pub context: Dtype,
+    /// Of what the decoder is to say.
+    pub target: Dtype,
+    /// Of where the spans are in the target.
+    pub target_offset: Dtype,
+}
+
+/// Makes [`EncDecBatch`]es of CPM-2's three datasets.
+///
+/// The pieces of a sample come in threes: part of the context of a document, all of its target, and
+/// all of its target offsets. Which spans the part has is known only once it is read.
+#[derive(Debug)]
+pub struct EncDecAssemble {
+    config: EncDecConfig,
+    parts: Vec<EncDecPart>,
+    context: Vec<i64>,
+    encoder: Vec<i64>,
+    encoder_eod: Vec<bool>,
+    decoder: Vec<i64>,
+    spans: usize,
+    starts: Vec<u32>,
+}
+
+/// In messages.
+const OBJECTIVE: &str = "EncDec";
+
+impl EncDecBatch {
+    /// Which pairs the encoder's attention leaves out in a row: shape `[encoder_len, encoder_len]`.
+    #[must_use]
+    pub fn encoder_mask(&self, row: usize) -> Vec<bool> {
+        let runs = self.encoder_bounds.runs_of_row(row, self.encoder_len);
+        Bounds::blocked(&runs, &runs, Direction::Both)
+    }
+
+    /// Which pairs the decoder's attention leaves out in a row: shape `[decoder_len, decoder_len]`.
+    #[must_use]
+    pub fn decoder_mask(&self, row: usize) -> Vec<bool> {
+        let runs = self.decoder_bounds.runs_of_row(row, self.decoder_len);
+        Bounds::blocked(&runs, &runs, Direction::LeftToRight)
+    }
+
+    /// What the decoder does not see of the encoder in a row: shape `[decoder_len, encoder_len]`.
+    #[must_use]
+    pub fn cross_mask(&self, row: usize) -> Vec<bool> {
+        let decoder = self.decoder_bounds.runs_of_row(row, self.decoder_len);
+        let encoder = self.encoder_bounds.runs_of_row(row, self.encoder_len);
+        Bounds::blocked(&decoder, &encoder, Direction::Both)
+    }
+}
+
+impl EncDecAssemble {
+    /// Sets up batches of samples of one dataset, or of a blend of several.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a setting out of its range.
+    pub fn new(config: EncDecConfig, parts: Vec<EncDecPart>) -> Result<Self> {
+        for (name, len) in
+            [("enc_seq_len", config.encoder_len), ("dec_seq_len", config.decoder_len)]
+        {
+            if len < 2 || i32::try_from(len).is_err() {
+                return Err(Error::Option { name, got: len as u64, due: "2 to 2147483647" });
+            }
+        }
+        if config.sentinels.len() < 2 {
+            let got = config.sentinels.len() as u64;
+            return Err(Error::Option { name: "sentinels", got, due: "at least 2" });
+        }
+        Ok(EncDecAssemble {
+            config,
+            parts,
+            context: Vec::new(),
+            encoder: Vec::new(),
+            encoder_eod: Vec::new(),
+            decoder: Vec::new(),
+            spans: 0,
+            starts: Vec::new(),
+        })
+    }
+
+    /// Joins the parts of a sample to what the encoder is given and what the decoder is to say.
+    fn join(&mut self, sample: &Sample<'_>) -> Result<()> {
+        let part = *of_dataset(&self.parts, sample.origin, OBJECTIVE)?;
+        check(part, sample)?;
+        self.encoder.clear();
+        self.encoder_eod.clear();
+        self.decoder.clear();
+        self.decoder.push(self.config.bos);
+        self.spans = 0;
+        let mut pieces = sample.parts().map(|(_, bytes)| bytes);
+        while let (Some(context), Some(target), Some(offsets)) =
+            (pieces.next(), pieces.next(), pieces.next())
+        {
+            let mut tokens = std::mem::take(&mut self.context);
+            tokens.clear();
+            decode_into(part.context, context, &mut tokens);
+            let target = Target { part, target, offsets };
+            let joined = tokens.iter().try_for_each(|&token| self.push(token, &target, sample));
+            self.context = tokens;
+            joined?;
+        }
+        let last = self.sentinel(sample)?;
+        self.decoder.push(last);
+        Ok(())
+    }
+
+    fn push(&mut self, token: i64, target: &Target<'_>, sample: &Sample<'_>) -> Result<()> {
+        let EncDecConfig { vocab_size, eod, .. } = self.config;
+        if token == eod {
+            let got = format!("the end of a document, {eod}, in the context");
+            return Err(error(sample, got, "it in the target alone".to_owned()));
+        }
+        if token < vocab_size {
+            self.encoder.push(token);
+            self.encoder_eod.push(false);
+            return Ok(());
+        }
+        let sentinel = self.sentinel(sample)?;
+        let first = self.decoder.len();
+        if !target.append_span(token - vocab_size, &mut self.decoder)
+            || self.decoder.get(first) != Some(&token)
+        {
+            let got = format!("span {} of a document", token - vocab_size);
+            let due = format!(
+                "a span of its target that begins with {token}; hint: the files were made with \
+                 another vocabulary than of {vocab_size} ids, or 16 bits did not hold an offset"
+            );
+            return Err(error(sample, got, due));
+        }
+        self.decoder[first] = sentinel;
+        self.encoder.push(sentinel);
+        self.encoder_eod.push(self.decoder[first..].contains(&eod));
+        self.spans += 1;
+        Ok(())
+    }
+
+    /// The sentinel of the next span.
+    fn sentinel(&self, sample: &Sample<'_>) -> Result<i64> {
+        let sentinels = &self.config.sentinels;
+        sentinels.get(self.spans).copied().ok_or_else(|| {
+            let due = format!("fewer than {}, the number of sentinels", sentinels.len());
+            error(sample, format!("{} spans or more", self.spans), due)
+        })
+    }
+}
+
+/// All that the decoder may have to say of one document.
+struct Target<'a> {
+    part: EncDecPart,
+    target: &'a [u8],
+    offsets: &'a [u8],
+}
+
+impl Target<'_> {
+    /// Appends the nth span, its marker first. False if there is no such span.
+    fn append_span(&self, nth: i64, tokens: &mut Vec<i64>) -> bool {
+        let span = || {
+            let nth = u64::try_from(nth).ok()?;
+            let pair = bytes_of(self.part.target_offset, self.offsets, nth.checked_mul(2)?, 2)?;
+            let mut pair_of = [0; 2];
+            self.part.target_offset.decode_i64(pair, &mut pair_of);
+            let [start, len] = pair_of.map(u64::try_from);
+            bytes_of(self.part.target, self.target, start.ok()?, len.ok()?)
+        };
+        let Some(bytes) = span() else { return false };
+        decode_into(self.part.target, bytes, tokens);
+        true
+    }
+}
+
+/// The bytes of some items, if there are as many.
+fn bytes_of(dtype: Dtype, bytes: &[u8], first: u64, count: u64) -> Option<&[u8]> {
+    let item_bytes = dtype.item_bytes();
+    let start = first.checked_mul(item_bytes)?;
+    let end = start.checked_add(count.checked_mul(item_bytes)?)?;
+    bytes.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
+}
+
+/// Refuses what cannot be decoded.
+fn check(part: EncDecPart, sample: &Sample<'_>) -> Result<()> {
+    let dtypes = [part.context, part.target, part.target_offset];
+    let due: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
+    let whole = |(piece, dtype): (&PieceRef, &Dtype)| piece.len_bytes % dtype.item_bytes() == 0;
+    if dtypes.iter().all(|dtype| dtype.is_integer())
+        && sample.pieces.len() % 3 == 0
+        && due == sample.bytes.len() as u64
+        && sample.pieces.iter().zip(dtypes.iter().cycle()).all(whole)
+    {
+        return Ok(());
+    }
+    let got = format!("{} pieces, {} bytes", sample.pieces.len(), sample.bytes.len());
+    let due = format!("{due} bytes in pieces of context, target and offsets, of whole integers");
+    Err(error(sample, got, due))
+}
+
+fn error(sample: &Sample<'_>, got: String, due: String) -> Error {
+    Error::Sample { objective: OBJECTIVE, sample: sample.number, got, due }
+}
+
+impl Assemble for EncDecAssemble {
+    type Batch = EncDecBatch;
+
+    fn begin(&mut self, batch: &mut EncDecBatch, first_sample: u64, rows: usize) {
+        let EncDecConfig { encoder_len, decoder_len, .. } = self.config;
+        (batch.first_sample, batch.rows) = (first_sample, rows);
+        (batch.encoder_len, batch.decoder_len) = (encoder_len, decoder_len);
+        let (encoder, decoder) = (rows * encoder_len, rows * decoder_len);
+        resize(&mut batch.encoder_tokens, encoder);
+        resize(&mut batch.encoder_eod, encoder);
+        resize(&mut batch.decoder_tokens, decoder);
+        resize(&mut batch.labels, decoder);
+        resize(&mut batch.loss_mask, decoder);
+        let wanted = usize::from(self.config.reset_position_ids);
+        resize(&mut batch.encoder_position_ids, encoder * wanted);
+        resize(&mut batch.decoder_position_ids, decoder * wanted);
+        batch.encoder_bounds.begin(self.config.reset_attention_mask);
+        batch.decoder_bounds.begin(self.config.reset_attention_mask);
+        resize(&mut batch.truncated, rows);
+    }
+
+    fn set_row(&mut self, batch: &mut EncDecBatch, row: usize, sample: &Sample<'_>) -> Result<()> {
+        self.join(sample)?;
+        let EncDecConfig { encoder_len, decoder_len, eod, pad, .. } = self.config;
+        if self.encoder.len() != encoder_len {
+            let got = format!("{} tokens of context", self.encoder.len());
+            return Err(error(sample, got, format!("{encoder_len}")));
+        }
+        let place = row * encoder_len..(row + 1) * encoder_len;
+        batch.encoder_tokens[place.clone()].copy_from_slice(&self.encoder);
+        batch.encoder_eod[place.clone()].copy_from_slice(&self.encoder_eod);
+        let ends = self.encoder_eod.iter().copied();
+        bounds::starts_after(ends, encoder_len, &mut self.starts);
+        batch.encoder_bounds.push_row(&self.starts, encoder_len)?;
+        if self.config.reset_position_ids {
+            bounds::positions(&self.starts, &mut batch.encoder_position_ids[place]);
+        }
+
+        batch.truncated[row] = self.decoder.len() > decoder_len + 1;
+        self.decoder.truncate(decoder_len + 1);
+        let place = row * decoder_len..(row + 1) * decoder_len;
+        let tokens = &mut batch.decoder_tokens[place.clone()];
+        fill_row(tokens, &self.decoder[..self.decoder.len() - 1], pad);
+        let labels = &mut batch.labels[place.clone()];
+        fill_row(labels, &self.decoder[1..], pad);
+        let counts = tokens.iter().zip(&*labels).map(|(&token, &label)| token != eod && label != pad);
+        for (place, counts) in batch.loss_mask[place.clone()].iter_mut().zip(counts) {
+            *place = f32::from(u8::from(counts));
+        }
+        let ends = tokens.iter().map(|&token| token == eod);
+        bounds::starts_after(ends, decoder_len, &mut self.starts);
+        batch.decoder_bounds.push_row(&self.starts, decoder_len)?;
+        if self.config.reset_position_ids {
+            bounds::positions(&self.starts, &mut batch.decoder_position_ids[place]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+use indexed::Dtype;
+
+use super::bounds::{self, Bounds, Direction};
+use super::{check_bytes, of_dataset, replace, resize};
+use crate::{Assemble, Error, Result, Sample};
+
+/// What one micro-batch of language-model training consumes. `tokens`, `labels` and `loss_mask` have
+/// the shape `[rows, seq_len]`, row-major; position 0 is the oldest token of its row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// The sample in row 0, as a position in the shuffled order. Rows are consecutive samples.
+    pub first_sample: u64,
+    /// Samples in the batch: the micro-batch size, or fewer in the last batch of a run.
+    pub rows: usize,
+    /// Tokens a row.
+    pub seq_len: usize,
+    /// Input token ids; 0 where a short sample was padded.
+    pub tokens: Vec<i64>,
+    /// The token that follows each input token; 0 where a short sample was padded.
+    pub labels: Vec<i64>,
+    /// 1 where the label counts in the loss, 0 where it is padding, or follows the end of a document
+    /// and [`GptConfig::eod_mask_loss`] is set.
+    pub loss_mask: Vec<f32>,
+    /// Position of each token in its document, shape as `tokens`. Empty unless
+    /// [`GptConfig::reset_position_ids`] is set: they are 0 to `seq_len - 1` then.
+    pub position_ids: Vec<i64>,
+    /// Where documents begin. None unless [`GptConfig::reset_attention_mask`] is set.
+    pub bounds: Bounds,
+}
+
+/// The settings of Megatron's `GPTDatasetConfig` that decide what is made of a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GptConfig {
+    /// Tokens a row. Minimum: 1.
+    pub seq_len: usize,
+    /// The id that short samples are padded with, from [`pad_id`](super::pad_id). Where a label is
+    /// this it does not count, and it becomes 0. Default: -1.
+    pub pad: i64,
+    /// The id that ends a document. `None` only if none of the three settings below needs it.
+    pub eod: Option<i64>,
+    /// Whether what follows the end of a document does not count in the loss. (Megatron masks where
+    /// the INPUT is the end, not where the label is.)
+    pub eod_mask_loss: bool,
+    /// Whether positions begin anew with each document.
+    pub reset_position_ids: bool,
+    /// Whether a token sees those of its own document only: see [`Batch::bounds`].
+    pub reset_attention_mask: bool,
+    /// How the two above know where documents begin.
+    pub documents: Documents,
+}
+
+/// How to know where a document begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Documents {
+    /// After each token that ends one, as `reset_position_ids` and `reset_attention_mask` do.
+    #[default]
+    AfterEod,
+    /// Where the sample takes up another sequence of the file, as `inter_document_masking` does: of
+    /// use where no token ends a document. Padding is a run of its own.
+    AsStored,
+}
+
+impl GptConfig {
+    /// Rows of so many tokens, and nothing special about documents.
+    #[must_use]
+    pub fn new(seq_len: usize) -> Self {
+        GptConfig {
+            seq_len,
+            pad: super::NO_LABEL,
+            eod: None,
+            eod_mask_loss: false,
+            reset_position_ids: false,
+            reset_attention_mask: false,
+            documents: Documents::default(),
+        }
+    }
+
+    fn finds_documents(&self) -> bool {
+        self.reset_position_ids || self.reset_attention_mask
+    }
+
+    fn needs_eod(&self) -> bool {
+        self.eod_mask_loss || self.finds_documents() && self.documents == Documents::AfterEod
+    }
+}
+
+impl Batch {
+    /// Makes room for a shape, keeping what was allocated.
+    pub(crate) fn reset(&mut self, first_sample: u64, rows: usize, seq_len: usize) {
+        self.first_sample = first_sample;
+        self.rows = rows;
+        self.seq_len = seq_len;
+        let elements = rows * seq_len;
+        self.tokens.resize(elements, 0);
+        self.labels.resize(elements, 0);
+        self.loss_mask.resize(elements, 0.0);
+    }
+
+    /// Sets one row from the `text` of its sample: inputs are all tokens but the last, labels all
+    /// but the first (Megatron's `add_extra_token_to_sequence`). What `text` lacks is padding.
+    pub(crate) fn set_row(&mut self, row: usize, text: &[i64]) {
+        let place = row * self.seq_len..(row + 1) * self.seq_len;
+        let due = text.len().saturating_sub(1);
+        assert!(due <= self.seq_len, "the caller checks the length of a sample");
+        let tokens = &mut self.tokens[place.clone()];
+        tokens[..due].copy_from_slice(&text[..due]);
+        tokens[due..].fill(0);
+        let labels = &mut self.labels[place.clone()];
+        labels[..due].copy_from_slice(text.get(1..).unwrap_or(&[]));
+        labels[due..].fill(0);
+        let mask = &mut self.loss_mask[place];
+        mask[..due].fill(1.0);
+        mask[due..].fill(0.0);
+    }
+
+    /// What a row's tokens must not see of each other, `true` where they must not: shape
+    /// `[seq_len, seq_len]`, row-major. Megatron's `attention_mask`, for kernels that want it dense.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[must_use]
+    pub fn attention_mask(&self, row: usize) -> Vec<bool> {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        let runs = self.bounds.runs_of_row(row, self.seq_len);
+        Bounds::blocked(&runs, &runs, Direction::LeftToRight)
+    }
+}
+
+/// Makes [`Batch`]es of GPT samples.
+#[derive(Debug)]
+pub struct GptAssemble {
+    config: GptConfig,
+    /// The element type of each dataset.
+    dtypes: Vec<Dtype>,
+    /// Where documents begin in the row at hand, but for the first.
+    starts: Vec<u32>,
+}
+
+impl GptAssemble {
+    /// Sets up batches of samples of one dataset, or of a blend of several: `dtypes` are theirs.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for rows of no tokens, or without the id of the end of a document if one
+    /// is needed.
+    pub fn new(config: GptConfig, dtypes: Vec<Dtype>) -> Result<Self> {
+        if config.seq_len == 0 || i32::try_from(config.seq_len).is_err() {
+            let got = config.seq_len as u64;
+            return Err(Error::Option { name: "seq_len", got, due: "1 to 2147483647" });
+        }
+        if config.eod.is_none() && config.needs_eod() {
+            let due = "the id that ends a document, for what resets or masks there";
+            return Err(Error::Option { name: "eod", got: 0, due });
+        }
+        Ok(GptAssemble { config, dtypes, starts: Vec::new() })
+    }
+
+    fn find_documents(&mut self, tokens: &[i64], dtype: Dtype, sample: &Sample<'_>) {
+        let (seq_len, starts) = (self.config.seq_len, &mut self.starts);
+        match self.config.documents {
+            Documents::AfterEod => {
+                let ends = tokens.iter().map(|&token| Some(token) == self.config.eod);
+                bounds::starts_after(ends, seq_len, starts);
+            }
+            Documents::AsStored => {
+                starts.clear();
+                let mut end = 0;
+                let lens = sample.pieces.iter().map(|piece| piece.len_bytes / dtype.item_bytes());
+                starts.extend(lens.filter(|&len| len > 0).map_while(|len| {
+                    end += len;
+                    (end < seq_len as u64).then_some(end as u32) // fits: seen here
+                }));
+            }
+        }
+    }
+}
+
+impl Assemble for GptAssemble {
+    type Batch = Batch;
+
+    fn begin(&mut self, batch: &mut Batch, first_sample: u64, rows: usize) {
+        let GptConfig { seq_len, reset_position_ids, reset_attention_mask, .. } = self.config;
+        (batch.first_sample, batch.rows, batch.seq_len) = (first_sample, rows, seq_len);
+        let elements = rows * seq_len;
+        resize(&mut batch.tokens, elements);
+        resize(&mut batch.labels, elements);
+        resize(&mut batch.loss_mask, elements);
+        resize(&mut batch.position_ids, if reset_position_ids { elements } else { 0 });
+        batch.bounds.begin(reset_attention_mask);
+    }
+
+    /// The sample has `seq_len` tokens and the label of the last; or without that one
+    /// (`add_extra_token_to_sequence` off); or fewer, and is padded.
+    fn set_row(&mut self, batch: &mut Batch, row: usize, sample: &Sample<'_>) -> Result<()> {
+        let dtype = *of_dataset(&self.dtypes, sample.origin, "GPT")?;
+        check_bytes("GPT", dtype, sample)?;
+        let GptConfig { seq_len, pad, eod, .. } = self.config;
+        let item_bytes = dtype.item_bytes() as usize; // fits: at most 8
+        let text_len = sample.bytes.len() / item_bytes;
+        if text_len > seq_len + 1 {
+            return Err(Error::Sample {
+                objective: "GPT",
+                sample: sample.number,
+                got: format!("{text_len} tokens"),
+                due: format!("at most {seq_len} and the label of the last"),
+            });
+        }
+        let place = row * seq_len..(row + 1) * seq_len;
+        let tokens = &mut batch.tokens[place.clone()];
+        let labels = &mut batch.labels[place.clone()];
+        let loss_mask = &mut batch.loss_mask[place.clone()];
+
+        let (front, back) = tokens.split_at_mut(text_len.min(seq_len));
+        let (text, last) = sample.bytes.split_at(front.len() * item_bytes);
+        dtype.decode_i64(text, front);
+        back.fill(pad);
+        labels[..seq_len - 1].copy_from_slice(&tokens[1..]);
+        labels[seq_len - 1] = pad;
+        if !last.is_empty() {
+            dtype.decode_i64(last, &mut labels[seq_len - 1..]);
+        }
+        for (counts, &label) in loss_mask.iter_mut().zip(&*labels) {
+            *counts = f32::from(u8::from(label != pad));
+        }
+        if let (true, Some(eod)) = (self.config.eod_mask_loss, eod) {
+            for (counts, &token) in loss_mask.iter_mut().zip(&*tokens) {
+                *counts = if token == eod { 0.0 } else { *counts };
+            }
+        }
+        if self.config.finds_documents() {
+            self.find_documents(tokens, dtype, sample);
+            batch.bounds.push_row(&self.starts, seq_len)?;
+        }
+        if self.config.reset_position_ids {
+            bounds::positions(&self.starts, &mut batch.position_ids[place]);
+        }
+        replace(tokens, pad, 0);
+        replace(labels, pad, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Samples to rows, each equal to what the original program makes of the same sample.
+//!
+//! Every kind is a function of its settings, the bytes of one sample, and that sample's number, which
+//! with the seed decides all that is random: [`GptAssemble`] the GPT of Megatron, `masked` the choice
+//! of what is hidden that [`BertAssemble`] and [`T5Assemble`] share, [`EncDecAssemble`] the encoder
+//! and decoder of CPM-2. They write into batches that are used again, and after the first allocate
+//! nothing.
+
+mod bert;
+mod bounds;
+mod encdec;
+mod gpt;
+mod masked;
+mod sentences;
+mod t5;
+
+pub use bert::{BertAssemble, BertBatch, BertConfig};
+pub use bounds::{Bounds, Direction};
+pub use encdec::{EncDecAssemble, EncDecBatch, EncDecConfig, EncDecPart};
+pub use gpt::{Batch, Documents, GptAssemble, GptConfig};
+pub use masked::{Masking, NgramLengths, Vocabulary};
+pub use sentences::{MaskedPart, Sentences};
+pub use t5::{T5Assemble, T5Batch, T5Config};
+
+use indexed::Dtype;
+
+use crate::{Error, Origin, Result, Sample};
+
+/// What no label is: the padding of labels, and of tokens where the tokenizer has no id for it that
+/// is its alone.
+pub const NO_LABEL: i64 = -1;
+
+/// The id that Megatron pads with: the tokenizer's, unless it has none or it is that of another
+/// special token, which would hide this from the loss; then -1, which no token is.
+#[must_use]
+pub fn pad_id(of_tokenizer: Option<i64>, other_special: &[i64]) -> i64 {
+    of_tokenizer.filter(|pad| !other_special.contains(pad)).unwrap_or(NO_LABEL)
+}
+
+/// What a dataset of a blend has, by its place there.
+fn of_dataset<'a, T>(each: &'a [T], origin: Origin, objective: &'static str) -> Result<&'a T> {
+    each.get(origin.dataset as usize).ok_or_else(|| Error::Sample {
+        objective,
+        sample: origin.sample,
+        got: format!("dataset {} of a blend", origin.dataset),
+        due: format!("one of the {} that the batches were set up for", each.len()),
+    })
+}
+
+/// Appends the tokens of some bytes.
+fn decode_into(dtype: Dtype, bytes: &[u8], tokens: &mut Vec<i64>) {
+    let first = tokens.len();
+    tokens.resize(first + bytes.len() / dtype.item_bytes() as usize, 0); // fits: at most 8
+    dtype.decode_i64(bytes, &mut tokens[first..]);
+}
+
+/// Refuses bytes that are no whole number of tokens, and element types that are no tokens.
+fn check_bytes(objective: &'static str, dtype: Dtype, sample: &Sample<'_>) -> Result<()> {
+    let item_bytes = dtype.item_bytes();
+    let due: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
+    let whole = sample.pieces.iter().all(|piece| piece.len_bytes % item_bytes == 0);
+    if dtype.is_integer() && whole && due == sample.bytes.len() as u64 {
+        return Ok(());
+    }
+    Err(Error::Sample {
+        objective,
+        sample: sample.number,
+        got: format!("{} bytes", sample.bytes.len()),
+        due: format!("{due} bytes, in pieces of whole tokens of {dtype}"),
+    })
+}
+
+/// Puts values at the start of a row, and one value into the rest.
+fn fill_row(row: &mut [i64], values: &[i64], rest: i64) {
+    let (front, back) = row.split_at_mut(values.len());
+    front.copy_from_slice(values);
+    back.fill(rest);
+}
+
+/// Puts one number in the place of another.
+fn replace(row: &mut [i64], from: i64, to: i64) {
+    row.iter_mut().for_each(|value| *value = if *value == from { to } else { *value });
+}
+
+/// Sets the length of what a batch holds for each token, keeping what was allocated.
+fn resize<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
+    values.resize(len, T::default());
+}

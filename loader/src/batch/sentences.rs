@@ -1,0 +1,89 @@
+use std::sync::Arc;
+
+use indexed::rng::RandomState;
+use indexed::{Dtype, IndexedDataset};
+/// TEMP
+#[derive(Debug)]
+pub struct MaskedIndex; impl MaskedIndex { fn sample(&self, _s: u64) -> Result<TempS> { Ok(TempS{target_len:0}) } } struct TempS { target_len: u32 }
+
+use super::{check_bytes, decode_into, of_dataset};
+use crate::{Error, Result, Sample};
+
+/// Consecutive sentences of which BERT and T5 make one sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Sentences<'a> {
+    /// Which sample of its dataset it is. With the seed it decides all that is random.
+    pub sample: u64,
+    /// Tokens that it should have, as its index says.
+    pub target_len: u32,
+    /// The tokens of all sentences.
+    pub tokens: &'a [i64],
+    /// Where in `tokens` each sentence ends.
+    pub ends: &'a [usize],
+}
+
+/// One dataset of a blend, as the assemblers of BERT and T5 need it.
+#[derive(Clone, Debug)]
+pub struct MaskedPart {
+    /// The element type of its tokens.
+    pub dtype: Dtype,
+    /// The order of its samples, and how long each should be.
+    pub index: Arc<MaskedIndex>,
+}
+
+impl MaskedPart {
+    /// A dataset and its index.
+    #[must_use]
+    pub fn new(dataset: &IndexedDataset, index: &Arc<MaskedIndex>) -> Self {
+        MaskedPart { dtype: dataset.dtype(), index: Arc::clone(index) }
+    }
+}
+
+impl Sentences<'_> {
+    /// The random numbers of this sample, and of no other.
+    pub(super) fn rng(&self, seed: u32) -> RandomState {
+        RandomState::new((u64::from(seed).wrapping_add(self.sample)) as u32) // modulo 2^32, as numpy
+    }
+
+    /// An error about this sample.
+    pub(super) fn error(&self, objective: &'static str, got: String, due: String) -> Error {
+        Error::Sample { objective, sample: self.sample, got, due }
+    }
+
+    /// An error about an id that the vocabulary has not.
+    pub(super) fn unknown(&self, objective: &'static str, id: i64, ids: usize) -> Error {
+        self.error(objective, format!("token {id}"), format!("an id of the vocabulary, below {ids}"))
+    }
+}
+
+/// The sentences of a sample that was read, decoded.
+#[derive(Debug, Default)]
+pub(super) struct Decoded {
+    tokens: Vec<i64>,
+    ends: Vec<usize>,
+}
+
+impl Decoded {
+    /// Decodes a sample of which every piece is a sentence.
+    pub(super) fn fill<'a>(
+        &'a mut self,
+        objective: &'static str,
+        parts: &[MaskedPart],
+        sample: &Sample<'_>,
+    ) -> Result<Sentences<'a>> {
+        let MaskedPart { dtype, index } = of_dataset(parts, sample.origin, objective)?;
+        check_bytes(objective, *dtype, sample)?;
+        self.tokens.clear();
+        self.ends.clear();
+        decode_into(*dtype, sample.bytes, &mut self.tokens);
+        let item_bytes = dtype.item_bytes();
+        let mut end = 0;
+        self.ends.extend(sample.pieces.iter().map(|piece| {
+            end += (piece.len_bytes / item_bytes) as usize; // fits: it is in memory
+            end
+        }));
+        let target_len = index.sample(sample.origin.sample)?.target_len;
+        let sample = sample.origin.sample;
+        Ok(Sentences { sample, target_len, tokens: &self.tokens, ends: &self.ends })
+    }
+}

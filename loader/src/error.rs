@@ -167,7 +167,10 @@ impl fmt::Display for Error {
                  due {due}, as the context has; hint: they are not of one run of preprocess"
             ),
             Error::Sample { objective, sample, got, due } => {
-                write!(f, "make sample {sample} a row of a batch of {objective}: got {got}, due {due}")
+                write!(
+                    f,
+                    "make sample {sample} a row of a batch of {objective}: got {got}, due {due}"
+                )
             }
             Error::Gone => write!(f, "load a batch: the reading thread has ended"),
             Error::Node(error) => write!(f, "share one reader a node: {error}"),

@@ -17,6 +17,7 @@ mod node;
 mod order;
 mod order_encdec;
 mod order_file;
+mod order_masked;
 pub mod plan;
 mod prefetch;
 
@@ -31,4 +32,5 @@ pub use node::{
 pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
 pub use order_encdec::EncDecOrder;
 pub use order_file::{BlockOrder, FileOrder};
+pub use order_masked::MaskedOrder;
 pub use prefetch::{GptBatches, Options};

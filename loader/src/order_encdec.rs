@@ -41,8 +41,7 @@ impl EncDecOrder {
             }
         }
         let [context, target, offset] = &datasets;
-        let sources =
-            [Source::bin_of(context)?, Source::bin_of(target)?, Source::bin_of(offset)?];
+        let sources = [Source::bin_of(context)?, Source::bin_of(target)?, Source::bin_of(offset)?];
         Ok(EncDecOrder { datasets, index, encoder_len: encoder_len as u64, sources })
     }
 
@@ -82,7 +81,7 @@ impl Order for EncDecOrder {
             context.offset_bytes += part.token_offset * item_bytes;
             context.len_bytes = part.token_count * item_bytes;
             into.extend([context, self.whole(1, part.sequence), self.whole(2, part.sequence)]);
-        });
+        })?;
         let due = self.encoder_len;
         if got != due {
             return Err(Error::SampleLength { dataset: self.name(), sample, got, due });

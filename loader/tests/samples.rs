@@ -3,62 +3,26 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{Folded, Random, cases, flag, number};
 use indexed::{
-    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, MappingConfig, Npy, Split,
-    build_mapping,
+    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, MaskedConfig, MaskedIndex, MaskedKind,
+    Split,
 };
 use loader::batch::{
-    BertAssemble, BertBatch, BertConfig, GptAssemble, GptConfig, Masking, NgramLengths, Sentences,
-    T5Assemble, T5Batch, T5Config, Vocabulary, pad_id,
+    BertAssemble, BertBatch, BertConfig, GptAssemble, GptConfig, Masking, NgramLengths, T5Assemble,
+    T5Batch, T5Config, Vocabulary, pad_id,
 };
-use loader::{Assemble, Batch, Origin, PieceRef, Sample};
+use loader::{Assemble, Batch, MaskedOrder, Order, Origin, PieceRef, Sample};
 use serde_json::Value;
 use storage::{Key, Read};
-
-const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
 
 /// What the stand-in for a tokenizer has in `megatron_samples.py`.
 const EOS: i64 = 5;
 const EOD: i64 = 7;
-
-/// The generator of both programs.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % limit
-    }
-}
-
-/// FNV-1a of 64 bits over all values of each field, so that a small golden file stands for
-/// thousands of samples.
-#[derive(Default)]
-struct Folded(std::collections::BTreeMap<&'static str, u64>);
-
-impl Folded {
-    fn add<T: Copy>(&mut self, field: &'static str, values: &[T], as_i64: impl Fn(T) -> i64) {
-        let folded = self.0.entry(field).or_insert(0xcbf2_9ce4_8422_2325);
-        for &value in values {
-            *folded = (*folded ^ as_i64(value) as u64).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-
-    fn check(&self, case: &Value) {
-        for (field, due) in case["folded"].as_object().unwrap() {
-            let got = format!("{:016x}", self.0[field.as_str()]);
-            assert_eq!(got, due.as_str().unwrap(), "{field} of all samples, {}", case["settings"]);
-        }
-    }
-}
-
-fn cases(objective: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{GOLDEN}/samples/megatron.json")).unwrap();
-    let golden: Value = serde_json::from_str(&text).unwrap();
-    golden[objective].as_array().unwrap().clone()
-}
 
 struct Corpus {
     dataset: Arc<IndexedDataset>,
@@ -89,18 +53,6 @@ impl Corpus {
         dataset.bin().read_many(&mut [Read { offset: 0, buf: &mut bin }]).unwrap();
         Corpus { dataset, bin, _folder: folder }
     }
-
-    fn lengths(&self) -> Vec<u32> {
-        (0..self.dataset.sequence_count()).map(|seq| self.dataset.sequence_len(seq)).collect()
-    }
-}
-
-fn flag(settings: &Value, name: &str) -> bool {
-    settings[name].as_bool().unwrap()
-}
-
-fn number(settings: &Value, name: &str) -> i64 {
-    settings[name].as_i64().unwrap()
 }
 
 fn row<T: Copy>(values: &[T], row: usize, len: usize) -> &[T] {
@@ -110,12 +62,12 @@ fn row<T: Copy>(values: &[T], row: usize, len: usize) -> &[T] {
 #[test]
 fn gpt_samples_are_megatrons() {
     let corpus = Corpus::new(1, 1, 60, Some(EOD as u32));
-    for case in cases("gpt") {
+    for case in cases("megatron.json", "gpt") {
         let settings = &case["settings"];
         let which = if settings["part"] == "train" { Split::Train } else { Split::Valid };
         let index = GptIndexConfig {
             dataset_path: "corpus".to_owned(),
-            split: "90,10,0".to_owned(),
+            split: Some("90,10,0".to_owned()),
             seq_len: 24,
             seed: 1234,
             num_samples: (which == Split::Train).then_some(700),
@@ -202,47 +154,53 @@ fn masking(settings: &Value) -> Masking {
     }
 }
 
-/// The rows of Megatron's mapping for a corpus: runs of sentences and their target lengths.
-fn mapping(corpus: &Corpus, settings: &Value, specials: u32, sentences_min: u32) -> Npy {
-    let mut documents: Vec<u64> =
-        (0..corpus.dataset.document_count()).map(|nth| corpus.dataset.document(nth).start).collect();
-    documents.push(corpus.dataset.sequence_count());
-    let config = MappingConfig {
-        num_epochs: (1 << 31) - 2,
-        max_num_samples: 1500,
-        max_seq_length: number(settings, "sequence_length") as u32 - specials,
-        short_seq_prob: 0.1,
+/// Megatron's order of a corpus.
+fn order(corpus: &Corpus, settings: &Value, kind: MaskedKind) -> MaskedOrder {
+    let config = MaskedConfig {
+        kind,
+        dataset_path: "corpus".to_owned(),
+        split: Some("100,0,0".to_owned()),
+        seq_len: number(settings, "sequence_length") as u64,
         seed: number(settings, "random_seed") as u32,
-        min_num_sent: sentences_min,
+        num_samples: Some(1500),
+        tokenizer: Value::Null,
+        masking_probability: settings["masking_probability"].as_f64().unwrap(),
+        short_sequence_probability: 0.1,
+        masking_max_ngram: number(settings, "masking_max_ngram") as u32,
+        masking_do_full_word: flag(settings, "masking_do_full_word"),
+        masking_do_permutation: false,
+        masking_use_longer_ngrams: flag(settings, "masking_use_longer_ngrams"),
+        masking_use_geometric_distribution: flag(settings, "masking_use_geometric_distribution"),
     };
-    build_mapping::<u32>(&documents, &corpus.lengths(), &config).unwrap()
+    let index = MaskedIndex::build(&corpus.dataset, Split::Train, &config).unwrap();
+    MaskedOrder::new(corpus.dataset.clone(), Arc::new(index)).unwrap()
 }
 
-/// Runs `check` for every sample of a mapping.
-fn for_each_sample(corpus: &Corpus, mapping: &Npy, mut check: impl FnMut(&Sentences<'_>)) {
-    let (mut tokens, mut ends) = (Vec::new(), Vec::new());
-    for sample in 0..mapping.shape()[0] {
-        let [start, end, target] = [0, 1, 2].map(|column| mapping.at(3 * sample + column) as u64);
-        tokens.clear();
-        ends.clear();
-        for sentence in start..end {
-            tokens.extend(corpus.dataset.read_sequence(sentence).unwrap());
-            ends.push(tokens.len());
+/// Runs `check` for every sample of an order, read as it lies in the file.
+fn for_each_sample(corpus: &Corpus, order: &MaskedOrder, mut check: impl FnMut(&Sample<'_>)) {
+    let (mut pieces, mut bytes) = (Vec::new(), Vec::new());
+    for number in 0..order.sample_count() {
+        pieces.clear();
+        bytes.clear();
+        order.pieces(number, &mut pieces).unwrap();
+        for piece in &pieces {
+            bytes.extend(&corpus.bin[piece.offset_bytes as usize..][..piece.len_bytes as usize]);
         }
-        let target_len = target as u32;
-        check(&Sentences { sample, target_len, tokens: &tokens, ends: &ends });
+        let origin = order.origin(number);
+        check(&Sample { number, origin, pieces: &pieces, bytes: &bytes });
     }
 }
 
 #[test]
 fn bert_samples_are_megatrons() {
     let corpus = Corpus::new(2, 8, 30, None);
-    for case in cases("bert") {
+    for case in cases("megatron.json", "bert") {
         let settings = &case["settings"];
         let seq_len = number(settings, "sequence_length") as usize;
         let two_parts = flag(settings, "classification_head");
-        let mapping = mapping(&corpus, settings, 3, 1 + u32::from(two_parts));
-        assert_eq!(mapping.shape()[0], case["samples"].as_u64().unwrap());
+        let kind = MaskedKind::Bert { classification_head: two_parts };
+        let order = order(&corpus, settings, kind);
+        assert_eq!(order.sample_count(), case["samples"].as_u64().unwrap());
         let config = BertConfig {
             seq_len,
             pad: pad_id(Some(number(settings, "pad")), &[EOS, EOD]),
@@ -250,14 +208,14 @@ fn bert_samples_are_megatrons() {
             two_parts,
             masking: masking(settings),
         };
-        let mut assemble = BertAssemble::new(config, Vec::new()).unwrap();
+        let mut assemble = BertAssemble::new(config, vec![order.part()]).unwrap();
         let (mut batch, mut folded) = (BertBatch::default(), Folded::default());
-        for_each_sample(&corpus, &mapping, |text| {
-            assemble.begin(&mut batch, text.sample, 1);
-            assemble.set(&mut batch, 0, text).unwrap();
-            if let Value::Array(due) = &case["first"][text.sample as usize]["text"] {
+        for_each_sample(&corpus, &order, |sample| {
+            assemble.begin(&mut batch, sample.number, 1);
+            assemble.set_row(&mut batch, 0, sample).unwrap();
+            if let Value::Array(due) = &case["first"][sample.number as usize]["text"] {
                 let due: Vec<i64> = due.iter().map(|token| token.as_i64().unwrap()).collect();
-                assert_eq!(batch.tokens, due, "sample {}, {settings}", text.sample);
+                assert_eq!(batch.tokens, due, "sample {}, {settings}", sample.number);
             }
             folded.add("text", &batch.tokens, |value| value);
             folded.add("types", &batch.types, |value| value);
@@ -274,10 +232,11 @@ fn bert_samples_are_megatrons() {
 #[test]
 fn t5_samples_are_megatrons() {
     let corpus = Corpus::new(2, 8, 30, None);
-    for case in cases("t5") {
+    for case in cases("megatron.json", "t5") {
         let settings = &case["settings"];
-        let mapping = mapping(&corpus, settings, 2, 1);
-        assert_eq!(mapping.shape()[0], case["samples"].as_u64().unwrap());
+        let sequence_length_decoder = number(settings, "sequence_length_decoder") as u64;
+        let order = order(&corpus, settings, MaskedKind::T5 { sequence_length_decoder });
+        assert_eq!(order.sample_count(), case["samples"].as_u64().unwrap());
         let config = T5Config {
             encoder_len: number(settings, "sequence_length") as usize,
             decoder_len: number(settings, "sequence_length_decoder") as usize,
@@ -288,14 +247,14 @@ fn t5_samples_are_megatrons() {
             seed: number(settings, "random_seed") as u32,
             masking: masking(settings),
         };
-        let mut assemble = T5Assemble::new(config, Vec::new()).unwrap();
+        let mut assemble = T5Assemble::new(config, vec![order.part()]).unwrap();
         let (mut batch, mut folded) = (T5Batch::default(), Folded::default());
-        for_each_sample(&corpus, &mapping, |text| {
-            assemble.begin(&mut batch, text.sample, 1);
-            assemble.set(&mut batch, 0, text).unwrap();
-            if let Value::Array(due) = &case["first"][text.sample as usize]["text_enc"] {
+        for_each_sample(&corpus, &order, |sample| {
+            assemble.begin(&mut batch, sample.number, 1);
+            assemble.set_row(&mut batch, 0, sample).unwrap();
+            if let Value::Array(due) = &case["first"][sample.number as usize]["text_enc"] {
                 let due: Vec<i64> = due.iter().map(|token| token.as_i64().unwrap()).collect();
-                assert_eq!(batch.encoder_tokens, due, "sample {}, {settings}", text.sample);
+                assert_eq!(batch.encoder_tokens, due, "sample {}, {settings}", sample.number);
             }
             folded.add("text_enc", &batch.encoder_tokens, |value| value);
             folded.add("text_dec", &batch.decoder_tokens, |value| value);

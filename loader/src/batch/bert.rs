@@ -141,11 +141,7 @@ impl BertAssemble {
 
     /// Puts the two parts of a sample into `text`, and says where the first one ends with its SEP,
     /// whether they have changed places, and whether something was cut off.
-    fn join(
-        &mut self,
-        text: &Sentences<'_>,
-        rng: &mut RandomState,
-    ) -> Result<(usize, bool, bool)> {
+    fn join(&mut self, text: &Sentences<'_>, rng: &mut RandomState) -> Result<(usize, bool, bool)> {
         let sentences = text.ends.len();
         let (mut a, mut b) = (0..text.tokens.len(), 0..0);
         let mut is_random = false;

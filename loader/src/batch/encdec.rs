@@ -316,7 +316,8 @@ impl Assemble for EncDecAssemble {
         fill_row(tokens, &self.decoder[..self.decoder.len() - 1], pad);
         let labels = &mut batch.labels[place.clone()];
         fill_row(labels, &self.decoder[1..], pad);
-        let counts = tokens.iter().zip(&*labels).map(|(&token, &label)| token != eod && label != pad);
+        let counts =
+            tokens.iter().zip(&*labels).map(|(&token, &label)| token != eod && label != pad);
         for (place, counts) in batch.loss_mask[place.clone()].iter_mut().zip(counts) {
             *place = f32::from(u8::from(counts));
         }

@@ -1,10 +1,7 @@
 use std::sync::Arc;
 
 use indexed::rng::RandomState;
-use indexed::{Dtype, IndexedDataset};
-/// TEMP
-#[derive(Debug)]
-pub struct MaskedIndex; impl MaskedIndex { fn sample(&self, _s: u64) -> Result<TempS> { Ok(TempS{target_len:0}) } } struct TempS { target_len: u32 }
+use indexed::{Dtype, MaskedIndex};
 
 use super::{check_bytes, decode_into, of_dataset};
 use crate::{Error, Result, Sample};
@@ -27,15 +24,19 @@ pub struct Sentences<'a> {
 pub struct MaskedPart {
     /// The element type of its tokens.
     pub dtype: Dtype,
-    /// The order of its samples, and how long each should be.
+    /// Its samples, and how long each should be.
     pub index: Arc<MaskedIndex>,
 }
 
 impl MaskedPart {
-    /// A dataset and its index.
-    #[must_use]
-    pub fn new(dataset: &IndexedDataset, index: &Arc<MaskedIndex>) -> Self {
-        MaskedPart { dtype: dataset.dtype(), index: Arc::clone(index) }
+    /// Tokens that a sample should have.
+    fn target_len(&self, objective: &'static str, sample: u64) -> Result<u32> {
+        let samples = self.index.sample_count();
+        if sample >= samples {
+            let (got, due) = ("no length for it".to_owned(), format!("one of {samples} samples"));
+            return Err(Error::Sample { objective, sample, got, due });
+        }
+        Ok(self.index.sample(sample).target_len)
     }
 }
 
@@ -52,7 +53,11 @@ impl Sentences<'_> {
 
     /// An error about an id that the vocabulary has not.
     pub(super) fn unknown(&self, objective: &'static str, id: i64, ids: usize) -> Error {
-        self.error(objective, format!("token {id}"), format!("an id of the vocabulary, below {ids}"))
+        self.error(
+            objective,
+            format!("token {id}"),
+            format!("an id of the vocabulary, below {ids}"),
+        )
     }
 }
 
@@ -71,18 +76,18 @@ impl Decoded {
         parts: &[MaskedPart],
         sample: &Sample<'_>,
     ) -> Result<Sentences<'a>> {
-        let MaskedPart { dtype, index } = of_dataset(parts, sample.origin, objective)?;
-        check_bytes(objective, *dtype, sample)?;
+        let part = of_dataset(parts, sample.origin, objective)?;
+        check_bytes(objective, part.dtype, sample)?;
         self.tokens.clear();
         self.ends.clear();
-        decode_into(*dtype, sample.bytes, &mut self.tokens);
-        let item_bytes = dtype.item_bytes();
+        decode_into(part.dtype, sample.bytes, &mut self.tokens);
+        let item_bytes = part.dtype.item_bytes();
         let mut end = 0;
         self.ends.extend(sample.pieces.iter().map(|piece| {
             end += (piece.len_bytes / item_bytes) as usize; // fits: it is in memory
             end
         }));
-        let target_len = index.sample(sample.origin.sample)?.target_len;
+        let target_len = part.target_len(objective, sample.origin.sample)?;
         let sample = sample.origin.sample;
         Ok(Sentences { sample, target_len, tokens: &self.tokens, ends: &self.ends })
     }

@@ -1,0 +1,66 @@
+use std::ops::Range;
+use std::sync::Arc;
+
+use indexed::{IndexedDataset, MaskedIndex};
+
+use crate::batch::MaskedPart;
+use crate::{Error, Order, PieceRef, Result, Source};
+
+/// The order of BERT and T5: samples are runs of sentences, and each sentence is a piece.
+#[derive(Debug)]
+pub struct MaskedOrder {
+    dataset: Arc<IndexedDataset>,
+    index: Arc<MaskedIndex>,
+    source: [Source; 1],
+}
+
+impl MaskedOrder {
+    /// Orders a dataset of sentences by its index.
+    ///
+    /// # Errors
+    /// As [`Source::bin_of`].
+    pub fn new(dataset: Arc<IndexedDataset>, index: Arc<MaskedIndex>) -> Result<Self> {
+        let source = [Source::bin_of(&dataset)?];
+        Ok(MaskedOrder { dataset, index, source })
+    }
+
+    /// What the assemblers of its samples need to know of it.
+    #[must_use]
+    pub fn part(&self) -> MaskedPart {
+        MaskedPart { dtype: self.dataset.dtype(), index: Arc::clone(&self.index) }
+    }
+}
+
+impl Order for MaskedOrder {
+    fn sources(&self) -> &[Source] {
+        &self.source
+    }
+
+    fn sample_count(&self) -> u64 {
+        self.index.sample_count()
+    }
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
+        let Range { start, end } = self.index.sample(sample).sentences;
+        let due = self.dataset.sequence_count();
+        if start > end || end > due {
+            return Err(Error::Sample {
+                objective: "sentences",
+                sample,
+                got: format!("sentences {start} to {end}"),
+                due: format!("some of the {due} of {}; hint: an index of other data", self.name()),
+            });
+        }
+        let item_bytes = self.dataset.dtype().item_bytes();
+        into.extend((start..end).map(|sentence| PieceRef {
+            file: 0,
+            offset_bytes: self.dataset.sequence_offset_bytes(sentence),
+            len_bytes: u64::from(self.dataset.sequence_len(sentence)) * item_bytes,
+        }));
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        self.dataset.display()
+    }
+}

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use common::{Folded, Random, cases, flag, number};
 use indexed::{
-    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, MaskedConfig, MaskedIndex, MaskedKind,
-    Split,
+    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, MaskedConfig, MaskedIndex,
+    MaskedKind, Split,
 };
 use loader::batch::{
     BertAssemble, BertBatch, BertConfig, GptAssemble, GptConfig, Masking, NgramLengths, T5Assemble,

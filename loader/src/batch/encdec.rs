@@ -256,7 +256,7 @@ fn check(part: EncDecPart, sample: &Sample<'_>) -> Result<()> {
     let due: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
     let whole = |(piece, dtype): (&PieceRef, &Dtype)| piece.len_bytes % dtype.item_bytes() == 0;
     if dtypes.iter().all(|dtype| dtype.is_integer())
-        && sample.pieces.len() % 3 == 0
+        && sample.pieces.len().is_multiple_of(3)
         && due == sample.bytes.len() as u64
         && sample.pieces.iter().zip(dtypes.iter().cycle()).all(whole)
     {

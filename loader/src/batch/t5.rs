@@ -143,14 +143,12 @@ impl T5Assemble {
                 let due = format!("at most {}, one for each sentinel", sentinels.len());
                 return Err(text.error(OBJECTIVE, "more hidden runs".to_owned(), due));
             };
-            let places = span.iter().map(|&place| place as usize);
-            let (Some(first), Some(last)) = (places.clone().next(), places.clone().last()) else {
-                continue;
-            };
+            // A span has a token at least.
+            let [first, last] = [span[0] as usize, span[span.len() - 1] as usize];
             self.encoder.extend_from_slice(&tokens[begin..first]);
             self.encoder.push(sentinel);
             self.decoder.push(sentinel);
-            self.decoder.extend(places.map(|place| tokens[place]));
+            self.decoder.extend(span.iter().map(|&place| tokens[place as usize]));
             begin = last + 1;
         }
         self.encoder.extend_from_slice(&tokens[begin..]);

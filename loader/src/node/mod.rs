@@ -69,7 +69,8 @@ pub struct NodeOptions {
 /// Gives the batches of the whole node, one for each step.
 pub trait BatchSource {
     /// Replaces `into` by the samples of the next step: the rows of block 0, then those of block 1,
-    /// and so on. Fewer, even none, may be in the last step. `false`: there are no more steps.
+    /// and so on. Fewer, even none, may be in the last step, which is a step of every rank
+    /// nevertheless. `false`: there are no more.
     ///
     /// # Errors
     /// What was wrong with the first read that failed.
@@ -82,6 +83,8 @@ pub type Open = Arc<dyn Fn(u64) -> Result<Box<dyn BatchSource>> + Send + Sync>;
 /// Ranks on one machine: more than any has accelerators.
 const RANKS_MAX: usize = 256;
 const JOB_BYTES_MAX: usize = 64;
+/// No order has so many; with it nothing that is added up here can overflow.
+const SAMPLES_MAX: u64 = 1 << 60;
 const IDENTITY_BYTES_MAX: usize = 4096;
 
 impl NodeOptions {
@@ -123,8 +126,11 @@ impl NodeOptions {
         if self.micro_batch == 0 {
             return odd("micro_batch", 0, "at least 1");
         }
-        if self.step_samples == 0 {
-            return odd("step_samples", 0, "at least 1");
+        if !(1..=SAMPLES_MAX).contains(&self.step_samples) {
+            return odd("step_samples", self.step_samples, "1 to 2^60");
+        }
+        if self.samples_consumed > SAMPLES_MAX {
+            return odd("samples_consumed", self.samples_consumed, "at most 2^60");
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use storage::shared::{Door, Peer, RingSender, Tail, ready};
 
 use super::seat::{Common, HELLO, MISMATCH, REFUSED, TEXT_BYTES_MAX, WELCOME, read_text};
-use super::{Open, RawBatch};
+use super::{Open, RawBatch, SAMPLES_MAX};
 use crate::{Error, Result};
 
 /// Reads for the node until it is dropped.
@@ -212,7 +212,8 @@ impl Desk {
         if let Some(peer) = seat.peer.as_ref().filter(|peer| peer.drain()) {
             return Err((REFUSED, format!("process {} is rank {rank} already", peer.pid())));
         }
-        if !position.abs_diff(self.position).is_multiple_of(step) {
+        let steps = position.abs_diff(self.position).is_multiple_of(step);
+        if !steps || position > SAMPLES_MAX {
             let at = self.position;
             let told = format!("sample {position} is no whole number of steps of {step} from {at}");
             return Err((REFUSED, told));
@@ -319,10 +320,8 @@ impl Seat {
     fn take(&mut self, batch: &RawBatch, micro_batch: usize) -> Result<bool> {
         let Some(ring) = &mut self.ring else { return Ok(true) };
         let first = self.block.saturating_mul(micro_batch).min(batch.rows());
+        // Without a row too: all ranks take the same number of steps.
         let rows = first..first.saturating_add(micro_batch).min(batch.rows());
-        if rows.is_empty() {
-            return Ok(true);
-        }
         match ring.slot() {
             Ok(None) => return Ok(false),
             Ok(Some(slot)) => {

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use storage::{Key, Storage, conformance, open_url};
 
 const CEPHFS: &str = "FEEDLINE_TEST_CEPHFS";
+const S3: &str = "FEEDLINE_TEST_S3_URL";
 
 /// What a variable says; without it the test is left out, loudly.
 fn service(test: &str, variable: &str) -> Option<String> {
@@ -50,6 +51,19 @@ fn services_cephfs_stream() {
     for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
         let folder = tempfile::tempdir_in(&mount).unwrap();
         corpus.streams_alike_from(&format!("file:{}?{options}", folder.path().display()));
+    }
+}
+
+/// Objects of RGW are checked in `storage/tests/s3.rs`, beside the server that they are compared
+/// with.
+#[test]
+fn services_s3_stream() {
+    let Some(url) = service("services_s3_stream", S3) else { return };
+    let (place, options) = url.split_once('?').unwrap_or((&url, ""));
+    // What failed before may have left objects.
+    let run = format!("{}/stream-{}", place.trim_end_matches('/'), std::process::id());
+    for depth in [1, 16] {
+        Corpus::new().streams_alike_from(&format!("{run}-{depth}?{options}&depth={depth}"));
     }
 }
 

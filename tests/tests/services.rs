@@ -62,8 +62,9 @@ fn services_s3_stream() {
     let (place, options) = url.split_once('?').unwrap_or((&url, ""));
     // What failed before may have left objects.
     let run = format!("{}/stream-{}", place.trim_end_matches('/'), std::process::id());
+    let corpus = Corpus::new();
     for depth in [1, 16] {
-        Corpus::new().streams_alike_from(&format!("{run}-{depth}?{options}&depth={depth}"));
+        corpus.streams_alike_from(&format!("{run}-{depth}?{options}&depth={depth}"));
     }
 }
 
@@ -76,7 +77,7 @@ struct Corpus {
 }
 
 const SEQ_LEN: usize = 64;
-const DOCUMENTS: u32 = 3000;
+const DOCUMENTS: u32 = 400;
 
 impl Corpus {
     /// Documents of 0 to 400 tokens, in which any two tokens differ.
@@ -105,7 +106,8 @@ impl Corpus {
             tokenizer: serde_json::json!({}),
         };
         let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config).unwrap());
-        let due = stream(dataset, index.clone(), 0);
+        let due = stream(dataset.clone(), index.clone(), 0);
+        assert_ne!(stream(dataset, index.clone(), 1), due, "another start is another stream");
         Corpus { _folder: folder, local, index, due }
     }
 
@@ -116,9 +118,7 @@ impl Corpus {
             storage::write_all(&*store, &key(name), &bytes).unwrap();
         }
         let dataset = Arc::new(IndexedDataset::open(&store, &key("corpus")).unwrap());
-        assert_eq!(stream(dataset.clone(), self.index.clone(), 0), self.due, "from {url}");
-        // A wrong hash is seen: another start is another stream.
-        assert_ne!(stream(dataset, self.index.clone(), 1), self.due, "from {url}, less a sample");
+        assert_eq!(stream(dataset, self.index.clone(), 0), self.due, "from {url}");
     }
 }
 

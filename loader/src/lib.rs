@@ -11,6 +11,7 @@
 
 mod assemble;
 pub mod batch;
+pub mod cache;
 mod error;
 mod near;
 mod node;

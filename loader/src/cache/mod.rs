@@ -1,0 +1,137 @@
+//! Copies of samples on the node's own disk.
+//!
+//! After a crash a run goes back to its last checkpoint and wants the samples that it had already
+//! fetched; [`OrderLog`] has kept them, in the order of their use. Whole files are kept by
+//! [`Staged`], if they fit; [`open`] chooses. Both are [`Near`]: what they have is whole and its sum
+//! is right, anything else is fetched from afar as if there were no cache. So their folder may be
+//! deleted at any moment, while it is in use too, and shared by all jobs of a node: files appear
+//! under their final names complete or not at all, and no lock is needed to be right.
+
+mod order_log;
+mod segment;
+mod staged;
+
+pub use order_log::{LogOptions, OrderLog};
+pub use staged::{StageOptions, Staged};
+
+use std::sync::Arc;
+
+use storage::{Crc64, Key, Storage};
+
+use crate::{Near, Order, Result};
+
+/// What a cache may hold of one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// The most bytes that it may take. Less are taken if the disk has not so many to spare: a
+    /// twentieth of what is free stays free.
+    pub limit_bytes: u64,
+    /// The seed of the order, the version of the data, and what else tells this order from others
+    /// whose files have the same names and lengths.
+    pub salt: u64,
+}
+
+/// A cache on one node: the files if they fit, else the samples since the last checkpoint.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Cache {
+    /// All files fit.
+    Files(Arc<Staged>),
+    /// They do not.
+    Log(Arc<OrderLog>),
+}
+
+/// Opens the cache of an order in a folder, with what is in it by now.
+///
+/// # Errors
+/// If no thread can be started. What is wrong with the folder is never an error: the cache is then
+/// of no use, and says so in the log.
+pub fn open(
+    folder: &Arc<dyn Storage>,
+    order: &Arc<dyn Order>,
+    options: CacheOptions,
+) -> Result<Cache> {
+    let need: u64 = order.sources().iter().map(|source| source.len_bytes).sum();
+    let CacheOptions { limit_bytes, salt } = options;
+    let kept: u64 = staged::kept_bytes(folder.as_ref(), order.as_ref(), salt);
+    if need <= limit_bytes && need.saturating_sub(kept) <= room(folder.as_ref()) {
+        let options = StageOptions { salt, ..StageOptions::default() };
+        return Ok(Cache::Files(Arc::new(Staged::open(folder, order, options)?)));
+    }
+    let options = LogOptions { limit_bytes, salt, ..LogOptions::default() };
+    Ok(Cache::Log(Arc::new(OrderLog::open(folder, order.as_ref(), options)?)))
+}
+
+impl Cache {
+    /// As the loader wants it.
+    #[must_use]
+    pub fn near(&self) -> Arc<dyn Near> {
+        match self {
+            Cache::Files(files) => Arc::clone(files) as Arc<dyn Near>,
+            Cache::Log(log) => Arc::clone(log) as Arc<dyn Near>,
+        }
+    }
+
+    /// Tells that the run will never go back behind so many samples: a checkpoint of that state is
+    /// durable.
+    pub fn checkpointed(&self, samples_consumed: u64) {
+        if let Cache::Log(log) = self {
+            log.checkpointed(samples_consumed);
+        }
+    }
+}
+
+/// What tells an order from others, wherever its files are mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    crc64: u64,
+    samples: u64,
+    bytes: u64,
+}
+
+/// Samples whose pieces are part of an order's identity, spread over all.
+const PROBES: u64 = 256;
+
+impl Identity {
+    fn of(order: &dyn Order, salt: u64) -> Self {
+        let mut sum = Crc64::new();
+        let mut number = |number: u64| sum.update(&number.to_le_bytes());
+        number(salt);
+        let (samples, sources) = (order.sample_count(), order.sources());
+        number(samples);
+        let mut bytes: u64 = 0;
+        for source in sources {
+            number(source.len_bytes);
+            number(storage::crc64(source.key.name().as_bytes()));
+            bytes = bytes.saturating_add(source.len_bytes);
+        }
+        let mut pieces = Vec::new();
+        for probe in 0..PROBES.min(samples) {
+            // An index that is wrong here is an error where the sample is wanted.
+            let sample = (u128::from(probe) * u128::from(samples) / u128::from(PROBES)) as u64;
+            let _ = order.pieces(sample, &mut pieces);
+        }
+        for piece in pieces {
+            number(u64::from(piece.file));
+            number(piece.offset_bytes);
+            number(piece.len_bytes);
+        }
+        Identity { crc64: sum.value(), samples, bytes }
+    }
+
+    /// Where what is of this order lies.
+    fn folder(&self, kind: &str) -> Key {
+        let Identity { crc64, samples, bytes } = self;
+        Key::new(format!("{kind}-{crc64:016x}-{samples:x}-{bytes:x}"))
+            .expect("letters, digits and dashes")
+    }
+}
+
+/// What may still be written: a twentieth of what is free stays free.
+fn room(store: &dyn Storage) -> u64 {
+    match store.free_bytes() {
+        Ok(Some(free)) => free - free / 20,
+        Ok(None) => u64::MAX,
+        Err(_) => 0,
+    }
+}

@@ -1,0 +1,156 @@
+//! One file of an [`OrderLog`](super::OrderLog): samples one after the other, and a table of them.
+//!
+//! | offset | type | what |
+//! |---|---|---|
+//! | 0 | 8 bytes | `FEEDLOG` and 1, the version |
+//! | 8 | u64 x 3 | the identity of the order: sum, samples, bytes |
+//! | 32 | u64 | n, the number of samples here |
+//! | 40 | u64 | CRC-64/NVME of the 40 bytes above and of the table |
+//! | 48 | u64 x 4 x n | the table: sample, offset in this file, length, CRC-64/NVME of its bytes |
+//! | | | the bytes of the samples |
+//!
+//! All numbers are little-endian; samples ascend. A reader refuses whatever is not so, and takes it
+//! for a file that is not there.
+
+use std::sync::Arc;
+
+use storage::{Key, Object, Read, Storage, crc64};
+
+use super::Identity;
+
+const MAGIC: [u8; 8] = *b"FEEDLOG\x01";
+const HEADER_BYTES: usize = 48;
+const ENTRY_BYTES: usize = 32;
+
+/// A table beyond this is not ours: a segment of 64 MiB has as many entries if samples have 32
+/// bytes. Bounds what a wrong header can make us allocate.
+const ENTRIES_MAX: u64 = 1 << 21;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    sample: u64,
+    /// In the file once it is written, in the bytes of the samples before.
+    offset: u64,
+    len: u64,
+    crc64: u64,
+}
+
+/// Samples that are to become a file.
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    entries: Vec<Entry>,
+    bytes: Vec<u8>,
+    header: Vec<u8>,
+}
+
+impl Filling {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What the file will take.
+    pub(super) fn file_bytes(&self) -> u64 {
+        (HEADER_BYTES + self.entries.len() * ENTRY_BYTES + self.bytes.len()) as u64
+    }
+
+    /// The first sample and the last.
+    pub(super) fn ends(&self) -> Option<(u64, u64)> {
+        Some((self.entries.first()?.sample, self.entries.last()?.sample))
+    }
+
+    /// Takes a sample up. The caller sees to it that they ascend.
+    pub(super) fn push(&mut self, sample: u64, bytes: &[u8]) {
+        let (offset, len) = (self.bytes.len() as u64, bytes.len() as u64);
+        self.entries.push(Entry { sample, offset, len, crc64: crc64(bytes) });
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Forgets all samples and keeps the memory.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.bytes.clear();
+    }
+
+    /// Writes the file. It appears complete, or not at all.
+    pub(super) fn write(
+        &mut self,
+        store: &dyn Storage,
+        key: &Key,
+        identity: &Identity,
+    ) -> storage::Result<()> {
+        let data_at = (HEADER_BYTES + self.entries.len() * ENTRY_BYTES) as u64;
+        let header = &mut self.header;
+        header.clear();
+        header.extend_from_slice(&MAGIC);
+        let count = self.entries.len() as u64;
+        for number in [identity.crc64, identity.samples, identity.bytes, count, 0] {
+            header.extend_from_slice(&number.to_le_bytes());
+        }
+        for Entry { sample, offset, len, crc64 } in &self.entries {
+            for number in [*sample, data_at + offset, *len, *crc64] {
+                header.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+        let sum = table_sum(header);
+        header[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        let mut upload = store.create(key, self.file_bytes())?;
+        upload.write(&self.header)?;
+        upload.write(&self.bytes)?;
+        upload.finish().map(drop)
+    }
+}
+
+/// A file that was written, with its table.
+#[derive(Debug)]
+pub(super) struct Segment {
+    object: Arc<dyn Object>,
+    entries: Vec<Entry>,
+}
+
+impl Segment {
+    /// Opens a file; `None` if it is not there or not what it should be.
+    pub(super) fn open(store: &dyn Storage, key: &Key, identity: &Identity) -> Option<Self> {
+        let object = store.open(key).ok()?;
+        let mut bytes = vec![0; HEADER_BYTES];
+        object.read_many(&mut [Read { offset: 0, buf: &mut bytes }]).ok()?;
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let got = Identity { crc64: number(8), samples: number(16), bytes: number(24) };
+        let count = number(32);
+        if bytes[..8] != MAGIC || got != *identity || count > ENTRIES_MAX {
+            return None;
+        }
+        let sum = number(HEADER_BYTES - 8);
+        let table_bytes = count as usize * ENTRY_BYTES; // fits: bounded above
+        bytes.resize(HEADER_BYTES + table_bytes, 0);
+        let table = &mut bytes[HEADER_BYTES..];
+        object.read_many(&mut [Read { offset: HEADER_BYTES as u64, buf: table }]).ok()?;
+        if table_sum(&bytes) != sum {
+            return None;
+        }
+        let numbers: &[[u8; 8]] = bytes[HEADER_BYTES..].as_chunks().0;
+        let entries = numbers.as_chunks::<4>().0.iter().map(|entry| {
+            let [sample, offset, len, crc64] = entry.map(u64::from_le_bytes);
+            Entry { sample, offset, len, crc64 }
+        });
+        Some(Segment { entries: entries.collect(), object })
+    }
+
+    /// Fills `into` with a sample; false if it is not here, or not right.
+    pub(super) fn find(&self, sample: u64, into: &mut [u8]) -> bool {
+        let Ok(at) = self.entries.binary_search_by_key(&sample, |entry| entry.sample) else {
+            return false;
+        };
+        let Entry { offset, len, crc64: due, .. } = self.entries[at];
+        len == into.len() as u64
+            && self.object.read_many(&mut [Read { offset, buf: &mut *into }]).is_ok()
+            && crc64(into) == due
+    }
+}
+
+/// The sum of a header and its table, but for the place of the sum.
+fn table_sum(bytes: &[u8]) -> u64 {
+    let mut sum = storage::Crc64::new();
+    sum.update(&bytes[..HEADER_BYTES - 8]);
+    sum.update(&bytes[HEADER_BYTES..]);
+    sum.value()
+}

@@ -1,0 +1,372 @@
+//! Whole files on the node's own disk, a block at a time.
+//!
+//! A block of a file is one file here, `FILE-BLOCK` in hexadecimal, written once and complete:
+//!
+//! | offset | type | what |
+//! |---|---|---|
+//! | 0 | 8 bytes | `FEEDBLK` and 1, the version |
+//! | 8 | u64 x 3 | the identity of the order: sum, samples, bytes |
+//! | 32 | u64 x 3 | which file of the order, which block of the file, its length |
+//! | 56 | u64 | CRC-64/NVME of the 56 bytes above and of the table |
+//! | 64 | u64 x n | CRC-64/NVME of each 16 KiB |
+//! | | | the bytes of the block |
+//!
+//! Little-endian throughout. A sample is some KiB at a random place: sums of 16 KiB let it be checked
+//! without reading the block.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use storage::{Crc64, Key, Object, Read, Storage, crc64};
+
+use super::{Identity, room};
+use crate::{Near, Order, PieceRef, Result};
+
+/// How files are [`Staged`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageOptions {
+    /// As [`CacheOptions::salt`](super::CacheOptions::salt). Default: 0.
+    pub salt: u64,
+    /// Bytes that are fetched a second at most, so that training is not held up. Default: 256 MiB.
+    pub bytes_per_s: u64,
+    /// Bytes of a block, some times 16 KiB. Default: 16 MiB: few enough files, and few seeks afar.
+    pub block_bytes: u64,
+}
+
+impl Default for StageOptions {
+    fn default() -> Self {
+        StageOptions { salt: 0, bytes_per_s: 256 << 20, block_bytes: 16 << 20 }
+    }
+}
+
+const MAGIC: [u8; 8] = *b"FEEDBLK\x01";
+const HEADER_BYTES: u64 = 64;
+const CHUNK_BYTES: u64 = 16 << 10;
+
+/// Blocks that are kept open, with the sums of each: 8 KiB of memory and a file descriptor.
+const OPEN_MAX: usize = 256;
+
+/// Blocks that fail one after the other before staging is given up.
+const FAILURES_MAX: u32 = 8;
+
+/// All files of an order, copied to this node front to back while the run goes on.
+///
+/// A sample is served from here once all of its bytes have come. Several processes that share the
+/// folder begin at different blocks and pass over what others have copied by then.
+#[derive(Debug)]
+pub struct Staged {
+    shared: Arc<Shared>,
+    stager: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Arc<dyn Storage>,
+    order: Arc<dyn Order>,
+    identity: Identity,
+    folder: Key,
+    options: StageOptions,
+    state: Mutex<State>,
+    stop: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    landed: BTreeSet<(u32, u64)>,
+    open: BTreeMap<(u32, u64), Block>,
+    pieces: Vec<PieceRef>,
+    chunks: Vec<u8>,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Block {
+    object: Arc<dyn Object>,
+    sums: Vec<u64>,
+    len: u64,
+}
+
+/// What is there by now of the files of an order.
+pub(super) fn kept_bytes(store: &dyn Storage, order: &dyn Order, salt: u64) -> u64 {
+    let folder = Identity::of(order, salt).folder("files");
+    store.list(&folder).map_or(0, |entries| entries.iter().map(|entry| entry.bytes).sum())
+}
+
+impl Staged {
+    /// Goes on with copying the files of an order.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn open(
+        store: &Arc<dyn Storage>,
+        order: &Arc<dyn Order>,
+        options: StageOptions,
+    ) -> Result<Self> {
+        assert!(options.block_bytes > 0, "blocks have bytes");
+        assert!(options.block_bytes.is_multiple_of(CHUNK_BYTES), "blocks of whole chunks");
+        let identity = Identity::of(order.as_ref(), options.salt);
+        let folder = identity.folder("files");
+        let shared = Arc::new(Shared {
+            store: Arc::clone(store),
+            order: Arc::clone(order),
+            identity,
+            folder,
+            options,
+            state: Mutex::default(),
+            stop: Condvar::new(),
+        });
+        if let Err(error) = store.sweep(&shared.folder) {
+            log::warn!("cache: {error}");
+        }
+        let stager = Arc::clone(&shared);
+        let stager = std::thread::Builder::new()
+            .name("stage".to_owned())
+            .spawn(move || stager.stage())
+            .map_err(|error| storage::Error::from_io("start a thread for", "the cache", error))?;
+        Ok(Staged { shared, stager: Some(stager) })
+    }
+
+    /// Blocks that are here by now, and all there are.
+    #[must_use]
+    pub fn progress(&self) -> (u64, u64) {
+        (self.shared.lock().landed.len() as u64, self.shared.blocks().count() as u64)
+    }
+}
+
+impl Near for Staged {
+    fn find(&self, sample: u64, into: &mut [u8]) -> bool {
+        self.shared.find(sample, into)
+    }
+
+    fn keep(&self, _sample: u64, _bytes: &[u8]) {}
+
+    fn consumed(&self, _samples: u64) {}
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        self.shared.stop.notify_all();
+        if let Some(stager) = self.stager.take() {
+            let _ = stager.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All blocks of all files, in their order.
+    fn blocks(&self) -> impl Iterator<Item = (u32, u64)> {
+        let block_bytes = self.options.block_bytes;
+        let sources = self.order.sources();
+        (0..).zip(sources).flat_map(move |(file, source)| {
+            (0..source.len_bytes.div_ceil(block_bytes)).map(move |block| (file, block))
+        })
+    }
+
+    fn key(&self, (file, block): (u32, u64)) -> Option<Key> {
+        self.folder.join(&format!("{file:08x}-{block:08x}")).ok()
+    }
+
+    /// The stager's thread.
+    fn stage(&self) {
+        let count = self.blocks().count();
+        // Elsewhere in every process, so that those that share the folder share the work.
+        let first = if count == 0 { 0 } else { std::process::id() as usize * 7919 % count };
+        let begin = Instant::now();
+        let (mut moved, mut failures) = (0_u64, 0);
+        let mut buf = Vec::new();
+        let mut open: Option<(u32, Arc<dyn Object>)> = None;
+        for (nth, at) in self.blocks().skip(first).chain(self.blocks().take(first)).enumerate() {
+            if nth % 64 == 0 {
+                self.scan();
+            }
+            if self.lock().landed.contains(&at) {
+                continue;
+            }
+            match self.copy(at, &mut buf, &mut open) {
+                Ok(0) => return log::info!("cache: no more room for blocks of files"),
+                Ok(bytes) => (moved, failures) = (moved + bytes, 0),
+                Err(error) => {
+                    log::warn!("cache: {error}");
+                    failures += 1;
+                }
+            }
+            let due = Duration::from_secs_f64(moved as f64 / self.options.bytes_per_s as f64);
+            let pause = due.saturating_sub(begin.elapsed());
+            let state = self.lock();
+            let stop = self.stop.wait_timeout_while(state, pause, |state| !state.is_over);
+            if stop.unwrap_or_else(PoisonError::into_inner).0.is_over || failures > FAILURES_MAX {
+                return;
+            }
+        }
+        log::info!("cache: all files of {} are here", self.order.name());
+    }
+
+    /// Sees what has landed, by whomever.
+    fn scan(&self) {
+        let entries = match self.store.list(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) => return log::warn!("cache: {error}"),
+        };
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        self.lock().landed = entries
+            .iter()
+            .filter_map(|entry| {
+                let (file, block) = entry.key.name().split_once('-')?;
+                Some((u32::try_from(number(file)?).ok()?, number(block)?))
+            })
+            .collect();
+    }
+
+    /// Copies one block; 0 if there is no room for it.
+    fn copy(
+        &self,
+        (file, block): (u32, u64),
+        buf: &mut Vec<u8>,
+        open: &mut Option<(u32, Arc<dyn Object>)>,
+    ) -> storage::Result<u64> {
+        let source = &self.order.sources()[file as usize];
+        let object = match open {
+            Some((of, object)) if *of == file => object,
+            _ => &mut open.insert((file, source.store.open(&source.key)?)).1,
+        };
+        let offset = block * self.options.block_bytes;
+        let len = self.options.block_bytes.min(source.len_bytes - offset);
+        if room(self.store.as_ref()) < len + len / CHUNK_BYTES * 8 + HEADER_BYTES {
+            return Ok(0);
+        }
+        buf.resize(len as usize, 0); // fits: a block
+        object.read_many(&mut [Read { offset, buf: &mut *buf }])?;
+        let head = self.head((file, block), len, buf.chunks(CHUNK_BYTES as usize).map(crc64));
+        let Some(key) = self.key((file, block)) else { return Ok(len) };
+        match self.store.create(&key, head.len() as u64 + len) {
+            Ok(mut upload) => {
+                upload.write(&head)?;
+                upload.write(buf)?;
+                upload.finish()?;
+            }
+            Err(storage::Error::Exists { .. }) => {} // another process was faster
+            Err(error) => return Err(error),
+        }
+        self.lock().landed.insert((file, block));
+        Ok(len)
+    }
+
+    /// Header and table of a block.
+    fn head(
+        &self,
+        (file, block): (u32, u64),
+        len: u64,
+        sums: impl Iterator<Item = u64>,
+    ) -> Vec<u8> {
+        let Identity { crc64, samples, bytes } = self.identity;
+        let mut head = MAGIC.to_vec();
+        for number in [crc64, samples, bytes, u64::from(file), block, len, 0] {
+            head.extend_from_slice(&number.to_le_bytes());
+        }
+        sums.for_each(|sum| head.extend_from_slice(&sum.to_le_bytes()));
+        let sum = head_sum(&head);
+        head[HEADER_BYTES as usize - 8..HEADER_BYTES as usize].copy_from_slice(&sum.to_le_bytes());
+        head
+    }
+
+    /// Opens a block; `None` if it is not there or not what it should be.
+    fn block(&self, at: (u32, u64)) -> Option<Block> {
+        let source = self.order.sources().get(at.0 as usize)?;
+        let offset = at.1.checked_mul(self.options.block_bytes)?;
+        let len = self.options.block_bytes.min(source.len_bytes.checked_sub(offset)?);
+        let object = self.store.open(&self.key(at)?).ok()?;
+        let count = len.div_ceil(CHUNK_BYTES);
+        let mut head = vec![0; (HEADER_BYTES + 8 * count) as usize]; // fits: sums of a block
+        object.read_many(&mut [Read { offset: 0, buf: &mut head }]).ok()?;
+        let numbers: &[[u8; 8]] = head[HEADER_BYTES as usize..].as_chunks().0;
+        let sums: Vec<u64> = numbers.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
+        let is_ours = head == self.head(at, len, sums.iter().copied());
+        is_ours.then_some(Block { object, sums, len })
+    }
+
+    fn find(&self, sample: u64, into: &mut [u8]) -> bool {
+        let mut state = self.lock();
+        let mut pieces = std::mem::take(&mut state.pieces);
+        pieces.clear();
+        let known = self.order.pieces(sample, &mut pieces).is_ok();
+        let len: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
+        let found = known
+            && len == into.len() as u64
+            && pieces.iter().all(|piece| self.has(&state, piece))
+            && self.read(&mut state, &pieces, into);
+        state.pieces = pieces;
+        found
+    }
+
+    fn has(&self, state: &State, piece: &PieceRef) -> bool {
+        let block_bytes = self.options.block_bytes;
+        let end = piece.offset_bytes.saturating_add(piece.len_bytes);
+        let blocks = piece.offset_bytes / block_bytes..end.div_ceil(block_bytes);
+        piece.len_bytes == 0
+            || blocks.into_iter().all(|block| state.landed.contains(&(piece.file, block)))
+    }
+
+    fn read(&self, state: &mut State, pieces: &[PieceRef], mut into: &mut [u8]) -> bool {
+        let block_bytes = self.options.block_bytes;
+        for piece in pieces {
+            let (mut at, end) = (piece.offset_bytes, piece.offset_bytes + piece.len_bytes);
+            while at < end {
+                let block = (piece.file, at / block_bytes);
+                let stop = end.min((block.1 + 1) * block_bytes);
+                let (part, rest) = into.split_at_mut((stop - at) as usize); // fits: part of `into`
+                if !self.read_part(state, block, at % block_bytes, part) {
+                    state.landed.remove(&block);
+                    state.open.remove(&block);
+                    if let Some(key) = self.key(block) {
+                        let _ = self.store.delete(&key); // to be copied again by the next run
+                    }
+                    return false;
+                }
+                (at, into) = (stop, rest);
+            }
+        }
+        true
+    }
+
+    /// Reads part of one block, the chunks that it lies in checked.
+    fn read_part(&self, state: &mut State, at: (u32, u64), offset: u64, into: &mut [u8]) -> bool {
+        if !state.open.contains_key(&at) {
+            if state.open.len() >= OPEN_MAX {
+                state.open.clear(); // random places: none is likelier to be wanted than another
+            }
+            let Some(block) = self.block(at) else { return false };
+            state.open.insert(at, block);
+        }
+        let (State { open, chunks, .. }, end) = (state, offset + into.len() as u64);
+        let Some(Block { object, sums, len }) = open.get(&at) else { return false };
+        let (first, last) = (offset / CHUNK_BYTES, end.div_ceil(CHUNK_BYTES));
+        let begin = first * CHUNK_BYTES;
+        chunks.resize(((last * CHUNK_BYTES).min(*len) - begin) as usize, 0); // fits: some chunks
+        let place = HEADER_BYTES + 8 * sums.len() as u64 + begin;
+        if object.read_many(&mut [Read { offset: place, buf: chunks }]).is_err() {
+            return false;
+        }
+        let sums = &sums[first as usize..last as usize];
+        if !chunks.chunks(CHUNK_BYTES as usize).map(crc64).eq(sums.iter().copied()) {
+            return false;
+        }
+        let start = (offset - begin) as usize;
+        into.copy_from_slice(&chunks[start..start + into.len()]);
+        true
+    }
+}
+
+/// The sum of a header and its table, but for the place of the sum.
+fn head_sum(head: &[u8]) -> u64 {
+    let mut sum = Crc64::new();
+    sum.update(&head[..HEADER_BYTES as usize - 8]);
+    sum.update(&head[HEADER_BYTES as usize..]);
+    sum.value()
+}

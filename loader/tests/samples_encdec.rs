@@ -1,5 +1,5 @@
-//! Every sample against CPM-2's own dataset and masks: `tests/golden/samples/cpm2.json` has what they
-//! gave for the same documents and seed, and `tests/readers/cpm2_samples.py` made it.
+//! Every sample against CPM-2's own dataset and masks: `tests/golden/samples/cpm2.json` has what
+//! they gave for the same documents and seed, and `tests/readers/cpm2_samples.py` made it.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 

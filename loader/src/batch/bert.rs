@@ -16,8 +16,8 @@ pub struct BertBatch {
     pub rows: usize,
     /// Tokens a row.
     pub seq_len: usize,
-    /// CLS, the first part, SEP, and if there is a second part it and SEP; some of it hidden. 0 where
-    /// it is padding.
+    /// CLS, the first part, SEP, and if there is a second part it and SEP; some of it hidden. 0
+    /// where it is padding.
     pub tokens: Vec<i64>,
     /// 0 in the first part, 1 in the second, the padding id in the padding.
     pub types: Vec<i64>,
@@ -33,7 +33,8 @@ pub struct BertBatch {
     pub truncated: Vec<bool>,
 }
 
-/// The settings of Megatron's `BERTMaskedWordPieceDatasetConfig` that decide what is made of a sample.
+/// The settings of Megatron's `BERTMaskedWordPieceDatasetConfig` that decide what is made of a
+/// sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
     /// Tokens a row, CLS and SEP counted in.

@@ -21,8 +21,8 @@ pub struct EncDecBatch {
     /// Whether a token of the encoder is the sentinel of a span in which a document ends
     /// (`ctx_eod_mask`).
     pub encoder_eod: Vec<bool>,
-    /// 1, then each sentinel and what it stands for, then the sentinel after the last; cut where the
-    /// row ends, or padded.
+    /// 1, then each sentinel and what it stands for, then the sentinel after the last; cut where
+    /// the row ends, or padded.
     pub decoder_tokens: Vec<i64>,
     /// What follows each token of the decoder, padded.
     pub labels: Vec<i64>,

@@ -4,8 +4,8 @@ use super::bounds::{self, Bounds, Direction};
 use super::{check_bytes, of_dataset, replace, resize};
 use crate::{Assemble, Error, Result, Sample};
 
-/// What one micro-batch of language-model training consumes. `tokens`, `labels` and `loss_mask` have
-/// the shape `[rows, seq_len]`, row-major; position 0 is the oldest token of its row.
+/// What one micro-batch of language-model training consumes. `tokens`, `labels` and `loss_mask`
+/// have the shape `[rows, seq_len]`, row-major; position 0 is the oldest token of its row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// The sample in row 0, as a position in the shuffled order. Rows are consecutive samples.
@@ -18,8 +18,8 @@ pub struct Batch {
     pub tokens: Vec<i64>,
     /// The token that follows each input token; 0 where a short sample was padded.
     pub labels: Vec<i64>,
-    /// 1 where the label counts in the loss, 0 where it is padding, or follows the end of a document
-    /// and [`GptConfig::eod_mask_loss`] is set.
+    /// 1 where the label counts in the loss, 0 where it is padding, or follows the end of a
+    /// document and [`GptConfig::eod_mask_loss`] is set.
     pub loss_mask: Vec<f32>,
     /// Position of each token in its document, shape as `tokens`. Empty unless
     /// [`GptConfig::reset_position_ids`] is set: they are 0 to `seq_len - 1` then.
@@ -114,7 +114,8 @@ impl Batch {
     }
 
     /// What a row's tokens must not see of each other, `true` where they must not: shape
-    /// `[seq_len, seq_len]`, row-major. Megatron's `attention_mask`, for kernels that want it dense.
+    /// `[seq_len, seq_len]`, row-major. Megatron's `attention_mask`, for kernels that want it
+    /// dense.
     ///
     /// # Panics
     /// If there is no such row.

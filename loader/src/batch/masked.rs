@@ -129,8 +129,9 @@ impl Masker {
         })
     }
 
-    /// Chooses among the tokens of a sample that was to have `target_len` of them, and tells `visit`
-    /// of each token as it is chosen, so that what it draws stands where the original draws it.
+    /// Chooses among the tokens of a sample that was to have `target_len` of them, and tells
+    /// `visit` of each token as it is chosen, so that what it draws stands where the original draws
+    /// it.
     ///
     /// # Errors
     /// The first id that the vocabulary has not.

@@ -1,10 +1,10 @@
 //! Samples to rows, each equal to what the original program makes of the same sample.
 //!
-//! Every kind is a function of its settings, the bytes of one sample, and that sample's number, which
-//! with the seed decides all that is random: [`GptAssemble`] the GPT of Megatron, `masked` the choice
-//! of what is hidden that [`BertAssemble`] and [`T5Assemble`] share, [`EncDecAssemble`] the encoder
-//! and decoder of CPM-2. They write into batches that are used again, and after the first allocate
-//! nothing.
+//! Every kind is a function of its settings, the bytes of one sample, and that sample's number,
+//! which with the seed decides all that is random: [`GptAssemble`] the GPT of Megatron, `masked`
+//! the choice of what is hidden that [`BertAssemble`] and [`T5Assemble`] share, [`EncDecAssemble`]
+//! the encoder and decoder of CPM-2. They write into batches that are used again, and after the
+//! first allocate nothing.
 
 mod bert;
 mod bounds;

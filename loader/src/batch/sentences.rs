@@ -43,7 +43,7 @@ impl MaskedPart {
 impl Sentences<'_> {
     /// The random numbers of this sample, and of no other.
     pub(super) fn rng(&self, seed: u32) -> RandomState {
-        RandomState::new((u64::from(seed).wrapping_add(self.sample)) as u32) // modulo 2^32, as numpy
+        RandomState::new(u64::from(seed).wrapping_add(self.sample) as u32) // modulo 2^32
     }
 
     /// An error about this sample.

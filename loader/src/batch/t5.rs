@@ -20,8 +20,8 @@ pub struct T5Batch {
     pub encoder_tokens: Vec<i64>,
     /// BOS, then each sentinel and what it stands for. 0 where it is padding.
     pub decoder_tokens: Vec<i64>,
-    /// What follows each token of the decoder, EOS at last. Padding is -1, or 0 if -1 is the padding
-    /// id.
+    /// What follows each token of the decoder, EOS at last. Padding is -1, or 0 if -1 is the
+    /// padding id.
     pub labels: Vec<i64>,
     /// 1 where a label counts in the loss, 0 in the padding.
     pub loss_mask: Vec<f32>,
@@ -33,7 +33,8 @@ pub struct T5Batch {
     pub truncated: Vec<bool>,
 }
 
-/// The settings of Megatron's `T5MaskedWordPieceDatasetConfig` that decide what is made of a sample.
+/// The settings of Megatron's `T5MaskedWordPieceDatasetConfig` that decide what is made of a
+/// sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
     /// Tokens a row of the encoder.
@@ -92,8 +93,8 @@ impl T5Assemble {
     /// Sets one row from its sentences.
     ///
     /// # Errors
-    /// [`Error::Sample`] if more runs are hidden than there are sentinels, if a row is too short for
-    /// its tokens, or for an id that the vocabulary has not.
+    /// [`Error::Sample`] if more runs are hidden than there are sentinels, if a row is too short
+    /// for its tokens, or for an id that the vocabulary has not.
     ///
     /// # Panics
     /// If the batch has no such row.

@@ -11,8 +11,8 @@
 //! | 64 | u64 x n | CRC-64/NVME of each 16 KiB |
 //! | | | the bytes of the block |
 //!
-//! Little-endian throughout. A sample is some KiB at a random place: sums of 16 KiB let it be checked
-//! without reading the block.
+//! Little-endian throughout. A sample is some KiB at a random place: sums of 16 KiB let it be
+//! checked without reading the block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -140,9 +140,9 @@ impl Nodes {
 struct Places {
     taken: Vec<u64>,
     bases: Vec<u64>,
-    /// How many children the last node had, and the word of bases where the search for such nodes
-    /// begins. It moves on when nothing fits there.
-    width: usize,
+    /// How many children the last node had, in powers of two, and the word of bases where the
+    /// search for such nodes begins. It moves on when nothing fits there.
+    width: u32,
     cursor: usize,
     /// The units in use end here.
     units: usize,
@@ -151,7 +151,9 @@ struct Places {
 impl Places {
     /// Takes the units of children with these labels, which ascend.
     fn take(&mut self, labels: impl Iterator<Item = u16> + Clone) -> Option<Base> {
-        let width = labels.clone().count();
+        // From the begin for each power of two: for every width of its own the search took two
+        // thirds of the time to open jieba's dictionary, and saved a sixth of the units.
+        let width = labels.clone().count().ilog2();
         if width != self.width {
             (self.width, self.cursor) = (width, 0);
         }

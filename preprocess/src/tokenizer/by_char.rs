@@ -18,8 +18,8 @@ const COUNT: usize = 0x7000;
 /// Ids are below 2^21, and 0 is for none.
 const ID_BITS: u32 = 21;
 
-/// Pairs of tokens whose answer is known: 128 KiB.
-const PAIRS: usize = 1 << 14;
+/// Pairs of tokens whose answer is known: 512 KiB.
+const PAIRS: usize = 1 << 16;
 
 /// None that is further back than a short piece is looked at again, and each has a byte.
 const GROUPS: usize = 4 * SHORT_BYTES_MAX;
@@ -79,6 +79,10 @@ impl ByChar {
         ids: &mut Vec<u32>,
     ) -> bool {
         let ids_start = ids.len();
+        if self.push_units(merger, piece, (scratch, memory), ids) {
+            return true;
+        }
+        ids.truncate(ids_start);
         memory.groups.clear();
         let mut at = 0;
         while at < piece.len() {
@@ -106,6 +110,50 @@ impl ByChar {
         true
     }
 
+    /// Appends the ids of all characters, as is right for most texts. False: two of them may not
+    /// stand side by side, or one is not of the table.
+    fn push_units(
+        &self,
+        merger: &Merger,
+        piece: &[u8],
+        (scratch, memory): (&mut Scratch, &mut Memory),
+        ids: &mut Vec<u32>,
+    ) -> bool {
+        let (chars, rest) = piece.as_chunks::<3>();
+        if !rest.is_empty() {
+            return false;
+        }
+        let mut len = ids.len();
+        ids.resize(len + piece.len(), 0);
+        let mut last = None;
+        for (char, i) in chars.iter().zip(0..) {
+            let Some(unit) = self.unit(*char) else { return false };
+            // Three are written for each, and as many kept as it has, without a branch.
+            let three = [unit, unit >> ID_BITS, unit >> (2 * ID_BITS)].map(id_of_unit);
+            let count =
+                1 + usize::from(unit >> ID_BITS != 0) + usize::from(unit >> (2 * ID_BITS) != 0);
+            if let Some(last) = last
+                && !self.may_part(merger, (piece, 3 * i), [last, three[0]], (scratch, memory))
+            {
+                return false;
+            }
+            ids[len..][..3].copy_from_slice(&three);
+            len += count;
+            last = Some(three[count - 1]);
+        }
+        ids.truncate(len);
+        true
+    }
+
+    /// The ids of a character of the table, one more than each.
+    #[inline]
+    fn unit(&self, [lead, second, third]: [u8; 3]) -> Option<u64> {
+        let code = (u32::from(lead & 0xf) << 12)
+            | (u32::from(second & 0x3f) << 6)
+            | u32::from(third & 0x3f);
+        matches!(lead, 0xe3..=0xe9).then(|| self.units[(code - FIRST) as usize])
+    }
+
     /// Appends the ids of the character at `at`. Where it ends.
     #[inline]
     fn push_unit(
@@ -116,13 +164,9 @@ impl ByChar {
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) -> usize {
-        if let [lead @ 0xe3..=0xe9, second, third, ..] = piece[at..] {
-            let code = (u32::from(lead & 0xf) << 12)
-                | (u32::from(second & 0x3f) << 6)
-                | u32::from(third & 0x3f);
-            let mut unit = self.units[(code - FIRST) as usize];
+        if let Some(mut unit) = piece[at..].first_chunk().and_then(|char| self.unit(*char)) {
             while unit != 0 {
-                ids.push((unit & ((1 << ID_BITS) - 1)) as u32 - 1);
+                ids.push(id_of_unit(unit));
                 unit >>= ID_BITS;
             }
             return at + 3;
@@ -148,14 +192,31 @@ impl ByChar {
         if known >> 1 == key {
             return known & 1 != 0;
         }
+        self.learn(merger, (piece, at), [left, right], (scratch, memory)).is_some_and(|answer| {
+            memory.pairs[slot as usize % PAIRS] = (key << 1) | u64::from(answer);
+            answer
+        })
+    }
+
+    /// What merging says; nothing, of a token of unknown length.
+    #[cold]
+    fn learn(
+        &self,
+        merger: &Merger,
+        (piece, at): (&[u8], usize),
+        [left, right]: [u32; 2],
+        (scratch, memory): (&mut Scratch, &mut Memory),
+    ) -> Option<bool> {
         let len = |id: u32| usize::from(self.lens[id as usize]);
-        let (Some(start), end) = (at.checked_sub(len(left)), at + len(right)) else {
-            return false;
-        };
+        let (start, end) = (at.checked_sub(len(left))?, at + len(right));
         memory.pair_ids.clear();
         merger.merge(&piece[start..end], scratch, &mut memory.pair_ids);
-        let answer = memory.pair_ids == [left, right];
-        memory.pairs[slot as usize % PAIRS] = (key << 1) | u64::from(answer);
-        answer
+        Some(memory.pair_ids == [left, right])
     }
+}
+
+/// The first id of a unit that has one.
+#[inline]
+fn id_of_unit(unit: u64) -> u32 {
+    ((unit & ((1 << ID_BITS) - 1)) as u32).wrapping_sub(1) // fits: masked
 }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use memchr::{memchr, memchr2};
+use wide::u8x16;
 
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,12 +275,8 @@ impl Scanner<'_> {
                     self.at += 1;
                     self.escape()?;
                 }
-                Some(_) => {
-                    let rest = &self.bytes[self.at..];
-                    let len = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
-                    self.no_controls(self.at, self.at + len)?;
-                    self.at += len;
-                }
+                Some(0..0x20) => return Err(self.bare_control()),
+                Some(_) => self.at = plain_end(self.bytes, self.at),
                 None => return Err(self.unexpected("'\"', which closes the string")),
             }
         }
@@ -307,15 +303,9 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    fn no_controls(&self, start: usize, end: usize) -> Result<(), Fault> {
-        let bytes = &self.bytes[start..end];
-        // Looked for in all bytes at once, which is quick, and only then one by one.
-        if bytes.iter().fold(false, |any, &byte| any | (byte < 0x20)) {
-            let at = bytes.iter().position(|&byte| byte < 0x20).unwrap_or(0);
-            let got = format!("the control character {:#04x} bare in a string", bytes[at]);
-            return Err(fault(start + at, got, "an escape, such as \\n or \\u0000"));
-        }
-        Ok(())
+    fn bare_control(&self) -> Fault {
+        let got = format!("the control character {:#04x} bare in a string", self.bytes[self.at]);
+        fault(self.at, got, "an escape, such as \\n or \\u0000")
     }
 
     fn expect(&mut self, byte: u8, due: &str) -> Result<(), Fault> {
@@ -392,9 +382,9 @@ fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
     let mut at = span.start;
     while at < span.end {
         if bytes[at] != b'\\' {
-            let len = memchr(b'\\', &bytes[at..]).unwrap_or(span.end - at);
-            text.push_str(&line[at..at + len]);
-            at += len;
+            let end = plain_end(bytes, at);
+            text.push_str(&line[at..end]);
+            at = end;
             continue;
         }
         let (char, len) = match bytes[at + 1] {
@@ -415,6 +405,24 @@ fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
         at += len;
     }
     Ok(())
+}
+
+/// Where the part of a string that stands for itself ends: at a quote, a backslash or a control, of
+/// which there is one every few words, too soon for a search that is called.
+#[inline]
+fn plain_end(bytes: &[u8], mut at: usize) -> usize {
+    while let Some(block) = bytes[at..].first_chunk() {
+        let block = u8x16::new(*block);
+        let control = block.min(u8x16::splat(0x1f)).simd_eq(block);
+        let is = |byte| block.simd_eq(u8x16::splat(byte));
+        let ends = (is(b'"') | is(b'\\') | control).to_bitmask();
+        if ends != 0 {
+            return at + ends.trailing_zeros() as usize;
+        }
+        at += 16;
+    }
+    let is_plain = |byte: &&u8| !matches!(byte, b'"' | b'\\' | 0..0x20);
+    at + bytes[at..].iter().take_while(is_plain).count()
 }
 
 /// The character of one `\u` escape, or of two that are a surrogate pair, and how long that was.

@@ -229,7 +229,11 @@ impl PosixUpload {
     fn copy(&mut self, object: &dyn Object, range: &Range<u64>, crc64: Option<u64>) -> Result<()> {
         let len = range.end.saturating_sub(range.start);
         let (crc64_b, from) = match (crc64, object.file()) {
-            (Some(crc64), Some(from)) if len > SMALL_BYTES_MAX as u64 => (crc64, from),
+            (Some(crc64), Some(from))
+                if len > SMALL_BYTES_MAX as u64 && copy::may_share(self.place.disk.profile()) =>
+            {
+                (crc64, from)
+            }
             _ => return copy::read_and_write(self, object, range, crc64),
         };
         self.len_bytes_max = self.len_bytes_max.max(self.len_bytes + len);

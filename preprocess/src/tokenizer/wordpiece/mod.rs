@@ -13,6 +13,7 @@ use storage::Crc64;
 
 use super::cache::{Cache, KEY_BYTES_MAX, Key};
 use super::lexicon::{INNER, Lexicon};
+use super::python::repr_list;
 use super::{Encode, Tokenizer};
 use crate::{Error, Result};
 use characters::{Characters, Traits};
@@ -261,16 +262,23 @@ impl Tokenizer for WordPiece {
         format!("{:016x}", sum.value())
     }
 
-    /// As for the built-in tokenizers of Megatron core, under the name of its legacy flag.
+    /// As Megatron core 0.16 writes it for its two names of BERT's tokenizer; to the one that keeps
+    /// capitals it adds a hundred tokens.
     fn identifiers(&self) -> serde_json::Value {
-        let kind = match self.case {
-            WordPieceCase::Lower => "BertWordPieceLowerCase",
-            WordPieceCase::Kept => "BertWordPieceCase",
+        let (kind, added) = match self.case {
+            WordPieceCase::Lower => ("BertWordPieceLowerCase", 0),
+            WordPieceCase::Kept => ("BertWordPieceCase", 100),
         };
+        let added: Vec<String> = (0..added).map(|id| format!("<extra_id_{id}>")).collect();
         json!({
             "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
             "tokenizer_path": kind,
+            "additional_special_tokens": repr_list(&added),
             "vocab_file": self.vocab_file,
+            "merges_file": "None",
+            "use_fast": "True",
+            "trust_remote_code": "False",
+            "include_special_tokens": "True",
         })
     }
 }

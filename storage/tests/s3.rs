@@ -275,3 +275,42 @@ fn a_wrong_byte_is_found_by_its_sum() {
     let wrong = entry.verify(&*store, &Key::root());
     assert!(matches!(wrong, Err(Error::Corrupt { .. })), "{wrong:?}");
 }
+
+/// All that is logged in this process.
+#[derive(Debug)]
+struct Heard(std::sync::Mutex<String>);
+
+impl log::Log for Heard {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let line = format!("{} {}\n", record.target(), record.args());
+        self.0.lock().unwrap().push_str(&line);
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn nothing_that_is_said_holds_a_secret() {
+    static HEARD: Heard = Heard(std::sync::Mutex::new(String::new()));
+    log::set_logger(&HEARD).unwrap();
+    log::set_max_level(log::LevelFilter::Trace);
+    let server = S3Server::start().unwrap();
+    let store = open_url(&(server.url("secret") + "&tries=2")).unwrap();
+    let mut said = format!("{store:?} {:?}", store.metrics());
+    write_all(&*store, &key("a"), &[1]).unwrap();
+    let object = store.open(&key("a")).unwrap();
+    let upload = store.create(&key("b"), 0).unwrap();
+    said += &format!("{object:?} {upload:?} {}", store.profile());
+    server.inject(Rule::every(1, Fault::Denied));
+    said += &store.open(&key("a")).unwrap_err().to_string();
+    server.heal();
+    server.inject(Rule::every(1, Fault::Truncate).of("GET"));
+    said += &format!("{:?}", read_all(&*store, &key("a")).unwrap_err());
+    said += &HEARD.0.lock().unwrap();
+    assert!(said.contains("s3://test: at http://127.0.0.1"), "the log was not heard");
+    assert!(!said.contains(server.secret()), "a secret was said");
+}

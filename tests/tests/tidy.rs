@@ -77,6 +77,13 @@ fn unsafe_stands_in_named_files() {
 }
 
 #[test]
+fn async_stands_where_s3_does() {
+    assert_none(&async_elsewhere(&sources(&["rs"])));
+    let canary = ("loader/src/plan.rs".to_owned(), "    async fn go() {}\n".to_owned());
+    assert_caught(&async_elsewhere(&[canary]));
+}
+
+#[test]
 fn lines_and_files_are_short() {
     assert_none(&sizes(&sources(&["rs"])));
     assert_caught(&sizes(&[("a.rs".into(), "x".repeat(101))]));
@@ -172,6 +179,23 @@ fn unsafe_elsewhere(rust: &[Source]) -> Vec<String> {
             let code = line.split("//").next().unwrap_or("");
             if code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
                 broken.push(format!("{path}:{}: unsafe", number + 1));
+            }
+        }
+    }
+    broken
+}
+
+fn async_elsewhere(rust: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in rust {
+        if path.starts_with("storage/src/s3/") || path == "tests/tests/tidy.rs" {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            let words = ["async fn ", "async {", "async move", ".await"];
+            if words.iter().any(|word| code.contains(word)) {
+                broken.push(format!("{path}:{}: async", number + 1));
             }
         }
     }

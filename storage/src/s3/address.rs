@@ -217,4 +217,9 @@ mod tests {
             assert!(Address::parse(bad).is_err(), "{bad:?} was accepted");
         }
     }
+    #[test]
+    fn a_secret_that_stands_in_a_url_by_mistake_is_not_repeated() {
+        let error = Address::parse("s3://b?endpoint=https://key:secret@host").unwrap_err();
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
 }

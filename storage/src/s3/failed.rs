@@ -96,8 +96,13 @@ impl Failed {
             SdkError::ResponseError(response) => {
                 let status = response.raw().status().as_u16();
                 let id = response.raw().headers().get("x-amz-request-id");
-                // A body that is no XML, such as the page of a proxy.
-                Self::of_answer(status, "", "the answer is not that of an S3 server", id)
+                // A body that breaks off, or is no XML, such as the page of a proxy.
+                let said = "the answer is not that of an S3 server";
+                let mut failed = Self::of_answer(status, "", said, id);
+                if failed.cause == Cause::Other {
+                    failed.cause = Cause::Truncated;
+                }
+                failed
             }
             SdkError::DispatchFailure(dispatch) => {
                 let mut failed = Self::of_network(&error);

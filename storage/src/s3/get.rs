@@ -47,7 +47,7 @@ pub(super) async fn fill(
     buf: &mut [u8],
     due: Option<Instant>,
 ) -> (u64, Result<()>) {
-    let (len, started) = (buf.len(), Instant::now());
+    let len = buf.len();
     let filled = Mutex::new(Filled { buf, done: 0 });
     let get = Get { live, object, offset, len, filled, moved: AtomicU64::new(0) };
     let mut tries = Tries::new();
@@ -66,7 +66,6 @@ pub(super) async fn fill(
     count(&live.metrics.moved_bytes, moved);
     if outcome.is_ok() {
         live.limiter.good();
-        live.pace.took(len, started.elapsed());
         count(&live.metrics.delivered_bytes, len as u64);
     }
     (moved, outcome)
@@ -82,19 +81,31 @@ struct Get<'a> {
 }
 
 impl Get<'_> {
-    /// One try: a request, and a second one if the first is late.
+    /// One try, when it is allowed. Of a first one, the time it took counts.
     async fn once(&self, made: u32, due: Option<Instant>) -> Tried<()> {
+        let _permit = self.live.limiter.enter().await;
+        let started = Instant::now();
+        let came = self.hedged(made, due).await;
+        if came.is_ok() && made == 0 {
+            self.live.pace.took(self.len, started.elapsed());
+        }
+        came
+    }
+
+    /// A request, and a second one if the first is late.
+    async fn hedged(&self, made: u32, due: Option<Instant>) -> Tried<()> {
         let live = self.live;
-        let _permit = live.limiter.enter().await;
+        // What is in trouble by itself is made again soon enough: only first tries are hedged.
         let slack = due.map(|due| due.saturating_duration_since(Instant::now()));
         let late = live.pace.late_after(self.len, slack).filter(|_| live.options.hedge);
-        let Some(late) = late else { return self.request(&live.clients.usual).await };
+        let Some(late) = late.filter(|_| made == 0) else {
+            return self.request(&live.clients.usual).await;
+        };
         let hedged = AtomicBool::new(false);
         let first = self.request(&live.clients.usual);
         let second = async {
             tokio::time::sleep(late).await;
-            // What is in trouble by itself is made again soon enough.
-            if made > 0 || !live.pace.may_hedge() {
+            if !live.pace.may_hedge() {
                 std::future::pending::<()>().await;
             }
             hedged.store(true, Ordering::Relaxed);

@@ -8,7 +8,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use loader::{BatchSource, NodeError, NodeOptions, NodeReader, Open, RawBatch, Result};
+use loader::{
+    Assemble, BatchSource, NodeBatches, NodeError, NodeOptions, NodeReader, Open, Order, PieceRef,
+    RawBatch, Result, Sample, Source,
+};
 
 /// A small generator with a seed, so that a failing run can be made again.
 struct Random(u64);
@@ -420,4 +423,68 @@ fn a_stuck_read_holds_up_nobody() {
     assert!(text.contains("it waits for its own reads"), "{text}");
     drop(reader);
     drop(hold);
+}
+
+/// An order whose samples are one piece each, of which all but the length is made up.
+#[derive(Debug)]
+struct Lengths {
+    wrong: u64,
+}
+
+impl Order for Lengths {
+    fn sources(&self) -> &[Source] {
+        &[]
+    }
+
+    fn sample_count(&self) -> u64 {
+        SAMPLES
+    }
+
+    fn pieces(&self, number: u64, into: &mut Vec<PieceRef>) -> Result<()> {
+        let mut bytes = Vec::new();
+        sample(number, &mut bytes);
+        let len_bytes = bytes.len() as u64 + u64::from(number == self.wrong);
+        into.push(PieceRef { file: 0, offset_bytes: number, len_bytes });
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        "lengths".to_owned()
+    }
+}
+
+/// Batches of hashes.
+#[derive(Debug)]
+struct Hashes;
+
+impl Assemble for Hashes {
+    type Batch = Vec<String>;
+
+    fn begin(&mut self, batch: &mut Vec<String>, _first_sample: u64, _rows: usize) {
+        batch.clear();
+    }
+
+    fn set_row(&mut self, batch: &mut Vec<String>, row: usize, sample: &Sample<'_>) -> Result<()> {
+        assert_eq!((batch.len(), sample.pieces.len()), (row, 1));
+        batch.push(format!(" {}:{:x}", sample.number, hash(sample.bytes)));
+        Ok(())
+    }
+}
+
+#[test]
+fn batches_are_made_of_what_the_node_reads() {
+    let start = |of: &str, wrong| {
+        let reader = NodeReader::join(options(&job(of), 0, &[0]), open(1, u64::MAX)).unwrap();
+        NodeBatches::new(reader, Arc::new(Lengths { wrong }), Hashes)
+    };
+    let mut batches = start("assemble", u64::MAX);
+    let mut got = Vec::new();
+    while let Some(batch) = batches.next_batch().unwrap() {
+        got.push(format!("{}{}", batches.samples_consumed(), batch.concat()));
+        batches.recycle(batch);
+    }
+    assert_eq!(got, due(0));
+    // A rank whose index differs is told which sample.
+    let text = start("differs", NODE_FIRST * MICRO_BATCH).next_batch().unwrap_err().to_string();
+    assert!(text.contains("sample 6 of lengths"), "{text}");
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::buf::ALIGN_BYTES;
 use crate::reader::ReaderOptions;
 use crate::watch::Seats;
 use crate::{Buffer, Came, Error, Object, Reader, ReaderCounters, Result, Want};
@@ -261,7 +262,9 @@ impl<C: Carrier> Reader for Flying<C> {
     fn submit(&mut self, want: Want) {
         assert!(self.flying < self.depth, "no more than depth_max() in flight");
         let Want { object, offset, len, buf, tag, due } = want;
-        assert!(len <= buf.len(), "the buffer has room for the read");
+        let blocks = (offset % ALIGN_BYTES as u64) as usize + len; // fits: less than ALIGN_BYTES
+        let room = len == 0 || blocks.next_multiple_of(ALIGN_BYTES) <= buf.len();
+        assert!(room, "the buffer has room for the blocks of the read");
         let index = self.free.pop().expect("a slot for each of depth and orphans");
         let got = object.len_bytes().saturating_sub(offset);
         let slot = &mut self.slots[index as usize];

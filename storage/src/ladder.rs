@@ -151,6 +151,10 @@ impl Carrier for Ladder {
         loop {
             let in_ring = self.ring.as_ref().map_or(0, Uring::flying);
             let now = Instant::now();
+            if in_ring == 0 && self.in_threads == 0 {
+                // All that is in flight waits to be made again.
+                return thread::sleep(until.saturating_duration_since(now));
+            }
             let turn =
                 if in_ring > 0 && self.in_threads > 0 { until.min(now + TURN) } else { until };
             if in_ring > 0

@@ -10,7 +10,11 @@
 //! the contract, [`Manifest`] is the commit record. `posix` and `upload` keep the contract on file
 //! systems, by the operations of `disk`, of which `os` has the real ones. There, `engine` carries
 //! batches of `piece`s by `ring` or by `pread`, with `buf`, `behind` and `map` beside it; `profile`
-//! chooses. `s3` keeps the contract on object stores. `sim` is a disk that fails and loses power, `conformance` what every store must pass.
+//! chooses. `s3` keeps the contract on object stores. `sim` is a disk that fails and loses power,
+//! `conformance` what every store must pass.
+//!
+//! A [`Reader`] keeps a window of reads open instead of waiting for batches; [`Watch`] names those
+//! that hang, and a [`Stage`] those steps of a start that do.
 
 #![deny(unsafe_code)]
 

@@ -182,7 +182,7 @@ mod tests {
 
     const TABLE: &str = "\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
-40 22 0:35 / /ceph rw,relatime shared:9 master:2 - ceph 10.0.0.1:6789:/ rw,name=a,secret=<hidden>,rasize=8388608,recover_session=clean
+40 22 0:35 / /ceph rw shared:9 master:2 - ceph 10.0.0.1:/ rw,rasize=8388608,recover_session=clean
 41 22 0:36 / /a\\040b rw - fuse.ceph-fuse ceph-fuse rw,user_id=0,max_read=131072
 42 22 2840:1053 / /lustre rw - lustre 10.0.0.2@tcp:/scratch rw,flock,lazystatfs
 43 22 0:50 / /short rw - nfs4

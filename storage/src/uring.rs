@@ -327,7 +327,10 @@ fn sweep_graves() {
 /// A ring for this thread: the fastest that this kernel has.
 fn build(slots_max: usize) -> io::Result<IoUring> {
     let entries = slots_max.next_power_of_two() as u32; // fits: DEPTH_MAX and orphans
-    let refused = |made: &io::Result<IoUring>| matches!(made, Err(e) if e.raw_os_error() == Some(libc::EINVAL));
+    let refused = |made: &io::Result<IoUring>| {
+        let error = made.as_ref().err();
+        error.is_some_and(|e| e.raw_os_error() == Some(libc::EINVAL))
+    };
     let mut builder = IoUring::builder();
     let made =
         builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all().build(entries);

@@ -200,7 +200,8 @@ impl Table {
         let now = clock(Instant::now());
         for (i, seat) in self.seats.iter().enumerate() {
             let Some(age) = seat.age(now) else { continue };
-            let due = self.warn_after.iter().filter(|after| age >= **after).count() as u8; // fits: 3
+            let due = self.warn_after.iter().filter(|after| age >= **after).count();
+            let due = due as u8; // fits: 3 at most
             if due > seat.warned.load(Ordering::Relaxed)
                 && let Some(pending) = self.pending(i, age)
             {

@@ -1,18 +1,30 @@
 //! Tokens to batches: a reader that knows the future order.
 //!
 //! Which tokens a training step needs is a pure function of (index, samples consumed), so nothing
-//! need wait for a request that could have been made earlier. [`plan`] works out, for any batch,
-//! the extents of the `.bin` that hold it; `prefetch` reads a bounded window of them ahead on a
-//! thread of its own and hands them over in order; [`Batch`] is what a step consumes. The whole
-//! state is one number, the samples consumed: a loader started there gives the same batches as one
-//! that came by there.
+//! need wait for a request that could have been made earlier. A [`Loader`] reads minutes ahead of
+//! its consumer, many requests at a time, and hands batches over in order. The whole state is one
+//! number, the samples consumed: a loader started there gives the same batches as one that came by
+//! there.
+//!
+//! In reading order: an [`Order`] says which bytes a sample is made of, [`Ranks`] which samples are
+//! whose; [`plan`] makes requests of them, both pure. `planner` plans as far ahead as the `window`
+//! reaches, one `worker` for each store keeps as many requests in flight as its `depth` says,
+//! `batcher` has an [`Assemble`] make batches of the samples, of the kinds in [`batch`]. `shared` says how they pass each
+//! other what; [`Metrics`] what they did.
 
 #![forbid(unsafe_code)]
 
 mod assemble;
 pub mod batch;
+mod batcher;
 pub mod cache;
+mod depth;
 mod error;
+mod files;
+mod gpt;
+mod histogram;
+mod loader;
+mod metrics;
 mod near;
 mod node;
 mod order;
@@ -20,11 +32,19 @@ mod order_encdec;
 mod order_file;
 mod order_masked;
 pub mod plan;
-mod prefetch;
+mod planner;
+mod queue;
+mod ranks;
+mod shared;
+mod window;
+mod worker;
 
 pub use assemble::{Assemble, Sample};
 pub use batch::Batch;
 pub use error::{Error, Result};
+pub use gpt::{GptBatches, Options};
+pub use loader::{Loader, LoaderOptions};
+pub use metrics::Metrics;
 pub use near::Near;
 pub use node::{
     BatchSource, NodeBatches, NodeError, NodeOptions, NodeReader, Open, RawAssemble, RawBatch,
@@ -34,4 +54,4 @@ pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
 pub use order_encdec::EncDecOrder;
 pub use order_file::{BlockOrder, FileOrder};
 pub use order_masked::MaskedOrder;
-pub use prefetch::{GptBatches, Options};
+pub use ranks::Ranks;

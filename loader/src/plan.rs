@@ -1,136 +1,496 @@
-//! The future order as extents of the `.bin`: pure, no clock and no IO.
+//! The future order as requests: pure, no clock and no reading.
 //!
-//! A sample is cut from one or more documents, each somewhere else in the file. The pieces of all
-//! samples that are fetched together are sorted by their place and merged where they touch or
-//! nearly do, so that the device sees few, ascending requests; each piece then remembers which
-//! extent it is in, and the tokens come back in sample order whatever order they were read in.
+//! A sample is cut from one or more documents, each somewhere else in some file. The pieces of all
+//! samples of a [`Round`] are sorted by their place and merged where they touch or nearly do, so
+//! that a device sees few, ascending requests; each then knows where which of its bytes go. A round
+//! has one [`Lot`] for each store, so that stores do not wait for each other.
 
-use indexed::{GptIndex, IndexedDataset, Part};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
-use crate::{Error, Result};
+use storage::Object;
+
+use crate::near::Near;
+use crate::{Error, Order, Origin, PieceRef, Result, Sample};
 
 /// A run of bytes to be read in one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte in the `.bin`.
+    /// The file, as a place in [`Order::sources`].
+    pub file: u32,
+    /// First byte.
     pub offset_bytes: u64,
     /// How many.
     pub len_bytes: u64,
-    /// Where the bytes go in the buffer that holds all extents of the plan, back to back.
-    pub place_bytes: u64,
+    /// Which of [`Lot::copies`] it feeds.
+    pub copies: Range<usize>,
 }
 
-/// One part of one sample: where its tokens lie in the buffer of the plan.
+/// Bytes of an extent that belong to a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// First byte in the `.bin`.
-    offset_bytes: u64,
+pub struct Copy {
+    /// First byte, counted from the start of the extent.
+    pub from: usize,
     /// How many.
-    pub len_bytes: u64,
-    /// First byte in the buffer of the plan.
-    pub place_bytes: u64,
+    pub len: usize,
+    /// First byte in [`Lot::bytes`].
+    pub to: usize,
 }
 
-/// What to read for a run of consecutive samples, and where each sample is in what was read.
+/// What one store has to bring for a round.
 #[derive(Debug, Default)]
-pub struct Plan {
-    /// Ascending and disjoint.
+pub struct Lot {
+    /// Ascending by file and place, disjoint.
     pub extents: Vec<Extent>,
-    /// The pieces of all samples, sample after sample, in token order.
-    pub pieces: Vec<Piece>,
-    /// Where each sample's pieces end in `pieces`.
-    ends: Vec<usize>,
-    order: Vec<usize>,
-    parts: Vec<Part>,
+    /// Of all extents.
+    pub copies: Vec<Copy>,
+    /// The bytes of the samples, piece after piece in sample order. Longer if it was once.
+    pub bytes: Vec<u8>,
+    pub(crate) round: u64,
+    pub(crate) store: usize,
+    /// Bytes that are of this round.
+    used: usize,
+    /// Extents that have been handed to the store.
+    pub(crate) begun: usize,
+    /// Extents that have not come.
+    pub(crate) left: usize,
+    pub(crate) due: Option<Instant>,
+    /// The files of the extents, ascending.
+    pub(crate) objects: Vec<(u32, Arc<dyn Object>)>,
+    /// The first error, and all extents that have not come because of one.
+    pub(crate) failure: Option<storage::Error>,
+    pub(crate) failed: Vec<usize>,
 }
 
-/// Reading 4 KiB that nobody asked for costs less than one more request on every device that we
-/// know; the page cache moves them in any case.
-const GAP_BYTES_MAX: u64 = 4096;
+/// Where a sample of a round is.
+#[derive(Clone, Debug)]
+struct Place {
+    number: u64,
+    origin: Origin,
+    pieces: Range<usize>,
+    len: usize,
+    /// The lot that has all of it, and where, unless several have a share of it.
+    whole: Option<(usize, usize)>,
+}
 
-/// An extent stops growing at 1 MiB: more does not make a device faster, and would leave the
-/// requests behind it waiting.
-const EXTENT_BYTES_MAX: u64 = 1 << 20;
+/// Consecutive batches whose requests are made together.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// One for each store, and one for samples that were near. `None` while a worker has it.
+    pub lots: Vec<Option<Box<Lot>>>,
+    pub(crate) number: u64,
+    samples: Vec<Place>,
+    pieces: Vec<PieceRef>,
+    /// For each piece, its lot and where it begins there.
+    places: Vec<(usize, usize)>,
+    /// The first sample of each batch, and where it ends in `samples`.
+    batches: Vec<(u64, usize)>,
+    chunks: Vec<Chunk>,
+    /// Why it could not be planned.
+    pub(crate) failure: Option<Error>,
+}
 
-impl Plan {
-    /// Plans samples `[first, first + count)` of the shuffled order, reusing the vectors.
-    /// `tokens_max` is the most that a sample may have.
+/// The largest round so far: what is reserved for the next, so that nothing is allocated later.
+#[derive(Debug, Default)]
+pub(crate) struct Sizes {
+    samples: usize,
+    pieces: usize,
+    batches: usize,
+    chunks: usize,
+    /// Extents, copies and bytes of each lot.
+    lots: Vec<[usize; 3]>,
+}
+
+/// What a store likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes that nobody asked for and that are read for the sake of one request less, at most.
+    pub gap_bytes: u64,
+    /// Longer runs are cut here.
+    pub extent_bytes_max: u64,
+}
+
+/// What a round is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook<'a> {
+    /// The order of all samples.
+    pub order: &'a dyn Order,
+    /// The store of each of its files.
+    pub store_of: &'a [usize],
+    /// What each store likes.
+    pub limits: &'a [Limits],
+    /// What is nearer.
+    pub near: Option<&'a dyn Near>,
+}
+
+impl Limits {
+    /// What is right for a store of this kind.
+    ///
+    /// Reading 16 KiB that nobody asked for costs a file system less than one more request. An
+    /// object store takes some 50 ms for the first byte, in which one connection moves 4 MiB.
+    #[must_use]
+    pub fn of(profile: &storage::Profile) -> Self {
+        match profile.file_system.as_str() {
+            "s3" => Limits { gap_bytes: 4 << 20, extent_bytes_max: 8 << 20 },
+            _ => Limits { gap_bytes: 16 << 10, extent_bytes_max: 1 << 20 },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    store: usize,
+    file: u32,
+    offset: u64,
+    len: u64,
+    to: usize,
+}
+
+impl Chunk {
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+impl Round {
+    /// Plans some batches, each a run of samples, in what memory the round has.
     ///
     /// # Errors
-    /// [`Error::SampleLength`] if the index gives a sample more tokens than that.
+    /// What the order says of a sample; [`Error::PieceOutside`].
     pub fn fill(
         &mut self,
-        dataset: &IndexedDataset,
-        index: &GptIndex,
-        samples: std::ops::Range<u64>,
-        tokens_max: u64,
+        outlook: &Outlook<'_>,
+        batches: impl Iterator<Item = Range<u64>>,
     ) -> Result<()> {
-        self.pieces.clear();
-        self.ends.clear();
-        let item_bytes = dataset.dtype().item_bytes();
-        for sample in samples {
-            self.parts.clear();
-            index.parts(dataset, sample, &mut self.parts);
-            let got = self.parts.iter().map(|part| part.token_count).sum();
-            if got > tokens_max {
-                let dataset = dataset.display();
-                return Err(Error::SampleLength { dataset, sample, got, due: tokens_max });
+        self.clear(outlook.limits.len());
+        for samples in batches {
+            let first = samples.start;
+            for sample in samples {
+                self.add(outlook, sample)?;
             }
-            self.pieces.extend(self.parts.iter().filter(|part| part.token_count > 0).map(|part| {
-                Piece {
-                    offset_bytes: dataset.sequence_offset_bytes(part.sequence)
-                        + part.token_offset * item_bytes,
-                    len_bytes: part.token_count * item_bytes,
-                    place_bytes: 0,
-                }
-            }));
-            self.ends.push(self.pieces.len());
+            self.batches.push((first, self.samples.len()));
         }
-        self.merge();
+        self.chunks.sort_unstable_by_key(|chunk| (chunk.store, chunk.file, chunk.offset));
+        let mut rest = &self.chunks[..];
+        while let Some(first) = rest.first() {
+            let (store, file) = (first.store, first.file);
+            let count = rest.partition_point(|chunk| (chunk.store, chunk.file) <= (store, file));
+            let (of_file, after) = rest.split_at(count);
+            let lot = self.lots[store].as_mut().expect("all lots are here while planning");
+            lot.cut(of_file, &outlook.limits[store]);
+            rest = after;
+        }
+        for (store, lot) in self.lots.iter_mut().flatten().enumerate() {
+            lot.complete(self.number, store);
+        }
         Ok(())
     }
 
-    /// Bytes of all extents together.
+    /// How many batches it has.
     #[must_use]
-    pub fn buffer_bytes(&self) -> u64 {
-        self.extents.last().map_or(0, |last| last.place_bytes + last.len_bytes)
+    pub fn batch_count(&self) -> usize {
+        self.batches.len()
     }
 
-    /// The pieces of the `nth` sample of the plan, in token order.
+    /// The first sample of a batch of it, and how many it has.
     #[must_use]
-    pub fn sample(&self, nth: usize) -> &[Piece] {
-        let start = if nth == 0 { 0 } else { self.ends[nth - 1] };
-        &self.pieces[start..self.ends[nth]]
+    pub fn batch(&self, nth: usize) -> (u64, usize) {
+        let (first, end) = self.batches[nth];
+        (first, end - self.batch_start(nth))
     }
 
-    fn merge(&mut self) {
-        self.extents.clear();
-        self.order.clear();
-        self.order.extend(0..self.pieces.len());
-        let pieces = &mut self.pieces;
-        self.order.sort_unstable_by_key(|&nth| (pieces[nth].offset_bytes, nth));
-        let mut place_bytes = 0;
-        for &nth in &self.order {
-            let Piece { offset_bytes, len_bytes, .. } = pieces[nth];
-            let end = offset_bytes + len_bytes;
-            match self.extents.last_mut() {
-                Some(last) if joins(last, offset_bytes, end) => {
-                    last.len_bytes = last.len_bytes.max(end - last.offset_bytes);
-                }
-                _ => self.extents.push(Extent { offset_bytes, len_bytes, place_bytes }),
+    /// Bytes of all its samples.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.len as u64).sum()
+    }
+
+    /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let a_piece = size_of::<PieceRef>() + size_of::<Chunk>() + size_of::<(usize, usize)>();
+        let known = self.samples.len() * size_of::<Place>() + self.pieces.len() * a_piece;
+        self.len_bytes() + known as u64
+    }
+
+    /// One sample, when all lots are back with their bytes. `scratch` is for samples of which
+    /// several stores have a share.
+    #[must_use]
+    pub fn sample<'a>(&'a self, batch: usize, row: usize, scratch: &'a mut Vec<u8>) -> Sample<'a> {
+        let place = &self.samples[self.batch_start(batch) + row];
+        let lot = |store: usize| self.lots[store].as_ref().expect("all lots are back");
+        let bytes = if let Some((store, start)) = place.whole {
+            &lot(store).bytes[start..start + place.len]
+        } else {
+            scratch.clear();
+            for nth in place.pieces.clone() {
+                let (store, start) = self.places[nth];
+                let len = self.pieces[nth].len_bytes as usize; // fits: it is in memory
+                scratch.extend_from_slice(&lot(store).bytes[start..start + len]);
             }
-            let last = self.extents.last().expect("pushed above if there was none");
-            pieces[nth].place_bytes = last.place_bytes + (offset_bytes - last.offset_bytes);
-            place_bytes = last.place_bytes + last.len_bytes;
+            scratch
+        };
+        let pieces = &self.pieces[place.pieces.clone()];
+        Sample { number: place.number, origin: place.origin, pieces, bytes }
+    }
+
+    /// Whether bytes of a sample have not come, and why if this is the first to ask.
+    pub(crate) fn failure(&mut self, batch: usize, row: usize) -> Option<storage::Error> {
+        let place = &self.samples[self.batch_start(batch) + row];
+        for nth in place.pieces.clone() {
+            let (store, start) = self.places[nth];
+            let end = start + self.pieces[nth].len_bytes as usize; // fits: it is in memory
+            let lot = self.lots[store].as_mut().expect("all lots are back");
+            let missing = |copy: &Copy| copy.to < end && start < copy.to + copy.len;
+            let copies = |&extent: &usize| &lot.copies[lot.extents[extent].copies.clone()];
+            if lot.failed.iter().flat_map(copies).any(missing) {
+                return lot.failure.take();
+            }
         }
+        None
+    }
+
+    /// Makes room for as much as the largest round had, and a quarter more.
+    pub(crate) fn reserve(&mut self, sizes: &Sizes) {
+        reserve(&mut self.samples, sizes.samples);
+        reserve(&mut self.pieces, sizes.pieces);
+        reserve(&mut self.places, sizes.pieces);
+        reserve(&mut self.batches, sizes.batches);
+        reserve(&mut self.chunks, sizes.chunks);
+        self.lots.resize_with(sizes.lots.len(), Option::default);
+        for (lot, &[extents, copies, bytes]) in self.lots.iter_mut().zip(&sizes.lots) {
+            let lot = lot.get_or_insert_default();
+            reserve(&mut lot.extents, extents);
+            reserve(&mut lot.copies, copies);
+            reserve(&mut lot.bytes, bytes);
+        }
+    }
+
+    /// Remembers how large it is.
+    pub(crate) fn measure(&self, sizes: &mut Sizes) {
+        sizes.samples = sizes.samples.max(self.samples.len());
+        sizes.pieces = sizes.pieces.max(self.pieces.len());
+        sizes.batches = sizes.batches.max(self.batches.len());
+        sizes.chunks = sizes.chunks.max(self.chunks.len());
+        sizes.lots.resize(self.lots.len(), [0; 3]);
+        for (most, lot) in sizes.lots.iter_mut().zip(self.lots.iter().flatten()) {
+            let lens = [lot.extents.len(), lot.copies.len(), lot.used];
+            *most = std::array::from_fn(|nth| most[nth].max(lens[nth]));
+        }
+    }
+
+    /// Whether a sample was near.
+    pub(crate) fn was_near(&self, batch: usize, row: usize) -> bool {
+        let place = &self.samples[self.batch_start(batch) + row];
+        place.whole.is_some_and(|(store, _)| store + 1 == self.lots.len())
+    }
+
+    fn batch_start(&self, nth: usize) -> usize {
+        if nth == 0 { 0 } else { self.batches[nth - 1].1 }
+    }
+
+    fn clear(&mut self, stores: usize) {
+        self.lots.resize_with(stores + 1, Option::default); // and the near one
+        for lot in &mut self.lots {
+            lot.get_or_insert_default().clear();
+        }
+        self.samples.clear();
+        self.pieces.clear();
+        self.places.clear();
+        self.batches.clear();
+        self.chunks.clear();
+    }
+
+    fn add(&mut self, outlook: &Outlook<'_>, number: u64) -> Result<()> {
+        let first = self.pieces.len();
+        outlook.order.pieces(number, &mut self.pieces)?;
+        let mut len = 0;
+        for piece in &self.pieces[first..] {
+            check(outlook, number, piece)?;
+            len += piece.len_bytes as usize; // fits: within files of this machine's memory
+        }
+        let pieces = first..self.pieces.len();
+        let origin = outlook.order.origin(number);
+        let whole = match self.find_near(outlook, number, len) {
+            Some(start) => {
+                self.places.resize(pieces.end, (outlook.limits.len(), start));
+                Some((outlook.limits.len(), start))
+            }
+            None => self.place(outlook, pieces.clone()),
+        };
+        self.samples.push(Place { number, origin, pieces, len, whole });
+        Ok(())
+    }
+
+    /// Gives each piece its place in its store's lot, and cuts it into chunks.
+    fn place(&mut self, outlook: &Outlook<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
+        let mut whole = None;
+        let mut several = false;
+        for nth in pieces {
+            let PieceRef { file, offset_bytes, len_bytes } = self.pieces[nth];
+            let store = outlook.store_of[file as usize];
+            let lot = self.lots[store].as_mut().expect("all lots are here while planning");
+            let start = lot.grow(len_bytes as usize); // fits: checked by the caller
+            self.places.push((store, start));
+            several |= whole.get_or_insert((store, start)).0 != store;
+            let chunk_max = outlook.limits[store].extent_bytes_max;
+            let mut done = 0;
+            while done < len_bytes {
+                let len = chunk_max.min(len_bytes - done);
+                let (offset, to) = (offset_bytes + done, start + done as usize);
+                self.chunks.push(Chunk { store, file, offset, len, to });
+                done += len;
+            }
+        }
+        if several { None } else { whole.or(Some((0, 0))) }
+    }
+
+    fn find_near(&mut self, outlook: &Outlook<'_>, number: u64, len: usize) -> Option<usize> {
+        let near = outlook.near?;
+        let lot = self.lots[outlook.limits.len()].as_mut().expect("all lots are here");
+        let start = lot.grow(len);
+        lot.make_room();
+        let found = near.find(number, &mut lot.bytes[start..start + len]);
+        if !found {
+            lot.used = start;
+        }
+        found.then_some(start)
     }
 }
 
-/// Whether `[offset, end)`, which begins no earlier than the extent does, is read along with it.
-/// What overlaps always is, so that no byte is read twice.
-fn joins(extent: &Extent, offset: u64, end: u64) -> bool {
-    let extent_end = extent.offset_bytes + extent.len_bytes;
-    let near =
-        offset <= extent_end + GAP_BYTES_MAX && end - extent.offset_bytes <= EXTENT_BYTES_MAX;
-    offset < extent_end || near
+impl Lot {
+    /// Copies what came of an extent to its samples.
+    ///
+    /// # Panics
+    /// If it is not as long as the extent.
+    pub fn feed(&mut self, extent: usize, came: &[u8]) {
+        let Extent { len_bytes, copies, .. } = &self.extents[extent];
+        assert_eq!(came.len() as u64, *len_bytes, "a reader gives what it was asked for");
+        for &Copy { from, len, to } in &self.copies[copies.clone()] {
+            self.bytes[to..to + len].copy_from_slice(&came[from..from + len]);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.extents.clear();
+        self.copies.clear();
+        self.objects.clear();
+        self.failed.clear();
+        (self.used, self.begun, self.left) = (0, 0, 0);
+        (self.due, self.failure) = (None, None);
+    }
+
+    /// The bytes of its samples.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used as u64
+    }
+
+    /// The file of an extent.
+    pub(crate) fn object(&self, file: u32) -> &Arc<dyn Object> {
+        let place = self.objects.partition_point(|(of, _)| *of < file);
+        &self.objects[place].1
+    }
+
+    /// Files that its extents are in, each once, ascending.
+    pub(crate) fn files(&self) -> impl Iterator<Item = u32> {
+        let mut last = None;
+        let files = self.extents.iter().map(|extent| extent.file);
+        files.filter(move |&file| last.replace(file) != Some(file))
+    }
+
+    /// Room for so many bytes more; where it begins.
+    fn grow(&mut self, len: usize) -> usize {
+        let start = self.used;
+        self.used += len;
+        start
+    }
+
+    /// What is there from before need not be cleared: every byte of a round is written.
+    fn make_room(&mut self) {
+        if self.bytes.len() < self.used {
+            self.bytes.resize(self.used, 0);
+        }
+    }
+
+    fn complete(&mut self, round: u64, store: usize) {
+        self.make_room();
+        (self.round, self.store, self.left) = (round, store, self.extents.len());
+    }
+
+    /// Makes extents of the chunks of one file, which are sorted.
+    fn cut(&mut self, chunks: &[Chunk], limits: &Limits) {
+        let mut rest = chunks;
+        while let Some(first) = rest.first() {
+            let (mut end, mut count) = (first.end(), 1);
+            while let Some(next) = rest.get(count)
+                && next.offset <= end.saturating_add(limits.gap_bytes)
+            {
+                end = end.max(next.end());
+                count += 1;
+            }
+            let (run, after) = rest.split_at(count);
+            self.cut_run(run, first.offset..end, limits.extent_bytes_max);
+            rest = after;
+        }
+    }
+
+    /// A run that is too long for one request is cut at multiples of the longest one, so that no
+    /// sector is read twice.
+    fn cut_run(&mut self, run: &[Chunk], bytes: Range<u64>, extent_bytes_max: u64) {
+        let mut first = 0;
+        let mut start = bytes.start;
+        while start < bytes.end {
+            let next_cut = (start / extent_bytes_max + 1) * extent_bytes_max;
+            let fits = bytes.end - start <= extent_bytes_max;
+            let end = if fits { bytes.end } else { next_cut };
+            while run[first].end() <= start {
+                first += 1;
+            }
+            self.add_extent(&run[first..], start..end);
+            start = end;
+        }
+    }
+
+    /// Reads what chunks there are between two places of a run, from the first of their bytes to
+    /// the last.
+    fn add_extent(&mut self, run: &[Chunk], bytes: Range<u64>) {
+        let within = |chunk: &&Chunk| chunk.offset < bytes.end;
+        let cut = |chunk: &Chunk| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
+        let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
+        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
+        let first = self.copies.len();
+        let mut end = start;
+        for chunk in wanted() {
+            let part = cut(chunk);
+            end = end.max(part.end);
+            self.copies.push(Copy {
+                from: (part.start - start) as usize,   // fits: within an extent
+                len: (part.end - part.start) as usize, // fits: as above
+                to: chunk.to + (part.start - chunk.offset) as usize, // fits: it is in memory
+            });
+        }
+        let copies = first..self.copies.len();
+        let (file, len_bytes) = (run[0].file, end - start);
+        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies });
+    }
+}
+
+fn reserve<T>(list: &mut Vec<T>, most: usize) {
+    if list.capacity() < most {
+        list.reserve_exact(most + most / 4 - list.len());
+    }
+}
+
+/// Sixteen million tokens of four bytes are far beyond any context; an index that says more is
+/// wrong, and must not size an allocation.
+const SAMPLE_BYTES_MAX: u64 = 64 << 20;
+
+fn check(outlook: &Outlook<'_>, sample: u64, piece: &PieceRef) -> Result<()> {
+    let source = outlook.order.sources().get(piece.file as usize); // fits: 64 bits
+    let file_bytes = source.map_or(0, |source| source.len_bytes);
+    let end = piece.offset_bytes.checked_add(piece.len_bytes);
+    if end.is_some_and(|end| end <= file_bytes) && piece.len_bytes <= SAMPLE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::PieceOutside { order: outlook.order.name(), sample, piece: *piece, file_bytes })
 }

@@ -1,72 +1,167 @@
-//! The plan of a fetch: every byte once, in ascending requests, near neighbours together.
+//! The plan of a round: every byte once, in ascending requests, near neighbours together.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
-use std::sync::Arc;
+use loader::plan::{Limits, Outlook, Round};
+use loader::{Error, Order, PieceRef, Source};
+use storage::{Key, sim};
 
-use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
-use loader::plan::Plan;
-use storage::Key;
+const LIMITS: Limits = Limits { gap_bytes: 100, extent_bytes_max: 1000 };
 
-fn dataset(folder: &std::path::Path, lens: &[u32]) -> Arc<IndexedDataset> {
-    let store = storage::open_url(folder.to_str().unwrap()).unwrap();
-    let key = Key::new("corpus").unwrap();
-    let mut builder = Builder::create(&store, &key, Dtype::U16).unwrap();
-    for &len in lens {
-        builder.add_sequence(&vec![7; len as usize]).unwrap();
-        builder.end_document().unwrap();
-    }
-    builder.finish().unwrap();
-    Arc::new(IndexedDataset::open(&store, &key).unwrap())
+/// Samples whose pieces are written down: (file, offset, length).
+#[derive(Debug)]
+struct Written {
+    sources: Vec<Source>,
+    samples: Vec<Vec<(u32, u64, u64)>>,
 }
 
-fn plan(dataset: &IndexedDataset, seq_len: u64, samples: u64) -> Plan {
-    let config = GptIndexConfig {
-        dataset_path: "corpus".to_owned(),
-        split: Some("100,0,0".to_owned()),
-        seq_len,
-        seed: 1,
-        num_samples: Some(samples),
-        add_extra_token: true,
-        drop_last_partial_valid: true,
-        tokenizer: serde_json::json!({}),
-    };
-    let index = GptIndex::build(dataset, Split::Train, &config).unwrap();
-    let mut plan = Plan::default();
-    plan.fill(dataset, &index, 0..samples, seq_len + 1).unwrap();
-    plan
+impl Written {
+    fn new(samples: Vec<Vec<(u32, u64, u64)>>) -> Self {
+        let store: std::sync::Arc<dyn storage::Storage> =
+            std::sync::Arc::new(sim::SimStore::new(1, sim::Faults::default()));
+        let source = |name| Source {
+            store: store.clone(),
+            key: Key::new(name).unwrap(),
+            len_bytes: FILE_BYTES as u64,
+        };
+        Written { sources: vec![source("a"), source("b"), source("c")], samples }
+    }
 }
 
-#[test]
-fn extents_ascend_and_hold_every_piece() {
-    let folder = tempfile::tempdir().unwrap();
-    let lens: Vec<u32> = (0..400).map(|i| 1 + i * 7919 % 30_000).collect();
-    let dataset = dataset(folder.path(), &lens);
-    let plan = plan(&dataset, 512, 60);
-    let mut place = 0;
-    for pair in plan.extents.windows(2) {
-        let end = pair[0].offset_bytes + pair[0].len_bytes;
-        assert!(pair[1].offset_bytes > end, "disjoint, and merged where they touch: {pair:?}");
+impl Order for Written {
+    fn sources(&self) -> &[Source] {
+        &self.sources
     }
-    for extent in &plan.extents {
-        assert_eq!(extent.place_bytes, place, "back to back in the buffer");
-        place += extent.len_bytes;
+
+    fn sample_count(&self) -> u64 {
+        self.samples.len() as u64
     }
-    assert_eq!(plan.buffer_bytes(), place);
-    for nth in 0..60 {
-        let bytes: u64 = plan.sample(nth).iter().map(|piece| piece.len_bytes).sum();
-        assert_eq!(bytes, 513 * 2, "sample {nth}");
-        for piece in plan.sample(nth) {
-            assert!(piece.place_bytes + piece.len_bytes <= plan.buffer_bytes());
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> loader::Result<()> {
+        let pieces = self.samples[sample as usize].iter();
+        into.extend(pieces.map(|&(file, offset_bytes, len_bytes)| PieceRef {
+            file,
+            offset_bytes,
+            len_bytes,
+        }));
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        "written".to_owned()
+    }
+}
+
+const FILE_BYTES: usize = 20_000;
+
+/// What is at a place of a file: no two places of all files are alike for a while.
+fn byte(file: u32, offset: u64) -> u8 {
+    (offset.wrapping_mul(31) ^ (offset >> 8) ^ (u64::from(file) * 101)) as u8
+}
+
+/// Plans all samples as one batch, and gives the requests of each store after checking what must
+/// always hold.
+fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
+    let limits = [LIMITS; 2];
+    let outlook = Outlook { order, store_of, limits: &limits, near: None };
+    let mut round = Round::default();
+    // Twice in the same memory: what was there before must not show.
+    round.fill(&outlook, std::iter::once(0..order.sample_count() / 2)).unwrap();
+    round.fill(&outlook, std::iter::once(0..order.sample_count())).unwrap();
+    let mut requests = Vec::new();
+    for (store, lot) in round.lots[..2].iter_mut().enumerate() {
+        let lot = lot.as_mut().unwrap();
+        let extents = lot.extents.clone();
+        let list = |e: &loader::plan::Extent| (e.file, e.offset_bytes, e.len_bytes);
+        requests.push(extents.iter().map(list).collect::<Vec<_>>());
+        for pair in extents.windows(2) {
+            let end = pair[0].offset_bytes + pair[0].len_bytes;
+            let ascends = pair[1].file > pair[0].file || pair[1].offset_bytes >= end;
+            assert!(ascends, "no byte is read twice: {pair:?}");
+        }
+        lot.bytes.fill(0xee);
+        for (nth, extent) in extents.iter().enumerate() {
+            assert!(extent.len_bytes <= LIMITS.extent_bytes_max, "{extent:?}");
+            assert_eq!(store_of[extent.file as usize], store);
+            let came = extent.offset_bytes..extent.offset_bytes + extent.len_bytes;
+            let came: Vec<u8> = came.map(|at| byte(extent.file, at)).collect();
+            lot.feed(nth, &came);
         }
     }
+    for (nth, pieces) in order.samples.iter().enumerate() {
+        let bytes = |&(file, offset, len)| (offset..offset + len).map(move |at| byte(file, at));
+        let due: Vec<u8> = pieces.iter().flat_map(bytes).collect();
+        let mut scratch = Vec::new();
+        let sample = round.sample(0, nth, &mut scratch);
+        assert_eq!(sample.bytes, due, "sample {nth} of {:?}", order.samples);
+        assert_eq!(sample.number, nth as u64);
+        assert_eq!(sample.parts().count(), pieces.len());
+    }
+    requests
+}
+
+fn check(samples: &[&[(u32, u64, u64)]], due: &[(u32, u64, u64)]) {
+    let samples = samples.iter().map(|pieces| pieces.to_vec()).collect();
+    assert_eq!(plan(&Written::new(samples), &[0, 0, 0])[0], due);
 }
 
 #[test]
-fn a_corpus_of_one_page_is_one_request() {
-    let folder = tempfile::tempdir().unwrap();
-    let dataset = dataset(folder.path(), &[40; 50]);
-    let plan = plan(&dataset, 16, 100);
-    assert_eq!(plan.extents.len(), 1, "{:?}", plan.extents);
-    assert!(plan.buffer_bytes() <= 4000, "no byte is read twice: {}", plan.buffer_bytes());
+fn neighbours_are_read_together() {
+    check(&[&[(0, 500, 50)], &[(0, 100, 50)]], &[(0, 100, 50), (0, 500, 50)]);
+    // A gap of 100 is read along, one of 101 is not.
+    check(&[&[(0, 250, 50)], &[(0, 100, 50)]], &[(0, 100, 200)]);
+    check(&[&[(0, 251, 50)], &[(0, 100, 50)]], &[(0, 100, 50), (0, 251, 50)]);
+    check(&[&[(0, 100, 50), (0, 120, 10)], &[(0, 100, 90)]], &[(0, 100, 90)]);
+    check(&[&[(1, 100, 50)], &[(0, 100, 50)]], &[(0, 100, 50), (1, 100, 50)]);
+    check(&[&[], &[(0, 7, 0)], &[(2, 19_999, 1)]], &[(2, 19_999, 1)]);
+}
+
+#[test]
+fn long_runs_are_cut_at_the_same_places() {
+    check(&[&[(0, 300, 1000)]], &[(0, 300, 1000)]);
+    check(&[&[(0, 300, 1001)]], &[(0, 300, 700), (0, 1000, 301)]);
+    check(
+        &[&[(0, 900, 1200)], &[(0, 950, 20)], &[(0, 2090, 500)]],
+        &[(0, 900, 100), (0, 1000, 1000), (0, 2000, 590)],
+    );
+    // Nobody wants what is between the pieces and before the cut.
+    check(&[&[(0, 500, 450), (0, 1040, 800)]], &[(0, 500, 450), (0, 1040, 800)]);
+}
+
+#[test]
+fn each_store_brings_its_own() {
+    let order = Written::new(vec![vec![(0, 5, 10), (1, 5, 10), (2, 5, 10)], vec![(1, 10, 10)]]);
+    let due = [vec![(0, 5, 10), (2, 5, 10)], vec![(1, 5, 15)]];
+    assert_eq!(plan(&order, &[0, 1, 0]), due);
+}
+
+#[test]
+fn whatever_the_pieces_every_sample_gets_its_bytes() {
+    for seed in 1..200_u64 {
+        let mut state = seed;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % limit
+        };
+        let samples = (0..below(20)).map(|_| {
+            let pieces = (0..below(6)).map(|_| {
+                let len = if below(4) == 0 { below(5000) } else { below(60) };
+                (below(3) as u32, below(FILE_BYTES as u64 - len), len)
+            });
+            pieces.collect()
+        });
+        plan(&Written::new(samples.collect()), &[0, 1, 0]);
+    }
+}
+
+#[test]
+fn pieces_outside_of_their_file_are_refused() {
+    let bad = [(0, 20_000, 1), (0, 19_999, 2), (0, u64::MAX, 2), (0, 0, u64::MAX), (3, 0, 1)];
+    for piece in bad {
+        let order = Written::new(vec![vec![(0, 0, 5)], vec![piece]]);
+        let outlook =
+            Outlook { order: &order, store_of: &[0, 0, 0], limits: &[LIMITS], near: None };
+        let error = Round::default().fill(&outlook, std::iter::once(0..2)).unwrap_err();
+        assert!(matches!(error, Error::PieceOutside { sample: 1, .. }), "{error}");
+    }
 }

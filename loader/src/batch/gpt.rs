@@ -85,34 +85,6 @@ impl GptConfig {
 }
 
 impl Batch {
-    /// Makes room for a shape, keeping what was allocated.
-    pub(crate) fn reset(&mut self, first_sample: u64, rows: usize, seq_len: usize) {
-        self.first_sample = first_sample;
-        self.rows = rows;
-        self.seq_len = seq_len;
-        let elements = rows * seq_len;
-        self.tokens.resize(elements, 0);
-        self.labels.resize(elements, 0);
-        self.loss_mask.resize(elements, 0.0);
-    }
-
-    /// Sets one row from the `text` of its sample: inputs are all tokens but the last, labels all
-    /// but the first (Megatron's `add_extra_token_to_sequence`). What `text` lacks is padding.
-    pub(crate) fn set_row(&mut self, row: usize, text: &[i64]) {
-        let place = row * self.seq_len..(row + 1) * self.seq_len;
-        let due = text.len().saturating_sub(1);
-        assert!(due <= self.seq_len, "the caller checks the length of a sample");
-        let tokens = &mut self.tokens[place.clone()];
-        tokens[..due].copy_from_slice(&text[..due]);
-        tokens[due..].fill(0);
-        let labels = &mut self.labels[place.clone()];
-        labels[..due].copy_from_slice(text.get(1..).unwrap_or(&[]));
-        labels[due..].fill(0);
-        let mask = &mut self.loss_mask[place];
-        mask[..due].fill(1.0);
-        mask[due..].fill(0.0);
-    }
-
     /// What a row's tokens must not see of each other, `true` where they must not: shape
     /// `[seq_len, seq_len]`, row-major. Megatron's `attention_mask`, for kernels that want it
     /// dense.

@@ -1,0 +1,166 @@
+//! How many requests are in flight: found by trying, a store at a time.
+
+use std::time::{Duration, Instant};
+
+/// A trial lasts so long and so many requests, whichever is later.
+const TRIAL: Duration = Duration::from_millis(50);
+const TRIAL_REQUESTS: u64 = 128;
+
+/// Twice the depth must bring so much more to be kept: below, only latency grows.
+const GAIN: f64 = 1.05;
+
+/// The load on a shared store changes; after so many trials the next depth is tried again.
+const TRIALS_BETWEEN: u32 = 100;
+
+/// The depth of one store: doubled while that brings more bytes a second, halved when requests
+/// fail, and then raised by one a trial.
+#[derive(Debug)]
+pub(crate) struct Depth {
+    depth: usize,
+    max: usize,
+    /// The depth before, and the bytes a second that it brought, while the next is on trial.
+    before: Option<(usize, f64)>,
+    trials_left: u32,
+    recovering: bool,
+    since: Instant,
+    bytes: u64,
+    requests: u64,
+    saturated: bool,
+}
+
+impl Depth {
+    /// `fixed` holds it there.
+    pub(crate) fn new(start: usize, max: usize, fixed: Option<usize>, now: Instant) -> Self {
+        let max = fixed.unwrap_or(max).clamp(1, max.max(1));
+        let depth = fixed.unwrap_or(start).clamp(1, max);
+        let trials_left = if fixed.is_some() { u32::MAX } else { 0 };
+        Depth {
+            depth,
+            max,
+            before: None,
+            trials_left,
+            recovering: false,
+            since: now,
+            bytes: 0,
+            requests: 0,
+            saturated: true,
+        }
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.depth
+    }
+
+    /// A request came.
+    pub(crate) fn came(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.requests += 1;
+    }
+
+    /// There was less to do than the depth allows: what is measured now says nothing of it.
+    pub(crate) fn starved(&mut self) {
+        self.saturated = false;
+    }
+
+    /// A request failed: it may be that there are too many.
+    pub(crate) fn failed(&mut self) {
+        if self.trials_left != u32::MAX {
+            self.depth = (self.depth / 2).max(1);
+            (self.before, self.recovering) = (None, true);
+        }
+    }
+
+    /// Ends a trial if it has lasted long enough.
+    pub(crate) fn turn(&mut self, now: Instant) {
+        let took = now.saturating_duration_since(self.since);
+        if took < TRIAL || self.requests < TRIAL_REQUESTS {
+            return;
+        }
+        let rate = self.bytes as f64 / took.as_secs_f64();
+        if self.saturated {
+            self.judge(rate);
+        }
+        (self.since, self.bytes, self.requests, self.saturated) = (now, 0, 0, true);
+    }
+
+    fn judge(&mut self, rate: f64) {
+        if self.recovering {
+            self.depth = (self.depth + 1).min(self.max);
+            self.recovering = self.depth < self.max;
+            return;
+        }
+        match self.before.take() {
+            Some((depth, before)) if rate < before * GAIN => {
+                self.depth = depth;
+                self.trials_left = TRIALS_BETWEEN;
+            }
+            None if self.trials_left > 0 => {
+                // Fixed ones never come to their end.
+                self.trials_left -= u32::from(self.trials_left != u32::MAX);
+            }
+            _ if self.depth < self.max => {
+                self.before = Some((self.depth, rate));
+                self.depth = (self.depth * 2).min(self.max);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that carries so many requests at once, each a millisecond long.
+    fn run(depth: &mut Depth, now: &mut Instant, device: usize, trials: usize) {
+        for _ in 0..trials {
+            for _ in 0..100 {
+                *now += Duration::from_millis(1);
+                (0..depth.get().min(device)).for_each(|_| depth.came(4096));
+            }
+            depth.turn(*now);
+        }
+    }
+
+    #[test]
+    fn doubles_as_long_as_it_pays() {
+        let mut now = Instant::now();
+        let mut depth = Depth::new(4, 256, None, now);
+        run(&mut depth, &mut now, 32, 20);
+        assert_eq!(depth.get(), 32);
+        // The device has become faster: that is found out in time.
+        run(&mut depth, &mut now, 128, 110);
+        assert_eq!(depth.get(), 128);
+        run(&mut depth, &mut now, 4096, 300);
+        assert_eq!(depth.get(), 256, "the most that the backend is meant to carry");
+    }
+
+    #[test]
+    fn halves_on_errors_and_comes_back() {
+        let mut now = Instant::now();
+        let mut depth = Depth::new(16, 64, None, now);
+        run(&mut depth, &mut now, 1000, 10);
+        assert_eq!(depth.get(), 64);
+        depth.failed();
+        assert_eq!(depth.get(), 32);
+        run(&mut depth, &mut now, 1000, 10);
+        assert_eq!(depth.get(), 42);
+        (0..20).for_each(|_| depth.failed());
+        assert_eq!(depth.get(), 1);
+    }
+
+    #[test]
+    fn a_fixed_one_stays_and_a_starved_one_learns_nothing() {
+        let mut now = Instant::now();
+        let mut fixed = Depth::new(16, 64, Some(7), now);
+        fixed.failed();
+        run(&mut fixed, &mut now, 1000, 200);
+        assert_eq!(fixed.get(), 7);
+        let mut depth = Depth::new(8, 64, None, now);
+        for _ in 0..10 {
+            depth.starved();
+            run(&mut depth, &mut now, 1000, 1);
+        }
+        assert_eq!(depth.get(), 8);
+    }
+}

@@ -1,0 +1,90 @@
+//! Data files, opened when the window first needs them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use storage::{Object, Stage};
+
+use crate::{Error, Result, Source};
+
+/// Files that are kept open: half of the 1,024 that a process may have by default. What requests
+/// still need stays open beyond that.
+const OPEN_MAX: usize = 512;
+
+/// The files of an order.
+#[derive(Debug)]
+pub(crate) struct Files {
+    /// The object, and the round that needed it last.
+    open: Vec<Option<(Arc<dyn Object>, u64)>>,
+    count: usize,
+}
+
+/// What is being opened, for whoever must tell why nothing comes.
+#[derive(Debug, Default)]
+pub(crate) struct Opening(Mutex<Option<(String, Instant)>>);
+
+impl Opening {
+    fn set(&self, what: Option<String>) {
+        let since = what.map(|what| (what, Instant::now()));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// The file, and for how long.
+    pub(crate) fn look(&self) -> Option<(String, Duration)> {
+        let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        opening.as_ref().map(|(what, since)| (what.clone(), since.elapsed()))
+    }
+}
+
+impl Files {
+    pub(crate) fn new(count: usize) -> Self {
+        Files { open: vec![None; count], count: 0 }
+    }
+
+    /// A file, opened now if it is not open.
+    pub(crate) fn get(
+        &mut self,
+        sources: &[Source],
+        file: u32,
+        round: u64,
+        opening: &Opening,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Object>> {
+        let place = file as usize; // fits: 64 bits
+        if let Some((object, last)) = &mut self.open[place] {
+            *last = round;
+            return Ok(Arc::clone(object));
+        }
+        let object = open(&sources[place], opening, timeout)?;
+        if self.count >= OPEN_MAX {
+            self.close_one();
+        }
+        self.open[place] = Some((Arc::clone(&object), round));
+        self.count += 1;
+        Ok(object)
+    }
+
+    /// Closes the one that was needed longest ago.
+    fn close_one(&mut self) {
+        let open = self.open.iter_mut().filter(|slot| slot.is_some());
+        if let Some(slot) = open.min_by_key(|slot| slot.as_ref().map(|(_, last)| *last)) {
+            *slot = None;
+            self.count -= 1;
+        }
+    }
+}
+
+fn open(source: &Source, opening: &Opening, timeout: Duration) -> Result<Arc<dyn Object>> {
+    let what = source.store.display(&source.key);
+    opening.set(Some(what.clone()));
+    // A server that is gone keeps whoever opens a file waiting for ever.
+    let (store, key) = (Arc::clone(&source.store), source.key.clone());
+    let opened = Stage::begin(format!("open {what}"), timeout).run(move || store.open(&key));
+    opening.set(None);
+    let object = opened??;
+    let (got, due) = (object.len_bytes(), source.len_bytes);
+    if got != due {
+        return Err(Error::FileLength { what, got, due });
+    }
+    Ok(object)
+}

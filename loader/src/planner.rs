@@ -1,0 +1,115 @@
+//! The thread that plans ahead: round after round, as far as the window reaches.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::files::Files;
+use crate::near::Near;
+use crate::plan::{Limits, Outlook, Round, Sizes};
+use crate::ranks::Course;
+use crate::shared::Shared;
+use crate::window::Room;
+use crate::{Order, Result};
+
+/// So many rounds fill the window: each can be late by as much without the next one waiting.
+const ROUNDS_IN_WINDOW: u64 = 16;
+
+/// A larger round would find few more neighbours to read together, and come later as a whole.
+const ROUND_BYTES_MAX: u64 = 8 << 20;
+
+/// The same for very short samples.
+const ROUND_SAMPLES_MAX: u64 = 4096;
+
+#[derive(Debug)]
+pub(crate) struct Planner {
+    pub(crate) order: Arc<dyn Order>,
+    pub(crate) course: Course,
+    pub(crate) near: Option<Arc<dyn Near>>,
+    pub(crate) store_of: Vec<usize>,
+    pub(crate) limits: Vec<Limits>,
+    /// For a file to open.
+    pub(crate) timeout: Duration,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Planner {
+    /// Plans until all is planned, something is wrong with the order, or nobody listens any more.
+    pub(crate) fn run(self) {
+        let mut files = Files::new(self.order.sources().len());
+        let mut sizes = Sizes::default();
+        let (mut first, mut number) = (0, 0);
+        // The first round is one batch, so that it comes at once; each next is twice as long.
+        let mut batches_max = 1;
+        let mut one_by_one = false;
+        while first < self.course.batch_count() {
+            let Some(room) = self.shared.window.wait_for_room() else { return };
+            let count = self.round_batches(&room, batches_max);
+            let count = if one_by_one { 1 } else { count.min(self.course.batch_count() - first) };
+            let mut round = self.shared.free.try_pop().unwrap_or_default();
+            round.number = number;
+            round.reserve(&sizes);
+            match self.plan(&mut round, first..first + count, &mut files) {
+                Ok(()) => {}
+                // What comes before the failure is still delivered, whatever the rounds are.
+                Err(_) if count > 1 => {
+                    one_by_one = true;
+                    self.shared.free.push_now(round);
+                    continue;
+                }
+                Err(error) => {
+                    round.failure = Some(error);
+                    self.shared.rounds.push_now(round);
+                    return;
+                }
+            }
+            round.measure(&mut sizes);
+            self.hand_over(round);
+            (first, number, batches_max) = (first + count, number + 1, count * 2);
+        }
+    }
+
+    fn round_batches(&self, room: &Room, batches_max: u64) -> u64 {
+        let bytes = (room.bytes / ROUNDS_IN_WINDOW).min(ROUND_BYTES_MAX);
+        let by_bytes = bytes / room.batch_bytes.max(1);
+        let by_samples = ROUND_SAMPLES_MAX / self.course.rows_max().max(1);
+        by_bytes.min(by_samples).min(batches_max).max(1)
+    }
+
+    fn plan(
+        &self,
+        round: &mut Round,
+        batches: std::ops::Range<u64>,
+        files: &mut Files,
+    ) -> Result<()> {
+        let outlook = Outlook {
+            order: self.order.as_ref(),
+            store_of: &self.store_of,
+            limits: &self.limits,
+            near: self.near.as_deref(),
+        };
+        round.fill(&outlook, batches.map(|nth| self.course.batch(nth)))?;
+        for lot in round.lots.iter_mut().flatten() {
+            let mut objects = std::mem::take(&mut lot.objects);
+            for file in lot.files() {
+                let (sources, opening) = (self.order.sources(), &self.shared.opening);
+                let object = files.get(sources, file, round.number, opening, self.timeout)?;
+                objects.push((file, object));
+            }
+            lot.objects = objects;
+        }
+        Ok(())
+    }
+
+    /// Gives the lots to the workers, and the rest of the round to whom they come back to.
+    fn hand_over(&self, mut round: Box<Round>) {
+        self.shared.window.planned(round.batch_count() as u64, round.memory_bytes());
+        let due = self.shared.window.due(Instant::now());
+        for (lot, work) in round.lots.iter_mut().zip(&self.shared.work) {
+            if let Some(mut lot) = lot.take_if(|lot| lot.left > 0) {
+                lot.due = due;
+                work.push_now(lot);
+            }
+        }
+        self.shared.rounds.push_now(round);
+    }
+}

@@ -1,0 +1,126 @@
+//! Which samples a rank takes of the one order that all share.
+
+use std::ops::Range;
+
+use crate::{Error, Result};
+
+/// The data-parallel ranks that a loader serves. The sequence over all ranks is the same whatever
+/// their number: as in Megatron's sampler the order is cut into chunks of `of` micro-batches, one
+/// after the other, and each rank takes its micro-batch of every chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranks {
+    /// The first rank served.
+    pub first: u32,
+    /// How many are. A rank that reads for itself: 1; one that reads for a node: those of the node.
+    pub count: u32,
+    /// How many there are in all.
+    pub of: u32,
+}
+
+impl Ranks {
+    /// The only rank.
+    pub const ALONE: Ranks = Ranks { first: 0, count: 1, of: 1 };
+
+    /// One rank of several.
+    #[must_use]
+    pub fn one(rank: u32, of: u32) -> Self {
+        Ranks { first: rank, count: 1, of }
+    }
+}
+
+/// The batches of some ranks: which samples each has. Pure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Course {
+    samples: Range<u64>,
+    chunk: u64,
+    rows: Range<u64>,
+}
+
+impl Course {
+    pub(crate) fn new(samples: Range<u64>, micro_batch: usize, ranks: Ranks) -> Result<Self> {
+        let Ranks { first, count, of } = ranks;
+        let bad = |name, got: u32, due| Err(Error::Option { name, got: got.into(), due });
+        if count == 0 {
+            return bad("ranks.count", count, "at least 1");
+        }
+        if first.checked_add(count).is_none_or(|end| end > of) {
+            return bad("ranks.of", of, "at least ranks.first + ranks.count");
+        }
+        if micro_batch == 0 {
+            return bad("micro_batch", 0, "at least 1");
+        }
+        let micro = micro_batch as u64;
+        let Some(chunk) = micro.checked_mul(of.into()) else {
+            return bad("ranks.of", of, "small enough to be multiplied by micro_batch");
+        };
+        let rows = u64::from(first) * micro..u64::from(first + count) * micro;
+        Ok(Course { samples, chunk, rows })
+    }
+
+    /// As many for each rank: the last chunk may be cut short, and some then have fewer rows or
+    /// none, but every rank has a batch of it.
+    pub(crate) fn batch_count(&self) -> u64 {
+        (self.samples.end - self.samples.start).div_ceil(self.chunk)
+    }
+
+    pub(crate) fn rows_max(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+
+    /// The samples of the `nth` batch.
+    pub(crate) fn batch(&self, nth: u64) -> Range<u64> {
+        let chunk = self.samples.start + nth * self.chunk;
+        let at = |row| chunk.saturating_add(row).min(self.samples.end);
+        at(self.rows.start)..at(self.rows.end)
+    }
+
+    /// What all ranks together have consumed after so many batches of each.
+    pub(crate) fn consumed(&self, batches: u64) -> u64 {
+        self.samples.start.saturating_add(batches.saturating_mul(self.chunk)).min(self.samples.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(course: &Course) -> Vec<Vec<u64>> {
+        (0..course.batch_count()).map(|nth| course.batch(nth).collect()).collect()
+    }
+
+    #[test]
+    fn ranks_together_have_every_sample_once_and_in_order() {
+        for of in [1, 2, 3, 8] {
+            for end in [5, 24, 29, 41] {
+                let one = |rank| Course::new(5..end, 3, Ranks::one(rank, of)).unwrap();
+                let ranks: Vec<_> = (0..of).map(|rank| stream(&one(rank))).collect();
+                let batches = one(0).batch_count();
+                assert!(ranks.iter().all(|batches_of| batches_of.len() as u64 == batches));
+                let global: Vec<u64> = (0..batches as usize)
+                    .flat_map(|nth| ranks.iter().flat_map(move |rank| rank[nth].clone()))
+                    .collect();
+                assert_eq!(global, (5..end).collect::<Vec<_>>(), "{of} ranks to {end}");
+                assert_eq!(one(0).consumed(batches), end);
+                let node = Course::new(5..end, 3, Ranks { first: 0, count: of, of }).unwrap();
+                assert_eq!(stream(&node).concat(), global);
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_may_go_on_with_other_ranks_after_any_batch() {
+        let before = Course::new(0..100, 2, Ranks::one(1, 3)).unwrap();
+        assert_eq!((before.batch(4), before.consumed(5)), (26..28, 30));
+        let after = Course::new(before.consumed(5)..100, 5, Ranks::one(0, 2)).unwrap();
+        assert_eq!(after.batch(0), 30..35);
+    }
+
+    #[test]
+    fn ranks_that_cannot_be_are_refused() {
+        for (micro, first, count, of) in
+            [(0, 0, 1, 1), (1, 0, 0, 1), (1, 1, 1, 1), (1, 0, 2, 1), (1, u32::MAX, 1, u32::MAX)]
+        {
+            assert!(Course::new(0..9, micro, Ranks { first, count, of }).is_err());
+        }
+    }
+}

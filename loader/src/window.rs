@@ -1,0 +1,231 @@
+//! How far ahead of the consumer is read: in time, as far as memory allows.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Before it is known how fast batches are consumed, this much is read ahead: four thousand samples
+/// of 2,048 tokens, which is two seconds of the fastest model on the largest node.
+const UNKNOWN_BYTES: u64 = 32 << 20;
+
+/// The rate is taken over times of this length or longer, so that the micro-batches of one step,
+/// which are consumed at once, count as what they are.
+const OBSERVED_MIN: Duration = Duration::from_secs(1);
+
+/// What one observation may change: an eighth. A pause, as for a checkpoint, does not empty the
+/// window.
+const OBSERVATIONS: f64 = 8.0;
+
+/// What a window may grow to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) time: Duration,
+    pub(crate) bytes: u64,
+    pub(crate) batches_min: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Window {
+    bounds: Bounds,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    planned_batches: u64,
+    planned_bytes: u64,
+    /// Made into batches, so that their bytes are free again.
+    done_batches: u64,
+    done_bytes: u64,
+    rate: Rate,
+    closed: bool,
+}
+
+impl Window {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        Window { bounds, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Waits until there is room for more, and tells how many bytes the window may have in all, and
+    /// how many a batch has. `None` if it was closed.
+    pub(crate) fn wait_for_room(&self) -> Option<Room> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            let room = state.room(&self.bounds);
+            let ahead = state.planned_bytes - state.done_bytes;
+            let batches_ahead = state.planned_batches - state.done_batches;
+            if ahead < room.bytes || batches_ahead < self.bounds.batches_min {
+                return Some(room);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn planned(&self, batches: u64, bytes: u64) {
+        let mut state = self.lock();
+        state.planned_batches += batches;
+        state.planned_bytes += bytes;
+    }
+
+    pub(crate) fn done(&self, batches: u64, bytes: u64) {
+        let mut state = self.lock();
+        state.done_batches += batches;
+        state.done_bytes += bytes;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// A batch was consumed, for which the consumer had to wait.
+    pub(crate) fn consumed(&self, now: Instant, waited: Duration) {
+        self.lock().rate.add(now, waited);
+    }
+
+    /// Bytes read or being read, and batches a second if that is known.
+    pub(crate) fn look(&self) -> (u64, Option<f64>) {
+        let state = self.lock();
+        (state.planned_bytes - state.done_bytes, state.rate.per_second)
+    }
+
+    /// When a batch that is planned next will be consumed, if that can be told.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let state = self.lock();
+        let ahead = (state.planned_batches - state.done_batches) as f64;
+        let seconds = ahead / state.rate.per_second?;
+        now.checked_add(Duration::try_from_secs_f64(seconds).ok()?)
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How much room a window has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Bytes of all of it.
+    pub(crate) bytes: u64,
+    /// Bytes of a batch; 0 before there was one.
+    pub(crate) batch_bytes: u64,
+}
+
+impl State {
+    fn room(&self, bounds: &Bounds) -> Room {
+        let batch_bytes = self.planned_bytes.checked_div(self.planned_batches).unwrap_or(0);
+        let bytes = match self.rate.per_second {
+            None => UNKNOWN_BYTES,
+            // fits: a float beyond 64 bits becomes their largest value
+            Some(rate) => (rate * bounds.time.as_secs_f64() * batch_bytes as f64) as u64,
+        };
+        let least = bounds.batches_min.saturating_mul(batch_bytes);
+        Room { bytes: bytes.min(bounds.bytes).max(least), batch_bytes }
+    }
+}
+
+/// Batches a second, while the consumer does not wait for us.
+#[derive(Debug, Default)]
+struct Rate {
+    since: Option<Instant>,
+    waited: Duration,
+    batches: u64,
+    observations: f64,
+    per_second: Option<f64>,
+}
+
+impl Rate {
+    fn add(&mut self, now: Instant, waited: Duration) {
+        // The first batch only starts the clock.
+        let Some(since) = self.since else {
+            self.since = Some(now);
+            return;
+        };
+        self.batches += 1;
+        self.waited += waited;
+        let took = now.saturating_duration_since(since);
+        if took < OBSERVED_MIN {
+            return;
+        }
+        // A consumer that only ever waits is as fast as it can be told from: a million a second.
+        let busy = took.saturating_sub(self.waited).as_secs_f64();
+        let seen = self.batches as f64 / busy.max(self.batches as f64 * 1e-6);
+        self.observations = (self.observations + 1.0).min(OBSERVATIONS);
+        let before = self.per_second.unwrap_or(seen);
+        self.per_second = Some(before + (seen - before) / self.observations);
+        (self.since, self.waited, self.batches) = (Some(now), Duration::ZERO, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds =
+        Bounds { time: Duration::from_secs(60), bytes: 512 << 20, batches_min: 2 };
+
+    fn consume(window: &Window, now: &mut Instant, batches: u64, each: Duration, wait: Duration) {
+        for _ in 0..batches {
+            *now += each + wait;
+            window.consumed(*now, wait);
+        }
+    }
+
+    fn room(window: &Window) -> Room {
+        window.lock().room(&BOUNDS)
+    }
+
+    #[test]
+    fn a_minute_of_what_is_consumed_within_the_budget() {
+        let window = Window::new(BOUNDS);
+        let mut now = Instant::now();
+        assert_eq!(room(&window), Room { bytes: UNKNOWN_BYTES, batch_bytes: 0 });
+        window.planned(10, 10 << 10);
+        assert_eq!(window.due(now), None, "nothing is known of the consumer");
+        // Ten batches a second of 1 KiB, and as long again for waiting, which does not count.
+        let tenth = Duration::from_millis(100);
+        consume(&window, &mut now, 100, tenth, tenth);
+        let got = room(&window);
+        assert!(got.bytes.abs_diff(600 << 10) < 10 << 10, "{got:?}");
+        let due = window.due(now).unwrap() - now;
+        assert!(due.abs_diff(Duration::from_secs(1)) < Duration::from_millis(50), "{due:?}");
+        // The same rate in steps of 32 micro-batches that are taken at once.
+        for _ in 0..20 {
+            consume(&window, &mut now, 31, Duration::ZERO, Duration::ZERO);
+            consume(&window, &mut now, 1, Duration::from_millis(3200), Duration::ZERO);
+        }
+        let got = room(&window);
+        assert!(got.bytes.abs_diff(600 << 10) < 60 << 10, "{got:?}");
+        // A pause of ten minutes is one observation.
+        consume(&window, &mut now, 1, Duration::from_secs(600), Duration::ZERO);
+        assert!(room(&window).bytes > 500 << 10);
+        // As fast as can be: the budget.
+        consume(&window, &mut now, 1_000_000, Duration::from_micros(50), Duration::ZERO);
+        assert_eq!(room(&window).bytes, 512 << 20);
+        // As slow as can be: two batches.
+        consume(&window, &mut now, 200, Duration::from_secs(600), Duration::ZERO);
+        assert_eq!(room(&window).bytes, 2 << 10);
+    }
+
+    #[test]
+    fn waits_for_room_until_it_is_closed() {
+        let window = Window::new(Bounds { bytes: 100, ..BOUNDS });
+        window.planned(1, 100);
+        assert!(window.wait_for_room().is_some(), "two batches at least");
+        window.planned(1, 100);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| window.wait_for_room());
+            window.done(1, 100);
+            assert_eq!(waiting.join().unwrap(), Some(Room { bytes: 200, batch_bytes: 100 }));
+            window.planned(1, 100);
+            let waiting = scope.spawn(|| window.wait_for_room());
+            window.close();
+            assert_eq!(waiting.join().unwrap(), None);
+        });
+    }
+}

@@ -1,0 +1,203 @@
+//! The thread of one store: keeps its requests in flight, and puts what comes in its place.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use storage::{BufferPool, Came, Reader, ReaderOptions, Storage, Want};
+
+use crate::depth::Depth;
+use crate::plan::Lot;
+use crate::queue::Nothing;
+use crate::shared::Shared;
+
+/// Where the search for the best depth begins, unless the backend likes less.
+const DEPTH_START: usize = 32;
+
+/// How long to wait for what is in flight while there is room for more: new work is looked for
+/// after it. Doubled up to the second number while nothing happens.
+const LOOK_AFTER: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(20)];
+
+/// How long to wait if there is no room for more: only the end of the loader can come meanwhile.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// How a worker is to go about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Manner {
+    pub(crate) depth: Option<usize>,
+    pub(crate) timeout: Duration,
+    pub(crate) retry_pauses: [Duration; 3],
+    /// Of all requests in flight.
+    pub(crate) buffer_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Worker {
+    store: usize,
+    shared: Arc<Shared>,
+    pool: Arc<BufferPool>,
+    reader: Box<dyn Reader>,
+    depth: Depth,
+    /// Lots under way, in no order.
+    lots: Vec<Option<Box<Lot>>>,
+    /// Those that have extents to be begun, by deadline.
+    queue: VecDeque<usize>,
+    /// The request of each tag.
+    flights: Vec<Flight>,
+    free_tags: Vec<usize>,
+    came: Vec<Came>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    lot: usize,
+    extent: usize,
+    begun: Instant,
+}
+
+/// Reads lots until the queue of work is closed or the store is of no use any more.
+pub(crate) fn run(shared: Arc<Shared>, nth: usize, store: &dyn Storage, manner: &Manner) {
+    let pool = BufferPool::new(manner.buffer_bytes);
+    let mut options = ReaderOptions::new(&pool);
+    (options.depth, options.timeout) = (manner.depth, manner.timeout);
+    options.retry_pauses = manner.retry_pauses;
+    let reader = match store.reader(&options) {
+        Ok(reader) => reader,
+        Err(error) => {
+            if let Ok(lot) = shared.work[nth].pop(None) {
+                fail(&shared, lot, error);
+            }
+            return;
+        }
+    };
+    let depth = Depth::new(DEPTH_START, reader.depth_max(), manner.depth, Instant::now());
+    let most = reader.depth_max();
+    let (lots, queue, came) = (Vec::new(), VecDeque::new(), Vec::with_capacity(most));
+    let (flights, free_tags) = (Vec::with_capacity(most), Vec::with_capacity(most));
+    let mut worker =
+        Worker { store: nth, shared, pool, reader, depth, lots, queue, flights, free_tags, came };
+    if let Err(error) = worker.work() {
+        // The oldest is waited for first, and what is after it will not be asked for.
+        let oldest = worker.lots.iter_mut().filter_map(Option::take).min_by_key(|lot| lot.round);
+        if let Some(lot) = oldest {
+            fail(&worker.shared, lot, error);
+        }
+    }
+}
+
+/// Gives a lot back of which nothing more will come.
+fn fail(shared: &Shared, mut lot: Box<Lot>, error: storage::Error) {
+    lot.failed = (0..lot.extents.len()).collect();
+    lot.failure.get_or_insert(error);
+    shared.done.push_now(lot);
+}
+
+impl Worker {
+    fn work(&mut self) -> storage::Result<()> {
+        let mut look_after = LOOK_AFTER[0];
+        loop {
+            if !self.take_lots() {
+                return Ok(());
+            }
+            self.submit();
+            let now = Instant::now();
+            let full = !self.queue.is_empty();
+            let wait = if full { WAIT } else { look_after };
+            if !full {
+                self.depth.starved();
+            }
+            if full && self.reader.in_flight() == 0 {
+                // Requests that were given up have all memory, and give it back when they end.
+                std::thread::sleep(look_after);
+            }
+            self.reader.reap(now + wait, &mut self.came)?;
+            look_after = if self.came.is_empty() {
+                (look_after * 2).min(LOOK_AFTER[1])
+            } else {
+                LOOK_AFTER[0]
+            };
+            self.finish();
+        }
+    }
+
+    /// Takes what new lots there are, and waits for one if there is nothing else to do. False at
+    /// the end.
+    fn take_lots(&mut self) -> bool {
+        let work = &self.shared.work[self.store];
+        if work.is_closed() {
+            return false;
+        }
+        let idle = self.queue.is_empty() && self.reader.in_flight() == 0;
+        let first = if idle { work.pop(None) } else { work.try_pop().ok_or(Nothing::Late) };
+        let more = || work.try_pop();
+        for lot in first.ok().into_iter().chain(std::iter::from_fn(more)) {
+            let place = self.lots.iter().position(Option::is_none).unwrap_or(self.lots.len());
+            if place == self.lots.len() {
+                self.lots.push(None);
+            }
+            self.lots[place] = Some(lot);
+            self.queue.push_back(place);
+        }
+        true
+    }
+
+    /// Begins requests, those of the earliest deadline first, until the depth is reached or no
+    /// buffer is free.
+    fn submit(&mut self) {
+        let depth = self.depth.get().min(self.reader.depth_max());
+        while self.reader.in_flight() < depth {
+            let Some(&place) = self.queue.front() else { return };
+            let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
+            let extent = &lot.extents[lot.begun];
+            let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
+            let Some(buf) = self.pool.take(len) else { return };
+            let tag = self.free_tags.pop().unwrap_or(self.flights.len());
+            let flight = Flight { lot: place, extent: lot.begun, begun: Instant::now() };
+            match self.flights.get_mut(tag) {
+                Some(slot) => *slot = flight,
+                None => self.flights.push(flight),
+            }
+            let object = Arc::clone(lot.object(extent.file));
+            let (offset, due) = (extent.offset_bytes, lot.due);
+            self.reader.submit(Want { object, offset, len, buf, tag: tag as u64, due });
+            lot.begun += 1;
+            if lot.begun == lot.extents.len() {
+                self.queue.pop_front();
+            }
+        }
+    }
+
+    /// Puts what came in its place, and hands over the lots of which all came.
+    fn finish(&mut self) {
+        let now = Instant::now();
+        for came in self.came.drain(..) {
+            let tag = came.tag as usize; // fits: it was a usize
+            let Flight { lot: place, extent, begun } = self.flights[tag];
+            self.free_tags.push(tag);
+            let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
+            self.shared.meter.read(now - begun);
+            match &came.outcome {
+                Ok(()) => {
+                    lot.feed(extent, came.bytes());
+                    self.depth.came(lot.extents[extent].len_bytes);
+                }
+                Err(_) => {
+                    self.depth.failed();
+                    lot.failed.push(extent);
+                }
+            }
+            if let Err(error) = came.outcome {
+                lot.failure.get_or_insert(error);
+            }
+            lot.left -= 1;
+            if lot.left == 0 {
+                self.shared.meter.wanted(lot.used_bytes());
+                let lot = self.lots[place].take().expect("it was there just now");
+                self.shared.done.push_now(lot);
+            }
+        }
+        self.depth.turn(now);
+        let (counters, in_flight) = (self.reader.counters(), self.reader.in_flight());
+        self.shared.meter.store(self.store, counters, in_flight, self.depth.get());
+    }
+}

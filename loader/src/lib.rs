@@ -9,8 +9,8 @@
 //! In reading order: an [`Order`] says which bytes a sample is made of, [`Ranks`] which samples are
 //! whose; [`plan`] makes requests of them, both pure. `planner` plans as far ahead as the `window`
 //! reaches, one `worker` for each store keeps as many requests in flight as its `depth` says,
-//! `batcher` has an [`Assemble`] make batches of the samples, of the kinds in [`batch`]. `shared` says how they pass each
-//! other what; [`Metrics`] what they did.
+//! `batcher` has an [`Assemble`] make batches of the samples, of the kinds in [`batch`]. `shared`
+//! says how they pass each other what; [`Metrics`] what they did.
 
 #![forbid(unsafe_code)]
 

@@ -16,6 +16,8 @@ mod cutter;
 mod frames;
 mod glob;
 mod names;
+#[cfg(test)]
+mod object_tests;
 mod records;
 #[cfg(feature = "parquet")]
 mod rows;

@@ -152,11 +152,16 @@ impl Finder<'_> {
         let nothing = match self.look(name)? {
             Look::Stream(place) => return self.add_stream(name, place),
             Look::File(store, key, object) => {
-                return self.add_file(name.to_owned(), store, key, object.as_ref());
+                // Without the options of a URL, after which its ending would not be the last.
+                let name = if is_s3(name) { store.display(&key) } else { name.to_owned() };
+                return self.add_file(name, store, key, object.as_ref());
             }
             Look::Folder => return self.add_folder(name),
             Look::Nothing(error) => error,
         };
+        if is_s3(name) && has_options(name) {
+            return Err(nothing); // a question mark is no pattern there
+        }
         let parts = glob::split_outside_braces(name);
         if parts.len() > 1 {
             return parts.into_iter().filter(|part| !part.is_empty()).try_for_each(|p| self.add(p));
@@ -174,7 +179,12 @@ impl Finder<'_> {
         {
             return Ok(Look::Stream(Place::Pipe(name.into())));
         }
-        let Some((store, key)) = self.locate(name)? else { return Ok(Look::Folder) };
+        let located = match self.locate(name) {
+            // A list or a pattern of objects may be no name of one.
+            Err(error) if is_s3(name) && !has_options(name) => return Ok(Look::Nothing(error)),
+            located => located?,
+        };
+        let Some((store, key)) = located else { return Ok(Look::Folder) };
         Ok(match store.open(&key) {
             Ok(object) => Look::File(store, key, object),
             Err(error) if is_folder(&error) => Look::Folder,
@@ -187,6 +197,9 @@ impl Finder<'_> {
 
     /// None: a folder without a name of its own, such as `.`.
     fn locate(&mut self, name: &str) -> Result<Option<(Arc<dyn Storage>, Key)>> {
+        if is_bucket(name) {
+            return Ok(None);
+        }
         if is_url(name) {
             return Ok(Some(storage::locate(name)?));
         }
@@ -226,7 +239,8 @@ impl Finder<'_> {
                 continue;
             }
             ours += 1;
-            self.add_key(&store, &entry.key, join(name, key))?;
+            let shown = if is_s3(name) { store.display(&entry.key) } else { join(name, key) };
+            self.add_key(&store, &entry.key, shown)?;
         }
         log::info!("{name}: {ours} of {} files", entries.len());
         if ours > 0 {
@@ -376,6 +390,24 @@ fn starts_with(input: &Input, due: &[u8]) -> Result<bool> {
 fn is_folder(error: &storage::Error) -> bool {
     matches!(error, storage::Error::Io { source, .. }
         if source.kind() == io::ErrorKind::IsADirectory)
+}
+
+/// How the names of objects begin.
+const S3: &str = "s3://";
+
+fn is_s3(name: &str) -> bool {
+    name.starts_with(S3)
+}
+
+/// Whether a name is a bucket and nothing below it.
+fn is_bucket(name: &str) -> bool {
+    let place = name.strip_prefix(S3).and_then(|rest| rest.split('?').next());
+    place.is_some_and(|place| !place.trim_end_matches('/').contains('/'))
+}
+
+/// Whether what follows a question mark is for the store, and no pattern.
+fn has_options(name: &str) -> bool {
+    name.split_once('?').is_some_and(|(_, options)| options.contains('='))
 }
 
 fn is_url(name: &str) -> bool {

@@ -14,15 +14,15 @@ use crate::parcel::{Parcel, Stop};
 
 /// Documents, where each parcel went on, and why it ended early.
 #[derive(Debug, Default)]
-struct Cut {
-    documents: Vec<String>,
+pub(super) struct Cut {
+    pub(super) documents: Vec<String>,
     /// After so many documents a run could go on here.
     places: Vec<(usize, Position)>,
     stop: Option<Stop>,
     lines: u64,
 }
 
-fn cut(cutter: Cutter) -> Cut {
+pub(super) fn cut(cutter: Cutter) -> Cut {
     let mut cutter = cutter;
     let mut cut = Cut { places: vec![(0, Position::default())], ..Cut::default() };
     let mut parcel = Parcel::default();

@@ -1,0 +1,54 @@
+//! Inputs that are objects of S3 are the inputs that they would be as files.
+
+use std::io::Write as _;
+
+use storage::server::{Fault, Rule, S3Server};
+use storage::{Key, open_url, write_all};
+
+use super::tests::cut;
+use super::*;
+
+fn documents(names: &[String]) -> Vec<String> {
+    let inputs = expand(names, &InputOptions::default(), "text").unwrap();
+    cut(Cutter::new(inputs, 1000, 1 << 20)).documents
+}
+
+#[test]
+fn objects_folders_and_buckets_are_inputs() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("corpus")).unwrap();
+    let texts: Vec<_> = (0..2000).map(|i| format!("{{\"text\":\"{i}\"}}\n")).collect();
+    let mut zstd = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    zstd.write_all(texts[1000..].concat().as_bytes()).unwrap();
+    let put = |name: &str, bytes: &[u8]| {
+        write_all(&*store, &Key::new(name).unwrap(), bytes).unwrap();
+    };
+    put("a.jsonl", texts[..1000].concat().as_bytes());
+    put("deep/b.jsonl.zst", &zstd.finish().unwrap());
+    put("deep/c.bin", b"not ours");
+    server.inject(Rule::every(5, Fault::Truncate).of("GET"));
+    server.inject(Rule::every(7, Fault::SlowDown));
+
+    let due: Vec<_> = texts.iter().map(|text| text.trim_end().to_owned()).collect();
+    assert_eq!(documents(&[server.url("corpus/a.jsonl")]), due[..1000]);
+    assert_eq!(documents(&[server.url("corpus/deep/b.jsonl.zst")]), due[1000..]);
+    for folder in ["corpus", "corpus/", ""] {
+        assert_eq!(documents(&[server.url(folder)]), due, "{folder:?}");
+    }
+    let two = [server.url("corpus/deep"), server.url("corpus/a.jsonl")];
+    assert_eq!(documents(&two), [&due[1000..], &due[..1000]].concat());
+    assert!(server.fault_count() > 0);
+}
+
+#[test]
+fn objects_that_are_not_there_are_errors() {
+    let server = S3Server::start().unwrap();
+    for (name, word) in [
+        (server.url("a.jsonl"), "no such"),
+        (server.url_of("other", "a.jsonl"), "no such bucket"),
+        (server.url("a.jsonl") + "&fast=on", "fast: not known"),
+    ] {
+        let error = expand(&[name], &InputOptions::default(), "text").unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}

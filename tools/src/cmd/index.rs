@@ -52,7 +52,7 @@ pub struct IndexBuild {
     /// It is part of the files' names: without it, a run does not find them.
     #[arg(long, value_name = "FILE")]
     pub tokenizer_from: Option<String>,
-    /// Samples without the extra token, as with --no-create-... of some forks.
+    /// Samples without the extra token, the label of the last.
     #[arg(long)]
     pub no_extra_token: bool,
     /// Samples of sentences for BERT or T5 in place of GPT's.

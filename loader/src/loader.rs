@@ -39,8 +39,9 @@ pub struct LoaderOptions {
     pub depth: Option<usize>,
     /// Bytes that are read along for the sake of one request less. Default: what the store likes.
     pub gap_bytes: Option<u64>,
-    /// How long a batch, a request or a file to open is waited for before that is an error. Default: 300 s, half of
-    /// what collective operations wait before they end a run and blame the network.
+    /// How long a batch, a request or a file to open is waited for before that is an error.
+    /// Default: 300 s, half of what collective operations wait before they end a run and blame the
+    /// network.
     pub timeout: Duration,
     /// Pauses before a read that failed is made again. Default: 1, 8 and 24 s, which outlasts the
     /// restart of a server.

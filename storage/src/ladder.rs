@@ -417,3 +417,44 @@ pub(crate) fn depth_liked(file_system: &str) -> usize {
         _ => 64,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mount::Mount;
+    use crate::{Key, ReaderOptions, Want, open_url, write_all};
+
+    /// A memory file system knows no reads that leave the page cache as it was. Many of them in
+    /// flight at once are refused one by one, and that once took the ring off the mount.
+    #[test]
+    fn a_flag_that_is_refused_leaves_the_ring() {
+        let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+            return eprintln!("SKIPPED: no memory file system at /dev/shm");
+        };
+        if let Err(why) = ring::probe() {
+            return eprintln!("SKIPPED: io_uring does not work here: {why}");
+        }
+        let url = format!("file:{}?engine=ring&direct=off", folder.path().display());
+        let (store, key) = (open_url(&url).unwrap(), Key::new("a").unwrap());
+        write_all(&*store, &key, &[7; 1 << 16]).unwrap();
+        let object = store.open(&key).unwrap();
+        let pool = BufferPool::new(1 << 20);
+        let mut options = ReaderOptions::new(&pool);
+        options.depth = Some(16);
+        let mut reader = store.reader(&options).unwrap();
+        // The first one is read by the thread that opens the file.
+        for count in [1, 16] {
+            for tag in 0..count {
+                let (object, buf) = (Arc::clone(&object), pool.take(100).unwrap());
+                reader.submit(Want { object, offset: tag * 9, len: 100, buf, tag, due: None });
+            }
+            let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+            while reader.in_flight() > 0 && Instant::now() < until {
+                reader.reap(until, &mut came).unwrap();
+            }
+            assert!(came.iter().all(|came| came.bytes() == [7; 100]), "{came:?}");
+        }
+        let file = std::fs::File::open(object.display()).unwrap();
+        assert!(!Mount::of(&file).unwrap().is_refused(Way::RingCached));
+    }
+}

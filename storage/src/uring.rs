@@ -27,6 +27,9 @@ const FIXED_BYTES_MIN: usize = 256 << 10;
 /// Files that a ring knows by a number of its own, which saves a look-up for each request.
 pub(crate) const FILES_MAX: usize = 256;
 
+/// For direct reads and for others.
+const PLACES: usize = 2 * FILES_MAX;
+
 /// How long a completion waits for company: each call to the kernel then pays for several.
 const COMPANY: Duration = Duration::from_millis(1);
 
@@ -42,8 +45,10 @@ struct Ring {
     flying: usize,
     pool: Arc<BufferPool>,
     fixed_bytes: usize,
-    /// Which file has which number: its id, and whether direct.
-    numbers: Vec<(u64, bool)>,
+    /// The id of the file at each place of the kernel's table. A file has two places, for its
+    /// direct reads and for the others: the kernel may look a place up long after a submission, so
+    /// what is there must not change while a read of it is in flight.
+    places: Vec<u64>,
     /// Whether the kernel was told how many threads a request that may block can have.
     punts: bool,
 }
@@ -55,6 +60,8 @@ struct Flight {
     number: u32,
     way: Way,
     transfer: Transfer,
+    /// It was asked for with [`RWF_DONTCACHE`].
+    spares_cache: bool,
 }
 
 /// How a read came back from a ring.
@@ -86,7 +93,7 @@ impl Uring {
             return Err("io_uring_enter: this kernel cannot wait for a limited time".to_owned());
         }
         // A kernel without sparse tables, before 5.19, knows files by their descriptors.
-        let numbered = ring.submitter().register_files_sparse(FILES_MAX as u32).is_ok();
+        let numbered = ring.submitter().register_files_sparse(PLACES as u32).is_ok();
         let fixed_bytes = register(&ring, pool);
         sweep_graves();
         Ok(Uring(Some(Ring {
@@ -95,7 +102,7 @@ impl Uring {
             flying: 0,
             pool: Arc::clone(pool),
             fixed_bytes,
-            numbers: if numbered { vec![(0, false); FILES_MAX] } else { Vec::new() },
+            places: if numbered { vec![0; PLACES] } else { Vec::new() },
             punts: false,
         })))
     }
@@ -147,22 +154,23 @@ impl Ring {
             let mut most = [self.flights.len() as u32, 0]; // fits: DEPTH_MAX and orphans
             let _ = self.ring.submitter().register_iowq_max_workers(&mut most);
         }
-        self.flights[slot] = Some(Flight { load, file, number, way, transfer });
+        let spares_cache = false;
+        self.flights[slot] = Some(Flight { load, file, number, way, transfer, spares_cache });
         self.flying += 1;
         self.push(slot);
     }
 
     fn push(&mut self, slot: usize) {
         let flight = self.flights[slot].as_mut().expect("in flight");
-        let Flight { load, file, number, way, transfer } = flight;
+        let Flight { load, file, number, way, transfer, spares_cache } = flight;
         let fd = file.file(*way).as_raw_fd();
-        let known = self.numbers.get_mut(*number as usize).is_some_and(|known| {
-            let due = (file.id, way.is_direct());
-            let update = || self.ring.submitter().register_files_update(*number, &[fd]);
-            if *known != due && matches!(update(), Ok(1)) {
-                *known = due;
+        let place = 2 * *number + u32::from(way.is_direct());
+        let known = self.places.get_mut(place as usize).is_some_and(|known| {
+            let update = || self.ring.submitter().register_files_update(place, &[fd]);
+            if *known != file.id && matches!(update(), Ok(1)) {
+                *known = file.id;
             }
-            *known == due
+            *known == file.id
         });
         let (offset, range) = transfer.rest();
         let fixed = load.buf.place_in(&self.pool);
@@ -171,14 +179,14 @@ impl Ring {
         // fits: a read is as long as a buffer, and those are below 2 GiB in any sane pool; what is
         // cut off here comes with the next request.
         let (start, len) = (to.as_mut_ptr(), u32::try_from(to.len()).unwrap_or(1 << 30));
-        let spare = !way.is_direct() && file.mount.spares_cache();
-        let flags = if spare { RWF_DONTCACHE } else { 0 };
+        *spares_cache = !way.is_direct() && file.mount.spares_cache();
+        let flags = if *spares_cache { RWF_DONTCACHE } else { 0 };
         let entry = match (known, fixed) {
-            (true, true) => opcode::ReadFixed::new(types::Fixed(*number), start, len, 0)
+            (true, true) => opcode::ReadFixed::new(types::Fixed(place), start, len, 0)
                 .offset(offset)
                 .rw_flags(flags)
                 .build(),
-            (true, false) => opcode::Read::new(types::Fixed(*number), start, len)
+            (true, false) => opcode::Read::new(types::Fixed(place), start, len)
                 .offset(offset)
                 .rw_flags(flags)
                 .build(),
@@ -264,8 +272,8 @@ impl Ring {
             && is_refusal(e, way)
         {
             let mount = &flight.file.mount;
-            let flag = e.raw_os_error() == Some(libc::EOPNOTSUPP) && !way.is_direct();
-            if flag && mount.spares_cache() {
+            // Of reads that were in flight together each is told so; it is the flag that is refused.
+            if flight.spares_cache && e.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 mount.keeps_cache();
                 self.push(slot);
                 return None;

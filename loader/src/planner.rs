@@ -40,19 +40,24 @@ impl Planner {
         let (mut first, mut number) = (0, 0);
         // The first round is one batch, so that it comes at once; each next is twice as long.
         let mut batches_max = 1;
-        let mut one_by_one = false;
+        // Where a round ended that could not be planned: what is wrong lies before.
+        let mut doubtful_end: u64 = 0;
         while first < self.course.batch_count() {
             let Some(room) = self.shared.window.wait_for_room() else { return };
-            let count = self.round_batches(&room, batches_max);
-            let count = if one_by_one { 1 } else { count.min(self.course.batch_count() - first) };
+            let doubtful = doubtful_end.saturating_sub(first);
+            let count = match doubtful {
+                0 => self.round_batches(&room, batches_max).min(self.course.batch_count() - first),
+                _ => (doubtful / 2).max(1),
+            };
             let mut round = self.shared.free.try_pop().unwrap_or_default();
             round.number = number;
             round.reserve(&sizes);
             match self.plan(&mut round, first..first + count, &mut files) {
                 Ok(()) => {}
-                // What comes before the failure is still delivered, whatever the rounds are.
+                // What comes before the failure is still delivered, whatever the rounds are: it is
+                // found by halving. If it is gone when it is looked for again, so much the better.
                 Err(_) if count > 1 => {
-                    one_by_one = true;
+                    doubtful_end = first + count;
                     self.shared.free.push_now(round);
                     continue;
                 }

@@ -107,7 +107,7 @@ pub enum Error {
         /// What was due, and why it may be wrong.
         due: String,
     },
-    /// The reading thread ended without a word.
+    /// A thread of the loader ended without a word: it panicked, and said why on stderr.
     Gone,
     /// The one reader of the node, or the way to it, failed.
     Node(crate::NodeError),
@@ -172,7 +172,7 @@ impl fmt::Display for Error {
                     "make sample {sample} a row of a batch of {objective}: got {got}, due {due}"
                 )
             }
-            Error::Gone => write!(f, "load a batch: the reading thread has ended"),
+            Error::Gone => write!(f, "load a batch: a thread of the loader has ended"),
             Error::Node(error) => write!(f, "share one reader a node: {error}"),
         }
     }

@@ -126,14 +126,15 @@ impl<A: Assemble> Loader<A> {
             let manner = manner(&options, &limits[nth]);
             let shared = Arc::clone(&shared);
             let run = move || worker::run(shared, nth, store.as_ref(), &manner);
-            threads.start("loader-read", run)?;
+            threads.start("loader-read", &counter, run)?;
         }
         let LoaderOptions { near, timeout, .. } = options;
+        let made_into = Arc::clone(&counter);
         let batcher =
-            Batcher::new(assemble, course.clone(), near.clone(), Arc::clone(&shared), counter);
-        threads.start("loader-batch", move || batcher.run())?;
+            Batcher::new(assemble, course.clone(), near.clone(), Arc::clone(&shared), made_into);
+        threads.start("loader-batch", &counter, move || batcher.run())?;
         let planner = Planner { order, course, near, store_of, limits, timeout, shared };
-        threads.start("loader-plan", move || planner.run())?;
+        threads.start("loader-plan", &counter, move || planner.run())?;
         Ok(loader)
     }
 
@@ -278,8 +279,13 @@ impl Default for Threads {
 }
 
 impl Threads {
-    fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        let end = End(Arc::clone(&self.ended));
+    fn start<B: Send + 'static>(
+        &mut self,
+        name: &str,
+        counter: &Arc<Counter<B>>,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        let end = End { ended: Arc::clone(&self.ended), counter: Arc::clone(counter) };
         let run = move || {
             let _end = end;
             run();
@@ -306,12 +312,18 @@ impl Threads {
     }
 }
 
-/// Tells that a thread has ended, also by a panic.
-#[derive(Debug)]
-struct End(Arc<Queue<()>>);
+/// Tells that a thread has ended. After a panic the consumer is told too: what it waits for will
+/// not come.
+struct End<B> {
+    ended: Arc<Queue<()>>,
+    counter: Arc<Counter<B>>,
+}
 
-impl Drop for End {
+impl<B> Drop for End<B> {
     fn drop(&mut self) {
-        self.0.push_now(());
+        if std::thread::panicking() {
+            self.counter.ready.close();
+        }
+        self.ended.push_now(());
     }
 }

@@ -24,6 +24,7 @@ struct Troubled {
 
 #[derive(Debug)]
 enum Trouble {
+    Panics,
     /// So many times more, then never again.
     Fails(AtomicU64),
 }
@@ -40,6 +41,7 @@ impl Order for Troubled {
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         if sample == self.sample {
             match &self.trouble {
+                Trouble::Panics => panic!("the order panics, as it should in this test"),
                 Trouble::Fails(left) => {
                     if left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
                         let (dataset, got, due) = (self.name(), 1, 0);
@@ -81,6 +83,23 @@ fn due(sample: u64) -> RawBatch {
     batch.begin(sample);
     batch.push(&sample_bytes(sample));
     batch
+}
+
+/// A thread that panicked once left the consumer to wait until its time was over, and to be told
+/// that it might ask again.
+#[test]
+fn a_panic_is_told_at_once() {
+    let (_folder, mut loader) = start(100, Trouble::Panics);
+    let mut next = 0;
+    let error = loop {
+        match loader.next_batch() {
+            Ok(batch) => assert_eq!(batch.unwrap(), due(next)),
+            Err(error) => break error,
+        }
+        next += 1;
+    };
+    assert!(next <= 100, "{next} samples came");
+    assert!(matches!(error, Error::Gone), "{error}");
 }
 
 /// All that comes before a sample that cannot be planned is delivered, wherever it lies in what is

@@ -4,6 +4,7 @@
     bench_peers.py gigatoken VOCAB_DIR FILE.jsonl        encode the file, keep the ids in memory
     bench_peers.py hf VOCAB_DIR FILE.jsonl               Hugging Face tokenizers, one batch of all texts
     bench_peers.py megatron VOCAB_DIR FILE.jsonl OUT     the steps of Megatron's preprocess_data_fast.py
+    bench_peers.py program VOCAB_DIR FILE.jsonl OUT      the same as that program: imports, spawned worker
     bench_peers.py sentencepiece MODEL FILE.jsonl        the C++ library, one thread
     bench_peers.py encdec VOCAB.txt FILE.jsonl           CPM-2's tokenizer in Python
     bench_peers.py train MODEL KIND FILE.jsonl           makes a model of 16,000 pieces: unigram or bpe
@@ -90,10 +91,17 @@ def megatron(folder, file, out):
     are restated here, with numpy, in one process and without a copy for every document: what is
     measured is less than what the program does.
     """
-    import awkward
     import numpy
 
     builder = megatron_builder()(f"{out}.bin", dtype=numpy.uint16)
+    took, documents, tokens = megatron_steps(builder, folder, file, out)
+    say(**took, documents=documents, tokens=tokens)
+
+
+def megatron_steps(builder, folder, file, out):
+    import awkward
+    import numpy
+
     encoded, clock = encode_with_gigatoken(folder, file)
     ends = awkward.singletons(awkward.Array(numpy.full(len(encoded), EOD, dtype=numpy.uint32)))
     encoded = awkward.concatenate([encoded, ends], axis=1)
@@ -103,7 +111,35 @@ def megatron(folder, file, out):
     builder.sequence_lengths.extend(lengths)
     builder.document_indices.extend(range(1, len(lengths) + 1))
     builder.finalize(f"{out}.idx")
-    say(**clock.stop(), documents=len(lengths), tokens=len(ids))
+    return clock.stop(), len(lengths), len(ids)
+
+
+def program(folder, file, out):
+    """The steps above in a spawned worker, as the program has them, so that its imports come twice:
+    in the parent and in the worker. Those of `megatron.training` are left out: no package has them.
+    """
+    import multiprocessing
+
+    imports_of_the_program()
+    with multiprocessing.get_context("spawn").Pool(processes=1) as pool:
+        documents, tokens = pool.apply(program_worker, (folder, file, out))
+    say(documents=documents, tokens=tokens)
+
+
+def program_worker(folder, file, out):
+    import numpy
+
+    builder = imports_of_the_program()(f"{out}.bin", dtype=numpy.uint16)
+    return megatron_steps(builder, folder, file, out)[1:]
+
+
+def imports_of_the_program():
+    import awkward  # noqa: F401
+    import gigatoken  # noqa: F401
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    from megatron.core.tokenizers import MegatronTokenizer  # noqa: F401
+
+    return IndexedDatasetBuilder
 
 
 def megatron_builder():
@@ -200,7 +236,7 @@ def repeat(file, out, size):
 
 PEERS = {
     peer.__name__: peer
-    for peer in (gigatoken, hf, megatron, sentencepiece, encdec, train, corpus, repeat)
+    for peer in (gigatoken, hf, megatron, program, sentencepiece, encdec, train, corpus, repeat)
 }
 
 if __name__ == "__main__":

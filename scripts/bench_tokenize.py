@@ -36,7 +36,7 @@ PYTHON = VENV / "bin/python"
 PREPROCESS = ROOT / "target/release/preprocess"
 FEEDLINE = ROOT / "target/release/feedline"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-ROWS = "gpt2 hf megatron encdec spm threads memory merge".split()
+ROWS = "gpt2 hf megatron program encdec spm threads memory merge".split()
 
 
 def main():
@@ -60,7 +60,7 @@ def arguments():
     )
     parser.add_argument("--en", type=pathlib.Path, help="JSON lines with the key text, English")
     parser.add_argument("--zh", type=pathlib.Path, help="the same, Chinese")
-    parser.add_argument("--rows", default=",".join(ROWS), help="default: all, %(default)s")
+    parser.add_argument("--rows", help="default: all; program only with --program-python")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cores", type=lambda text: text.split(","), default=["0", "1"])
     parser.add_argument("--size", type=size, default="64MB", help="of the demo's text, repeated")
@@ -68,11 +68,18 @@ def arguments():
     parser.add_argument("--whole", type=size, default="200MB", help="of the end-to-end row")
     parser.add_argument("--big", type=size, default="20GB", help="of the memory and merge rows")
     parser.add_argument("--encdec-vocab", type=pathlib.Path, help="vocab.txt; default: the tests' own")
+    parser.add_argument(
+        "--program-python", help="one with torch, megatron-core and gigatoken: the row program"
+    )
     parser.add_argument("--work", help="a folder for what is written; default: the system's")
     args = parser.parse_args()
+    if args.rows is None:
+        args.rows = ",".join(row for row in ROWS if row != "program" or args.program_python)
     unknown = set(args.rows.split(",")) - set(ROWS)
     if unknown:
         parser.error(f"--rows: {', '.join(sorted(unknown))}: due some of {', '.join(ROWS)}")
+    if "program" in args.rows.split(",") and not args.program_python:
+        parser.error("the row program wants --program-python")
     return args
 
 
@@ -147,6 +154,18 @@ class Bench:
                 whole,
                 lambda: self.ours(whole, cores, "--append-eod"),
                 lambda: self.peer("megatron", self.gpt2_folder, whole, self.out(), cores=cores),
+            )
+
+    def program(self):
+        """From the start of the process to its end on both sides, as who calls them waits."""
+        whole = self.grown(self.en, self.args.whole)
+        command = [self.args.program_python, ROOT / "scripts/bench_peers.py", "program"]
+        for cores in (1, 2):
+            pinned = self.args.cores[:cores]
+            self.row(
+                f"end to end, {mb(whole)}: preprocess_data_fast.py", "10x", cores, whole, whole,
+                lambda: self.ours(whole, cores, "--append-eod"),
+                lambda: run([*command, self.gpt2_folder, whole, self.out()], cores=pinned),
             )
 
     def encdec(self):

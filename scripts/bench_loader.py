@@ -85,7 +85,7 @@ class Bench:
         )
         self.same_stream(self.args.slow)
         self.line("cold random samples/s; Megatron's DataLoader", ours, theirs, "samples_per_second")
-        moved = statistics.median(run["moved_bytes"] / run["wanted_bytes"] for run in ours)
+        moved = statistics.median(run["loader"]["moved_per_wanted"] for run in ours)
         print(f"| bytes moved over bytes wanted, cold | {moved:.3f} | | |")
         self.against_fio(ours)
 
@@ -154,12 +154,13 @@ class Bench:
 
     def against_fio(self, ours):
         """Requests a second of the same size and depth, from the same disk."""
-        reads = statistics.median(run["reads"] / run["seconds"] for run in ours)
-        size = statistics.median(run["moved_bytes"] / run["reads"] for run in ours)
+        reads = statistics.median(run["loader"]["reads"] / run["seconds"] for run in ours)
+        size = statistics.median(run["loader"]["moved_bytes"] / run["loader"]["reads"] for run in ours)
+        depth = ours[0]["loader"]["depth"]
         block = max(512, round(size / 512) * 512)
-        theirs = [self.fio("randread", block, ours[0]["depth"]) for _ in range(self.args.runs)]
+        theirs = [self.fio("randread", block, depth) for _ in range(self.args.runs)]
         iops = statistics.median(run["iops"] for run in theirs)
-        what = f"cold random reads/s; fio io_uring direct, {block} bytes, depth {ours[0]['depth']}"
+        what = f"cold random reads/s; fio io_uring direct, {block} bytes, depth {depth}"
         print(f"| {what} | {reads:,.0f} | {iops:,.0f} | {reads / iops:.2f} |")
 
     def fio(self, pattern, block, depth):

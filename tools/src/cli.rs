@@ -5,7 +5,7 @@ use clap_complete::Shell;
 use indexed::{Dtype, Format};
 use tools::cmd::index::IndexBuild;
 use tools::cmd::materialize::Materialize;
-use tools::cmd::{Wishes, clean, convert, merge};
+use tools::cmd::{Wishes, clean, convert, merge, samples};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
 /// splits and repairs token files.
@@ -58,6 +58,11 @@ pub enum Verb {
     /// Training then reads one file from front to back. Memory is bounded; a run that fails leaves
     /// nothing. Exit 0: written. 2: it could not be.
     Materialize(Box<Materialize>),
+    /// Reads the samples of a GPT dataset as a training run would, and tells how quickly they came.
+    ///
+    /// With --hash the sum of all tokens, which is the same on every store, from every restart and
+    /// for Megatron's own GPTDataset. Exit 0: read. 2: a read or the index failed.
+    Samples(Box<samples::SamplesArgs>),
     /// Prints a script that completes this command's words in a shell.
     Completions {
         /// The shell: bash, zsh, fish, elvish or powershell.

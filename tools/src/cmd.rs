@@ -9,6 +9,7 @@ pub mod inspect;
 pub mod materialize;
 pub mod merge;
 pub mod repair;
+pub mod samples;
 pub mod split;
 
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
-use tools::cmd::{check, clean, convert, index, inspect, materialize, merge, repair, split};
+use tools::cmd::{check, clean, convert, index, inspect, materialize, merge, repair, samples, split};
 use tools::report::ProgressLine;
 use tools::target::Target;
 
@@ -45,6 +45,10 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Merge(args) => {
             let merged = merge::merge(&args.request())?;
             tell(args.json, &merged, merged.text())?;
+        }
+        Verb::Samples(args) => {
+            let read = samples::samples(args)?;
+            tell(args.json, &read, read.text())?;
         }
         Verb::Split(args) => {
             let (source, split) = (args.source.clone(), args.split.clone());

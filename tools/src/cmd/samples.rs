@@ -1,0 +1,242 @@
+//! `feedline samples`: what a training run would be given, read as it would be read.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+use indexed::{BlockShuffle, GptIndex, GptIndexConfig, IndexedDataset, Split, TokenStream};
+use loader::{
+    Batch, BlockOrder, FileOrder, GptAssemble, GptConfig, GptOrder, Loader, LoaderOptions, Metrics, Order,
+    Ranks,
+};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use storage::{ByteSize, Key};
+
+use crate::report::{Facts, thousands};
+
+/// The order in which samples are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OrderKind {
+    /// Megatron's full shuffle of documents and samples.
+    Megatron,
+    /// The block shuffle, for stores that are paid by the request.
+    Block,
+    /// The order of the file.
+    File,
+}
+
+/// What is to be read.
+#[derive(Args, Clone, Debug)]
+pub struct SamplesArgs {
+    /// Prefix of a GPT dataset: a path or a URL.
+    #[arg(value_name = "PREFIX")]
+    pub prefix: String,
+    /// Tokens a row.
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    pub seq_length: u64,
+    /// Samples to read. Default: to the end of the order.
+    #[arg(long, value_name = "COUNT")]
+    pub samples: Option<u64>,
+    /// The first of them: the samples that a run has consumed.
+    #[arg(long, default_value_t = 0, value_name = "SAMPLE")]
+    pub first: u64,
+    /// Samples that Megatron's order is made for, which decides its epochs. Default: as far as is
+    /// read; of a whole order, one epoch.
+    #[arg(long, value_name = "COUNT")]
+    pub built_for: Option<u64>,
+    /// The seed of the shuffles.
+    #[arg(long, default_value_t = 1234)]
+    pub seed: u32,
+    /// Shares of train, valid and test, of which train is read.
+    #[arg(long, default_value = "1,0,0", value_name = "SHARES")]
+    pub split: String,
+    /// The order.
+    #[arg(long, value_enum, default_value = "megatron")]
+    pub order: OrderKind,
+    /// Rows a batch.
+    #[arg(long, default_value_t = 8, value_name = "ROWS")]
+    pub micro_batch: usize,
+    /// The data-parallel rank whose samples are read.
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    /// How many data-parallel ranks there are.
+    #[arg(long, default_value_t = 1, value_name = "RANKS")]
+    pub ranks: u32,
+    /// A folder for Megatron's index caches. Default: nothing is kept.
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<String>,
+    /// Takes no more samples a second than this, as training would.
+    #[arg(long, value_name = "PER-SECOND")]
+    pub rate: Option<f64>,
+    /// Requests in flight at once. Default: found by trying.
+    #[arg(long, value_name = "REQUESTS")]
+    pub depth: Option<usize>,
+    /// MiB that are read ahead at most.
+    #[arg(long, default_value_t = 512, value_name = "MIB")]
+    pub window: u64,
+    /// Seconds that a batch or a request is waited for.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub timeout: u64,
+    /// Prints the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
+    #[arg(long)]
+    pub hash: bool,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was read; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Samples {
+    /// The order's name.
+    pub order: String,
+    /// Samples that the order has.
+    pub samples_of_order: u64,
+    /// Samples read.
+    pub samples: u64,
+    /// From the start of the loader to the last batch.
+    pub seconds: f64,
+    /// Opening the dataset and mapping or building its index.
+    pub index_seconds: f64,
+    /// From the start of the loader to the first batch.
+    pub first_batch_seconds: f64,
+    /// Samples a second.
+    pub samples_per_second: f64,
+    /// Bytes of samples a second.
+    pub bytes_per_second: f64,
+    /// SHA-256 of the tokens of all samples in order, each with its extra one, as little-endian
+    /// int64.
+    pub sha256: Option<String>,
+    /// What the loader counted.
+    pub loader: Metrics,
+}
+
+/// Reads the samples.
+///
+/// # Errors
+/// What the dataset, the index or a read say.
+pub fn samples(request: &SamplesArgs) -> Result<Samples> {
+    let begun = Instant::now();
+    let (store, key) = storage::locate(&request.prefix)?;
+    let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
+    let order = order_of(request, &dataset)?;
+    let index_seconds = begun.elapsed().as_secs_f64();
+    let total = order.sample_count();
+    let end = request.samples.map_or(total, |count| request.first.saturating_add(count));
+    let mut options = LoaderOptions::new(request.micro_batch, request.first..end);
+    options.ranks = Ranks::one(request.rank, request.ranks);
+    options.depth = request.depth;
+    options.window_bytes = request.window.saturating_mul(1 << 20);
+    options.timeout = Duration::from_secs(request.timeout);
+    let seq_len = usize::try_from(request.seq_length).context("--seq-length")?;
+    let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
+    let name = order.name();
+    let begun = Instant::now();
+    let mut loader = Loader::start(order, assemble, options)?;
+    let mut sum = request.hash.then(Sha256::new);
+    let mut taken = 0;
+    while let Some(batch) = loader.next_batch()? {
+        if let Some(sum) = &mut sum {
+            add(sum, &batch);
+        }
+        taken += batch.rows as u64;
+        loader.recycle(batch);
+        if let Some(rate) = request.rate {
+            let due = begun + Duration::from_secs_f64(taken as f64 / rate);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let metrics = loader.metrics();
+    Ok(Samples {
+        order: name,
+        samples_of_order: total,
+        samples: taken,
+        seconds,
+        index_seconds,
+        first_batch_seconds: metrics.first_batch_us as f64 / 1e6,
+        samples_per_second: taken as f64 / seconds,
+        bytes_per_second: metrics.delivered_bytes as f64 / seconds,
+        sha256: sum.map(|sum| hex(&sum.finalize())),
+        loader: metrics,
+    })
+}
+
+fn order_of(request: &SamplesArgs, dataset: &Arc<IndexedDataset>) -> Result<Arc<dyn Order>> {
+    let train = Split::Train;
+    if request.order == OrderKind::Megatron {
+        let reached = request.samples.map(|count| request.first.saturating_add(count));
+        let config = GptIndexConfig {
+            dataset_path: request.prefix.clone(),
+            split: Some(request.split.clone()),
+            seq_len: request.seq_length,
+            seed: request.seed,
+            num_samples: request.built_for.or(reached),
+            add_extra_token: true,
+            drop_last_partial_valid: true,
+            tokenizer: serde_json::Value::Null,
+        };
+        let index = match &request.cache {
+            None => GptIndex::build(dataset, train, &config)?,
+            Some(folder) => {
+                let store = storage::open_url(folder)?;
+                GptIndex::load_or_build(dataset, train, &config, store.as_ref(), &Key::root())?
+            }
+        };
+        let seq_len = usize::try_from(request.seq_length).context("--seq-length")?;
+        return Ok(Arc::new(GptOrder::new(Arc::clone(dataset), Arc::new(index), seq_len)?));
+    }
+    let stream = TokenStream::new(dataset, train, Some(&request.split), request.seq_length, true)?;
+    if request.order == OrderKind::File {
+        return Ok(Arc::new(FileOrder::new(dataset, stream)?));
+    }
+    let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
+    let shuffle = BlockShuffle::new(stream.sample_count(), block, window, request.seed.into())?;
+    Ok(Arc::new(BlockOrder::new(dataset, stream, &shuffle, 1)?))
+}
+
+/// Each row is the inputs and, behind them, the last label: what the sample is made of.
+fn add(sum: &mut Sha256, batch: &Batch) {
+    for row in 0..batch.rows {
+        let place = row * batch.seq_len..(row + 1) * batch.seq_len;
+        for token in &batch.tokens[place.clone()] {
+            sum.update(token.to_le_bytes());
+        }
+        if let Some(last) = batch.labels[place].last() {
+            sum.update(last.to_le_bytes());
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Samples {
+    /// For a person.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let metrics = &self.loader;
+        let mut facts = Facts::default();
+        facts.add("order", &self.order);
+        let of = thousands(self.samples_of_order);
+        facts.add("samples", format!("{} of {of}", thousands(self.samples)));
+        facts.add("opened and indexed in", format!("{:.3} s", self.index_seconds));
+        facts.add("first batch after", format!("{:.3} s", self.first_batch_seconds));
+        facts.add("samples a second", thousands(self.samples_per_second as u64));
+        facts.add("bytes a second", ByteSize(self.bytes_per_second as u64));
+        facts.add("moved for each wanted byte", format!("{:.3}", metrics.moved_per_wanted));
+        let reads = thousands(metrics.reads);
+        facts.add("requests", format!("{reads}, {} at once at the end", metrics.depth));
+        let (p50, p99) = (metrics.read_p50_us, metrics.read_p99_us);
+        facts.add("a request took", format!("p50 {p50} us, p99 {p99} us"));
+        let stalled = metrics.stalled_us / 1000;
+        facts.add("waits over 1 ms", format!("{}, together {stalled} ms", metrics.stalls));
+        if let Some(sum) = &self.sha256 {
+            facts.add("sha256 of the tokens", sum);
+        }
+        facts.text()
+    }
+}

@@ -21,9 +21,9 @@ use crate::report::{Facts, thousands};
 pub enum OrderKind {
     /// Megatron's full shuffle of documents and samples.
     Megatron,
-    /// The block shuffle, for stores that are paid by the request.
+    /// The block shuffle, for stores that are paid by the args.
     Block,
-    /// The order of the file.
+    /// The sequences as they lie in the file, each a sample: what `feedline materialize` wrote.
     File,
 }
 
@@ -117,25 +117,25 @@ pub struct Samples {
 ///
 /// # Errors
 /// What the dataset, the index or a read say.
-pub fn samples(request: &SamplesArgs) -> Result<Samples> {
+pub fn samples(args: &SamplesArgs) -> Result<Samples> {
     let begun = Instant::now();
-    let (store, key) = storage::locate(&request.prefix)?;
+    let (store, key) = storage::locate(&args.prefix)?;
     let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
-    let order = order_of(request, &dataset)?;
+    let order = order_of(args, &dataset)?;
     let index_seconds = begun.elapsed().as_secs_f64();
     let total = order.sample_count();
-    let end = request.samples.map_or(total, |count| request.first.saturating_add(count));
-    let mut options = LoaderOptions::new(request.micro_batch, request.first..end);
-    options.ranks = Ranks::one(request.rank, request.ranks);
-    options.depth = request.depth;
-    options.window_bytes = request.window.saturating_mul(1 << 20);
-    options.timeout = Duration::from_secs(request.timeout);
-    let seq_len = usize::try_from(request.seq_length).context("--seq-length")?;
+    let end = args.samples.map_or(total, |count| args.first.saturating_add(count));
+    let mut options = LoaderOptions::new(args.micro_batch, args.first..end);
+    options.ranks = Ranks::one(args.rank, args.ranks);
+    options.depth = args.depth;
+    options.window_bytes = args.window.saturating_mul(1 << 20);
+    options.timeout = Duration::from_secs(args.timeout);
+    let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
     let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
     let name = order.name();
     let begun = Instant::now();
     let mut loader = Loader::start(order, assemble, options)?;
-    let mut sum = request.hash.then(Sha256::new);
+    let mut sum = args.hash.then(Sha256::new);
     let mut taken = 0;
     while let Some(batch) = loader.next_batch()? {
         if let Some(sum) = &mut sum {
@@ -143,7 +143,7 @@ pub fn samples(request: &SamplesArgs) -> Result<Samples> {
         }
         taken += batch.rows as u64;
         loader.recycle(batch);
-        if let Some(rate) = request.rate {
+        if let Some(rate) = args.rate {
             let due = begun + Duration::from_secs_f64(taken as f64 / rate);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
@@ -164,37 +164,44 @@ pub fn samples(request: &SamplesArgs) -> Result<Samples> {
     })
 }
 
-fn order_of(request: &SamplesArgs, dataset: &Arc<IndexedDataset>) -> Result<Arc<dyn Order>> {
-    let train = Split::Train;
-    if request.order == OrderKind::Megatron {
-        let reached = request.samples.map(|count| request.first.saturating_add(count));
-        let config = GptIndexConfig {
-            dataset_path: request.prefix.clone(),
-            split: Some(request.split.clone()),
-            seq_len: request.seq_length,
-            seed: request.seed,
-            num_samples: request.built_for.or(reached),
-            add_extra_token: true,
-            drop_last_partial_valid: true,
-            tokenizer: serde_json::Value::Null,
-        };
-        let index = match &request.cache {
-            None => GptIndex::build(dataset, train, &config)?,
-            Some(folder) => {
-                let store = storage::open_url(folder)?;
-                GptIndex::load_or_build(dataset, train, &config, store.as_ref(), &Key::root())?
-            }
-        };
-        let seq_len = usize::try_from(request.seq_length).context("--seq-length")?;
-        return Ok(Arc::new(GptOrder::new(Arc::clone(dataset), Arc::new(index), seq_len)?));
-    }
-    let stream = TokenStream::new(dataset, train, Some(&request.split), request.seq_length, true)?;
-    if request.order == OrderKind::File {
-        return Ok(Arc::new(FileOrder::new(dataset, stream)?));
-    }
-    let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
-    let shuffle = BlockShuffle::new(stream.sample_count(), block, window, request.seed.into())?;
-    Ok(Arc::new(BlockOrder::new(dataset, stream, &shuffle, 1)?))
+fn order_of(args: &SamplesArgs, dataset: &Arc<IndexedDataset>) -> Result<Arc<dyn Order>> {
+    let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
+    Ok(match args.order {
+        OrderKind::Megatron => {
+            let index = Arc::new(megatron_index(args, dataset)?);
+            Arc::new(GptOrder::new(Arc::clone(dataset), index, seq_len)?)
+        }
+        OrderKind::Block => {
+            let split = Some(args.split.as_str());
+            let stream = TokenStream::new(dataset, Split::Train, split, args.seq_length, true)?;
+            let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
+            let seed = args.seed.into();
+            let shuffle = BlockShuffle::new(stream.sample_count(), block, window, seed)?;
+            let last = args.samples.map_or(1, |count| args.first.saturating_add(count));
+            let epochs = last.div_ceil(stream.sample_count()).max(1);
+            Arc::new(BlockOrder::new(dataset, stream, &shuffle, epochs)?)
+        }
+        OrderKind::File => Arc::new(FileOrder::new(Arc::clone(dataset), seq_len)?),
+    })
+}
+
+fn megatron_index(args: &SamplesArgs, dataset: &IndexedDataset) -> Result<GptIndex> {
+    let reached = args.samples.map(|count| args.first.saturating_add(count));
+    let config = GptIndexConfig {
+        dataset_path: args.prefix.clone(),
+        split: Some(args.split.clone()),
+        seq_len: args.seq_length,
+        seed: args.seed,
+        num_samples: args.built_for.or(reached),
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: serde_json::Value::Null,
+    };
+    let Some(folder) = &args.cache else {
+        return Ok(GptIndex::build(dataset, Split::Train, &config)?);
+    };
+    let store = storage::open_url(folder)?;
+    Ok(GptIndex::load_or_build(dataset, Split::Train, &config, store.as_ref(), &Key::root())?)
 }
 
 /// Each row is the inputs and, behind them, the last label: what the sample is made of.

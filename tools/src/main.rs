@@ -9,7 +9,9 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
-use tools::cmd::{check, clean, convert, index, inspect, materialize, merge, repair, samples, split};
+use tools::cmd::{
+    check, clean, convert, index, inspect, materialize, merge, repair, samples, split,
+};
 use tools::report::ProgressLine;
 use tools::target::Target;
 

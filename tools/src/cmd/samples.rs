@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 use indexed::{BlockShuffle, GptIndex, GptIndexConfig, IndexedDataset, Split, TokenStream};
+use loader::batch::{GptAssemble, GptConfig};
 use loader::{
-    Batch, BlockOrder, FileOrder, GptAssemble, GptConfig, GptOrder, Loader, LoaderOptions, Metrics, Order,
-    Ranks,
+    Batch, BlockOrder, FileOrder, GptOrder, Loader, LoaderOptions, Metrics, Order, Ranks,
 };
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};

@@ -161,7 +161,7 @@ fn a_materialized_order_is_the_order() {
             let tokens: Vec<i64> = parts.iter().flat_map(of).collect();
             assert_eq!(written.read_sequence(sample).unwrap(), tokens, "{memory}: {sample}");
         }
-        let manifest = Key::new(&format!("{out}.manifest.json")).unwrap();
+        let manifest = Key::new(format!("{out}.manifest.json")).unwrap();
         let manifest = storage::Manifest::read(store.as_ref(), &manifest).unwrap();
         assert_eq!(manifest.meta["materialized"]["order"]["random_seed"], 1234);
         manifest.verify(store.as_ref(), &Key::root()).unwrap();

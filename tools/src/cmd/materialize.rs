@@ -186,7 +186,8 @@ impl Window {
         samples: std::ops::Range<u64>,
     ) -> Result<u64> {
         let item_bytes = dataset.dtype().item_bytes();
-        (self.lengths.clear(), self.pieces.clear());
+        self.lengths.clear();
+        self.pieces.clear();
         let mut place = 0;
         for sample in samples {
             let before = place;

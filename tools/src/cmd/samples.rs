@@ -8,7 +8,8 @@ use clap::{Args, ValueEnum};
 use indexed::{BlockShuffle, GptIndex, GptIndexConfig, IndexedDataset, Split, TokenStream};
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{
-    Batch, BlockOrder, FileOrder, GptOrder, Loader, LoaderOptions, Metrics, Order, Ranks,
+    Assemble, Batch, BlockOrder, FileOrder, GptOrder, Loader, LoaderOptions, Metrics, Order, Ranks,
+    RawAssemble, RawBatch,
 };
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -79,6 +80,10 @@ pub struct SamplesArgs {
     /// Seconds that a batch or a request is waited for.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub timeout: u64,
+    /// Takes the bytes of the samples as they are, as the reader of a node does, and makes no
+    /// tensors of them.
+    #[arg(long, conflicts_with = "hash")]
+    pub raw: bool,
     /// Prints the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
     #[arg(long)]
     pub hash: bool,
@@ -131,25 +136,21 @@ pub fn samples(args: &SamplesArgs) -> Result<Samples> {
     options.window_bytes = args.window.saturating_mul(1 << 20);
     options.timeout = Duration::from_secs(args.timeout);
     let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
-    let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
     let name = order.name();
-    let begun = Instant::now();
-    let mut loader = Loader::start(order, assemble, options)?;
     let mut sum = args.hash.then(Sha256::new);
-    let mut taken = 0;
-    while let Some(batch) = loader.next_batch()? {
-        if let Some(sum) = &mut sum {
-            add(sum, &batch);
-        }
-        taken += batch.rows as u64;
-        loader.recycle(batch);
-        if let Some(rate) = args.rate {
-            let due = begun + Duration::from_secs_f64(taken as f64 / rate);
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        }
-    }
+    let begun = Instant::now();
+    let (taken, metrics) = if args.raw {
+        drain(Loader::start(order, RawAssemble, options)?, args.rate, RawBatch::rows)?
+    } else {
+        let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
+        drain(Loader::start(order, assemble, options)?, args.rate, |batch| {
+            if let Some(sum) = &mut sum {
+                add(sum, batch);
+            }
+            batch.rows
+        })?
+    };
     let seconds = begun.elapsed().as_secs_f64();
-    let metrics = loader.metrics();
     Ok(Samples {
         order: name,
         samples_of_order: total,
@@ -162,6 +163,24 @@ pub fn samples(args: &SamplesArgs) -> Result<Samples> {
         sha256: sum.map(|sum| hex(&sum.finalize())),
         loader: metrics,
     })
+}
+
+/// Takes all batches, no more samples a second than `rate`; `rows` looks at each.
+fn drain<A: Assemble>(
+    mut loader: Loader<A>,
+    rate: Option<f64>,
+    mut rows: impl FnMut(&A::Batch) -> usize,
+) -> Result<(u64, Metrics)> {
+    let (begun, mut taken) = (Instant::now(), 0);
+    while let Some(batch) = loader.next_batch()? {
+        taken += rows(&batch) as u64;
+        loader.recycle(batch);
+        if let Some(rate) = rate {
+            let due = begun + Duration::from_secs_f64(taken as f64 / rate);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    }
+    Ok((taken, loader.metrics()))
 }
 
 fn order_of(args: &SamplesArgs, dataset: &Arc<IndexedDataset>) -> Result<Arc<dyn Order>> {

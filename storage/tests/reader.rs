@@ -49,7 +49,13 @@ fn faulty(faults: ReadFaults, len: usize) -> (FaultyStore, Arc<dyn Object>) {
 #[test]
 fn what_passes_is_made_again() {
     let late = Duration::from_millis(20);
-    let faults = ReadFaults { io_per_mille: 20, stale_per_mille: 20, late_per_mille: 20, late };
+    let faults = ReadFaults {
+        io_per_mille: 20,
+        stale_per_mille: 20,
+        late_per_mille: 20,
+        late,
+        ..ReadFaults::default()
+    };
     let (store, object) = faulty(faults, 1 << 20);
     let pool = BufferPool::new(1 << 20);
     let mut reader = store.reader(&options(&pool)).unwrap();

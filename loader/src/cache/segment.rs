@@ -12,7 +12,7 @@
 //! All numbers are little-endian; samples ascend. A reader refuses whatever is not so, and takes it
 //! for a file that is not there.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use storage::{Key, Object, Read, Storage, crc64};
 
@@ -25,6 +25,10 @@ const ENTRY_BYTES: usize = 32;
 /// A table beyond this is not ours: a segment of 64 MiB has as many entries if samples have 32
 /// bytes. Bounds what a wrong header can make us allocate.
 const ENTRIES_MAX: u64 = 1 << 21;
+
+/// Read at once where a sample is wanted: those that follow it are wanted next. Any disk gives so
+/// much at its best, and so few files are open that it is not much memory.
+const AHEAD_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
@@ -105,6 +109,14 @@ impl Filling {
 pub(super) struct Segment {
     object: Arc<dyn Object>,
     entries: Vec<Entry>,
+    ahead: Mutex<Ahead>,
+}
+
+/// A run of bytes of a file.
+#[derive(Debug, Default)]
+struct Ahead {
+    offset: u64,
+    bytes: Vec<u8>,
 }
 
 impl Segment {
@@ -132,7 +144,7 @@ impl Segment {
             let [sample, offset, len, crc64] = entry.map(u64::from_le_bytes);
             Entry { sample, offset, len, crc64 }
         });
-        Some(Segment { entries: entries.collect(), object })
+        Some(Segment { entries: entries.collect(), object, ahead: Mutex::default() })
     }
 
     /// Fills `into` with a sample; false if it is not here, or not right.
@@ -141,9 +153,31 @@ impl Segment {
             return false;
         };
         let Entry { offset, len, crc64: due, .. } = self.entries[at];
-        len == into.len() as u64
-            && self.object.read_many(&mut [Read { offset, buf: &mut *into }]).is_ok()
-            && crc64(into) == due
+        len == into.len() as u64 && self.read(offset, into).is_some() && crc64(into) == due
+    }
+
+    /// Fills `into`, of what was read before if it is there.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+        let ahead = &mut *self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if ahead.get(offset, into.len()).is_none() {
+            let left = self.object.len_bytes().checked_sub(offset)?;
+            let len = AHEAD_BYTES.max(into.len() as u64).min(left);
+            ahead.offset = offset;
+            ahead.bytes.resize(len as usize, 0); // fits: 1 MiB, or a sample that is in memory
+            let read = Read { offset, buf: &mut ahead.bytes };
+            if self.object.read_many(&mut [read]).is_err() {
+                ahead.bytes.clear();
+            }
+        }
+        into.copy_from_slice(ahead.get(offset, into.len())?);
+        Some(())
+    }
+}
+
+impl Ahead {
+    fn get(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let start = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        self.bytes.get(start..start.checked_add(len)?)
     }
 }
 

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use super::{NodeError, NodeReader};
-use crate::{Assemble, Order, PieceRef, Result, Sample};
+use super::{BatchSource, NodeError, NodeOptions, NodeReader, Open, RawAssemble, RawBatch};
+use crate::{Assemble, Error, Loader, LoaderOptions, Order, PieceRef, Result, Sample};
 
 /// Batches of one kind, out of the node's one reader: what a [`NodeReader`] gives, assembled here.
 #[derive(Debug)]
@@ -11,12 +11,56 @@ pub struct NodeBatches<A: Assemble> {
     assemble: A,
     pieces: Vec<PieceRef>,
     spent: Vec<A::Batch>,
+    /// The last step may be cut short here.
+    samples_end: u64,
 }
 
 impl<A: Assemble> NodeBatches<A> {
+    /// Joins the ranks of a node that read an order; the first of them runs a [`Loader`] for all.
+    ///
+    /// `how` is what that one is told: its `ranks` are those of the node, its samples begin at what
+    /// this rank consumed. It says how many rows there are, where they begin and what a step takes;
+    /// these fields of `node` are set from it, and what is read is added to its identity.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; what
+    /// [`NodeReader::join`] says.
+    pub fn start(
+        order: Arc<dyn Order>,
+        assemble: A,
+        how: LoaderOptions,
+        mut node: NodeOptions,
+    ) -> Result<Self> {
+        let got = node.blocks.iter().max().map_or(0, |block| u64::from(*block) + 1);
+        if got != u64::from(how.ranks.count) {
+            return Err(Error::Option { name: "blocks", got, due: "as many as ranks.count" });
+        }
+        let ranks = how.ranks;
+        node.micro_batch = how.micro_batch;
+        node.step_samples = (how.micro_batch as u64).saturating_mul(ranks.of.into());
+        node.samples_consumed = how.samples.start;
+        node.identity = format!(
+            "{}; {}, samples to {}, ranks from {} of {}",
+            node.identity,
+            order.name(),
+            how.samples.end,
+            ranks.first,
+            ranks.of
+        );
+        let (of, samples_end) = (Arc::clone(&order), how.samples.end);
+        let open: Open = Arc::new(move |samples_consumed| {
+            let mut how = how.clone();
+            how.samples.start = samples_consumed.min(how.samples.end);
+            Ok(Box::new(Loader::start(Arc::clone(&of), RawAssemble, how)?))
+        });
+        let reader = NodeReader::join(node, open)?;
+        Ok(NodeBatches { samples_end, ..Self::new(reader, order, assemble) })
+    }
+
     /// The order must be the one that the reader reads.
     pub fn new(reader: NodeReader, order: Arc<dyn Order>, assemble: A) -> Self {
-        NodeBatches { reader, order, assemble, pieces: Vec::new(), spent: Vec::new() }
+        let (pieces, spent, samples_end) = (Vec::new(), Vec::new(), u64::MAX);
+        NodeBatches { reader, order, assemble, pieces, spent, samples_end }
     }
 
     /// This rank's batch of the next step, or `None` after the last.
@@ -52,6 +96,14 @@ impl<A: Assemble> NodeBatches<A> {
     /// Samples consumed by all ranks: all that there is to remember.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
-        self.reader.samples_consumed()
+        self.reader.samples_consumed().min(self.samples_end)
+    }
+}
+
+impl BatchSource for Loader<RawAssemble> {
+    fn next(&mut self, into: &mut RawBatch) -> Result<bool> {
+        let Some(batch) = self.next_batch()? else { return Ok(false) };
+        self.recycle(std::mem::replace(into, batch));
+        Ok(true)
     }
 }

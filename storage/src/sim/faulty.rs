@@ -18,6 +18,8 @@ pub struct ReadFaults {
     pub late_per_mille: u32,
     /// How much.
     pub late: Duration,
+    /// Reads that touch these bytes, of whichever object, always fail with `EIO`.
+    pub broken: Range<u64>,
 }
 
 /// Another store, whose reads fail, come late or hang. All else is passed on. Clones are the same
@@ -46,6 +48,7 @@ struct Plan {
     seed: u64,
     faults: ReadFaults,
     reads: AtomicU64,
+    failed: AtomicU64,
     /// Reads that touch this hang.
     hung: Mutex<Range<u64>>,
     released: Condvar,
@@ -55,8 +58,9 @@ impl FaultyStore {
     /// A store with these faults. The seed decides which reads meet one.
     #[must_use]
     pub fn new(inner: Arc<dyn Storage>, seed: u64, faults: ReadFaults) -> Self {
-        let (reads, hung, released) = (AtomicU64::new(0), Mutex::new(0..0), Condvar::new());
-        FaultyStore { inner, plan: Arc::new(Plan { seed, faults, reads, hung, released }) }
+        let (reads, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (hung, released) = (Mutex::new(0..0), Condvar::new());
+        FaultyStore { inner, plan: Arc::new(Plan { seed, faults, reads, failed, hung, released }) }
     }
 
     /// From now on reads that touch these bytes, of whichever object, hang until
@@ -76,6 +80,12 @@ impl FaultyStore {
     pub fn read_count(&self) -> u64 {
         self.plan.reads.load(Ordering::Relaxed)
     }
+
+    /// Those of them that failed.
+    #[must_use]
+    pub fn failed_count(&self) -> u64 {
+        self.plan.failed.load(Ordering::Relaxed)
+    }
 }
 
 impl Plan {
@@ -85,17 +95,23 @@ impl Plan {
 
     /// Lets one read meet what is planned for it.
     fn meet(&self, what: &str, read: &Read<'_>) -> Result<()> {
+        let met = self.try_meet(what, read);
+        self.failed.fetch_add(u64::from(met.is_err()), Ordering::Relaxed);
+        met
+    }
+
+    fn try_meet(&self, what: &str, read: &Read<'_>) -> Result<()> {
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
         let mut rng = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let end = read.offset + read.buf.len() as u64;
-        let touches = |hung: &mut Range<u64>| read.offset < hung.end && hung.start < end;
-        let waited = self.released.wait_while(self.hung(), touches);
+        let touches = |bytes: &Range<u64>| read.offset < bytes.end && bytes.start < end;
+        let waited = self.released.wait_while(self.hung(), |hung| touches(hung));
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         if rng.chance(self.faults.late_per_mille) {
             thread::sleep(self.faults.late);
         }
         let doing = || format!("read {} bytes at {} of", read.buf.len(), read.offset);
-        if rng.chance(self.faults.io_per_mille) {
+        if rng.chance(self.faults.io_per_mille) || touches(&self.faults.broken) {
             let source = io::Error::from_raw_os_error(libc::EIO);
             return Err(Error::Io { doing: doing(), what: what.to_owned(), source });
         }

@@ -18,8 +18,8 @@ const RETRIES_MAX: u32 = 32;
 
 /// Whether the kernel may have a quicker way to copy than reading and writing. Where it can only go
 /// through the page cache it has not: on ext4 a copy of 2 GiB around the cache, read by one thread
-/// and written by another, took 2.5 to 3.5 s where `copy_file_range` took 5 to 9 s, and 0.1 s of the
-/// processor instead of 1.3 to 2.6 s (two cores, 2026-11).
+/// and written by another, took 2.5 to 3.5 s where `copy_file_range` took 5 to 9 s, and 0.1 s of
+/// the processor instead of 1.3 to 2.6 s (two cores, 2026-11).
 pub(crate) fn may_share(profile: &Profile) -> bool {
     !(profile.direct && matches!(profile.file_system.as_str(), "ext4" | "f2fs" | "lustre"))
 }

@@ -220,8 +220,8 @@ impl RingReceiver {
         Ok(Some(self.memory.bytes(place(&self.geometry, self.taken), len)))
     }
 
-    /// Gives back the slot of the message that was looked at last, and says whether it still had it.
-    /// The sender does not sleep on the ring: it is to be told.
+    /// Gives back the slot of the message that was looked at last, and says whether it still had
+    /// it. The sender does not sleep on the ring: it is to be told.
     pub fn release(&mut self) -> bool {
         let held = std::mem::take(&mut self.holds);
         if held {

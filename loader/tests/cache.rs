@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use loader::cache::{Cache, CacheOptions, LogOptions, OrderLog, StageOptions, Staged, open};
 use loader::{Near, Order, PieceRef, Result, Source};
-use storage::{Key, Storage};
+use storage::{Key, Storage, sim};
 
 const SAMPLES: u64 = 600;
 
@@ -233,6 +233,51 @@ fn keeps_within_its_limit_what_a_restart_wants_first() {
 }
 
 /// Jobs of one order share a folder without a lock: each finds what the other wrote.
+/// A twentieth of what is free stays free, and not of what is left after each file.
+#[test]
+fn leaves_others_what_it_said() {
+    const CAPACITY: u64 = 1 << 20;
+    let data = tempfile::tempdir().unwrap();
+    let order = Pieces::new(data.path());
+    let faults = sim::Faults { capacity_bytes: Some(CAPACITY), ..Default::default() };
+    let disk: Arc<dyn Storage> = Arc::new(sim::SimStore::new(7, faults));
+    let options = LogOptions { segment_bytes: 8 << 10, ..LogOptions::default() };
+    let log = OrderLog::open(&disk, order.as_ref(), options).unwrap();
+    // Each sample again and again: three times what the disk has.
+    let mut kept = 0;
+    while kept < 3 * CAPACITY {
+        for sample in 0..SAMPLES {
+            let bytes = order.bytes(sample);
+            kept += bytes.len() as u64;
+            log.keep(sample, &bytes);
+            if sample % 16 == 0 {
+                log.flush();
+            }
+        }
+    }
+    let free = disk.free_bytes().unwrap().unwrap();
+    assert!(free >= CAPACITY / 20, "{free} bytes are left of {CAPACITY}");
+    assert!(free <= CAPACITY / 10, "{free} bytes are left of {CAPACITY}");
+}
+
+/// Ranks that read for themselves write runs that overlap: that of one may begin long before the
+/// sample, and many of others after it.
+#[test]
+fn a_long_run_is_found_behind_short_ones() {
+    let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let order = Pieces::new(data.path());
+    let keep = |samples: &mut dyn Iterator<Item = u64>| {
+        let log = log(cache.path(), &order, LogOptions::default());
+        samples.for_each(|sample| log.keep(sample, &order.bytes(sample)));
+    };
+    keep(&mut (0..SAMPLES).step_by(50));
+    (0..20).for_each(|nth| keep(&mut (501 + 2 * nth..503 + 2 * nth)));
+    let log = log(cache.path(), &order, LogOptions::default());
+    for sample in [0, 450, 550, 501, 540] {
+        assert_eq!(fetch(&log, &order, sample..sample + 1), 1, "sample {sample}");
+    }
+}
+
 #[test]
 fn jobs_share_a_folder() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

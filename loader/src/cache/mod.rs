@@ -24,7 +24,7 @@ use crate::{Near, Order, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
     /// The most bytes that it may take. Less are taken if the disk has not so many to spare: a
-    /// twentieth of what is free stays free.
+    /// twentieth of what would be free without the cache stays free.
     pub limit_bytes: u64,
     /// The seed of the order, the version of the data, and what else tells this order from others
     /// whose files have the same names and lengths.
@@ -54,7 +54,7 @@ pub fn open(
     let need: u64 = order.sources().iter().map(|source| source.len_bytes).sum();
     let CacheOptions { limit_bytes, salt } = options;
     let kept: u64 = staged::kept_bytes(folder.as_ref(), order.as_ref(), salt);
-    if need <= limit_bytes && need.saturating_sub(kept) <= room(folder.as_ref()) {
+    if need <= limit_bytes && need.saturating_sub(kept) <= room(folder.as_ref(), kept) {
         let options = StageOptions { salt, ..StageOptions::default() };
         return Ok(Cache::Files(Arc::new(Staged::open(folder, order, options)?)));
     }
@@ -127,10 +127,11 @@ impl Identity {
     }
 }
 
-/// What may still be written: a twentieth of what is free stays free.
-fn room(store: &dyn Storage) -> u64 {
+/// What may still be written beside what the cache has taken: a twentieth of both stays free. Of
+/// what is free alone it would be less with every file, and nothing in the end.
+fn room(store: &dyn Storage, taken: u64) -> u64 {
     match store.free_bytes() {
-        Ok(Some(free)) => free - free / 20,
+        Ok(Some(free)) => free.saturating_sub(free.saturating_add(taken) / 20),
         Ok(None) => u64::MAX,
         Err(_) => 0,
     }

@@ -29,8 +29,12 @@ impl Default for LogOptions {
 /// Tables that are kept in memory: one is read at a time, and a neighbour or two of other jobs.
 const OPEN_MAX: usize = 4;
 
-/// Files that are asked for a sample, if several jobs have written runs that overlap.
+/// Files that are asked for a sample, if several ranks or jobs have written runs that overlap.
 const OVERLAPS_MAX: usize = 8;
+
+/// Names that are looked at for them: those that begin last before the sample. A microsecond or
+/// two, and runs of 64 ranks that begin at different places are all among them.
+const LOOK_BACK_MAX: usize = 256;
 
 /// The samples of an order that were fetched lately, in the order of their use.
 ///
@@ -250,8 +254,9 @@ impl Shared {
     /// Whether so many bytes may be written, after what is of no use to this run has gone.
     fn make_room(&self, bytes: u64, checkpointed: u64) -> bool {
         loop {
-            let fits = self.bytes().saturating_add(bytes) <= self.options.limit_bytes
-                && bytes <= room(self.store.as_ref());
+            let taken = self.bytes();
+            let fits = taken.saturating_add(bytes) <= self.options.limit_bytes
+                && bytes <= room(self.store.as_ref(), taken);
             let mut files = lock(&self.files);
             if fits {
                 files.is_full = false;
@@ -288,7 +293,7 @@ impl Shared {
 
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         let mut files = lock(&self.files);
-        let runs = files.by_first.range(..=(sample, u64::MAX)).rev().take(OVERLAPS_MAX);
+        let runs = files.by_first.range(..=(sample, u64::MAX)).rev().take(LOOK_BACK_MAX);
         let runs = runs.filter(|(_, file)| file.last >= sample).map(|(&name, _)| name);
         let mut names = [None; OVERLAPS_MAX];
         names.iter_mut().zip(runs).for_each(|(place, name)| *place = Some(name));

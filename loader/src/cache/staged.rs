@@ -238,7 +238,8 @@ impl Shared {
         };
         let offset = block * self.options.block_bytes;
         let len = self.options.block_bytes.min(source.len_bytes - offset);
-        if room(self.store.as_ref()) < len + len / CHUNK_BYTES * 8 + HEADER_BYTES {
+        let taken = self.lock().landed.len() as u64 * self.options.block_bytes;
+        if room(self.store.as_ref(), taken) < len + len / CHUNK_BYTES * 8 + HEADER_BYTES {
             return Ok(0);
         }
         buf.resize(len as usize, 0); // fits: a block

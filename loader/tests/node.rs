@@ -86,7 +86,7 @@ fn due(block: u64) -> Vec<String> {
     for step in 0..SAMPLES.div_ceil(STEP) {
         let first = (step * STEP + (NODE_FIRST + block) * MICRO_BATCH).min(SAMPLES);
         let end = (first + MICRO_BATCH).min(SAMPLES);
-        let mut line = format!("{}", (step + 1) * STEP);
+        let mut line = format!("{}", SAMPLES.min((step + 1) * STEP));
         for number in first..end {
             sample(number, &mut bytes);
             line += &format!(" {number}:{:x}", hash(&bytes));
@@ -101,6 +101,7 @@ fn options(job: &str, rank: u32, blocks: &[u32]) -> NodeOptions {
         blocks: blocks.to_vec(),
         micro_batch: MICRO_BATCH as usize,
         step_samples: STEP,
+        samples_end: SAMPLES,
         sample_bytes_max: BYTES_MAX,
         slots: 2,
         wait_max: Duration::from_secs(60),

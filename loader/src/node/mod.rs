@@ -56,6 +56,9 @@ pub struct NodeOptions {
     pub step_samples: u64,
     /// Samples consumed by all before this rank's first step: the whole state.
     pub samples_consumed: u64,
+    /// One past the last sample: the last step may have fewer than the others. Default: none, and
+    /// every step then counts as a whole one.
+    pub samples_end: u64,
     /// Bytes that a sample has at most.
     pub sample_bytes_max: usize,
     /// Steps that wait in a rank's ring, a power of two. Default: 4. Each rank costs the node
@@ -99,6 +102,7 @@ impl NodeOptions {
             micro_batch: 1,
             step_samples: u64::from(ranks),
             samples_consumed: 0,
+            samples_end: u64::MAX,
             sample_bytes_max: 1 << 16,
             slots: 4,
             wait_max: Duration::from_secs(330),
@@ -138,10 +142,10 @@ impl NodeOptions {
     /// All that must agree, as one line.
     fn fingerprint(&self) -> String {
         let NodeOptions { identity, blocks, micro_batch, step_samples, slots, .. } = self;
-        let bytes = self.sample_bytes_max;
+        let (bytes, end) = (self.sample_bytes_max, self.samples_end);
         format!(
             "feedline {}: {identity}; blocks {blocks:?}, micro_batch {micro_batch}, step_samples \
-             {step_samples}, sample_bytes_max {bytes}, slots {slots}",
+             {step_samples} to {end}, sample_bytes_max {bytes}, slots {slots}",
             env!("CARGO_PKG_VERSION")
         )
     }

@@ -213,7 +213,8 @@ impl Desk {
             return Err((REFUSED, format!("process {} is rank {rank} already", peer.pid())));
         }
         let steps = position.abs_diff(self.position).is_multiple_of(step);
-        if !steps || position > SAMPLES_MAX {
+        let is_done = position >= self.common.options.samples_end;
+        if !(steps || is_done) || position > SAMPLES_MAX {
             let at = self.position;
             let told = format!("sample {position} is no whole number of steps of {step} from {at}");
             return Err((REFUSED, told));
@@ -223,7 +224,7 @@ impl Desk {
             let ring = RingSender::create(geometry).map_err(|e| (REFUSED, e.to_string()))?;
             (seat.ring, seat.begin, seat.position) = (Some(ring), position, position);
         }
-        if seat.position < self.position {
+        if seat.position < self.position && !is_done {
             self.begin_anew();
         } else if let Some(ring) = &mut self.seats[rank as usize].ring {
             // A tail that is open changes nothing.

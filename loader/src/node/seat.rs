@@ -21,6 +21,7 @@ pub struct NodeReader {
     owner: Option<Owner>,
     peer: Peer,
     ring: RingReceiver,
+    /// In whole steps, also after the last.
     samples_consumed: u64,
 }
 
@@ -82,7 +83,7 @@ impl NodeReader {
     /// there is to remember.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
-        self.samples_consumed
+        self.samples_consumed.min(self.common.options.samples_end)
     }
 
     /// Whether this process reads for the node.

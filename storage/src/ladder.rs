@@ -137,7 +137,8 @@ impl Carrier for Ladder {
             return self.hand_over(load, Work::Object);
         }
         if load.attempt > 0 {
-            return self.hand_over(load, Work::Reopen);
+            let known = self.files.look(&load.object).map(Arc::clone);
+            return self.hand_over(load, Work::Reopen(known));
         }
         match self.files.find(load) {
             Found::Open(load, number, file) => self.send(load, number, file),
@@ -279,9 +280,9 @@ impl Files {
         std::mem::take(&mut entry.waiting)
     }
 
-    fn look(&self, object: &Arc<dyn Object>) -> Option<&OpenFile> {
+    fn look(&self, object: &Arc<dyn Object>) -> Option<&Arc<OpenFile>> {
         let number = self.numbers.get(&address(object))?;
-        self.entries[*number as usize].file.as_deref()
+        self.entries[*number as usize].file.as_ref()
     }
 }
 
@@ -299,8 +300,8 @@ enum Work {
     Object,
     /// Open it, and try the ways that its mount has.
     Open,
-    /// Open it anew after an error.
-    Reopen,
+    /// Open it anew after an error, if it is still what it was.
+    Reopen(Option<Arc<OpenFile>>),
     Read(Arc<OpenFile>),
     /// Say what a ring's failure means.
     Explain(Arc<OpenFile>, crate::piece::Cause),
@@ -337,7 +338,7 @@ impl Job for FileJob {
                 Some(file) => OpenFile::open(&object, file, wishes),
                 None => return FileDone::of(load.read()),
             },
-            Work::Reopen => OpenFile::reopen(&object, wishes),
+            Work::Reopen(known) => OpenFile::reopen(&object, known.as_deref(), wishes),
         };
         let (done, opened) = match opened {
             Ok(file) => {
@@ -380,7 +381,8 @@ fn probe(file: &OpenFile, wishes: Wishes) {
 
 fn try_ring(file: &OpenFile, way: Way) -> Result<(), String> {
     let start = if file.mount.inline { Start::Inline } else { Start::Punted };
-    let own = file.file(way).try_clone().map_err(|e| e.to_string())?;
+    // Too few descriptors are no word about the mount.
+    let Ok(own) = file.file(way).try_clone() else { return Ok(()) };
     let (answer, answered) = mpsc::sync_channel(1);
     let read = move || {
         let mut block = Buf::take();

@@ -1,7 +1,7 @@
 //! A file that a reader reads: its descriptors, its alignment, its mount and its layout; and one
 //! read of it, in terms of whole blocks.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
@@ -22,6 +22,7 @@ pub(crate) struct OpenFile {
     /// Told from every other, also of the same object.
     pub(crate) id: u64,
     object: Arc<dyn Object>,
+    identity: Identity,
     /// Opened anew, by its path, after an error.
     again: Option<File>,
     /// Opened to go around the page cache.
@@ -32,42 +33,63 @@ pub(crate) struct OpenFile {
     pub(crate) layout: Layout,
 }
 
+/// What makes a file the one it was, also when nobody can ask its old handle any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    len_bytes: u64,
+    /// Objects are written once.
+    written: (i64, i64),
+}
+
+impl Identity {
+    fn of(meta: &Metadata) -> Self {
+        let written = (meta.mtime(), meta.mtime_nsec());
+        Identity { device: meta.dev(), inode: meta.ino(), len_bytes: meta.len(), written }
+    }
+}
+
 impl OpenFile {
     /// Looks at the file of an object, and opens it as the wishes ask. Blocks if its file system
     /// does.
     pub(crate) fn open(object: &Arc<dyn Object>, file: &File, wishes: Wishes) -> Result<Self> {
         let failed = |e| Error::from_io("look at", object.display(), e);
         let mount = Mount::of(file).map_err(failed)?;
-        Self::with(object, file, None, mount, wishes).map_err(failed)
+        let identity = Identity::of(&file.metadata().map_err(failed)?);
+        Self::with(object, file, None, identity, mount, wishes).map_err(failed)
     }
 
-    /// Opens the file of an object by its path, and makes sure that it is the one it was.
-    pub(crate) fn reopen(object: &Arc<dyn Object>, wishes: Wishes) -> Result<Self> {
+    /// Opens the file of an object by its path, and makes sure that it is the one it was: that is
+    /// `known`, or what the object's own handle tells. A handle is stale just when its file was
+    /// replaced, so where neither can tell, it stays stale.
+    pub(crate) fn reopen(
+        object: &Arc<dyn Object>,
+        known: Option<&OpenFile>,
+        wishes: Wishes,
+    ) -> Result<Self> {
         let failed = |e| Error::from_io("open", object.display(), e);
+        let ask = || Some(Identity::of(&object.file()?.metadata().ok()?));
+        let Some(due) = known.map(|known| known.identity).or_else(ask) else {
+            return Err(Error::Stale { doing: "open".to_owned(), what: object.display() });
+        };
         let file = File::open(object.display()).map_err(failed)?;
-        let meta = file.metadata().map_err(failed)?;
-        let then = object.len_bytes();
-        // The old handle may be dead; where it can still tell, it must be the same file.
-        let old = object.file().and_then(|file| file.metadata().ok());
-        let same = old.is_none_or(|old| (old.dev(), old.ino()) == (meta.dev(), meta.ino()));
-        if !same || meta.len() != then {
-            let len_now = Some(meta.len());
-            return Err(Error::Changed {
-                what: object.display(),
-                offset: 0,
-                len_then: then,
-                len_now,
-            });
+        let identity = Identity::of(&file.metadata().map_err(failed)?);
+        let len_then = object.len_bytes();
+        if identity != due || identity.len_bytes != len_then {
+            let (what, len_now) = (object.display(), Some(identity.len_bytes));
+            return Err(Error::Changed { what, offset: 0, len_then, len_now });
         }
         let mount = Mount::of(&file).map_err(failed)?;
         let again = file.try_clone().map_err(failed)?;
-        Self::with(object, &file, Some(again), mount, wishes).map_err(failed)
+        Self::with(object, &file, Some(again), identity, mount, wishes).map_err(failed)
     }
 
     fn with(
         object: &Arc<dyn Object>,
         file: &File,
         again: Option<File>,
+        identity: Identity,
         mount: Arc<Mount>,
         wishes: Wishes,
     ) -> io::Result<Self> {
@@ -84,7 +106,7 @@ impl OpenFile {
         let layout = Layout::of(file, &mount.file_system);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let object = Arc::clone(object);
-        Ok(OpenFile { id, object, again, direct, align, mount, layout })
+        Ok(OpenFile { id, object, identity, again, direct, align, mount, layout })
     }
 
     /// The best way that is left for this file.
@@ -179,8 +201,11 @@ fn open_direct(file: &File, mount: &Mount) -> Option<File> {
     match options.read(true).custom_flags(libc::O_DIRECT).open(same) {
         Ok(file) => Some(file),
         Err(e) => {
-            mount.refuse(Way::RingDirect, &e);
-            mount.refuse(Way::ThreadsDirect, &e);
+            // Too few descriptors are no word about the mount.
+            if is_refusal(&e, Way::ThreadsDirect) {
+                mount.refuse(Way::RingDirect, &e);
+                mount.refuse(Way::ThreadsDirect, &e);
+            }
             None
         }
     }
@@ -266,5 +291,57 @@ impl Transfer {
         let data = if outcome.is_ok() { self.skip..self.skip + load.len } else { 0..0 };
         let Transfer { moved_bytes, short_reads, .. } = self;
         Done { slot: load.slot, buf: load.buf, data, moved_bytes, short_reads, outcome }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+    use crate::{Map, Read};
+
+    /// An object whose handle tells nothing any more.
+    #[derive(Debug)]
+    struct Stale(PathBuf, u64);
+
+    impl Object for Stale {
+        fn len_bytes(&self) -> u64 {
+            self.1
+        }
+
+        fn read_many(&self, _: &mut [Read<'_>]) -> Result<()> {
+            Err(Error::Stale { doing: "read".to_owned(), what: self.display() })
+        }
+
+        fn map(&self) -> Result<Map> {
+            Ok(Map::owned(Vec::new()))
+        }
+
+        fn display(&self) -> String {
+            self.0.display().to_string()
+        }
+    }
+
+    /// A file that was replaced by another of its length once passed for what it was, if the old
+    /// handle was stale; and it is stale because the file was replaced.
+    #[test]
+    fn a_stale_handle_does_not_lead_to_another_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let write = |name: &str, bytes: &[u8]| fs::write(path(name), bytes).unwrap();
+        write("a", b"the one");
+        write("b", b"another");
+        let object: Arc<dyn Object> = Arc::new(Stale(path("a"), 7));
+        let wishes = Wishes::default();
+        let open = |at: &Path| OpenFile::open(&object, &File::open(at).unwrap(), wishes).unwrap();
+        let known = open(&path("a"));
+        assert!(OpenFile::reopen(&object, Some(&known), wishes).is_ok());
+        let untold = OpenFile::reopen(&object, None, wishes);
+        assert!(matches!(untold, Err(Error::Stale { .. })), "{untold:?}");
+        fs::rename(path("b"), path("a")).unwrap();
+        let changed = OpenFile::reopen(&object, Some(&known), wishes);
+        assert!(matches!(changed, Err(Error::Changed { .. })), "{changed:?}");
     }
 }

@@ -216,6 +216,16 @@ fn credentials_that_are_absent_or_wrong() {
     }
 }
 
+/// An upload may take longer than an answer: it is given the time that its bytes take. Once its
+/// length was asked for after the bytes had been moved away.
+#[test]
+fn a_slow_upload_is_not_taken_for_a_stalled_one() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&(server.url("slow") + "&stall=200ms&tries=1")).unwrap();
+    server.inject(Rule::nth(1, Fault::Delay(std::time::Duration::from_secs(1))).of("PUT"));
+    write_all(&*store, &key("a"), &vec![3; 8 << 20]).unwrap();
+}
+
 /// The answer to the request that made it visible is lost; the next one says that the name is
 /// taken, by ourselves.
 #[test]

@@ -78,6 +78,11 @@ impl Address {
         let bad = |why: String| Error::BadUrl { url: shown.to_owned(), why };
         let path = shown.strip_prefix("s3://").ok_or_else(|| bad("due: s3://bucket".to_owned()))?;
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
+        if bucket.contains([':', '@']) {
+            // Not repeated: what stands there is a secret.
+            let url = "s3://...".to_owned();
+            return Err(Error::BadUrl { url, why: SECRET.to_owned() });
+        }
         let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         if bucket.is_empty() || bucket.len() > 255 || !bucket.bytes().all(valid) {
             return Err(bad(format!("'{bucket}' is no name of a bucket")));
@@ -129,15 +134,17 @@ impl Options {
     }
 }
 
-fn endpoint(value: &str) -> std::result::Result<String, String> {
+const SECRET: &str = "credentials do not belong into a URL; use credentials=FILE";
+
+pub(super) fn endpoint(value: &str) -> std::result::Result<String, String> {
+    if value.contains('@') {
+        // Likewise.
+        return Err(SECRET.to_owned());
+    }
     let host = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
     let host = host.ok_or_else(|| format!("'{value}' does not begin with http:// or https://"))?;
     if host.is_empty() {
         return Err("it names no host".to_owned());
-    }
-    if host.contains('@') {
-        // Not repeated: what stands there is a secret.
-        return Err("credentials do not belong into a URL; use credentials=FILE".to_owned());
     }
     Ok(value.trim_end_matches('/').to_owned())
 }
@@ -219,7 +226,14 @@ mod tests {
     }
     #[test]
     fn a_secret_that_stands_in_a_url_by_mistake_is_not_repeated() {
-        let error = Address::parse("s3://b?endpoint=https://key:secret@host").unwrap_err();
-        assert!(!error.to_string().contains("secret"), "{error}");
+        for url in [
+            "s3://b?endpoint=https://key:secret@host",
+            "s3://b?endpoint=key:secret@host",
+            "s3://key:secret@bucket/a",
+            "s3://key:secret/with/slashes@bucket/a",
+        ] {
+            let error = Address::parse(url).unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 }

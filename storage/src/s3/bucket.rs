@@ -140,15 +140,22 @@ const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
 /// The tries of one request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Tries {
-    started: Instant,
+    /// When the first one was allowed.
+    started: Option<Instant>,
     made: u32,
 }
 
 impl Tries {
-    pub(super) fn new() -> Self {
-        Tries { started: Instant::now(), made: 0 }
+    /// A try begins. To wait for that behind others, as the last piece of a long read does, is no
+    /// failure of the request.
+    pub(super) fn begin(&mut self) {
+        self.started.get_or_insert_with(Instant::now);
+    }
+
+    fn waited(&self) -> Duration {
+        self.started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
     pub(super) fn made(&self) -> u32 {
@@ -165,7 +172,7 @@ impl Tries {
         if failed.cause == RemoteCause::SlowDown {
             live.limiter.slow_down(Instant::now());
         }
-        let spent = self.made >= live.options.tries || self.started.elapsed() >= TOTAL_MAX;
+        let spent = self.made >= live.options.tries || self.waited() >= TOTAL_MAX;
         if spent || !failed.cause.is_passing() {
             return Err(failed);
         }
@@ -190,7 +197,7 @@ impl Tries {
             came: failed.came,
             request_id: failed.request_id,
             tries: self.made.max(1),
-            waited: self.started.elapsed(),
+            waited: self.waited(),
         }))
     }
 }
@@ -211,9 +218,9 @@ impl Live {
     where
         Asked: Future<Output = std::result::Result<T, Failed>>,
     {
-        let mut tries = Tries::new();
+        let mut tries = Tries::default();
         loop {
-            match self.once(self.answer_max(0), ask()).await {
+            match self.once(&mut tries, self.answer_max(0), ask()).await {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => {
                     let again = tries.again(self, failed).await;
@@ -226,10 +233,12 @@ impl Live {
     /// One try, when it is allowed, for so long.
     pub(super) async fn once<T>(
         &self,
+        tries: &mut Tries,
         max: Duration,
         asked: impl Future<Output = std::result::Result<T, Failed>>,
     ) -> std::result::Result<T, Failed> {
         let _permit = self.limiter.enter().await;
+        tries.begin();
         count(&self.metrics.requests, 1);
         let answered = tokio::time::timeout(max, asked).await;
         let late = || Err(Failed::new(RemoteCause::Stalled, format!("no answer in {max:?}")));

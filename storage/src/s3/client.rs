@@ -26,7 +26,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 
-use super::address::Options;
+use super::address::{self, Options};
 use crate::rng::Rng;
 use crate::{Error, Result};
 
@@ -57,6 +57,10 @@ impl Clients {
         let trust = trust(ca, plain)?;
         let loaded = load(options, endpoint.is_some(), Connections::new(&trust, IDLE_MAX)?).await;
         let endpoint = endpoint.or_else(|| loaded.endpoint_url().map(str::to_owned));
+        // Messages name it, so that of an environment or profile must hold no secret either.
+        if let Some(Err(why)) = endpoint.as_deref().map(address::endpoint) {
+            return Err(Error::BadUrl { url: "endpoint_url".to_owned(), why });
+        }
         let client = |idle| {
             let connections = Connections::new(&trust, idle)?;
             Ok(client(options, &loaded, endpoint.as_deref(), connections))

@@ -50,9 +50,9 @@ pub(super) async fn fill(
     let len = buf.len();
     let filled = Mutex::new(Filled { buf, done: 0 });
     let get = Get { live, object, offset, len, filled, moved: AtomicU64::new(0) };
-    let mut tries = Tries::new();
+    let mut tries = Tries::default();
     let outcome = loop {
-        match get.once(tries.made(), due).await {
+        match get.once(&mut tries, due).await {
             Ok(()) => break Ok(()),
             Err(failed) => {
                 if let Err(failed) = tries.again(live, failed).await {
@@ -82,8 +82,10 @@ struct Get<'a> {
 
 impl Get<'_> {
     /// One try, when it is allowed. Of a first one, the time it took counts.
-    async fn once(&self, made: u32, due: Option<Instant>) -> Tried<()> {
+    async fn once(&self, tries: &mut Tries, due: Option<Instant>) -> Tried<()> {
         let _permit = self.live.limiter.enter().await;
+        tries.begin();
+        let made = tries.made();
         let started = Instant::now();
         let came = self.hedged(made, due).await;
         if came.is_ok() && made == 0 {

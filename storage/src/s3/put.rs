@@ -168,7 +168,7 @@ impl S3Upload {
     }
 
     async fn put(&self, body: SdkBody) -> Result<bool> {
-        let max = self.live.answer_max(self.part.len());
+        let max = self.live.answer_max(body.bytes().map_or(0, <[u8]>::len));
         let ask = || async {
             let body = ByteStream::new(body.try_clone().expect("bytes in memory"));
             let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
@@ -195,9 +195,9 @@ impl S3Upload {
     where
         Asked: Future<Output = std::result::Result<(), Failed>>,
     {
-        let (mut tries, mut unsure) = (Tries::new(), false);
+        let (mut tries, mut unsure) = (Tries::default(), false);
         loop {
-            let failed = match self.live.once(max, ask()).await {
+            let failed = match self.live.once(&mut tries, max, ask()).await {
                 Ok(()) => return Ok(true),
                 Err(failed) => failed,
             };
@@ -343,12 +343,12 @@ async fn send(
     body: SdkBody,
 ) -> Result<CompletedPart> {
     let max = live.answer_max(body.bytes().map_or(0, <[u8]>::len));
-    let mut tries = Tries::new();
+    let mut tries = Tries::default();
     loop {
         let bytes = ByteStream::new(body.try_clone().expect("bytes in memory"));
         let upload = live.clients.usual.upload_part().bucket(&live.bucket).key(&target.path);
         let sent = upload.upload_id(&id).part_number(number).body(bytes).send();
-        match live.once(max, async { sent.await.map_err(Failed::of) }).await {
+        match live.once(&mut tries, max, async { sent.await.map_err(Failed::of) }).await {
             Ok(sent) => {
                 let part = CompletedPart::builder().part_number(number);
                 return Ok(part.set_e_tag(sent.e_tag().map(str::to_owned)).build());

@@ -217,7 +217,7 @@ impl Failure {
                 Error::ShortRead { what, offset, got: got as u64, due: due as u64, len_bytes }
             }
             Cause::Io(source) => {
-                Error::Io { doing: format!("read {due} bytes at {offset} of"), what, source }
+                Error::from_io(format!("read {due} bytes at {offset} of"), what, source)
             }
         }
     }
@@ -277,6 +277,9 @@ mod tests {
         piece.reset();
         let spent = (0..=RETRIES_MAX).find_map(|_| piece.advance(errno(libc::EINTR)).err());
         assert!(spent.unwrap().to_string().contains("after 32 retries"));
+        piece.reset();
+        let stale = piece.advance(errno(libc::ESTALE)).unwrap_err().of_read("a.bin", 15);
+        assert!(matches!(stale, Error::Stale { .. }), "{stale:?}");
         let failed = Piece::write(0, &[1]).advance(errno(libc::EIO)).unwrap_err();
         assert_eq!(failed.errno(), Some(libc::EIO));
     }

@@ -8,7 +8,7 @@
 //! all of them together are a network or a mount.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -228,8 +228,10 @@ const ROUND_MAX: Duration = Duration::from_secs(1);
 const ROUND_MIN: Duration = Duration::from_millis(5);
 
 fn start_watchdog() {
-    static RUNS: AtomicBool = AtomicBool::new(false);
-    if RUNS.swap(true, Ordering::AcqRel) {
+    // The process that it runs in: one that was forked has no threads of its parent.
+    static RUNS_IN: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id();
+    if RUNS_IN.swap(process, Ordering::AcqRel) == process {
         return;
     }
     let watch = || {
@@ -243,7 +245,7 @@ fn start_watchdog() {
     };
     let builder = thread::Builder::new().name("watchdog".to_owned()).stack_size(256 << 10);
     if let Err(e) = builder.spawn(watch) {
-        RUNS.store(false, Ordering::Release);
+        RUNS_IN.store(0, Ordering::Release);
         log::warn!("reads that hang will not be named: no thread for the watchdog: {e}");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use aws_sdk_s3::operation::head_object::HeadObjectOutput;
 use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream;
 
 use super::bucket::{Bucket, Live};
 use super::failed::Failed;
@@ -93,13 +93,16 @@ impl Object for S3Object {
             opened.check(read.offset, read.buf.len())?;
         }
         let live = self.bucket.live()?;
-        let mut fills = FuturesUnordered::new();
-        for read in reads {
-            for (i, piece) in read.buf.chunks_mut(PIECE_BYTES).enumerate() {
-                let offset = read.offset + (i * PIECE_BYTES) as u64;
-                fills.push(get::fill(&live, opened, offset, piece, None));
-            }
-        }
+        let live = &*live;
+        let fills = reads.iter_mut().flat_map(|read| {
+            let first = read.offset;
+            let pieces = read.buf.chunks_mut(PIECE_BYTES).enumerate();
+            pieces.map(move |(i, piece)| {
+                get::fill(live, opened, first + (i * PIECE_BYTES) as u64, piece, None)
+            })
+        });
+        // As many as may be made at once: a long read would else keep kilobytes for each piece.
+        let mut fills = stream::iter(fills).buffer_unordered(live.options.depth);
         live.runtime.block_on(async {
             while let Some((_, outcome)) = fills.next().await {
                 outcome?;

@@ -174,9 +174,11 @@ impl Peer {
         // SAFETY: there is room for one descriptor; it need not be aligned.
         unsafe { data.cast::<libc::c_int>().write_unaligned(fd.as_raw_fd()) };
         let socket = self.stream.as_raw_fd();
-        // SAFETY: the message and all that it points to live until the call returns.
-        let sent = unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) };
-        if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        uninterrupted(|| {
+            // SAFETY: the message and all that it points to live until the call returns.
+            unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) }
+        })
+        .map(drop)
     }
 
     /// Receives one byte and the descriptor that came with it, if one did.
@@ -190,12 +192,12 @@ impl Peer {
         let mut control = Control::zeroed();
         let mut message = control.message(&mut part);
         let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_CMSG_CLOEXEC);
-        // SAFETY: the message and all that it points to live until the call returns.
-        let got = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
-        match got {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            1 => {}
-            _ => return Err(io::Error::last_os_error()),
+        let got = uninterrupted(|| {
+            // SAFETY: the message and all that it points to live until the call returns.
+            unsafe { libc::recvmsg(socket, &raw mut message, flags) }
+        })?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         // SAFETY: the kernel wrote the control buffer and how much of it counts.
         let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
@@ -267,6 +269,20 @@ pub fn ready(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool
         }
     }
     Ok(asked.iter().map(|one| one.revents != 0).collect())
+}
+
+/// Makes a call again that a signal broke off, as a job scheduler's do.
+fn uninterrupted(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<libc::ssize_t> {
+    loop {
+        let done = call();
+        if done >= 0 {
+            return Ok(done);
+        }
+        let e = io::Error::last_os_error();
+        if e.kind() != io::ErrorKind::Interrupted {
+            return Err(e);
+        }
+    }
 }
 
 /// Two users may have a job of one name.

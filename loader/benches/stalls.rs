@@ -4,9 +4,9 @@
 //! cargo bench -p loader --bench stalls -- PREFIX [SECONDS] [SAMPLES A SECOND] [LATE PER MILLE]
 //! ```
 //!
-//! By default 1,300 samples of 2,048 tokens a second: ten times what a model of a billion parameters
-//! consumes on eight GPUs at 400 TFLOP/s each. Prints what the loader counted; `stalls` are waits of
-//! more than a millisecond for a batch that was due.
+//! By default 1,300 samples of 2,048 tokens a second: ten times what a model of a billion
+//! parameters consumes on eight GPUs at 400 TFLOP/s each. Prints what the loader counted; `stalls`
+//! are waits of more than a millisecond for a batch that was due.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 

@@ -272,7 +272,8 @@ impl Ring {
             && is_refusal(e, way)
         {
             let mount = &flight.file.mount;
-            // Of reads that were in flight together each is told so; it is the flag that is refused.
+            // Of reads that were in flight together each is told so; it is the flag that is
+            // refused.
             if flight.spares_cache && e.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 mount.keeps_cache();
                 self.push(slot);

@@ -452,6 +452,7 @@ fn describe(
         "append_eod": options.append_eod,
         "empty_documents": format!("{:?}", options.empty_documents),
         "bad_lines": format!("{:?}", options.on_bad_line),
+        "last_of_duplicate_keys": options.last_of_duplicate_keys,
         "objective": format!("{:?}", options.objective),
         "input_format": format!("{:?}", options.input.format),
         "text": format!("{:?}", options.input.text),

@@ -1,10 +1,9 @@
 //! One string out of a line of JSON, as Python's `json.loads(line)[key]` gives it.
 //!
 //! The whole line is checked, not only the part before the key: a line that was cut short, or two
-//! objects on one line, must not pass for a document. As in Python the last of two equal keys
-//! counts, `NaN` and `Infinity` are numbers, and control characters may not stand bare in a string.
-//! Half a surrogate pair is refused in the text alone: Python takes it, and fails when it encodes
-//! it.
+//! objects on one line, must not pass for a document. As in Python `NaN` and `Infinity` are numbers,
+//! control characters may not stand bare in a string, and the last of two equal keys counts, if they
+//! are not refused. Half a surrogate pair is refused in the text alone: Python fails encoding it.
 
 use std::ops::Range;
 
@@ -28,7 +27,11 @@ pub(crate) struct TextFinder {
     text: String,
     /// Brackets that are open, from the outermost.
     open: Vec<u8>,
+    /// A second text is a fault.
+    once: bool,
 }
+
+const LAST: &str = "--last-of-duplicate-keys takes the last, as Python does";
 
 /// Keys that a message lists.
 const KEYS_SHOWN_MAX: usize = 8;
@@ -50,10 +53,15 @@ enum Found {
 
 impl TextFinder {
     pub(crate) fn new(key: &str) -> Self {
-        TextFinder { key: key.to_owned(), text: String::new(), open: Vec::new() }
+        TextFinder { key: key.to_owned(), text: String::new(), open: Vec::new(), once: false }
     }
 
-    /// The string under the key, with its escapes resolved.
+    /// Whether a key that comes again is refused. A `TextFinder` begins with no.
+    pub(crate) fn once(self, once: bool) -> Self {
+        TextFinder { once, ..self }
+    }
+
+    /// The string under the key, escapes resolved.
     pub(crate) fn find<'a>(&'a mut self, line: &'a str) -> Result<&'a str, Fault> {
         self.find_at(line).map(|(_, text)| text)
     }
@@ -63,8 +71,8 @@ impl TextFinder {
         &'a mut self,
         line: &'a str,
     ) -> Result<(Range<usize>, &'a str), Fault> {
-        let TextFinder { key, text, open } = self;
-        let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open };
+        let TextFinder { key, text, open, once } = self;
+        let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open, once: *once };
         match scanner.object(key, text)? {
             Some(Found::Text(span)) if span.escaped => {
                 resolve(line, span, text)?;
@@ -92,6 +100,7 @@ struct Scanner<'a> {
     bytes: &'a [u8],
     at: usize,
     open: &'a mut Vec<u8>,
+    once: bool,
 }
 
 impl Scanner<'_> {
@@ -101,10 +110,9 @@ impl Scanner<'_> {
         match self.peek() {
             Some(b'{') => self.at += 1,
             Some(0xef) if self.line.starts_with('\u{feff}') => {
-                let hint = "the file begins with a byte order mark; write it without one";
-                let mut fault = fault(0, "a byte order mark".to_owned(), "an object, '{'");
-                fault.hint = Some(hint);
-                return Err(fault);
+                let hint = Some("the file begins with a byte order mark; write it without one");
+                let fault = fault(0, "a byte order mark".to_owned(), "an object, '{'");
+                return Err(Fault { hint, ..fault });
             }
             Some(byte) if matches!(byte, b'[' | b'"' | b'-' | b'0'..=b'9') => {
                 return Err(fault(self.at, kind_of(byte).to_owned(), "an object, '{'"));
@@ -121,6 +129,10 @@ impl Scanner<'_> {
                 let start = self.at;
                 let is_text = self.peek() == Some(b'"');
                 if self.is_key(name, key, scratch) {
+                    if self.once && found.is_some() {
+                        let fault = fault(name.start - 1, format!("key '{key}' again"), "it once");
+                        return Err(Fault { hint: Some(LAST), ..fault });
+                    }
                     found = Some(if is_text {
                         Found::Text(self.string()?)
                     } else {
@@ -141,9 +153,8 @@ impl Scanner<'_> {
         }
         self.skip_space();
         if self.at < self.bytes.len() {
-            let mut fault = self.unexpected("the end of the line after the object");
-            fault.hint = Some("each line holds one object");
-            return Err(fault);
+            let fault = self.unexpected("the end of the line after the object");
+            return Err(Fault { hint: Some("each line holds one object"), ..fault });
         }
         Ok(found)
     }

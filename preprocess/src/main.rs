@@ -40,15 +40,15 @@ fn main() -> ExitCode {
         Err(error) => match error.downcast_ref() {
             // A job that is put into the queue again after it was done has nothing left to do.
             Some(Error::Complete { .. }) => {
-                let _ = writeln!(io::stderr(), "{error:#}");
+                let _ = writeln!(io::stderr(), "{}", storage::one_line(&*error));
                 ExitCode::SUCCESS
             }
             Some(Error::Stopped) => {
-                let _ = writeln!(io::stderr(), "{error:#}");
+                let _ = writeln!(io::stderr(), "{}", storage::one_line(&*error));
                 ExitCode::from(EXIT_STOPPED)
             }
             _ => {
-                let _ = writeln!(io::stderr(), "error: {error:#}");
+                let _ = writeln!(io::stderr(), "error: {}", storage::one_line(&*error));
                 ExitCode::from(2)
             }
         },

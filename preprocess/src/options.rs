@@ -30,6 +30,9 @@ pub struct Options {
     pub dtype: Option<Dtype>,
     /// What a bad line does. Default: [`OnBadLine::Fail`].
     pub on_bad_line: OnBadLine,
+    /// Of texts under equal keys of one object take the last, as Python does. Default: no, such a
+    /// line is bad.
+    pub last_of_duplicate_keys: bool,
     /// What an interrupted run of the same outputs is to this one. Default:
     /// [`Interrupted::Refuse`].
     pub interrupted: Interrupted,
@@ -194,6 +197,7 @@ impl Options {
             empty_documents: EmptyDocuments::default(),
             dtype: None,
             on_bad_line: OnBadLine::default(),
+            last_of_duplicate_keys: false,
             interrupted: Interrupted::default(),
             shard: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),

@@ -107,6 +107,7 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
         dtypes: outputs.plans.iter().map(|plan| plan.dtype).collect(),
         task: task(options, tokenizer.as_ref(), &outputs)?,
         on_bad_line: options.on_bad_line,
+        keys_once: !options.last_of_duplicate_keys,
         line_bytes_max: options.line_bytes_max as usize, // fits: at most 1 GiB
         helpers: long::Helpers::new(options.workers),
     };
@@ -282,6 +283,7 @@ mod tests {
             dtypes: vec![dtype],
             task: Task::Documents,
             on_bad_line: crate::OnBadLine::Fail,
+            keys_once: true,
             line_bytes_max: 1 << 20,
             helpers: long::Helpers::new(1),
         };

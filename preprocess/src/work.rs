@@ -26,6 +26,8 @@ pub(crate) struct Work {
     pub(crate) dtypes: Vec<Dtype>,
     pub(crate) task: Task,
     pub(crate) on_bad_line: OnBadLine,
+    /// A key that holds texts and comes again in an object makes its line a bad one.
+    pub(crate) keys_once: bool,
     pub(crate) line_bytes_max: usize,
     /// Threads that may help with long texts, over all workers.
     pub(crate) helpers: long::Helpers,
@@ -71,7 +73,11 @@ impl<'a> Worker<'a> {
             work,
             tokenizer,
             encoder: tokenizer.encoder(),
-            finders: work.keys.iter().map(|key| TextFinder::new(key)).collect(),
+            finders: work
+                .keys
+                .iter()
+                .map(|key| TextFinder::new(key).once(work.keys_once))
+                .collect(),
             scratch: String::new(),
             ids: Vec::new(),
             triple: Triple::default(),

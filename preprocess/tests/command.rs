@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -72,6 +73,15 @@ impl Refusal {
     }
 }
 
+fn lines_that_differ() -> Vec<u8> {
+    let mut lines = Vec::new();
+    for number in 0..30_000_u32 {
+        let number = number.wrapping_mul(2_654_435_761);
+        writeln!(lines, "{{\"text\":\"number {number}\"}}").unwrap();
+    }
+    lines
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -86,11 +96,29 @@ fn bad_lines_are_placed() {
     refusal.check_line("[1]", &["got a list, due an object"]);
     refusal.check_line("{\"body\":\"a\"}", &["only 'body', due the key 'text'", "--json-key"]);
     refusal.check_line("{\"text\":7}", &["byte 8 of the line: got a number", "due a string"]);
+    refusal.check_line(b"{\"text\":\"a\0b\"}", &["byte 10 of", "control character 0x00"]);
+    refusal.check_line(b"\0\0\0\0", &["byte 0 of the line: got '\\0', due an object"]);
     refusal
         .check_line(b"{\"text\":\"a\xffb\"}", &["byte 10 of", "0xff, which is no UTF-8", "iconv"]);
     refusal.check_line(b"{\"text\":\"a\xe4\xb8", &["byte 10 of", "no UTF-8"]);
     refusal.check_line("{\"text\":\"\\ud83d\"}", &["byte 9 of", "half of a surrogate pair"]);
     refusal.check_line("{\"text\":\"a\"} {", &["one object"]);
+}
+
+/// Python drops all but the last without a word; here it has to be asked for.
+#[test]
+fn duplicate_keys_lose_nothing_unasked() {
+    let refusal = Refusal::new();
+    let line = "{\"text\":\"first\",\"id\":1,\"id\":2,\"text\":\"Hello world\"}";
+    refusal.check_line(line, &["byte 30 of the line: got key 'text' again", "--last-of"]);
+    let input = refusal.file("in.jsonl", line);
+    let prefix = refusal.folder.path().join("p");
+    let (input, prefix) = (input.to_str().unwrap(), prefix.to_str().unwrap());
+    let last = ["--json-in", input, "--out", prefix, "--last-of-duplicate-keys"];
+    let output = preprocess(&last).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let bin = fs::read(format!("{prefix}_text_document.bin")).unwrap();
+    assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03]);
 }
 
 /// Blank lines between the elements of a list are lines too, wherever it is cut.
@@ -133,6 +161,14 @@ fn compressed_inputs_are_placed_in_what_they_hold() {
     let good = zstd::encode_all(GOOD.repeat(100_000).as_bytes(), 3).unwrap();
     let input = refusal.file("cut.jsonl.zst", &good[..good.len() / 2]);
     refusal.check(&[&input], &[], &["cut.jsonl.zst", "cut short"]);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&lines_that_differ()).unwrap();
+    let whole = gzip.finish().unwrap();
+    for len in [5, whole.len() / 2, whole.len() - 1] {
+        let input = refusal.file("cut.jsonl.gz", &whole[..len]);
+        let place = format!("at byte {len} of the file");
+        refusal.check(&[&input], &[], &["cut.jsonl.gz, after ", &place, "cut short"]);
+    }
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 0x55;
     let input = refusal.file("flipped.jsonl.zst", &flipped);
@@ -153,6 +189,8 @@ fn inputs_are_checked_before_any_work() {
     refusal.check(&[&bad, &folder], &[], &["/folder: got a folder without files, due files"]);
     let bzip2 = refusal.file("a.jsonl", b"BZh91AY&SY");
     refusal.check(&[&bad, &bzip2], &[], &["got bzip2", "bzcat"]);
+    let nothing = refusal.file("nothing.gz", "");
+    refusal.check(&[&bad, &nothing], &[], &["nothing.gz: got an empty file"]);
     let liar = refusal.file("liar.gz", "{}");
     refusal.check(&[&bad, &liar], &[], &["liar.gz", "not gzip"]);
     let liar = refusal.file("liar.zst", "{}");
@@ -195,6 +233,39 @@ fn long_lines_are_refused() {
     refusal.check(&[&input], &limit, &words);
     let endless = refusal.file("endless.jsonl", format!("{GOOD}{GOOD}{}", "a".repeat(5_000_000)));
     refusal.check(&[&endless], &limit, &words);
+}
+
+/// What the system refuses is told once, with the name of the file.
+#[test]
+fn what_may_not_be_read_is_told_once() {
+    let refusal = Refusal::new();
+    let input = refusal.file("in.jsonl", GOOD);
+    let folder = refusal.folder.path().to_str().unwrap();
+    let vocab = ["--vocab-file", folder, "--merge-file", folder];
+    refusal.check(&[&input], &vocab, &[folder, "Is a directory (os error 21)"]);
+    let under_a_file = input.join("p");
+    let arguments = ["--json-in", input.to_str().unwrap(), "--out", under_a_file.to_str().unwrap()];
+    let said = stderr(&preprocess(&arguments).output().unwrap());
+    assert_eq!(said.matches("Not a directory").count(), 1, "{said}");
+
+    let (closed, uid) = (refusal.file("closed.jsonl", GOOD), 65534);
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+    let program = refusal.folder.path().join("preprocess");
+    fs::copy(env!("CARGO_BIN_EXE_preprocess"), &program).unwrap();
+    let prefix = refusal.folder.path().join("p");
+    let mut command = Command::new(&program);
+    command.args(["--json-in", closed.to_str().unwrap(), "--out", prefix.to_str().unwrap()]);
+    // Root reads all; whoever is not root may not become another, and is refused as it is.
+    if fs::read(&closed).is_ok() {
+        command.uid(uid).gid(uid);
+    }
+    let output = command.output().unwrap();
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(said.matches("Permission denied").count(), 1, "{said}");
+    assert!(said.contains("closed.jsonl"), "{said}");
+    assert!(!names(refusal.folder.path()).iter().any(|name| name.contains("p_text")));
 }
 
 #[test]

@@ -243,3 +243,47 @@ impl std::error::Error for Error {
         }
     }
 }
+
+/// An error and its causes for one line. A cause that was told already, as most of ours are by the
+/// errors that they caused, is not told again.
+#[must_use]
+pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut told = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let words = cause.to_string();
+        if !told.contains(&words) {
+            told = format!("{told}: {words}");
+        }
+        next = cause.source();
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Outer(Error);
+
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the report does not stand")
+        }
+    }
+
+    impl std::error::Error for Outer {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn no_cause_is_told_twice() {
+        let error = Error::from_io("open", "a.txt", io::Error::other("it is odd"));
+        assert_eq!(one_line(&error), "open a.txt: it is odd");
+        let outer = Outer(error);
+        assert_eq!(one_line(&outer), "the report does not stand: open a.txt: it is odd");
+    }
+}

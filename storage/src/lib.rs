@@ -71,7 +71,7 @@ mod watch;
 pub use buf::Zeros;
 pub use buffer_pool::{Buffer, BufferPool};
 pub use checksum::{Crc32, Crc64, crc64, crc64_join};
-pub use error::{Error, Result};
+pub use error::{Error, Result, one_line};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};
 pub use owner::{Life, Owner};

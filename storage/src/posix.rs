@@ -167,7 +167,7 @@ impl Storage for Posix {
 
     fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
         let path = self.0.path(folder);
-        let failed = |e| Error::from_io("sweep", self.display(folder), e);
+        let failed = |e| Error::from_io("clear what dead writers left in", self.display(folder), e);
         let mut swept = Vec::new();
         for name in or_none(self.disk().read_dir(&path)).map_err(failed)? {
             let Some(writer) = temporary::writer_of(&name.text) else { continue };

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Where stderr is closed there is nobody left to tell.
-            _ = writeln!(io::stderr(), "feedline: {error:#}");
+            _ = writeln!(io::stderr(), "feedline: {}", storage::one_line(&*error));
             ExitCode::from(2)
         }
     }

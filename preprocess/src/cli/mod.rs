@@ -175,6 +175,11 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, default_value_t)]
     on_error: CliOnError,
 
+    /// Of texts under equal keys of one object take the last, as Python does; without it such a line
+    /// is a bad one
+    #[arg(long)]
+    last_of_duplicate_keys: bool,
+
     /// Go on with a run of these outputs that was interrupted; with none, begin
     #[arg(long)]
     pub(crate) resume: bool,
@@ -356,6 +361,7 @@ impl Cli {
             CliOnError::Fail => OnBadLine::Fail,
             CliOnError::Skip => OnBadLine::Skip,
         };
+        options.last_of_duplicate_keys = self.last_of_duplicate_keys;
         options.interrupted = match (self.resume, self.restart) {
             (true, _) => Interrupted::Resume,
             (_, true) => Interrupted::Restart,

@@ -60,6 +60,9 @@ impl Codec {
             }
         }
         let due = "what its name says";
+        if head.is_empty() && matches!(split_ending(name).1, Codec::Zstd | Codec::Gzip) {
+            return Err(bad_input(name, "an empty file", due));
+        }
         match split_ending(name).1 {
             Codec::Zstd => Err(bad_input(name, "a file that is not Zstandard inside", due)),
             Codec::Gzip => Err(bad_input(name, "a file that is not gzip inside", due)),

@@ -546,7 +546,8 @@ fn forms_are_told_apart() {
     check("a.jsonl", b"\xfe\xff\0{", "UTF-16");
     check("a.jsonl", b"\xfd7zXZ\0\0", "xz");
     check("a.gz", b"{}", "not gzip inside");
-    check("a.jsonl.zst", b"", "not Zstandard inside");
+    check("a.jsonl.zst", b"{}", "not Zstandard inside");
+    check("a.jsonl.zst", b"", "an empty file");
     check("a.json.gz", &gzip(b"[{}]")[..15], "cut short");
 }
 

@@ -29,6 +29,10 @@ fn takes_what_python_takes() {
     // The last of equal keys.
     check(r#"{"text":"a","text":"b"}"#, Ok("b"));
     check(r#"{"text":1,"text":"b"}"#, Ok("b"));
+    let mut once = TextFinder::new("text").once(true);
+    assert_eq!(once.find(r#"{"text":"a","te\u0078t":""}"#).unwrap_err().column, 12);
+    assert_eq!(once.find(r#"{"a":1,"a":2,"text":{"text":1},"text":""}"#).unwrap_err().column, 31);
+    assert_eq!(once.find(r#"{"a":1,"a":2,"b":{"text":1},"text":"c"}"#), Ok("c"));
     // A key is what it stands for.
     check(r#"{"te\u0078t":"a"}"#, Ok("a"));
     check(r#"{"te\u0078t\ud800":"b","text":"a"}"#, Ok("a"));

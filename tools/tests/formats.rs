@@ -255,6 +255,12 @@ fn every_format_is_looked_into_and_checked() {
         // Beside its manifest a file of bare tokens is a .bin that lost its .idx, so that is first
         // taken away.
         if format == "nanogpt" {
+            assert!(feedline(&["convert", &file, "back"]).err.contains("--from nanogpt"));
+            let back = path(folder.path(), "back");
+            let from = ["--from", "nanogpt", "--eod", "50256"];
+            json(&[&["convert", &file, &back][..], &from].concat());
+            let [due, got] = [&whole, &back].map(|at| std::fs::read(format!("{at}.idx")).unwrap());
+            assert_eq!(got, due, "from a file with its suffix, beside its manifest");
             std::fs::remove_file(format!("{out}.manifest.json")).unwrap();
         }
         let told = json(&["inspect", &file, "--eod", "50256"]);

@@ -65,10 +65,18 @@ pub fn convert(request: &Request) -> Result<Converted> {
     let (store, key) = storage::locate(request.source.trim_end_matches('/'))?;
     let found = Format::detect(&store, &key)?;
     let (format, prefix) = match (request.from, found) {
-        (None, None) => bail!("{}: no token files of a known format are there", request.source),
+        (None, None) => bail!(
+            "{}: no token files of a known format are there; hint: a .bin of bare tokens beside a \
+             manifest is taken with --from nanogpt alone",
+            request.source
+        ),
         (None, Some(found)) => found,
         (Some(format), Some((other, prefix))) if same_files(format, other) => (format, prefix),
         // A format that was named is held to: its files may be known by other names here.
+        (Some(Format::NanoGpt), _) => {
+            let stem = key.name().strip_suffix(".bin").unwrap_or(key.name());
+            (Format::NanoGpt, key.parent().join(stem)?)
+        }
         (Some(format), _) => (format, key),
     };
     let options =

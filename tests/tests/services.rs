@@ -1,27 +1,31 @@
-//! Real services: what every store must keep, and the stream of batches, on CephFS and on S3.
+//! Real services: what every store must keep, and the stream of batches, on CephFS, S3 and XFS.
 //!
-//! `scripts/services/ceph-test` brings up a Ceph and runs these. Elsewhere `FEEDLINE_TEST_CEPHFS`
-//! is a folder on a mount, `FEEDLINE_TEST_S3_URL` a place in a bucket; a test without its variable
-//! says so and ends.
+//! `scripts/services/ceph-test` brings up a Ceph and `scripts/services/xfs-test` mounts an XFS, and
+//! they run these. Elsewhere `FEEDLINE_TEST_CEPHFS` and `FEEDLINE_TEST_XFS` are folders on mounts,
+//! `FEEDLINE_TEST_S3_URL` a place in a bucket; a test without its variable says so and ends.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use std::cell::Cell;
 use std::sync::Arc;
 
-use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
+use indexed::{
+    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SplicePart, Split, splice,
+};
 use loader::{GptBatches, Options};
 use sha2::{Digest, Sha256};
 use storage::{Key, Storage, conformance, open_url};
 
 const CEPHFS: &str = "FEEDLINE_TEST_CEPHFS";
 const S3: &str = "FEEDLINE_TEST_S3_URL";
+const XFS: &str = "FEEDLINE_TEST_XFS";
 
 /// What a variable says; without it the test is left out, loudly.
 fn service(test: &str, variable: &str) -> Option<String> {
     let place = std::env::var(variable).ok().filter(|place| !place.is_empty());
     if place.is_none() {
-        tests::skip(test, &format!("{variable} is not set; `scripts/services/ceph-test` sets it"));
+        let script = if variable == XFS { "xfs-test" } else { "ceph-test" };
+        tests::skip(test, &format!("{variable} is not set; `scripts/services/{script}` sets it"));
     }
     place
 }
@@ -37,11 +41,49 @@ fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
 #[test]
 fn services_cephfs_conformance() {
     let Some(mount) = service("services_cephfs_conformance", CEPHFS) else { return };
+    keeps_the_contract_in(&mount);
+}
+
+#[test]
+fn services_xfs_conformance() {
+    let Some(mount) = service("services_xfs_conformance", XFS) else { return };
+    keeps_the_contract_in(&mount);
+}
+
+fn keeps_the_contract_in(mount: &str) {
     for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
-        let folder = tempfile::tempdir_in(&mount).unwrap();
+        let folder = tempfile::tempdir_in(mount).unwrap();
         let root = folder.path().display();
         keeps_the_contract(&|nth| format!("file:{root}/{nth}?{options}"));
     }
+}
+
+/// The first source takes no room in what `feedline merge` makes, and neither does another that
+/// happens to begin at a block.
+#[test]
+fn services_xfs_merge_shares_blocks() {
+    let Some(mount) = service("services_xfs_merge_shares_blocks", XFS) else { return };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    let store = open_url(folder.path().to_str().unwrap()).unwrap();
+    let write = |name: &str, tokens: u32| -> SplicePart {
+        let mut builder = Builder::create(&store, &key(name), Dtype::I32).unwrap();
+        builder.add_sequence(&(0..tokens).collect::<Vec<u32>>()).unwrap();
+        builder.end_document().unwrap();
+        let bin_crc64 = Some(builder.finish().unwrap().bin.crc64);
+        SplicePart { store: store.clone(), prefix: key(name), documents: None, bin_crc64 }
+    };
+    // 64 MiB each, all blocks of 4096 bytes; then a little that begins at a block and ends in one.
+    let parts = [write("a", 1 << 24), write("b", 1 << 24), write("c", 1001), write("d", 7)];
+    let free = || store.free_bytes().unwrap().unwrap();
+    let before = free();
+    let merged = splice(&store, &key("all"), &parts).unwrap();
+    let taken = before.saturating_sub(free());
+    assert!(taken < 8 << 20, "took {taken} bytes: nothing is shared");
+
+    let read = |name: &str| storage::read_all(&*store, &key(name)).unwrap();
+    let due = [read("a.bin"), read("b.bin"), read("c.bin"), read("d.bin")].concat();
+    assert!(read("all.bin") == due, "the tokens differ");
+    assert_eq!(merged.bin.crc64, storage::crc64(&due));
 }
 
 #[test]

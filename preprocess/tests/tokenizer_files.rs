@@ -117,8 +117,8 @@ fn tiktoken_in_both_forms() {
     }
 }
 
-/// What Megatron core 0.16.1 tells of the same tokenizers, key by key in its order: the names of its
-/// cache files come of it.
+/// What Megatron core 0.16.1 tells of the same tokenizers, key by key in its order: the names of
+/// its cache files come of it.
 #[test]
 fn identifiers_are_those_of_megatron() {
     let file = format!("{GOLDEN}/../identifiers/expected.json");

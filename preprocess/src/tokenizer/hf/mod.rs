@@ -2,9 +2,9 @@
 //!
 //! A [`HuggingFace`] reads the file ([`file`]) and its neighbours ([`folder`]). The kinds that
 //! language models use are encoded by our own engines ([`own`]): added tokens are cut out of the
-//! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE, to BPE
-//! over characters ([`chars`]) or to the [`unigram`] model, and what the [`template`] says is put
-//! around the ids.
+//! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE, to
+//! BPE over characters ([`chars`]) or to the [`unigram`] model, and what the [`template`] says is
+//! put around the ids.
 //! Everything else goes to the library that the format belongs to, in a build with the feature
 //! `general`.
 

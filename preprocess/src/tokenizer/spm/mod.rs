@@ -2,9 +2,9 @@
 //!
 //! In reading order: `wire` and `model` are the file, `charsmap` and `normalizer` what happens to a
 //! text before it is cut, `joins` where it may be cut without looking, `unigram` and `bpe` the two
-//! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `parts` the unigram
-//! with that memory, `encoder` the way of a text through all of them, `cut` where a long one may be divided, `decode` the way back, and
-//! `megatron` what Megatron makes of a model.
+//! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `parts` the
+//! unigram with that memory, `encoder` the way of a text through all of them, `cut` where a long
+//! one may be divided, `decode` the way back, and `megatron` what Megatron makes of a model.
 
 mod bpe;
 mod cache;

@@ -140,6 +140,10 @@ fn check(options: &Options) -> Result<()> {
         let due = "a prefix for file names, such as data/corpus";
         return bad("out", format!("the folder '{}'", options.out_prefix), due);
     }
+    if options.out_prefix.starts_with("s3://") {
+        let due = "a place in a file system; hint: write to a disk, then copy the finished files";
+        return bad("out", options.out_prefix.clone(), due);
+    }
     if options.block_bytes == Some(0) {
         return bad("block-bytes", "0".to_owned(), "at least 1");
     }

@@ -239,26 +239,27 @@ fn long_lines_are_refused() {
 #[test]
 fn what_may_not_be_read_is_told_once() {
     let refusal = Refusal::new();
-    let input = refusal.file("in.jsonl", GOOD);
-    let folder = refusal.folder.path().to_str().unwrap();
+    let (input, folder) = (refusal.file("in.jsonl", GOOD), refusal.folder.path().to_str().unwrap());
     let vocab = ["--vocab-file", folder, "--merge-file", folder];
     refusal.check(&[&input], &vocab, &[folder, "Is a directory (os error 21)"]);
     let under_a_file = input.join("p");
-    let arguments = ["--json-in", input.to_str().unwrap(), "--out", under_a_file.to_str().unwrap()];
-    let said = stderr(&preprocess(&arguments).output().unwrap());
-    assert_eq!(said.matches("Not a directory").count(), 1, "{said}");
-
-    let (closed, uid) = (refusal.file("closed.jsonl", GOOD), 65534);
+    let outs =
+        [(under_a_file.to_str().unwrap(), "Not a dir"), ("s3://b/p", "due a place in a file")];
+    for (out, due) in outs {
+        let arguments = ["--json-in", input.to_str().unwrap(), "--out", out];
+        let said = stderr(&preprocess(&arguments).output().unwrap());
+        assert_eq!(said.matches(due).count(), 1, "{said}");
+    }
+    let closed = refusal.file("closed.jsonl", GOOD);
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
-    let program = refusal.folder.path().join("preprocess");
+    let [program, prefix] = ["preprocess", "p"].map(|name| refusal.folder.path().join(name));
     fs::copy(env!("CARGO_BIN_EXE_preprocess"), &program).unwrap();
-    let prefix = refusal.folder.path().join("p");
     let mut command = Command::new(&program);
     command.args(["--json-in", closed.to_str().unwrap(), "--out", prefix.to_str().unwrap()]);
     // Root reads all; whoever is not root may not become another, and is refused as it is.
     if fs::read(&closed).is_ok() {
-        command.uid(uid).gid(uid);
+        command.uid(65534).gid(65534);
     }
     let output = command.output().unwrap();
     let said = stderr(&output);

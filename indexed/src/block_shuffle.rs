@@ -36,11 +36,12 @@ pub struct BlockEpoch {
 }
 
 impl BlockShuffle {
-    /// 256 samples of 2,048 tokens of 16 bits are 1 MiB: one request that no store calls small.
-    pub const BLOCK_SAMPLES: u64 = 256;
+    /// 64 samples of 2,048 tokens of 16 bits are 256 KiB: one request that keeps a disk or a
+    /// connection busy for longer than it takes to ask.
+    pub const BLOCK_SAMPLES: u64 = 64;
 
     /// Of 512 blocks or more, mixing is as good as a full shuffle for training, as others measured;
-    /// of 1 MiB each, they are 512 MiB, which is what is held at a time.
+    /// of 256 KiB each, they are 128 MiB, of which two or three are held at a time.
     pub const WINDOW_BLOCKS: u64 = 512;
 
     /// Settles the order of every epoch.
@@ -95,14 +96,23 @@ impl BlockEpoch {
     pub fn sample(&self, position: u64) -> u64 {
         let BlockShuffle { samples, block_samples, window_blocks, .. } = self.shuffle;
         assert!(position < samples, "position {position} of {samples}");
-        let window_samples = block_samples * window_blocks;
-        // Behind the short block, all positions are too low by what it lacks.
-        let is_behind = position >= self.short_window_end;
-        let window = (position + if is_behind { self.lacking } else { 0 }) / window_samples;
+        let window = self.window_of(position);
         let start = self.rank_start(window * window_blocks);
         let place = start + self.window(window, start).forward(position - start);
         let (rank, within) = self.rank_of(place);
         self.blocks.forward(rank) * block_samples + within
+    }
+
+    /// One past the last position of the window that a position is in: until there the samples
+    /// are those of a few whole blocks, in another order.
+    ///
+    /// # Panics
+    /// If there is no such position.
+    #[must_use]
+    pub fn window_end(&self, position: u64) -> u64 {
+        assert!(position < self.shuffle.samples, "position {position}");
+        let end_rank = (self.window_of(position) + 1) * self.shuffle.window_blocks;
+        self.rank_start(end_rank.min(self.block_count))
     }
 
     /// The position of a sample.
@@ -118,6 +128,13 @@ impl BlockEpoch {
         let start = self.rank_start(window * window_blocks);
         let place = self.rank_start(rank) + sample % block_samples;
         start + self.window(window, start).backward(place - start)
+    }
+
+    fn window_of(&self, position: u64) -> u64 {
+        // Behind the short block, all positions are too low by what it lacks.
+        let is_behind = position >= self.short_window_end;
+        let lacking = if is_behind { self.lacking } else { 0 };
+        (position + lacking) / (self.shuffle.block_samples * self.shuffle.window_blocks)
     }
 
     /// The place of the first sample of a block in the order of the blocks, by its rank there.
@@ -176,10 +193,12 @@ mod tests {
             let blocks_left = samples.div_ceil(block) - windows * window;
             if blocks_now.len() as u64 == window.min(blocks_left) && blocks_now.iter().all(is_whole)
             {
+                assert_eq!(order.window_end(position), position + 1, "{what}");
                 blocks_now.clear();
                 windows += 1;
             }
             assert!(blocks_now.len() as u64 <= window, "{what}");
+            assert!(order.window_end(position) > position, "{what}");
         }
         assert!(blocks_now.is_empty(), "{what}");
     }

@@ -31,6 +31,12 @@ pub trait Order: fmt::Debug + Send + Sync {
         Origin { dataset: 0, sample }
     }
 
+    /// One past the last sample that is read together with this one if memory allows, because
+    /// until there the samples are neighbours in another order. By default the order has none.
+    fn together_until(&self, sample: u64) -> u64 {
+        sample + 1
+    }
+
     /// How messages name it.
     fn name(&self) -> String;
 }

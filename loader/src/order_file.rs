@@ -69,6 +69,13 @@ impl Order for BlockOrder {
         Origin { dataset: 0, sample: self.number(sample) }
     }
 
+    fn together_until(&self, sample: u64) -> u64 {
+        let per_epoch = self.stream.sample_count();
+        let (epoch, position) = (sample / per_epoch, sample % per_epoch);
+        // fits: an epoch that is in memory
+        epoch * per_epoch + self.epochs[epoch as usize].window_end(position)
+    }
+
     fn name(&self) -> String {
         format!("a block shuffle of {}", self.name)
     }

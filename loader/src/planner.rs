@@ -43,7 +43,9 @@ impl Planner {
         // Where a round ended that could not be planned: what is wrong lies before.
         let mut doubtful_end: u64 = 0;
         while first < self.course.batch_count() {
-            let Some(room) = self.shared.window.wait_for_room() else { return };
+            // The first batch comes at once, whatever is best.
+            let together = if number == 0 { 0 } else { self.together(first) };
+            let Some(room) = self.shared.window.wait_for_room(together) else { return };
             let doubtful = doubtful_end.saturating_sub(first);
             let count = match doubtful {
                 0 => self.round_batches(&room, batches_max).min(self.course.batch_count() - first),
@@ -77,7 +79,23 @@ impl Planner {
         let bytes = (room.bytes / ROUNDS_IN_WINDOW).min(ROUND_BYTES_MAX);
         let by_bytes = bytes / room.batch_bytes.max(1);
         let by_samples = ROUND_SAMPLES_MAX / self.course.rows_max().max(1);
-        by_bytes.min(by_samples).min(batches_max).max(1)
+        by_bytes.min(by_samples).min(batches_max).max(room.together).max(1)
+    }
+
+    /// Batches from this one on that are best read together.
+    fn together(&self, first: u64) -> u64 {
+        let samples = self.course.batch(first);
+        if samples.is_empty() {
+            return 0;
+        }
+        let until = self.order.together_until(samples.start);
+        let is_within = |nth: u64| self.course.batch(nth).start < until;
+        let (mut low, mut high) = (first, self.course.batch_count());
+        while low < high {
+            let middle = low.midpoint(high);
+            (low, high) = if is_within(middle) { (middle + 1, high) } else { (low, middle) };
+        }
+        low - first
     }
 
     fn plan(

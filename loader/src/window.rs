@@ -47,8 +47,9 @@ impl Window {
     }
 
     /// Waits until there is room for more, and tells how many bytes the window may have in all, and
-    /// how many a batch has. `None` if it was closed.
-    pub(crate) fn wait_for_room(&self) -> Option<Room> {
+    /// how many a batch has. So many batches that are best read together are waited for room for,
+    /// as far as they take no more than half of what there may be. `None` if it was closed.
+    pub(crate) fn wait_for_room(&self, together: u64) -> Option<Room> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -57,7 +58,10 @@ impl Window {
             let room = state.room(&self.bounds);
             let ahead = state.planned_bytes - state.done_bytes;
             let batches_ahead = state.planned_batches - state.done_batches;
-            if ahead < room.bytes || batches_ahead < self.bounds.batches_min {
+            let wanted = together.saturating_mul(room.batch_bytes).min(self.bounds.bytes / 2);
+            let fits = ahead < room.bytes && ahead + wanted <= self.bounds.bytes;
+            let room = Room { together: wanted.checked_div(room.batch_bytes).unwrap_or(0), ..room };
+            if fits || batches_ahead < self.bounds.batches_min {
                 return Some(room);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -114,6 +118,8 @@ pub(crate) struct Room {
     pub(crate) bytes: u64,
     /// Bytes of a batch; 0 before there was one.
     pub(crate) batch_bytes: u64,
+    /// Batches that there is room for together.
+    pub(crate) together: u64,
 }
 
 impl State {
@@ -125,7 +131,7 @@ impl State {
             Some(rate) => (rate * bounds.time.as_secs_f64() * batch_bytes as f64) as u64,
         };
         let least = bounds.batches_min.saturating_mul(batch_bytes);
-        Room { bytes: bytes.min(bounds.bytes).max(least), batch_bytes }
+        Room { bytes: bytes.min(bounds.bytes).max(least), batch_bytes, together: 0 }
     }
 }
 
@@ -184,7 +190,7 @@ mod tests {
     fn a_minute_of_what_is_consumed_within_the_budget() {
         let window = Window::new(BOUNDS);
         let mut now = Instant::now();
-        assert_eq!(room(&window), Room { bytes: UNKNOWN_BYTES, batch_bytes: 0 });
+        assert_eq!(room(&window), Room { bytes: UNKNOWN_BYTES, batch_bytes: 0, together: 0 });
         window.planned(10, 10 << 10);
         assert_eq!(window.due(now), None, "nothing is known of the consumer");
         // Ten batches a second of 1 KiB, and as long again for waiting, which does not count.
@@ -216,16 +222,34 @@ mod tests {
     fn waits_for_room_until_it_is_closed() {
         let window = Window::new(Bounds { bytes: 100, ..BOUNDS });
         window.planned(1, 100);
-        assert!(window.wait_for_room().is_some(), "two batches at least");
+        assert!(window.wait_for_room(0).is_some(), "two batches at least");
         window.planned(1, 100);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| window.wait_for_room());
+            let waiting = scope.spawn(|| window.wait_for_room(0));
             window.done(1, 100);
-            assert_eq!(waiting.join().unwrap(), Some(Room { bytes: 200, batch_bytes: 100 }));
+            assert_eq!(
+                waiting.join().unwrap(),
+                Some(Room { bytes: 200, batch_bytes: 100, together: 0 })
+            );
             window.planned(1, 100);
-            let waiting = scope.spawn(|| window.wait_for_room());
+            let waiting = scope.spawn(|| window.wait_for_room(0));
             window.close();
             assert_eq!(waiting.join().unwrap(), None);
+        });
+    }
+
+    #[test]
+    fn what_is_read_together_has_half_of_the_budget_at_most() {
+        let window = Window::new(Bounds { bytes: 1000, ..BOUNDS });
+        window.planned(1, 100);
+        window.planned(2, 200);
+        assert_eq!(window.wait_for_room(4).unwrap().together, 4);
+        assert_eq!(window.wait_for_room(1 << 60).unwrap().together, 5);
+        window.planned(4, 400);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| window.wait_for_room(4));
+            window.done(1, 100);
+            assert_eq!(waiting.join().unwrap().unwrap().together, 4);
         });
     }
 }

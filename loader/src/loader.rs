@@ -123,7 +123,7 @@ impl<A: Assemble> Loader<A> {
         };
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
-            let manner = manner(&options, &limits[nth]);
+            let manner = manner(&options, &limits[nth], limits.len() as u64);
             let shared = Arc::clone(&shared);
             let run = move || worker::run(shared, nth, store.as_ref(), &manner);
             threads.start("loader-read", &counter, run)?;
@@ -250,13 +250,14 @@ fn limits(store: &dyn Storage, options: &LoaderOptions) -> Limits {
     Limits { gap_bytes: options.gap_bytes.unwrap_or(likes.gap_bytes), ..likes }
 }
 
-/// Buffers for so many of the longest requests at once, or a quarter of the window, but four
-/// requests at least.
+/// Buffers for so many of the longest requests at once, or a store's share of a quarter of the
+/// window, but four requests at least.
 const LONGEST_IN_FLIGHT: u64 = 64;
 
-fn manner(options: &LoaderOptions, limits: &Limits) -> Manner {
+fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> Manner {
     let longest = limits.extent_bytes_max + 4096;
-    let bytes = (longest * LONGEST_IN_FLIGHT).min(options.window_bytes / 4).max(longest * 4);
+    let bytes =
+        (longest * LONGEST_IN_FLIGHT).min(options.window_bytes / 4 / stores).max(longest * 4);
     let buffer_bytes = bytes as usize; // fits: 64 bits
     let &LoaderOptions { depth, timeout, retry_pauses, .. } = options;
     Manner { depth, timeout, retry_pauses, buffer_bytes }
@@ -325,5 +326,23 @@ impl<B> Drop for End<B> {
             self.counter.ready.close();
         }
         self.ended.push_now(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A blend of a hundred datasets that were opened one by one has a hundred stores, and each
+    /// once had a quarter of the window for itself.
+    #[test]
+    fn stores_share_the_memory_of_requests() {
+        let options = LoaderOptions::new(1, 0..1);
+        let limits = Limits { gap_bytes: 0, extent_bytes_max: 8 << 20 };
+        let bytes = |stores| manner(&options, &limits, stores).buffer_bytes as u64 * stores;
+        let four = 4 * (limits.extent_bytes_max + 4096);
+        for stores in [1, 2, 3, 100] {
+            assert!(bytes(stores) <= (options.window_bytes / 4).max(stores * four), "{stores}");
+        }
     }
 }

@@ -64,6 +64,7 @@ fn golden_batch() -> Batch {
         tokens: places().map(|i| (i * 31 + 7) % VOCAB).collect(),
         labels: places().map(|i| (i * 17 + 3) % VOCAB).collect(),
         loss_mask: places().map(|i| f32::from(i % 5 != 4)).collect(),
+        ..Batch::default()
     }
 }
 
@@ -76,6 +77,7 @@ fn rows(batch: &Batch, rows: std::ops::Range<usize>) -> Batch {
         tokens: batch.tokens[places.clone()].to_vec(),
         labels: batch.labels[places.clone()].to_vec(),
         loss_mask: batch.loss_mask[places].to_vec(),
+        ..Batch::default()
     }
 }
 

@@ -1,9 +1,10 @@
 //! One string out of a line of JSON, as Python's `json.loads(line)[key]` gives it.
 //!
 //! The whole line is checked, not only the part before the key: a line that was cut short, or two
-//! objects on one line, must not pass for a document. As in Python `NaN` and `Infinity` are numbers,
-//! control characters may not stand bare in a string, and the last of two equal keys counts, if they
-//! are not refused. Half a surrogate pair is refused in the text alone: Python fails encoding it.
+//! objects on one line, must not pass for a document. As in Python `NaN` and `Infinity` are
+//! numbers, control characters may not stand bare in a string, and the last of two equal keys
+//! counts, if they are not refused. Half a surrogate pair is refused in the text alone: Python
+//! fails encoding it.
 
 use std::ops::Range;
 

@@ -113,7 +113,7 @@ fn what_cannot_be_is_refused() {
         ("3 corpus_a corpus_b corpus_b --samples 9", "some prefixes without a weight"),
         ("corpus_c", "corpus_c.idx"),
         ("corpus_a --samples 5,5,5 --split 949,50,1", "hold no tokens"),
-        ("--train corpus_a corpus_b --samples 1 corpus_a", "cannot be used with"),
+        ("corpus_a --train corpus_a corpus_b --samples 1", "cannot be used with"),
     ] {
         let args = format!("index build {args} --seq-length 16");
         let output = feedline(copy.path(), &args.split_whitespace().collect::<Vec<_>>());

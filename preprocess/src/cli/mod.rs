@@ -175,8 +175,8 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, default_value_t)]
     on_error: CliOnError,
 
-    /// Of texts under equal keys of one object take the last, as Python does; without it such a line
-    /// is a bad one
+    /// Of texts under equal keys of one object take the last, as Python does; without it such a
+    /// line is a bad one
     #[arg(long)]
     last_of_duplicate_keys: bool,
 

@@ -16,15 +16,15 @@ pub enum Error {
     /// The bridge to libtorch refused.
     Bridge(bridge::Error),
     /// A file could not be read or written.
-    Storage(storage::Error),
+    Storage(Box<storage::Error>),
     /// The corpus or its index is not usable.
-    Indexed(indexed::Error),
+    Indexed(Box<indexed::Error>),
     /// A batch could not be read.
-    Loader(loader::Error),
+    Loader(Box<loader::Error>),
     /// A checkpoint could not be read or written.
     Ckpt(ckpt::Error),
     /// The tokenizer could not be opened, or refused its input.
-    Tokenizer(preprocess::Error),
+    Tokenizer(Box<preprocess::Error>),
     /// The config, the data and the checkpoint do not go together.
     Mismatch {
         /// What was being done, and to what.
@@ -105,11 +105,12 @@ impl From<tch::TchError> for Error {
     }
 }
 
+/// Those of our other crates are boxed: a result is as large as its largest error.
 macro_rules! from {
     ($($variant:ident: $source:ty),*) => {
         $(impl From<$source> for Error {
             fn from(error: $source) -> Self {
-                Error::$variant(error)
+                Error::$variant(error.into())
             }
         })*
     };

@@ -28,6 +28,12 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Renames a file or folder, never over anything: `EEXIST`.
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()>;
 
+    /// Whether `rename_new` of a folder is one operation in this folder, found by trying.
+    fn renames_exclusively(&self, folder: &Path) -> io::Result<bool>;
+
+    /// Renames a file over another.
+    fn rename_over(&self, from: &Path, to: &Path) -> io::Result<()>;
+
     /// Removes a file.
     fn unlink(&self, path: &Path) -> io::Result<()>;
 

@@ -130,6 +130,29 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Exists`] if the target exists, [`Error::NotFound`] if the staged folder does not.
     fn publish(&self, staged: &Key, target: &Key) -> Result<()>;
 
+    /// Whether [`Storage::publish`] into this folder is one operation that cannot meet another's:
+    /// object stores have none, and FUSE and NFS none that refuses a name that is taken. What is to
+    /// appear at once is then written where it belongs, and last the object that says so; objects
+    /// are exclusive everywhere. The answer is found once.
+    ///
+    /// # Errors
+    /// What the store says when it is tried.
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        let _ = folder;
+        Ok(true)
+    }
+
+    /// Writes a small object in place of what is there, for advice that nobody relies on: after a
+    /// crash it may be the old one. Readers see either, never half of each.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] from a store that only writes once; [`Error::NoSpace`],
+    /// [`Error::Io`].
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        let _ = bytes;
+        Err(Error::Unsupported { doing: "replace", what: self.display(key) })
+    }
+
     /// Deletes a folder and all in it. An absent folder is no error.
     ///
     /// # Errors

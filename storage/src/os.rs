@@ -15,7 +15,7 @@ use crate::piece::{Failure, PIECE_BYTES, Piece};
 use crate::pread::{self, share};
 use crate::ring::Start;
 use crate::url::{Location, Wishes};
-use crate::{Life, Map, Owner, Profile, Read, map, profile, sys};
+use crate::{Life, Map, Owner, Profile, Read, map, profile, sys, temporary};
 
 /// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
 /// in it already, larger ones would push out what is used more often.
@@ -29,6 +29,8 @@ pub(crate) struct OsDisk {
     profile: Profile,
     wishes: Wishes,
     carrier: Arc<Carrier>,
+    /// Whether the file system knows `RENAME_NOREPLACE`, once that was tried.
+    renames_exclusively: OnceLock<bool>,
 }
 
 /// What the open files of one disk share.
@@ -52,7 +54,8 @@ impl OsDisk {
         let mover = Mover::new(profile.engine, start, threads_max);
         let carrier = Carrier { mover, direct: AtomicBool::new(profile.direct) };
         let wishes = profile::with_environment(location.wishes);
-        Ok(OsDisk { profile, wishes, carrier: Arc::new(carrier) })
+        let renames_exclusively = OnceLock::new();
+        Ok(OsDisk { profile, wishes, carrier: Arc::new(carrier), renames_exclusively })
     }
 
     fn file(&self, file: File, writable: bool) -> Arc<dyn DiskFile> {
@@ -107,11 +110,30 @@ impl Disk for OsDisk {
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
         match sys::rename_noreplace(from, to) {
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
-                rename_new_by_other_means(from, to)
-            }
+            Err(e) if is_unknown_rename(&e) => rename_new_by_other_means(from, to),
             outcome => outcome,
         }
+    }
+
+    fn renames_exclusively(&self, folder: &Path) -> io::Result<bool> {
+        if let Some(&known) = self.renames_exclusively.get() {
+            return Ok(known);
+        }
+        let name = || folder.join(temporary::name_for("rename", &self.writer()));
+        let (from, to) = (name(), name());
+        drop(OpenOptions::new().write(true).create_new(true).open(&from)?);
+        let tried = sys::rename_noreplace(&from, &to);
+        fs::remove_file(if tried.is_ok() { &to } else { &from })?;
+        let found = match tried {
+            Ok(()) => true,
+            Err(e) if is_unknown_rename(&e) => false,
+            Err(e) => return Err(e),
+        };
+        Ok(*self.renames_exclusively.get_or_init(|| found))
+    }
+
+    fn rename_over(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
@@ -166,6 +188,10 @@ impl Disk for OsDisk {
     fn wishes(&self) -> Option<Wishes> {
         Some(self.wishes)
     }
+}
+
+fn is_unknown_rename(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS))
 }
 
 /// For file systems that do not know `RENAME_NOREPLACE`: FUSE, NFS, older Lustre.

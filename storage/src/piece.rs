@@ -208,6 +208,14 @@ impl Failure {
         }
     }
 
+    /// What the system said.
+    pub(crate) fn into_io(self) -> io::Error {
+        match self.cause {
+            Cause::Io(e) => e,
+            Cause::End => io::ErrorKind::WriteZero.into(),
+        }
+    }
+
     /// A failed read as an error of the object `what`, which had `len_bytes` when it was opened.
     pub(crate) fn of_read(self, what: &str, len_bytes: u64) -> Error {
         let Failure { offset, due, got, cause } = self;

@@ -125,6 +125,31 @@ impl Storage for Posix {
         synced.map_err(failed)
     }
 
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        let path = self.0.path(folder);
+        self.0.make_folder(&path)?;
+        let asked = self.disk().renames_exclusively(&path);
+        asked.map_err(|e| Error::from_io("try a rename in", show(&path), e))
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        self.0.refuse_temporary(key)?;
+        let path = self.0.path(key);
+        let folder = folder_of(&path);
+        self.0.make_folder(&folder)?;
+        let temporary = folder.join(temporary::name_for(key.name(), &self.disk().writer()));
+        let written = self.disk().create_new(&temporary).and_then(|file| {
+            file.write(0, bytes).map_err(Failure::into_io)?;
+            // Else a crash may leave an empty file under the name, and neither of the two.
+            file.sync()?;
+            self.disk().rename_over(&temporary, &path)
+        });
+        written.map_err(|e| {
+            let _ = self.disk().unlink(&temporary);
+            Error::from_io("replace", self.display(key), e)
+        })
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         if *folder == Key::root() {
             let why = "is empty: a store's own folder is not deleted through it";

@@ -54,6 +54,8 @@ pub struct Faults {
     pub sync_lies: bool,
     /// The same of folders.
     pub sync_dir_lies: bool,
+    /// No folder is renamed unless its new name is free in one operation: FUSE and NFS.
+    pub no_exclusive_rename: bool,
 }
 
 /// How one operation fails.
@@ -119,7 +121,10 @@ impl SimStore {
     #[must_use]
     pub fn crash_at(&self, op_count: usize, seed: u64) -> Self {
         let (tree, boot) = self.disk.crash_at(op_count, seed);
-        Self::on(SimDisk::new(seed, Faults::default(), tree, boot + 1))
+        // Of what goes wrong, this alone is of the file system and not of the moment.
+        let no_exclusive_rename = self.disk.no_exclusive_rename();
+        let faults = Faults { no_exclusive_rename, ..Faults::default() };
+        Self::on(SimDisk::new(seed, faults, tree, boot + 1))
     }
 
     /// All paths on the disk, temporaries among them, sorted.
@@ -152,6 +157,14 @@ impl Storage for SimStore {
 
     fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
         self.store.publish(staged, target)
+    }
+
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        self.store.can_publish(folder)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        self.store.replace(key, bytes)
     }
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {

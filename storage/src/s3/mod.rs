@@ -143,6 +143,14 @@ impl Storage for S3 {
         Err(Error::Unsupported { doing, what })
     }
 
+    fn can_publish(&self, _folder: &Key) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        put::replace(&*self.live()?, &self.path(key), &self.display(key), bytes)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         let why = "is the root, which is not deleted";
         if *folder == Key::root() {

@@ -74,6 +74,16 @@ struct Multipart {
     parts: Vec<CompletedPart>,
 }
 
+/// Writes a small object over what is there.
+pub(super) fn replace(live: &Live, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
+    let ask = || async {
+        let body = ByteStream::from(bytes.to_vec());
+        let put = live.clients.usual.put_object().bucket(&live.bucket).key(path).body(body);
+        put.send().await.map(drop).map_err(Failed::of)
+    };
+    live.runtime.block_on(live.ask("replace", name, ask))
+}
+
 /// The size of the part with this number, counted from 0.
 fn part_bytes(len_bytes_max: u64, number: u64) -> u64 {
     if len_bytes_max == 0 {

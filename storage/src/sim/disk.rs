@@ -62,6 +62,10 @@ impl SimDisk {
         (crash::image(&state.start, &state.log[..op_count], seed), self.writer.pid())
     }
 
+    pub(super) fn no_exclusive_rename(&self) -> bool {
+        self.faults.no_exclusive_rename
+    }
+
     pub(super) fn raw_paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         let visit = &mut |path: &str, _| paths.push(path.to_owned());
@@ -190,6 +194,22 @@ impl Disk for SimDisk {
             if to.starts_with(&from) {
                 return Err(errno(libc::EINVAL));
             }
+            tree.folder_mut(from_folder)?.remove(from_name);
+            tree.folder_mut(to_folder)?.insert(to_name.to_owned(), node);
+            Ok(((), Op::rename((from_folder, from_name), (to_folder, to_name), node)))
+        })
+    }
+
+    fn renames_exclusively(&self, _folder: &Path) -> io::Result<bool> {
+        Ok(!self.faults.no_exclusive_rename)
+    }
+
+    fn rename_over(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from, to) = (parts(from)?, parts(to)?);
+        lock(&self.state).change(|tree| {
+            let (from_folder, from_name) = tree.parent(&from)?;
+            let (to_folder, to_name) = tree.parent(&to)?;
+            let node = tree.find(&from)?;
             tree.folder_mut(from_folder)?.remove(from_name);
             tree.folder_mut(to_folder)?.insert(to_name.to_owned(), node);
             Ok(((), Op::rename((from_folder, from_name), (to_folder, to_name), node)))

@@ -173,6 +173,14 @@ impl Storage for FaultyStore {
         self.inner.publish(staged, target)
     }
 
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        self.inner.can_publish(folder)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        self.inner.replace(key, bytes)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         self.inner.delete_folder(folder)
     }

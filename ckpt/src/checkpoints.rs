@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use crate::checkpoint::{Checkpoint, Listing};
-use crate::{Error, Lease, Result, lease};
+use crate::{Error, Lease, Patience, Result, lease};
 use storage::{Key, Storage};
 
 /// Twelve decimal digits hold it.
@@ -16,6 +16,7 @@ pub struct Checkpoints {
     pub(crate) options: Options,
     /// Held by whatever changes the folder: the lease keeps other processes out, not our threads.
     writing: Mutex<()>,
+    pub(crate) patience: Patience,
     lease: Arc<lease::Shared>,
 }
 
@@ -43,8 +44,9 @@ impl Checkpoints {
     /// The checkpoints below `folder`, which need not exist yet. This reads and writes nothing.
     #[must_use]
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
-        let lease = lease::Shared::new(Arc::clone(&store), folder.clone());
-        Checkpoints { store, folder, options: Options::default(), writing: Mutex::new(()), lease }
+        let (options, patience) = (Options::default(), Patience::default());
+        let lease = lease::Shared::new(Arc::clone(&store), folder.clone(), patience);
+        Checkpoints { store, folder, options, writing: Mutex::new(()), patience, lease }
     }
 
     /// The same with other options.
@@ -54,9 +56,24 @@ impl Checkpoints {
         self
     }
 
+    /// The same with other patience for processes that are silent. All that write into the folder
+    /// are to have the same.
+    ///
+    /// # Panics
+    /// If the beat is longer than half the silence that counts as death.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Patience) -> Self {
+        assert!(patience.beat * 2 <= patience.silence_max, "no beat fits into {patience:?}");
+        self.patience = patience;
+        self.lease = lease::Shared::new(Arc::clone(&self.store), self.folder.clone(), patience);
+        self
+    }
+
     /// Keeps every other writer out of the folder until the lease, and every other that this gave,
     /// is dropped. A trainer takes it when it starts; without it every single save takes one for
-    /// itself. The lease of a process that died on this machine counts for nothing.
+    /// itself. The lease of a process that died on this machine counts for nothing; whether one of
+    /// another machine still lives is found by waiting for a sign, for [`Patience::silence_max`] at
+    /// most.
     ///
     /// # Errors
     /// [`Error::Held`] names the process that writes here. Of two writers that come at the same
@@ -121,6 +138,11 @@ impl Checkpoints {
         Ok((self.lock()?, alone))
     }
 
+    /// Refuses to go on if another process took the lease for abandoned.
+    pub(crate) fn check_lease(&self) -> Result<()> {
+        self.lease.check()
+    }
+
     /// The steps that have a folder, complete or not, the oldest first.
     fn named_steps(&self) -> Result<Vec<u64>> {
         // Ascending: names are sorted, and all steps have the same number of digits.
@@ -135,6 +157,10 @@ impl Checkpoints {
     ) -> Result<Option<Checkpoint>> {
         match self.open_named(step, there) {
             Ok(checkpoint) => Ok(Some(checkpoint)),
+            Err(error @ Error::Uncommitted { .. }) => {
+                log::debug!("step {step} is passed over: {error}");
+                Ok(None)
+            }
             Err(error) if error.is_damage() => {
                 log::warn!("step {step} is not complete and is passed over: {error}");
                 Ok(None)
@@ -144,12 +170,16 @@ impl Checkpoints {
     }
 
     fn open_named(&self, step: u64, there: &Listing) -> Result<Checkpoint> {
-        let folder = self.folder.join(&step_name(step))?;
+        let folder = self.data_folder(step, there)?;
         Checkpoint::open(&self.store, folder, step, there, self.options.threads)
     }
 
     pub(crate) fn listing(&self) -> Result<Listing> {
-        let entries = self.store.list(&self.folder)?;
+        self.listing_of(&self.folder)
+    }
+
+    pub(crate) fn listing_of(&self, folder: &Key) -> Result<Listing> {
+        let entries = self.store.list(folder)?;
         Ok(entries.into_iter().map(|entry| (entry.key, entry.bytes)).collect())
     }
 

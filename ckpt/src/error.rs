@@ -78,6 +78,23 @@ pub enum Error {
         /// What was due.
         due: String,
     },
+    /// The step is being written, or deleted, or was left by a crash in the midst of either.
+    Uncommitted {
+        /// The step's folder.
+        what: String,
+    },
+    /// The writers of a save have given it up, all of them.
+    Aborted {
+        /// The step, and which writer this process is.
+        what: String,
+        /// Which writer it was, and what happened to it.
+        why: String,
+    },
+    /// Another process took this one for dead, and writes into the folder now.
+    LeaseLost {
+        /// The folder.
+        what: String,
+    },
     /// Somebody else writes into this folder.
     Held {
         /// The folder.
@@ -98,7 +115,10 @@ impl Error {
     pub(crate) fn is_damage(&self) -> bool {
         use storage::Error as Store;
         match self {
-            Error::Corrupt { .. } | Error::BadManifest { .. } | Error::NoStep { .. } => true,
+            Error::Corrupt { .. }
+            | Error::BadManifest { .. }
+            | Error::NoStep { .. }
+            | Error::Uncommitted { .. } => true,
             Error::Storage(error) => matches!(
                 error,
                 Store::NotFound { .. }
@@ -146,6 +166,17 @@ impl fmt::Display for Error {
             Error::BadManifest { what, place, got, due } => {
                 write!(f, "{what}, {place}: got {got}, due {due}")
             }
+            Error::Uncommitted { what } => write!(
+                f,
+                "open {what}: it is not committed: it is being written or deleted, or a crash \
+                 left it; hint: sweep removes what nobody works on"
+            ),
+            Error::Aborted { what, why } => write!(f, "save {what}: given up by all: {why}"),
+            Error::LeaseLost { what } => write!(
+                f,
+                "write into {what}: this process gave no sign of life for so long that another \
+                 took the lease over; hint: was the store stuck, or the process stopped?"
+            ),
             Error::Held { what, holder, lease } => write!(
                 f,
                 "write into {what}: {holder} holds it; hint: stop that run, or if it is gone \

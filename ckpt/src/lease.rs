@@ -4,13 +4,19 @@
 //! and then looks for others: of two that come at once at least one sees the other, whatever the
 //! order of their steps, and gives way. A dead owner's lease can be deleted without a race, for no
 //! other lease will ever have that name.
+//!
+//! Whether a process of this machine lives is asked of the machine. Of others, the lease is a
+//! [`Pulse`]: one that gives no sign for [`Patience::silence_max`] is void. Its owner, if it was
+//! only slow, finds that out before it commits anything.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use crate::commit::{Patience, Pulse, forget, maker_of};
 use crate::{Error, Result};
-use storage::{Key, Storage, write_all};
-use storage::{Life, Owner};
+use storage::{Key, Life, Owner, Storage};
 
 const PREFIX: &str = ".lease-";
 
@@ -25,13 +31,22 @@ pub struct Lease {
 pub(crate) struct Shared {
     store: Arc<dyn Storage>,
     folder: Key,
+    patience: Patience,
     held: Mutex<Held>,
 }
 
 #[derive(Default)]
 struct Held {
     count: usize,
-    object: Option<Key>,
+    pulse: Option<Pulse>,
+    /// An object that could not be deleted.
+    left: Option<Key>,
+}
+
+/// A lease that is not ours.
+struct Other {
+    key: Key,
+    owner: Option<Owner>,
 }
 
 impl fmt::Debug for Shared {
@@ -41,11 +56,12 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(store: Arc<dyn Storage>, folder: Key) -> Arc<Self> {
-        Arc::new(Shared { store, folder, held: Mutex::default() })
+    pub(crate) fn new(store: Arc<dyn Storage>, folder: Key, patience: Patience) -> Arc<Self> {
+        Arc::new(Shared { store, folder, patience, held: Mutex::default() })
     }
 
-    /// Takes the lease of the folder, and removes those of processes that are dead.
+    /// Takes the lease of the folder, and removes those of processes that are dead. May wait as
+    /// long as a process of another machine may be silent.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
         if held.count == 0 {
@@ -55,29 +71,106 @@ impl Shared {
         Ok(Lease { shared: Arc::clone(self) })
     }
 
+    /// Looks whether the lease is still ours, before what cannot be taken back.
+    pub(crate) fn check(&self) -> Result<()> {
+        let held = self.held();
+        let lost = || Error::LeaseLost { what: self.store.display(&self.folder) };
+        let pulse = held.pulse.as_ref().filter(|pulse| !pulse.is_lost()).ok_or_else(lost)?;
+        let names = self.store.names(&self.folder)?;
+        names.iter().any(|name| name.starts_with(pulse.name())).then_some(()).ok_or_else(lost)
+    }
+
     fn claim(&self, held: &mut Held) -> Result<()> {
         self.release(held)?;
         // Looked for first, so that a folder in use is not even written to.
-        check_free(&*self.store, &self.folder, "")?;
+        self.wait_until_free()?;
         let owner = Owner::new();
-        let key = self.folder.join(&format!("{PREFIX}{owner}"))?;
         let text = format!("{} writes here while this file exists\n", owner.label());
-        held.object = Some(key.clone());
-        let written = write_all(&*self.store, &key, text.as_bytes()).map_err(Error::from);
-        let claimed = written.and_then(|_| check_free(&*self.store, &self.folder, key.name()));
+        let name = format!("{PREFIX}{owner}");
+        let beat = self.patience.beat;
+        held.pulse = Some(Pulse::start(&self.store, &self.folder, name.clone(), text, beat)?);
+        let claimed = self.others(&name).and_then(|others| match others.first() {
+            Some(other) => Err(self.held_by(other)),
+            None => Ok(()),
+        });
         if claimed.is_err() {
             self.release_or_warn(held);
         }
         claimed
     }
 
+    /// Removes the leases of the dead. Of those of which nothing can be known, it waits until they
+    /// give a sign or have been silent for too long.
+    fn wait_until_free(&self) -> Result<()> {
+        let begun = Instant::now();
+        let mut first: Option<HashSet<Key>> = None;
+        loop {
+            let others = self.others("")?;
+            let is_known = |other: &&Other| {
+                other.owner.as_ref().is_some_and(|owner| owner.life() != Life::Unknown)
+            };
+            // A name that was not there at first is a beat, or somebody who came since.
+            let is_new =
+                |other: &&Other| first.as_ref().is_some_and(|first| !first.contains(&other.key));
+            if let Some(other) = others.iter().find(|other| is_known(other) || is_new(other)) {
+                return Err(self.held_by(other));
+            }
+            let Some(other) = others.first() else { return Ok(()) };
+            if first.is_none() {
+                let (what, max) = (self.store.display(&other.key), self.patience.silence_max);
+                log::info!("{what}: waiting up to {max:?} for a sign of life of its owner");
+            }
+            if begun.elapsed() >= self.patience.silence_max {
+                for Other { key, .. } in &others {
+                    let what = self.store.display(key);
+                    log::warn!("{what}: no sign of life for {:.0?}, removed", begun.elapsed());
+                    forget(&*self.store, key)?;
+                }
+            }
+            first.get_or_insert_with(|| others.into_iter().map(|other| other.key).collect());
+            std::thread::sleep(self.patience.beat / 4);
+        }
+    }
+
+    /// The leases of others that are not known to be dead; those are removed.
+    fn others(&self, own: &str) -> Result<Vec<Other>> {
+        let mut others = Vec::new();
+        for name in self.store.names(&self.folder)? {
+            let Some(text) = name.strip_prefix(PREFIX) else { continue };
+            if !own.is_empty() && maker_of(&name).1 == own {
+                continue;
+            }
+            let key = self.folder.join(&name)?;
+            let owner = maker_of(text).0;
+            if owner.as_ref().is_some_and(|owner| owner.life() == Life::Dead) {
+                log::info!("{}: its process is gone, removed", self.store.display(&key));
+                forget(&*self.store, &key)?;
+                continue;
+            }
+            others.push(Other { key, owner });
+        }
+        Ok(others)
+    }
+
+    fn held_by(&self, other: &Other) -> Error {
+        let label = other.owner.as_ref().map(Owner::label);
+        Error::Held {
+            what: self.store.display(&self.folder),
+            holder: label.unwrap_or_else(|| "an unknown process".to_owned()),
+            lease: self.store.display(&other.key),
+        }
+    }
+
     /// Deletes the object. If that fails it is remembered, and the next claim tries again: it must
     /// not keep ourselves out.
     fn release(&self, held: &mut Held) -> Result<()> {
-        if let Some(key) = &held.object {
+        if let Some(pulse) = held.pulse.take() {
+            held.left = Some(pulse.stop()?);
+        }
+        if let Some(key) = &held.left {
             forget(&*self.store, key)?;
         }
-        held.object = None;
+        held.left = None;
         Ok(())
     }
 
@@ -100,32 +193,5 @@ impl Drop for Lease {
         if held.count == 0 {
             self.shared.release_or_warn(&mut held);
         }
-    }
-}
-
-fn check_free(store: &dyn Storage, folder: &Key, own: &str) -> Result<()> {
-    for name in store.names(folder)? {
-        let Some(text) = name.strip_prefix(PREFIX).filter(|_| name != own) else { continue };
-        let key = folder.join(&name)?;
-        let owner = Owner::parse(text);
-        if owner.as_ref().is_some_and(|owner| owner.life() == Life::Dead) {
-            log::info!("{}: its process is gone, removed", store.display(&key));
-            forget(store, &key)?;
-            continue;
-        }
-        return Err(Error::Held {
-            what: store.display(folder),
-            holder: owner.map_or_else(|| "an unknown process".to_owned(), |owner| owner.label()),
-            lease: store.display(&key),
-        });
-    }
-    Ok(())
-}
-
-/// Deletes a lease that somebody else may be deleting at the same time.
-fn forget(store: &dyn Storage, key: &Key) -> Result<()> {
-    match store.delete(key) {
-        Err(storage::Error::NotFound { .. }) | Ok(()) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }

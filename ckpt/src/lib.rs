@@ -42,6 +42,7 @@
 mod catalog;
 mod checkpoint;
 mod checkpoints;
+mod commit;
 mod dtype;
 mod error;
 mod fetch;
@@ -60,6 +61,7 @@ mod verify;
 pub use catalog::{Chunk, TensorEntry};
 pub use checkpoint::{Checkpoint, TensorRead};
 pub use checkpoints::{Checkpoints, Options, step_of};
+pub use commit::Patience;
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;

@@ -1,10 +1,9 @@
-use crate::checkpoints::step_name;
-use crate::save::{DAMAGED, STAGING};
+use crate::commit::{DAMAGED, STAGING};
 use crate::{Checkpoints, Result};
 use storage::{Life, Owner};
 
 /// Hidden folders that are being deleted.
-const TRASH: &str = ".trash-";
+pub(crate) const TRASH: &str = ".trash-";
 
 /// What [`Checkpoints::sweep`] found. Names are those of folders directly below the checkpoints'.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,11 +28,7 @@ impl Checkpoints {
         let mut steps = self.steps()?;
         steps.truncate(steps.len().saturating_sub(keep_last.max(1)));
         for &step in &steps {
-            // Hidden in one step, so that a crash never shows half a checkpoint.
-            let name = step_name(step);
-            let trash = self.folder.join(&format!("{TRASH}{name}-{}", Owner::new()))?;
-            self.store.publish(&self.folder.join(&name)?, &trash)?;
-            self.store.delete_folder(&trash)?;
+            self.withdraw(step)?;
         }
         Ok(steps)
     }
@@ -64,6 +59,7 @@ impl Checkpoints {
                 report.kept.push(name);
             }
         }
+        self.sweep_data(&mut report)?;
         Ok(report)
     }
 }

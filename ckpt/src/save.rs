@@ -6,18 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::catalog::{FORMAT, Meta, VERSION};
 use crate::checkpoint::MANIFEST;
-use crate::checkpoints::step_name;
+use crate::commit::Place;
 use crate::plan::{Limits, Shard, plan};
 use crate::staging::{Staging, Written, weight_index};
 use crate::{Checkpoints, Dtype, Error, Group, Result};
-use storage::Owner;
-use storage::{Key, Manifest, Storage, rate_text};
-
-/// Hidden folders that are being written.
-pub(crate) const STAGING: &str = ".tmp-";
-
-/// Hidden folders of steps that turned out to be damaged when they were to be saved again.
-pub(crate) const DAMAGED: &str = ".damaged-";
+use storage::{FileEntry, Key, Manifest, Storage, rate_text};
 
 /// Half of what stock readers take, so that no estimate can miss it.
 const HEADER_BYTES_MAX: u64 = 50_000_000;
@@ -124,13 +117,14 @@ impl Checkpoints {
         check_space(&*self.store, &place.target, bytes, pieces)?;
         let planned = Instant::now();
 
-        let staging = Staging { steps: self, folder: &place.staging, tensors };
+        let staging = Staging { steps: self, folder: &place.data, tensors };
         let saved = staging.write(&shards, blobs, index.as_deref()).and_then(|written| {
             let durable = Instant::now();
-            self.commit(step, &place, written, meta)?;
-            Ok(durable)
+            Ok((self.seal(step, &place, written, meta)?, durable))
         });
-        let durable = saved.inspect_err(|_| staging.remove())?;
+        let (manifest, durable) = saved.inspect_err(|_| self.abandon(&place.data))?;
+        self.publish(&place, &manifest)?;
+        self.note_latest(place.files());
         Ok(SaveReport {
             step,
             bytes,
@@ -141,50 +135,25 @@ impl Checkpoints {
         })
     }
 
-    /// Where the step goes. A damaged one of that name is to be set aside.
-    fn find_place(&self, step: u64) -> Result<Place> {
-        let name = step_name(step);
-        let target = self.folder.join(&name)?;
-        let is_taken = self.store.names(&self.folder)?.contains(&name);
-        if is_taken && self.open_if_complete(step, &self.listing()?)?.is_some() {
-            return Err(Error::StepExists { what: self.store.display(&target) });
-        }
-        let owner = Owner::new();
-        let staging = self.folder.join(&format!("{STAGING}{name}-{owner}"))?;
-        let aside = self.folder.join(&format!("{DAMAGED}{name}-{owner}"))?;
-        Ok(Place { target, staging, aside: is_taken.then_some(aside) })
-    }
-
-    fn commit(
+    /// Writes the manifest, and makes room for the step.
+    pub(crate) fn seal(
         &self,
         step: u64,
         place: &Place,
         written: Written,
         user: serde_json::Value,
-    ) -> Result<()> {
+    ) -> Result<FileEntry> {
         let Written { files, tensors, blobs } = written;
         let block_bytes = self.options.block_bytes;
         let meta = Meta { step, block_bytes, tensors, blobs, user };
         let meta = serde_json::to_value(meta)
             .expect("strings, numbers and lists always serialize, and all keys are strings");
         let manifest = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
-        manifest.write(&*self.store, &place.staging.join(MANIFEST)?)?;
-        if let Some(aside) = &place.aside {
-            let from = self.store.display(&place.target);
-            log::warn!("{from} is damaged and moves to {}", self.store.display(aside));
-            self.store.publish(&place.target, aside)?;
-        }
-        self.store.publish(&place.staging, &place.target)?;
-        Ok(())
+        let sealed = manifest.write(&*self.store, &place.data.join(MANIFEST)?)?;
+        self.check_lease()?;
+        self.set_aside(place)?;
+        Ok(sealed)
     }
-}
-
-/// Folders of a save.
-struct Place {
-    target: Key,
-    staging: Key,
-    /// Where a damaged step goes that has the target's name.
-    aside: Option<Key>,
 }
 
 fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
@@ -212,7 +181,12 @@ const BLOB_NAME_BYTES_MAX: usize = 200;
 
 /// Looks for room for all bytes, the manifest, and the file system's own needs, before the first
 /// byte is written: a disk that fills up halfway costs minutes, and may take others down with us.
-fn check_space(store: &dyn Storage, target: &Key, bytes: u64, pieces: u64) -> Result<()> {
+pub(crate) fn check_space(
+    store: &dyn Storage,
+    target: &Key,
+    bytes: u64,
+    pieces: u64,
+) -> Result<()> {
     // A piece takes about 700 bytes of the manifest.
     let need_bytes = bytes + bytes / 50 + (1 << 20) + 1024 * pieces;
     match store.free_bytes()? {

@@ -102,13 +102,6 @@ impl Staging<'_> {
         }
         Ok((FileEntry { path: shard.file.clone(), ..entry }, chunks))
     }
-
-    /// Removes what a failed save has written.
-    pub(crate) fn remove(&self) {
-        if let Err(error) = self.steps.store.delete_folder(self.folder) {
-            log::warn!("a failed save leaves its folder to the next sweep: {error}");
-        }
-    }
 }
 
 /// What stands in the staging folder.

@@ -7,8 +7,9 @@ mod common;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command};
+use std::time::Duration;
 
-use ckpt::{Error, Options};
+use ckpt::{Error, Options, Patience};
 use common::{Folder, SMALL, State};
 
 fn save_steps(folder: &Folder, steps: &[u64]) {
@@ -193,14 +194,67 @@ fn the_lease_of_the_dead_is_void() {
     other.kill();
     folder.steps(SMALL).lock().unwrap();
     assert_eq!(folder.names(), ["step-000000000001"]);
-    // Of another machine's processes, and of unknown marks, nothing can be told.
-    for mark in [format!("elsewhere.{}", other.owner), "what".to_owned()] {
-        let path = folder.path(&format!(".lease-{mark}"));
-        fs::write(&path, "").unwrap();
-        let refused = folder.steps(SMALL).lock().unwrap_err().to_string();
-        assert!(refused.contains(&format!("delete {}", path.display())), "{refused}");
-        fs::remove_file(&path).unwrap();
+}
+
+/// Of another machine's processes, and of unknown marks, nothing can be known but whether they give
+/// signs of life.
+#[test]
+fn the_lease_of_the_silent_is_void() {
+    let folder = Folder::new();
+    save_steps(&folder, &[1]);
+    let patience =
+        Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(200) };
+    let mark = format!("elsewhere.{}", our_mark(&folder));
+    for mark in [&mark, "what"] {
+        fs::write(folder.path(&format!(".lease-{mark}")), "").unwrap();
+        folder.steps(SMALL).with_patience(patience).lock().unwrap();
+        assert_eq!(folder.names(), ["step-000000000001"]);
     }
+    // Somebody who beats is alive, however much later that is.
+    let alive = std::thread::scope(|scope| {
+        let path = |beat: u32| folder.path(&format!(".lease-{mark}~{beat}"));
+        fs::write(path(1), "").unwrap();
+        let refused = scope.spawn(|| {
+            let forever = Patience { silence_max: Duration::from_secs(1000), ..patience };
+            folder.steps(SMALL).with_patience(forever).lock().unwrap_err()
+        });
+        for beat in 2.. {
+            if refused.is_finished() {
+                return refused.join().unwrap();
+            }
+            fs::write(path(beat), "").unwrap();
+            fs::remove_file(path(beat - 1)).unwrap();
+            std::thread::sleep(patience.beat);
+        }
+        unreachable!("beats do not end");
+    });
+    assert!(alive.to_string().contains("delete "), "{alive}");
+}
+
+/// A process that was taken for dead finds that out before it commits.
+#[test]
+fn a_lease_that_was_lost_commits_nothing() {
+    let folder = Folder::new();
+    let patience = Patience { beat: Duration::from_millis(5), silence_max: Duration::from_secs(9) };
+    let slow = folder.steps(SMALL).with_patience(patience);
+    let lease = slow.lock().unwrap();
+    let held = |folder: &Folder| {
+        let names = folder.names();
+        names.into_iter().filter(|name| name.starts_with(".lease-")).collect::<Vec<_>>()
+    };
+    // Somebody else deletes it, between two beats or during one.
+    while !held(&folder).is_empty() {
+        for name in held(&folder) {
+            let _ = fs::remove_file(folder.path(&name));
+        }
+        std::thread::sleep(4 * patience.beat);
+    }
+    save_steps(&folder, &[7]);
+    let saved = State::of_model(8).save(&slow, 8);
+    assert!(matches!(saved, Err(Error::LeaseLost { .. })), "{saved:?}");
+    drop(lease);
+    assert_eq!(folder.names(), ["step-000000000007"]);
+    State::of_model(8).save(&slow, 8).unwrap();
 }
 
 #[test]

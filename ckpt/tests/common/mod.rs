@@ -167,11 +167,12 @@ impl Folder {
         entries.iter().map(|entry| (name(&entry.key), read(&entry.key))).collect()
     }
 
-    /// Names below `run`, hidden ones too.
+    /// Names below `run`, hidden ones too, but for the note `latest`.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(self.path(""))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "latest")
             .collect();
         names.sort();
         names

@@ -1,0 +1,165 @@
+//! Signs of life between processes that share nothing but a store.
+//!
+//! A pulse is an object whose name ends in its [`Owner`] and, from the second on, in the number of
+//! the beat: `OWNER`, `OWNER~1`, `OWNER~2`. Its maker writes the next one and deletes the last,
+//! again and again. Whoever sees the same name for too long, by its own clock, takes the maker for
+//! dead: no two clocks are ever compared, and no time of a file is read.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::{Error, Result};
+use storage::{Key, Owner, Storage, write_all};
+
+/// How long processes wait for one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// How often a process at work gives a sign of life. Each is a small object written and one
+    /// deleted. Default: 10 s.
+    pub beat: Duration,
+    /// A process of another machine or container that gives no sign for so long counts as dead.
+    /// Shorter than a stall of the store, it takes the living for dead. One of this machine is
+    /// asked for directly. Default: 60 s.
+    pub silence_max: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { beat: Duration::from_secs(10), silence_max: Duration::from_secs(60) }
+    }
+}
+
+/// Signs of life, given until this is stopped or dropped.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    heart: Arc<Heart>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Heart {
+    store: Arc<dyn Storage>,
+    folder: Key,
+    /// The name without the number of the beat.
+    name: String,
+    text: String,
+    beat: Duration,
+    state: Mutex<State>,
+    stopped: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    number: u64,
+    is_stopped: bool,
+    is_lost: bool,
+}
+
+impl Pulse {
+    /// Gives the first sign, and goes on in a thread of its own. `name` ends in an [`Owner`].
+    pub(crate) fn start(
+        store: &Arc<dyn Storage>,
+        folder: &Key,
+        name: String,
+        text: String,
+        beat: Duration,
+    ) -> Result<Self> {
+        let (state, stopped) = (Mutex::default(), Condvar::new());
+        let (store, folder) = (Arc::clone(store), folder.clone());
+        let heart = Arc::new(Heart { store, folder, name, text, beat, state, stopped });
+        write_all(&*heart.store, &heart.key(0)?, heart.text.as_bytes())?;
+        let beating = Arc::clone(&heart);
+        let thread = std::thread::Builder::new().name("ckpt-pulse".to_owned());
+        let thread = thread.spawn(move || beating.run());
+        let thread = thread.inspect_err(|e| log::warn!("signs of life stop after the first: {e}"));
+        Ok(Pulse { heart, thread: thread.ok() })
+    }
+
+    /// The name of every beat of this pulse begins so.
+    pub(crate) fn name(&self) -> &str {
+        &self.heart.name
+    }
+
+    /// Whether somebody took us for dead and deleted our sign.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.heart.state().is_lost
+    }
+
+    /// Stops, and gives the sign that is left, to be deleted.
+    pub(crate) fn stop(mut self) -> Result<Key> {
+        self.halt();
+        let number = self.heart.state().number;
+        self.heart.key(number)
+    }
+
+    fn halt(&mut self) {
+        self.heart.state().is_stopped = true;
+        self.heart.stopped.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, its signs have stopped all the same.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+impl Heart {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key(&self, number: u64) -> Result<Key> {
+        let name = &self.name;
+        let name = if number == 0 { name.clone() } else { format!("{name}~{number}") };
+        Ok(self.folder.join(&name)?)
+    }
+
+    fn run(&self) {
+        loop {
+            let wait = self.stopped.wait_timeout_while(self.state(), self.beat, |s| !s.is_stopped);
+            let state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            if state.is_stopped || state.is_lost {
+                return;
+            }
+            let number = state.number;
+            drop(state);
+            if let Err(error) = self.beat(number) {
+                log::warn!("a sign of life could not be given: {error}");
+            }
+        }
+    }
+
+    fn beat(&self, last: u64) -> Result<()> {
+        let next = self.key(last + 1)?;
+        write_all(&*self.store, &next, self.text.as_bytes())?;
+        self.state().number = last + 1;
+        match self.store.delete(&self.key(last)?) {
+            // Whoever deleted it has gone on without us: the next one must not keep others out.
+            Err(storage::Error::NotFound { .. }) => {
+                self.state().is_lost = true;
+                forget(&*self.store, &next)
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+}
+
+/// Whose sign a name is, and how its part without the number of the beat reads.
+pub(crate) fn maker_of(name: &str) -> (Option<Owner>, &str) {
+    let stem = name.split_once('~').map_or(name, |(stem, _)| stem);
+    (Owner::parse(stem), stem)
+}
+
+/// Deletes an object that somebody else may be deleting at the same time.
+pub(crate) fn forget(store: &dyn Storage, key: &Key) -> Result<()> {
+    match store.delete(key) {
+        Err(storage::Error::NotFound { .. }) | Ok(()) => Ok(()),
+        Err(error) => Err(Error::from(error)),
+    }
+}

@@ -4,7 +4,10 @@
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use crate::region::{self, Span};
+use crate::plan::SavePlan;
+use crate::region::{self, Region, Span};
+use crate::spec::{PAD_PREFIX, TensorSpec};
+use crate::tile::{Part, tile};
 use crate::{Dtype, Error, Group, Result, hex};
 use storage::{FileEntry, Key, Manifest, crc64_join};
 
@@ -18,6 +21,14 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const BLOCK_BYTES_MIN: u64 = 4 << 10;
 pub(crate) const BLOCK_BYTES_MAX: u64 = 64 << 20;
 
+/// Blocks are pages, so that none cuts an element or begins within a device's sector.
+pub(crate) fn is_block_size(bytes: u64) -> bool {
+    bytes.is_multiple_of(BLOCK_BYTES_MIN) && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
+}
+
+/// 200,000 chunks take 60 MB of manifest and one second of a reader.
+pub(crate) const CHUNKS_MAX: usize = 200_000;
+
 /// A tensor of the checkpoint, whole and without ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +41,7 @@ pub struct TensorEntry {
     pub dtype: Dtype,
     /// Elements along each axis; empty for a scalar. Row-major.
     pub shape: Vec<u64>,
-    /// Where its bytes are: disjoint boxes that cover the shape.
+    /// Where its bytes are: disjoint regions that cover the shape.
     pub chunks: Vec<Chunk>,
 }
 
@@ -52,7 +63,7 @@ impl TensorEntry {
     }
 }
 
-/// A box of a tensor that lies in one piece in one file.
+/// A region of a tensor that lies in one piece in one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
@@ -60,7 +71,7 @@ pub struct Chunk {
     pub file: String,
     /// First byte in the file.
     pub offset: u64,
-    /// Bytes of the box.
+    /// Bytes of the region.
     pub bytes: u64,
     /// CRC-64/NVME of these bytes.
     #[serde(with = "hex")]
@@ -72,6 +83,18 @@ pub struct Chunk {
     /// Which box of the tensor this is: one span an axis, row-major.
     #[serde(rename = "box")]
     pub spans: Vec<Span>,
+    /// Which of the box's elements, in row-major order; all of them if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flat: Option<Span>,
+}
+
+impl Chunk {
+    /// Which part of the tensor this is.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        let flat = self.flat.map(|flat| flat.start..flat.start.saturating_add(flat.len));
+        Region { spans: self.spans.clone(), flat }
+    }
 }
 
 /// Bytes that belong to no tensor, whole in a file of their own.
@@ -117,8 +140,8 @@ impl Catalog {
         let meta: Meta = serde_json::from_value(manifest.meta).or_else(|error| {
             bad.of("meta", &error.to_string(), "the fields that FORMAT.md lists and no others")
         })?;
-        if !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&meta.block_bytes) {
-            let due = format!("{BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}");
+        if !is_block_size(meta.block_bytes) {
+            let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
             return bad.of("block_bytes", &meta.block_bytes.to_string(), &due);
         }
         let mut file_places = HashMap::new();
@@ -127,6 +150,14 @@ impl Catalog {
             if file_places.insert(file.path.clone(), place).is_some() {
                 return bad.of("files", &format!("'{}' twice", file.path), "each file once");
             }
+        }
+        let chunks: usize = meta.tensors.iter().map(|tensor| tensor.chunks.len()).sum();
+        if chunks > CHUNKS_MAX {
+            return bad.of(
+                "tensors",
+                &format!("{chunks} chunks"),
+                &format!("at most {CHUNKS_MAX}"),
+            );
         }
         let mut tensor_places = HashMap::new();
         for (place, tensor) in meta.tensors.iter().enumerate() {
@@ -149,6 +180,11 @@ impl Catalog {
     pub(crate) fn tensor(&self, name: &str, group: Group) -> Option<&TensorEntry> {
         let place = self.tensor_places.get(&(group, name.to_owned()))?;
         Some(&self.meta.tensors[*place])
+    }
+
+    /// The place of one of the tensors in the manifest.
+    pub(crate) fn place(&self, tensor: &TensorEntry) -> usize {
+        self.tensor_places[&(tensor.group, tensor.name.clone())]
     }
 
     /// Every chunk as (tensor, number in the tensor, chunk), file after file, in the order in which
@@ -235,6 +271,9 @@ fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Re
         let got = format!("{} axes", tensor.shape.len());
         return bad.of(&place, &got, &format!("at most {}", region::RANK_MAX));
     }
+    if tensor.name.starts_with(PAD_PREFIX) {
+        return bad.of(&place, "a name of the gaps in a file", "that of a tensor");
+    }
     let item_bytes = tensor.dtype.item_bytes();
     let bytes = region::elements(tensor.shape.iter().copied())
         .and_then(|count| count.checked_mul(item_bytes));
@@ -242,36 +281,101 @@ fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Re
         return bad.of(&place, &format!("shape {:?}", tensor.shape), "fewer than 2^64 bytes");
     }
     for chunk in &tensor.chunks {
-        let got = || {
-            format!(
-                "box {:?}",
-                chunk.spans.iter().copied().map(<[u64; 2]>::from).collect::<Vec<_>>()
-            )
-        };
-        if !region::is_within(&tensor.shape, &chunk.spans) {
-            return bad.of(&place, &got(), &format!("a box within {:?}", tensor.shape));
-        }
-        // fits: within a shape whose bytes fit.
-        let due = region::box_elements(&chunk.spans).map_or(0, |count| count * item_bytes);
-        if chunk.bytes != due {
-            return bad.of(
-                &place,
-                &format!("{} bytes for {}", chunk.bytes, got()),
-                &format!("{due}"),
-            );
-        }
-        let due = block_count(chunk.bytes, block_bytes);
-        if chunk.blocks.len() as u64 != due {
-            let got = format!("{} block checksums", chunk.blocks.len());
-            return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
-        }
+        check_chunk(tensor, chunk, block_bytes, bad)?;
     }
-    let boxes: Vec<&[Span]> = tensor.chunks.iter().map(|chunk| chunk.spans.as_slice()).collect();
-    if !region::tile(&tensor.shape, &boxes) {
-        let got = format!("{} boxes that overlap or leave gaps", boxes.len());
+    let parts: Vec<Part<'_>> =
+        tensor.chunks.iter().map(|chunk| (chunk.spans.as_slice(), chunk.flat)).collect();
+    if !tile(&tensor.shape, &parts) {
+        let got = format!("{} boxes that overlap or leave gaps", parts.len());
         return bad.of(&place, &got, &format!("disjoint boxes that cover {:?}", tensor.shape));
     }
     Ok(())
+}
+
+fn check_chunk(
+    tensor: &TensorEntry,
+    chunk: &Chunk,
+    block_bytes: u64,
+    bad: &Refusal<'_>,
+) -> Result<()> {
+    let place = tensor.label();
+    let got = || {
+        let pairs: Vec<_> = chunk.spans.iter().copied().map(<[u64; 2]>::from).collect();
+        let flat = chunk.flat.map(<[u64; 2]>::from);
+        flat.map_or_else(|| format!("box {pairs:?}"), |flat| format!("{flat:?} of box {pairs:?}"))
+    };
+    let region = chunk.region();
+    if !region.is_within(&tensor.shape) {
+        return bad.of(&place, &got(), &format!("a box within {:?}", tensor.shape));
+    }
+    // fits: within a shape whose bytes fit.
+    let due = region.elements().map_or(0, |count| count * tensor.dtype.item_bytes());
+    if chunk.bytes != due {
+        let got = format!("{} bytes for {}", chunk.bytes, got());
+        return bad.of(&place, &got, &format!("{due}"));
+    }
+    let due = block_count(chunk.bytes, block_bytes);
+    if chunk.blocks.len() as u64 != due {
+        let got = format!("{} block checksums", chunk.blocks.len());
+        return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
+    }
+    Ok(())
+}
+
+/// What the writers of a plan wrote: for each the files, in the order of the plan, and the chunks
+/// of each file.
+pub(crate) type Parts = Vec<Vec<(FileEntry, Vec<Chunk>)>>;
+
+/// What all writers wrote, as a manifest lists it. The parts may come from other processes, so they
+/// are compared with the plan.
+pub(crate) fn merge_parts(
+    plan: &SavePlan,
+    parts: Parts,
+) -> Result<(Vec<FileEntry>, Vec<TensorEntry>)> {
+    let bad = |writer: usize, got: String, due: String| {
+        let why = format!("it wrote {got}, and {due} was planned");
+        Err(Error::BadInput { what: format!("the part of writer {writer}"), why })
+    };
+    if parts.len() != plan.writers() {
+        let got = format!("{} parts", parts.len());
+        return bad(parts.len(), got, format!("one of each of {} writers", plan.writers()));
+    }
+    let mut files = Vec::new();
+    let mut chunks: Vec<Vec<Option<Chunk>>> =
+        (0..plan.specs().len()).map(|tensor| vec![None; plan.pieces(tensor)]).collect();
+    for (writer, part) in parts.into_iter().enumerate() {
+        let shards = plan.shards(writer);
+        if part.len() != shards.len() {
+            return bad(writer, format!("{} files", part.len()), format!("{}", shards.len()));
+        }
+        for (shard, (file, in_file)) in shards.iter().zip(part) {
+            if (&file.path, file.bytes) != (&shard.file, shard.bytes()) {
+                let got = format!("{} of {} bytes", file.path, file.bytes);
+                return bad(writer, got, format!("{} of {}", shard.file, shard.bytes()));
+            }
+            if in_file.len() != shard.pieces.len() {
+                let got = format!("{} chunks in {}", in_file.len(), file.path);
+                return bad(writer, got, format!("{}", shard.pieces.len()));
+            }
+            for (piece, chunk) in shard.pieces.iter().zip(in_file) {
+                let due = (&shard.file, piece.offset, piece.bytes.len() as u64);
+                if (&chunk.file, chunk.offset, chunk.bytes) != due || chunk.region() != piece.region
+                {
+                    return bad(writer, format!("{chunk:?}"), format!("{piece:?}"));
+                }
+                chunks[piece.tensor][piece.k] = Some(chunk);
+            }
+            files.push(file);
+        }
+    }
+    let entry = |(spec, chunks): (&TensorSpec, Vec<Option<Chunk>>)| TensorEntry {
+        name: spec.name.clone(),
+        group: spec.group,
+        dtype: spec.dtype,
+        shape: spec.shape.clone(),
+        chunks: chunks.into_iter().flatten().collect(),
+    };
+    Ok((files, plan.specs().iter().zip(chunks).map(entry).collect()))
 }
 
 struct Refusal<'a> {

@@ -1,20 +1,14 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::iter::Peekable;
 use std::sync::Arc;
 
 use crate::catalog::Catalog;
-use crate::fetch::{Block, Target, fetch};
-use crate::region::{self, Span};
-use crate::scatter::Scatter;
-use crate::{Chunk, Error, Group, Result, TensorEntry};
+use crate::fetch::{Block, Target};
+use crate::{Chunk, Error, Group, Region, Result, Span, TensorEntry, Want};
 use storage::{Key, Manifest, Object, Storage, crc64, read_all};
 
 /// The commit record of a step.
 pub(crate) const MANIFEST: &str = "MANIFEST.json";
-
-/// A process may open 1,024 files unless it is told otherwise, and has others to open.
-const FILES_OPEN_MAX: usize = 64;
 
 /// The length of every object below a folder. Links are not followed by a listing, so what a link
 /// points to is not in it.
@@ -27,9 +21,6 @@ pub struct Checkpoint {
     pub(crate) catalog: Catalog,
     pub(crate) threads: usize,
 }
-
-/// A chunk, and the part of the caller's buffer that it goes to.
-type Wish<'a> = (&'a Chunk, &'a mut [u8]);
 
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -175,50 +166,13 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::read_tensor`].
     pub fn read_tensors(&self, reads: Vec<TensorRead<'_>>) -> Result<()> {
-        let mut wishes = Vec::new();
+        let mut wants = Vec::with_capacity(reads.len());
         for TensorRead { name, group, into } in reads {
-            let tensor = self.tensor(name, group)?;
-            check_buffer(tensor, tensor.bytes(), into)?;
-            if tensor.chunks.iter().all(|chunk| is_rows(tensor, chunk)) {
-                wishes.extend(split_rows(tensor, into));
-            } else {
-                self.scatter(tensor, &region::whole(&tensor.shape), into)?;
-            }
+            let region = Region::whole(&self.tensor(name, group)?.shape);
+            wants.push(Want { name, group, region, into });
         }
-        wishes.sort_by_key(|(chunk, _)| (chunk.file.as_str(), chunk.offset));
-        let mut wishes = wishes.into_iter().peekable();
-        while wishes.peek().is_some() {
-            self.read_chunks(&mut wishes)?;
-        }
+        self.read(wants)?;
         Ok(())
-    }
-
-    /// Reads chunks, sorted by file, from the next [`FILES_OPEN_MAX`] files.
-    fn read_chunks<'a>(
-        &'a self,
-        wishes: &mut Peekable<impl Iterator<Item = Wish<'a>>>,
-    ) -> Result<()> {
-        let mut files: Vec<(Arc<dyn Object>, Vec<Wish<'_>>)> = Vec::new();
-        let mut path = None;
-        while let Some((chunk, _)) = wishes.peek() {
-            if path != Some(&chunk.file) {
-                if files.len() == FILES_OPEN_MAX {
-                    break;
-                }
-                path = Some(&chunk.file);
-                files.push((self.open_file(&chunk.file)?, Vec::new()));
-            }
-            let (_, chunks) = files.last_mut().expect("pushed above if there was none");
-            chunks.extend(wishes.next());
-        }
-        let mut blocks = Vec::new();
-        for (object, chunks) in &mut files {
-            for (chunk, into) in chunks {
-                let parts = into.chunks_mut(self.block_bytes()).map(Target::Buffer);
-                blocks.extend(chunk_blocks(&**object, chunk, parts));
-            }
-        }
-        fetch(blocks, self.threads)
     }
 
     /// Reads a box of a tensor, one span an axis, row-major, into a buffer of the box's bytes. Only
@@ -234,31 +188,7 @@ impl Checkpoint {
         wanted: &[Span],
         into: &mut [u8],
     ) -> Result<()> {
-        let tensor = self.tensor(name, group)?;
-        if !region::is_within(&tensor.shape, wanted) {
-            return Err(Error::BadRequest {
-                what: tensor.label(),
-                got: format!("the box {wanted:?}"),
-                due: format!("a box within {:?}", tensor.shape),
-            });
-        }
-        let count = region::box_elements(wanted);
-        // fits: within a tensor whose bytes fit.
-        check_buffer(tensor, count.map_or(0, |count| count * tensor.dtype.item_bytes()), into)?;
-        self.scatter(tensor, wanted, into)
-    }
-
-    fn scatter(&self, tensor: &TensorEntry, wanted: &[Span], into: &mut [u8]) -> Result<()> {
-        for chunk in &tensor.chunks {
-            let object = self.open_file(&chunk.file)?;
-            let item_bytes = tensor.dtype.item_bytes();
-            let mut scatter =
-                Scatter::new(&*object, chunk, self.catalog.meta.block_bytes, self.threads, into);
-            region::each_run(&chunk.spans, wanted, |run| {
-                scatter.add(run.from * item_bytes, run.to * item_bytes, run.len * item_bytes)
-            })?;
-            scatter.finish()?;
-        }
+        self.read(vec![Want { name, group, region: Region::of_box(wanted.to_vec()), into }])?;
         Ok(())
     }
 
@@ -299,36 +229,6 @@ pub(crate) fn block_crc64(chunk: &Chunk, place: usize) -> u64 {
 fn wrong_length(what: String, got: u64, file: &storage::FileEntry) -> Error {
     let due = format!("{} by the manifest", file.bytes);
     Error::Corrupt { what, offset: got.min(file.bytes), got: format!("{got} bytes"), due }
-}
-
-fn check_buffer(tensor: &TensorEntry, due: u64, into: &[u8]) -> Result<()> {
-    if into.len() as u64 == due {
-        return Ok(());
-    }
-    Err(Error::BadRequest {
-        what: tensor.label(),
-        got: format!("a buffer of {} bytes", into.len()),
-        due: format!("{due} for {} of shape {:?}", tensor.dtype, tensor.shape),
-    })
-}
-
-/// Whether a chunk is a range of whole rows, so that its bytes stand together in the tensor.
-fn is_rows(tensor: &TensorEntry, chunk: &Chunk) -> bool {
-    chunk.spans.is_empty() || region::is_whole(&tensor.shape[1..], &chunk.spans[1..])
-}
-
-/// Each chunk with its part of the buffer, if all of them are ranges of rows.
-fn split_rows<'a>(tensor: &'a TensorEntry, mut into: &'a mut [u8]) -> Vec<Wish<'a>> {
-    let mut chunks: Vec<&Chunk> = tensor.chunks.iter().collect();
-    chunks.sort_by_key(|chunk| chunk.spans.first().map_or(0, |rows| rows.start));
-    let mut parts = Vec::with_capacity(chunks.len());
-    for chunk in chunks {
-        // fits: the chunks' bytes sum up to the buffer's.
-        let (part, rest) = into.split_at_mut(chunk.bytes as usize);
-        parts.push((chunk, part));
-        into = rest;
-    }
-    parts
 }
 
 /// The three tensors most like the one asked for: the same name in other groups first, then names

@@ -1,7 +1,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
+use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, is_block_size};
 use crate::checkpoint::{Checkpoint, Listing};
+use crate::plan::PlanCache;
 use crate::{Error, Lease, Patience, Result, lease};
 use storage::{Key, Storage};
 
@@ -17,6 +18,7 @@ pub struct Checkpoints {
     /// Held by whatever changes the folder: the lease keeps other processes out, not our threads.
     writing: Mutex<()>,
     pub(crate) patience: Patience,
+    pub(crate) plans: PlanCache,
     lease: Arc<lease::Shared>,
 }
 
@@ -27,7 +29,7 @@ pub struct Options {
     /// operations, large ones keep writers from working side by side. Default: 4 GiB. Minimum: 1.
     pub shard_bytes_max: u64,
     /// Bytes under one checksum. A read of a part of a tensor reads whole blocks, and every block
-    /// takes 16 bytes of the manifest. Default: 4 MiB. Minimum: 4 KiB. Maximum: 64 MiB.
+    /// takes 16 bytes of the manifest. A multiple of 4 KiB. Default: 4 MiB. Maximum: 64 MiB.
     pub block_bytes: u64,
     /// Files written, or batches of 16 MiB read, at the same time. More than a device can use
     /// slows it down. Default: 2. Minimum: 1.
@@ -46,7 +48,8 @@ impl Checkpoints {
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
         let (options, patience) = (Options::default(), Patience::default());
         let lease = lease::Shared::new(Arc::clone(&store), folder.clone(), patience);
-        Checkpoints { store, folder, options, writing: Mutex::new(()), patience, lease }
+        let (writing, plans) = (Mutex::new(()), PlanCache::default());
+        Checkpoints { store, folder, options, writing, patience, plans, lease }
     }
 
     /// The same with other options.
@@ -193,9 +196,9 @@ impl Checkpoints {
         if shard_bytes_max == 0 {
             return bad("shard_bytes_max is 0; the least is 1".to_owned());
         }
-        if !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes) {
-            let range = format!("{BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}");
-            return bad(format!("block_bytes is {block_bytes}; due is {range}"));
+        if !is_block_size(block_bytes) {
+            let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
+            return bad(format!("block_bytes is {block_bytes}; due is {due}"));
         }
         if threads == 0 {
             return bad("threads is 0; the least is 1".to_owned());

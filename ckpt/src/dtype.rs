@@ -112,14 +112,6 @@ impl Group {
         }
     }
 
-    /// The first word of the names of the files that hold this group.
-    pub(crate) fn family(self) -> &'static str {
-        match self {
-            Group::Model => "model",
-            Group::Master | Group::ExpAvg | Group::ExpAvgSq => "optim",
-        }
-    }
-
     /// The name of a tensor inside a safetensors file. Weights keep their own name, so that every
     /// tool finds them; `piece` tells the parts of a tensor that was cut into several.
     pub(crate) fn entry_name(self, name: &str, piece: Option<usize>) -> String {

@@ -56,6 +56,24 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// A model cannot be laid out so.
+    BadLayout {
+        /// The mesh or the parameter.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The checkpoint is not of the model that is to be loaded.
+    OtherModel {
+        /// The checkpoint's folder.
+        what: String,
+        /// Tensors of the model that the checkpoint has not, as `group 'name'`.
+        missing: Vec<String>,
+        /// Tensors of the checkpoint that the model has not.
+        extra: Vec<String>,
+        /// Tensors that both have, with other types or shapes, and which.
+        different: Vec<String>,
+    },
     /// The bytes on the store are not those that were saved.
     Corrupt {
         /// The file.
@@ -160,6 +178,13 @@ impl fmt::Display for Error {
                 write!(f, "read {what}: got {got}, due {due}")
             }
             Error::BadInput { what, why } => write!(f, "save {what}: {why}"),
+            Error::BadLayout { what, why } => write!(f, "lay out {what}: {why}"),
+            Error::OtherModel { what, missing, extra, different } => {
+                write!(f, "load {what}: it is of another model")?;
+                list_text(f, "missing", missing)?;
+                list_text(f, "extra", extra)?;
+                list_text(f, "different", different)
+            }
             Error::Corrupt { what, offset, got, due } => {
                 write!(f, "{what}, at byte {offset}: got {got}, due {due}")
             }
@@ -192,6 +217,18 @@ fn near_text(f: &mut fmt::Formatter<'_>, kind: &str, near: &[String]) -> fmt::Re
     } else {
         write!(f, "; hint: there are {kind} {}", near.join(", "))
     }
+}
+
+/// More names than anybody reads; the error itself has all of them.
+const NAMES_MAX: usize = 20;
+
+fn list_text(f: &mut fmt::Formatter<'_>, kind: &str, names: &[String]) -> fmt::Result {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let shown = names[..names.len().min(NAMES_MAX)].join(", ");
+    write!(f, "; {} {kind}: {shown}", names.len())?;
+    if names.len() > NAMES_MAX { write!(f, ", ...") } else { Ok(()) }
 }
 
 impl std::error::Error for Error {

@@ -1,5 +1,7 @@
 //! Reads of blocks, each checked against its checksum before anybody sees it.
 
+use std::fmt;
+
 use crate::{Error, Result, parallel};
 use storage::{Object, Read, crc64};
 
@@ -8,6 +10,12 @@ const BATCH_BYTES_MAX: usize = 16 << 20;
 
 /// Small tensors in one batch: enough for every queue a device has.
 const BATCH_READS_MAX: usize = 256;
+
+/// Reading so much that nobody wants costs less than another request does.
+const GAP_BYTES_MAX: usize = 16 << 10;
+
+/// A longer read is not slower for being cut, and then its parts are checked while others come.
+const JOINED_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes with a checksum of their own, and where they go.
 #[derive(Debug)]
@@ -25,13 +33,21 @@ pub(crate) enum Target<'a> {
     Buffer(&'a mut [u8]),
     /// Nowhere: so many bytes are read to be checked only.
     Nowhere(usize),
+    /// To a visitor, after they have been checked.
+    Visitor { len: usize, visitor: &'a dyn Visitor, at: [usize; 2] },
+}
+
+/// Who takes blocks from scratch space, on whatever thread read them.
+pub(crate) trait Visitor: Sync + fmt::Debug {
+    /// Takes a block; `at` is what was said of it when it was asked for.
+    fn visit(&self, at: [usize; 2], bytes: &[u8]);
 }
 
 impl Target<'_> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Target::Buffer(buf) => buf.len(),
-            Target::Nowhere(len) => *len,
+            Target::Nowhere(len) | Target::Visitor { len, .. } => *len,
         }
     }
 }
@@ -61,37 +77,79 @@ pub(crate) fn fetch(blocks: Vec<Block<'_>>, threads: usize) -> Result<()> {
 
 fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
     let object = batch[0].object;
-    let spare = |block: &Block<'_>| match block.into {
-        Target::Buffer(_) => 0,
-        Target::Nowhere(len) => len,
-    };
-    scratch.resize(batch.iter().map(spare).sum(), 0);
-    let mut rest = scratch.as_mut_slice();
     let mut reads = Vec::with_capacity(batch.len());
-    let mut sums = Vec::with_capacity(batch.len());
-    for block in batch {
-        let buf = match block.into {
-            Target::Buffer(buf) => buf,
-            Target::Nowhere(len) => {
-                let (buf, after) = rest.split_at_mut(len);
-                rest = after;
-                buf
+    let mut direct_sums = Vec::new();
+    let mut joined: Vec<Joined> = Vec::new();
+    let mut held = Vec::new();
+    for Block { offset, crc64, into, .. } in batch {
+        let (len, visitor) = match into {
+            Target::Buffer(buf) => {
+                reads.push(Read { offset, buf });
+                direct_sums.push(crc64);
+                continue;
             }
+            Target::Nowhere(len) => (len, None),
+            Target::Visitor { len, visitor, at } => (len, Some((visitor, at))),
         };
-        reads.push(Read { offset: block.offset, buf });
-        sums.push(block.crc64);
+        let at = Joined::add(&mut joined, offset, len);
+        held.push((offset, crc64, at..at + len, visitor));
+    }
+    scratch.resize(joined.iter().map(|read| read.len).sum(), 0);
+    let mut rest = scratch.as_mut_slice();
+    for Joined { offset, len } in joined {
+        let (buf, after) = rest.split_at_mut(len);
+        reads.push(Read { offset, buf });
+        rest = after;
     }
     object.read_many(&mut reads)?;
-    for (read, due) in reads.iter().zip(sums) {
-        let got = crc64(read.buf);
-        if got != due {
-            return Err(Error::Corrupt {
-                what: object.display(),
-                offset: read.offset,
-                got: format!("CRC-64 {got:016x} of {} bytes", read.buf.len()),
-                due: format!("{due:016x} by the manifest"),
-            });
+    for (read, due) in reads.iter().zip(direct_sums) {
+        check(object, read.offset, read.buf, due)?;
+    }
+    for (offset, due, range, visitor) in held {
+        let bytes = &scratch[range];
+        check(object, offset, bytes, due)?;
+        if let Some((visitor, at)) = visitor {
+            visitor.visit(at, bytes);
         }
     }
     Ok(())
+}
+
+/// One read of several blocks, and of what lies between them.
+struct Joined {
+    offset: u64,
+    len: usize,
+}
+
+impl Joined {
+    /// Adds a block to the last read, or to a new one. Gives its place in the scratch space.
+    fn add(reads: &mut Vec<Joined>, offset: u64, len: usize) -> usize {
+        let before: usize = reads.iter().map(|read| read.len).sum();
+        if let Some(last) = reads.last_mut() {
+            let gap = offset.checked_sub(last.offset + last.len as u64);
+            let gap =
+                gap.and_then(|gap| usize::try_from(gap).ok()).filter(|&gap| gap <= GAP_BYTES_MAX);
+            if let Some(gap) = gap
+                && last.len + gap + len <= JOINED_BYTES_MAX
+            {
+                last.len += gap + len;
+                return before + gap;
+            }
+        }
+        reads.push(Joined { offset, len });
+        before
+    }
+}
+
+fn check(object: &dyn Object, offset: u64, bytes: &[u8], due: u64) -> Result<()> {
+    let got = crc64(bytes);
+    if got == due {
+        return Ok(());
+    }
+    Err(Error::Corrupt {
+        what: object.display(),
+        offset,
+        got: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
+        due: format!("{due:016x} by the manifest"),
+    })
 }

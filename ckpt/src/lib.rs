@@ -32,9 +32,10 @@
 //! # }
 //! ```
 //!
-//! In reading order: [`Checkpoints`] is the folder of steps; `plan` decides which bytes go into
-//! which file, `staging` writes them and `save` commits them; `catalog` is the manifest's contents
-//! and what must hold of them; [`Checkpoint`] reads through `fetch` and `scatter`, and `verify`
+//! In reading order: [`Checkpoints`] is the folder of steps; a [`Region`] is a part of a tensor, and
+//! `tile` and `runs` are its geometry; a [`SavePlan`] decides which writer puts which bytes into
+//! which file, for what a [`layout`] says they hold; `staging` writes them and `save` commits them; `catalog` is the manifest's contents
+//! and what must hold of them; [`Checkpoint`] reads parts of tensors by `read`, through `fetch`, and `verify`
 //! reads everything; `retention` deletes, `lease` and `owner` keep a second writer out.
 
 #![forbid(unsafe_code)]
@@ -47,15 +48,19 @@ mod dtype;
 mod error;
 mod fetch;
 mod hex;
+pub mod layout;
 mod lease;
 mod parallel;
 mod plan;
+mod read;
 mod region;
 mod retention;
+mod runs;
 mod save;
-mod scatter;
 mod shard;
+mod spec;
 mod staging;
+mod tile;
 mod verify;
 
 pub use catalog::{Chunk, TensorEntry};
@@ -65,7 +70,10 @@ pub use commit::Patience;
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;
-pub use region::Span;
+pub use plan::{Piece, PlanCache, PlanLimits, SavePlan, Shard};
+pub use read::{ReadReport, Want};
+pub use region::{Region, Span};
 pub use retention::SweepReport;
 pub use save::{Blob, SaveReport, TensorData};
+pub use spec::{Holding, TensorSpec};
 pub use verify::VerifyReport;

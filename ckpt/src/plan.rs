@@ -1,314 +1,271 @@
-//! Which bytes go into which file. Pure: the same tensors and limits give the same files.
+//! Who writes which bytes into which file. Pure: every process that knows what all of them hold
+//! computes the same plan.
 //!
-//! Tensors fill files in the order in which they are given, so that a layer's neighbours stay
-//! neighbours; inside a file they are sorted as safetensors sorts them. Only a tensor that is
-//! larger than a whole file is cut, along its first axis.
+//! `share` finds what several writers hold, and spreads it so that all write about as many bytes;
+//! `pack` fills the files of each writer. Tensors stand in the order in which they are given, so
+//! that a layer's neighbours stay neighbours.
 
-use std::collections::HashSet;
+mod pack;
+mod share;
+
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::region::{self, Span};
-use crate::shard::{self, Entry};
-use crate::{Error, Group, Result, TensorData};
+use crate::catalog::CHUNKS_MAX;
+use crate::spec::{Holding, TensorSpec, check_specs};
+use crate::{Error, Region, Result};
+use storage::Crc64;
 
-/// What a file may hold at most.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Bytes of tensors. A single row that is larger gets a file of its own.
-    pub(crate) data_bytes_max: u64,
-    /// Bytes of the header's JSON.
-    pub(crate) header_bytes_max: u64,
+/// What a plan may do. All writers must have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanLimits {
+    /// Bytes of tensors in one file. A row that is larger gets a file of its own. Default: 4 GiB.
+    pub shard_bytes_max: u64,
+    /// What several writers hold is not cut into pieces of less than about this. Smaller pieces
+    /// spread the bytes more evenly, and cost more requests. Default: 1 MiB. Minimum: 1.
+    pub cut_bytes_min: u64,
+    /// Bytes of a header's JSON. Default: 50 MB, half of what stock readers take, so that no
+    /// estimate can miss it.
+    pub header_bytes_max: u64,
 }
 
-/// A box of one of the tensors given to [`plan`].
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// Which of the tensors.
-    pub(crate) tensor: usize,
-    /// Which piece of it, in row order.
-    pub(crate) k: usize,
-    /// Its box.
-    pub(crate) spans: Vec<Span>,
-    /// Its bytes, within the tensor's.
-    pub(crate) bytes: Range<usize>,
+impl Default for PlanLimits {
+    fn default() -> Self {
+        PlanLimits {
+            shard_bytes_max: 4 << 30,
+            cut_bytes_min: 1 << 20,
+            header_bytes_max: 50_000_000,
+        }
+    }
 }
 
-/// One safetensors file.
+/// Part of a tensor as it lies in one file: an entry of its header, and a chunk of the manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which of the model's tensors.
+    pub tensor: usize,
+    /// Which piece of it, in the order of their first elements.
+    pub k: usize,
+    /// Which part of it.
+    pub region: Region,
+    /// In which of its writer's holdings it lies.
+    pub holding: usize,
+    /// Its bytes, within those of the holding.
+    pub bytes: Range<usize>,
+    /// Its first byte in the file. Between the end of one piece and the next are zeros.
+    pub offset: u64,
+}
+
+/// One safetensors file, all of one writer.
 #[derive(Debug)]
-pub(crate) struct Shard {
+pub struct Shard {
     /// Its name.
-    pub(crate) file: String,
+    pub file: String,
     /// Length prefix, JSON and padding: all that comes before the first tensor.
-    pub(crate) header: Vec<u8>,
+    pub header: Vec<u8>,
     /// The tensors, in the order of their bytes.
-    pub(crate) pieces: Vec<Piece>,
+    pub pieces: Vec<Piece>,
 }
 
 impl Shard {
     /// The length of the file.
-    pub(crate) fn bytes(&self) -> u64 {
-        let data: u64 = self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
-        self.header.len() as u64 + data
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let end = |piece: &Piece| piece.offset + piece.bytes.len() as u64;
+        self.pieces.last().map_or(self.header.len() as u64, end)
     }
 }
 
-/// Lays the tensors out, group after group.
-pub(crate) fn plan(tensors: &[TensorData<'_>], step: u64, limits: Limits) -> Result<Vec<Shard>> {
-    check(tensors)?;
-    let mut families: Vec<(&'static str, Vec<Vec<Piece>>)> = Vec::new();
-    for group in Group::ALL {
-        if !families.iter().any(|(family, _)| *family == group.family()) {
-            families.push((group.family(), Vec::new()));
-        }
-        let (_, files) = families.last_mut().expect("pushed above if there was none");
-        let members = (0..tensors.len()).filter(|&place| tensors[place].group == group);
-        fill(files, tensors, members, limits);
-    }
-    let mut shards = Vec::new();
-    for (family, files) in families {
-        let count = files.len();
-        for (number, pieces) in (1..).zip(files) {
-            let file = format!("{family}-{number:05}-of-{count:05}.safetensors");
-            shards.push(seal(file, pieces, tensors, step)?);
-        }
-    }
-    Ok(shards)
+/// Which writer writes what. It knows nothing of a step, so it serves every save of a run.
+#[derive(Debug)]
+pub struct SavePlan {
+    specs: Vec<TensorSpec>,
+    shards: Vec<Vec<Shard>>,
+    /// Bytes of each holding of each writer.
+    held_bytes: Vec<Vec<u64>>,
+    /// Pieces of each tensor.
+    chunks: Vec<usize>,
+    fingerprint: u64,
 }
 
-/// Puts the pieces of each tensor into the last file, or into a new one if they do not fit.
-fn fill(
-    files: &mut Vec<Vec<Piece>>,
-    tensors: &[TensorData<'_>],
-    members: impl Iterator<Item = usize>,
-    limits: Limits,
-) {
-    let used = |file: &Vec<Piece>| -> (u64, u64) {
-        let header = |piece: &Piece| header_bytes(&tensors[piece.tensor]);
-        let data = file.iter().map(|piece| piece.bytes.len() as u64).sum();
-        (data, file.iter().map(header).sum())
-    };
-    let (mut data, mut header) = files.last().map_or((0, 0), used);
-    for place in members {
-        let tensor = &tensors[place];
-        for piece in cut(place, tensor, limits.data_bytes_max) {
-            let (more_data, more_header) = (piece.bytes.len() as u64, header_bytes(tensor));
-            let fits = data + more_data <= limits.data_bytes_max
-                && header + more_header <= limits.header_bytes_max;
-            if files.is_empty() || !fits {
-                files.push(Vec::new());
-                (data, header) = (0, 0);
+impl SavePlan {
+    /// Plans a save of the model's tensors by writers of which each holds a part. What several
+    /// writers hold is written once. The parts of a tensor that the writers hold must be equal or
+    /// disjoint, and have all of it; writers at the end of the list may hold it once more in other
+    /// parts, as the last pipeline stage holds a tied embedding.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] names the tensor that cannot be saved, and the writer.
+    pub fn new(
+        specs: &[TensorSpec],
+        held: &[Vec<Holding>],
+        limits: PlanLimits,
+    ) -> Result<SavePlan> {
+        check_specs(specs)?;
+        let sources = share::sources(specs, held)?;
+        let cuts = share::share(&sources, held.len(), limits.cut_bytes_min.max(1));
+        let (shards, chunks) = pack::pack(specs, sources, cuts, held.len(), limits)?;
+        let total: usize = chunks.iter().sum();
+        if total > CHUNKS_MAX {
+            let why = format!("they are in {total} pieces; a manifest has at most {CHUNKS_MAX}");
+            return bad(format!("{} tensors of {} writers", specs.len(), held.len()), why);
+        }
+        let bytes =
+            |holding: &Holding| holding.region.count() * specs[holding.tensor].dtype.item_bytes();
+        let held_bytes = held.iter().map(|held| held.iter().map(bytes).collect()).collect();
+        let fingerprint = fingerprint(specs, held, limits);
+        Ok(SavePlan { specs: specs.to_vec(), shards, held_bytes, chunks, fingerprint })
+    }
+
+    /// Refuses memory that is not as long as what the writer holds.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] names the holding.
+    ///
+    /// # Panics
+    /// If there is no such writer.
+    pub fn check_held(&self, writer: usize, held: &[&[u8]]) -> Result<()> {
+        let due = &self.held_bytes[writer];
+        let what = || format!("what writer {writer} holds");
+        if held.len() != due.len() {
+            return bad(what(), format!("got {} holdings, due {}", held.len(), due.len()));
+        }
+        for (number, (got, due)) in held.iter().zip(due).enumerate() {
+            if got.len() as u64 != *due {
+                let why = format!("got {} bytes for holding {number}, due {due}", got.len());
+                return bad(what(), why);
             }
-            files.last_mut().expect("pushed above if there was none").push(piece);
-            data += more_data;
-            header += more_header;
         }
+        Ok(())
+    }
+
+    /// The tensors of the whole model.
+    #[must_use]
+    pub fn specs(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    /// How many writers there are.
+    #[must_use]
+    pub fn writers(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// The files of one writer.
+    ///
+    /// # Panics
+    /// If there is no such writer.
+    #[must_use]
+    pub fn shards(&self, writer: usize) -> &[Shard] {
+        &self.shards[writer]
+    }
+
+    /// All files, writer after writer.
+    pub fn all_shards(&self) -> impl Iterator<Item = &Shard> {
+        self.shards.iter().flatten()
+    }
+
+    /// Bytes of all files of one writer.
+    ///
+    /// # Panics
+    /// If there is no such writer.
+    #[must_use]
+    pub fn bytes(&self, writer: usize) -> u64 {
+        self.shards[writer].iter().map(Shard::bytes).sum()
+    }
+
+    /// How many pieces a tensor is in.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    #[must_use]
+    pub fn pieces(&self, tensor: usize) -> usize {
+        self.chunks[tensor]
+    }
+
+    /// How many pieces there are in all.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.chunks.iter().sum()
+    }
+
+    /// A hash of all that the plan follows from. Writers with the same have the same plan.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 }
 
-/// A tensor in as few pieces of whole rows as the limit allows.
-fn cut(place: usize, tensor: &TensorData<'_>, bytes_max: u64) -> Vec<Piece> {
-    let total = tensor.bytes.len();
-    let rows = tensor.shape.first().copied().unwrap_or(1);
-    if total as u64 <= bytes_max || rows <= 1 {
-        let spans = region::whole(tensor.shape);
-        return vec![Piece { tensor: place, k: 0, spans, bytes: 0..total }];
+/// The plan of the last save, for the next one: the structure of a run does not change.
+#[derive(Debug, Default)]
+pub struct PlanCache {
+    last: Mutex<Option<Arc<SavePlan>>>,
+}
+
+impl PlanCache {
+    /// The plan of [`SavePlan::new`], made only if it is not that of the call before.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn plan(
+        &self,
+        specs: &[TensorSpec],
+        held: &[Vec<Holding>],
+        limits: PlanLimits,
+    ) -> Result<Arc<SavePlan>> {
+        let fingerprint = fingerprint(specs, held, limits);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = &*last
+            && plan.fingerprint == fingerprint
+        {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Arc::new(SavePlan::new(specs, held, limits)?);
+        *last = Some(Arc::clone(&plan));
+        Ok(plan)
     }
-    let row_bytes = total as u64 / rows;
-    let step = (bytes_max / row_bytes).max(1);
-    let mut pieces = Vec::new();
-    let mut start = 0;
-    while start < rows {
-        let len = step.min(rows - start);
-        let mut spans = region::whole(tensor.shape);
-        spans[0] = Span { start, len };
-        // fits: within a slice.
-        let bytes = (start * row_bytes) as usize..((start + len) * row_bytes) as usize;
-        pieces.push(Piece { tensor: place, k: pieces.len(), spans, bytes });
-        start += len;
+}
+
+/// A hash of everything that a plan follows from.
+fn fingerprint(specs: &[TensorSpec], held: &[Vec<Holding>], limits: PlanLimits) -> u64 {
+    let mut bytes = Vec::new();
+    let mut sum = Crc64::new();
+    let PlanLimits { shard_bytes_max, cut_bytes_min, header_bytes_max } = limits;
+    put(&mut bytes, [shard_bytes_max, cut_bytes_min, header_bytes_max]);
+    put(&mut bytes, [specs.len() as u64, held.len() as u64]);
+    for spec in specs {
+        put(&mut bytes, [spec.name.len() as u64, spec.shape.len() as u64]);
+        bytes.extend(spec.name.as_bytes());
+        bytes.extend(spec.group.name().as_bytes());
+        bytes.extend(spec.dtype.name().as_bytes());
+        put(&mut bytes, spec.shape.iter().copied());
     }
-    pieces
-}
-
-/// Sorts the pieces by alignment, then name, and writes the header.
-fn seal(
-    file: String,
-    mut pieces: Vec<Piece>,
-    tensors: &[TensorData<'_>],
-    step: u64,
-) -> Result<Shard> {
-    let name = |piece: &Piece| {
-        let tensor = &tensors[piece.tensor];
-        let is_cut = piece.bytes.len() < tensor.bytes.len();
-        tensor.group.entry_name(tensor.name, is_cut.then_some(piece.k))
-    };
-    pieces.sort_by_cached_key(|piece| {
-        let item_bytes = tensors[piece.tensor].dtype.item_bytes();
-        (std::cmp::Reverse(item_bytes), name(piece))
-    });
-    let mut end = 0;
-    let entries = pieces.iter().map(|piece| {
-        let begin = end;
-        end += piece.bytes.len() as u64;
-        Entry {
-            name: name(piece),
-            dtype: tensors[piece.tensor].dtype,
-            shape: piece.spans.iter().map(|span| span.len).collect(),
-            data_offsets: [begin, end],
+    for writer in held {
+        put(&mut bytes, [writer.len() as u64]);
+        for Holding { tensor, region } in writer {
+            put(&mut bytes, [*tensor as u64, region.spans.len() as u64]);
+            put(&mut bytes, region.spans.iter().flat_map(|span| [span.start, span.len]));
+            // An empty range is none, and no range ends before it begins.
+            let flat = region.flat.clone().unwrap_or(Range { start: 1, end: 0 });
+            put(&mut bytes, [flat.start, flat.end]);
         }
-    });
-    let header = shard::header(step, entries)?;
-    Ok(Shard { file, header, pieces })
-}
-
-/// The most that an entry takes in the header: a name of which every byte may need an escape, the
-/// key words, 20 digits a number.
-fn header_bytes(tensor: &TensorData<'_>) -> u64 {
-    6 * tensor.name.len() as u64 + 160 + 21 * tensor.shape.len() as u64
-}
-
-fn check(tensors: &[TensorData<'_>]) -> Result<()> {
-    let mut seen = HashSet::new();
-    for tensor in tensors {
-        let bad = |why: String| {
-            let what = format!("{} '{}'", tensor.group, tensor.name);
-            Err(Error::BadInput { what, why })
-        };
-        match tensor.name {
-            "" => return bad("it has no name".to_owned()),
-            "__metadata__" => return bad("safetensors keeps this name for itself".to_owned()),
-            name if name.len() > NAME_BYTES_MAX => {
-                return bad(format!("its name is longer than {NAME_BYTES_MAX} bytes"));
-            }
-            name if name.contains('#') => {
-                return bad("'#' in a name marks the pieces of a cut tensor".to_owned());
-            }
-            _ => {}
-        }
-        if tensor.shape.len() > region::RANK_MAX {
-            return bad(format!("it has more than {} axes", region::RANK_MAX));
-        }
-        let due = region::elements(tensor.shape.iter().copied())
-            .and_then(|count| count.checked_mul(tensor.dtype.item_bytes()));
-        if due != Some(tensor.bytes.len() as u64) {
-            let (got, shape, dtype) = (tensor.bytes.len(), tensor.shape, tensor.dtype);
-            return bad(format!("got {got} bytes for {dtype} of shape {shape:?}"));
-        }
-        if !seen.insert((tensor.group, tensor.name)) {
-            return bad("it is there twice".to_owned());
-        }
+        sum.update(&bytes);
+        bytes.clear();
     }
-    Ok(())
+    sum.update(&bytes);
+    sum.value()
 }
 
-/// Longer than any parameter's name, and short enough that a header cannot outgrow its limit.
-const NAME_BYTES_MAX: usize = 4096;
+fn put(bytes: &mut Vec<u8>, numbers: impl IntoIterator<Item = u64>) {
+    for number in numbers {
+        bytes.extend(number.to_le_bytes());
+    }
+}
+
+/// A tensor or writer that no plan can take.
+fn bad<T>(what: String, why: String) -> Result<T> {
+    Err(Error::BadInput { what, why })
+}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Dtype;
-
-    const LIMITS: Limits = Limits { data_bytes_max: 100, header_bytes_max: 1 << 20 };
-
-    /// Files as `name: entry[first byte..last]`, from tensors as (name, group, dtype, shape).
-    fn check_plan(given: &[(&str, Group, Dtype, &[u64])], limits: Limits, due: &[&str]) {
-        let bytes = [0_u8; 1 << 10];
-        let tensors: Vec<TensorData<'_>> = given
-            .iter()
-            .map(|&(name, group, dtype, shape)| {
-                let len = (shape.iter().product::<u64>() * dtype.item_bytes()) as usize;
-                TensorData { name, group, dtype, shape, bytes: &bytes[..len] }
-            })
-            .collect();
-        let shards = plan(&tensors, 7, limits).unwrap();
-        let text = |shard: &Shard| {
-            let piece = |p: &Piece| format!(" {}[{:?}]", tensors[p.tensor].name, p.bytes);
-            let pieces: String = shard.pieces.iter().map(piece).collect();
-            format!("{}:{pieces}", shard.file)
-        };
-        assert_eq!(shards.iter().map(text).collect::<Vec<_>>(), due);
-    }
-
-    #[test]
-    fn fills_files_and_cuts_rows() {
-        use Dtype::*;
-        use Group::*;
-        check_plan(&[], LIMITS, &[]);
-        check_plan(
-            &[("b", Model, BF16, &[5]), ("a", Model, F32, &[3]), ("c", Model, F32, &[])],
-            LIMITS,
-            &["model-00001-of-00001.safetensors: a[0..12] c[0..4] b[0..10]"],
-        );
-        check_plan(
-            &[("a", ExpAvg, F32, &[20]), ("a", Model, F32, &[20]), ("a", Master, F32, &[5])],
-            LIMITS,
-            &[
-                "model-00001-of-00001.safetensors: a[0..80]",
-                "optim-00001-of-00001.safetensors: a[0..80] a[0..20]",
-            ],
-        );
-        check_plan(
-            &[("a", Model, U8, &[60]), ("b", Model, U8, &[7, 30]), ("c", Model, U8, &[10])],
-            LIMITS,
-            &[
-                "model-00001-of-00004.safetensors: a[0..60]",
-                "model-00002-of-00004.safetensors: b[0..90]",
-                "model-00003-of-00004.safetensors: b[90..180]",
-                "model-00004-of-00004.safetensors: b[180..210] c[0..10]",
-            ],
-        );
-        // A row is never cut, however large.
-        check_plan(
-            &[("a", Model, U8, &[2, 150])],
-            LIMITS,
-            &[
-                "model-00001-of-00002.safetensors: a[0..150]",
-                "model-00002-of-00002.safetensors: a[150..300]",
-            ],
-        );
-    }
-
-    #[test]
-    fn a_full_header_begins_a_new_file() {
-        let limits = Limits { data_bytes_max: 1 << 20, header_bytes_max: 400 };
-        check_plan(
-            &[
-                ("a", Group::Model, Dtype::U8, &[1]),
-                ("b", Group::Model, Dtype::U8, &[1]),
-                ("c", Group::Model, Dtype::U8, &[1]),
-            ],
-            limits,
-            &[
-                "model-00001-of-00002.safetensors: a[0..1] b[0..1]",
-                "model-00002-of-00002.safetensors: c[0..1]",
-            ],
-        );
-    }
-
-    #[test]
-    fn refuses_what_cannot_be_saved() {
-        let good = TensorData {
-            name: "w",
-            group: Group::Model,
-            dtype: Dtype::F32,
-            shape: &[2],
-            bytes: &[0; 8],
-        };
-        let long = "x".repeat(NAME_BYTES_MAX + 1);
-        for bad in [
-            TensorData { name: "", ..good },
-            TensorData { name: "__metadata__", ..good },
-            TensorData { name: "w#1", ..good },
-            TensorData { name: &long, ..good },
-            TensorData { shape: &[3], ..good },
-            TensorData { shape: &[u64::MAX, 2], ..good },
-            TensorData { shape: &[], ..good },
-            TensorData { bytes: &[0; 7], ..good },
-        ] {
-            let got = plan(&[bad], 0, LIMITS);
-            assert!(matches!(got, Err(Error::BadInput { .. })), "{bad:?}");
-        }
-        assert!(matches!(plan(&[good, good], 0, LIMITS), Err(Error::BadInput { .. })));
-        assert!(plan(&[good, TensorData { group: Group::Master, ..good }], 0, LIMITS).is_ok());
-    }
-}
+mod tests;

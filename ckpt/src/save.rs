@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 use crate::catalog::{FORMAT, Meta, VERSION};
 use crate::checkpoint::MANIFEST;
 use crate::commit::Place;
-use crate::plan::{Limits, Shard, plan};
+use crate::plan::{PlanLimits, SavePlan};
+use crate::spec::{Holding, TensorSpec};
 use crate::staging::{Staging, Written, weight_index};
-use crate::{Checkpoints, Dtype, Error, Group, Result};
+use crate::{Checkpoints, Dtype, Error, Group, Region, Result};
 use storage::{FileEntry, Key, Manifest, Storage, rate_text};
-
-/// Half of what stock readers take, so that no estimate can miss it.
-const HEADER_BYTES_MAX: u64 = 50_000_000;
 
 /// A tensor to be saved. The bytes stay the caller's, and are written from where they lie.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +26,13 @@ pub struct TensorData<'a> {
     pub shape: &'a [u64],
     /// All elements, row-major.
     pub bytes: &'a [u8],
+}
+
+impl TensorData<'_> {
+    fn spec(&self) -> TensorSpec {
+        let &TensorData { name, group, dtype, shape, .. } = self;
+        TensorSpec { name: name.to_owned(), group, dtype, shape: shape.to_vec() }
+    }
 }
 
 /// Bytes that belong to no tensor: the state of a loader, of a random generator, a configuration.
@@ -100,25 +105,69 @@ impl Checkpoints {
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
         let begun = Instant::now();
+        let specs: Vec<TensorSpec> = tensors.iter().map(TensorData::spec).collect();
+        let whole = |(tensor, data): (usize, &TensorData<'_>)| Holding {
+            tensor,
+            region: Region::whole(data.shape),
+        };
+        let held = [tensors.iter().enumerate().map(whole).collect()];
+        self.check_options(step)?;
+        let plan = self.plans.plan(&specs, &held, self.plan_limits())?;
+        let held = [tensors.iter().map(|tensor| tensor.bytes).collect()];
+        self.save_from(begun, step, &plan, &held, blobs, meta)
+    }
+
+    /// Saves a step of which this process holds the parts of all writers of a plan: `held` has for
+    /// each writer the bytes of its holdings.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`].
+    ///
+    /// # Panics
+    /// If there are not as many writers as the plan has.
+    pub fn save_plan(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        held: &[Vec<&[u8]>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveReport> {
+        assert_eq!(held.len(), plan.writers(), "each writer has its holdings");
+        self.save_from(Instant::now(), step, plan, held, blobs, meta)
+    }
+
+    /// What the options say of a plan.
+    #[must_use]
+    pub fn plan_limits(&self) -> PlanLimits {
+        PlanLimits { shard_bytes_max: self.options.shard_bytes_max, ..PlanLimits::default() }
+    }
+
+    fn save_from(
+        &self,
+        begun: Instant,
+        step: u64,
+        plan: &SavePlan,
+        held: &[Vec<&[u8]>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveReport> {
         self.check_options(step)?;
         check_blobs(blobs)?;
-        let limits = Limits {
-            data_bytes_max: self.options.shard_bytes_max,
-            header_bytes_max: HEADER_BYTES_MAX,
-        };
-        let shards = plan(tensors, step, limits)?;
-        let index = weight_index(tensors, &shards);
+        for (writer, held) in held.iter().enumerate() {
+            plan.check_held(writer, held)?;
+        }
+        let index = weight_index(plan);
         let _alone = self.begin_change()?;
         let place = self.find_place(step)?;
-        let sizes = shards.iter().map(Shard::bytes);
+        let sizes = (0..plan.writers()).map(|writer| plan.bytes(writer));
         let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
         let bytes = sizes.chain(others.map(|len| len as u64)).sum();
-        let pieces = shards.iter().map(|shard| shard.pieces.len() as u64).sum();
-        check_space(&*self.store, &place.target, bytes, pieces)?;
+        check_space(&*self.store, &place.target, bytes, plan.chunks() as u64)?;
         let planned = Instant::now();
 
-        let staging = Staging { steps: self, folder: &place.data, tensors };
-        let saved = staging.write(&shards, blobs, index.as_deref()).and_then(|written| {
+        let staging = Staging { steps: self, folder: &place.data, plan, held };
+        let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
             let durable = Instant::now();
             Ok((self.seal(step, &place, written, meta)?, durable))
         });
@@ -128,7 +177,7 @@ impl Checkpoints {
         Ok(SaveReport {
             step,
             bytes,
-            files: shards.len() + blobs.len() + usize::from(index.is_some()),
+            files: plan.all_shards().count() + blobs.len() + usize::from(index.is_some()),
             plan: planned - begun,
             write: durable - planned,
             commit: durable.elapsed(),

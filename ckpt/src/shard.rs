@@ -2,19 +2,22 @@
 //!
 //! The format's own rules hold (at most 100 MB of header, no byte that no tensor claims, names
 //! once), and one of ours: the first tensor begins at a multiple of 4096, so that whole files and
-//! single tensors can be read and written without passing through the page cache.
+//! single tensors can be read and written without passing through the page cache. Large tensors of
+//! the optimizer begin so too: the zeros before them are an entry `__pad__.N` of the header.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
+use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::region::Span;
+use crate::spec::PAD_PREFIX;
 use crate::{Dtype, Error, Result};
 use storage::{Object, Read};
 
 /// Tensors begin at a multiple of this: the page of the memory and the block of the device.
-const ALIGN_BYTES: usize = 4096;
+pub(crate) const ALIGN_BYTES: u64 = 4096;
 
 /// Stock readers refuse a longer header.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -35,7 +38,7 @@ pub(crate) struct Entry {
     pub(crate) data_offsets: [u64; 2],
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
     dtype: Dtype,
@@ -43,17 +46,40 @@ struct Fields {
     data_offsets: [u64; 2],
 }
 
-/// The bytes before the first tensor.
-pub(crate) fn header(step: u64, entries: impl Iterator<Item = Entry>) -> Result<Vec<u8>> {
-    let mut fields = serde_json::Map::new();
-    // `format` is what transformers asks for; the values may only be strings.
-    fields.insert(METADATA.to_owned(), json!({ "format": "pt", "step": step.to_string() }));
-    for Entry { name, dtype, shape, data_offsets } in entries {
-        let tensor = json!({ "dtype": dtype, "shape": shape, "data_offsets": data_offsets });
-        fields.insert(name, tensor);
+/// The shape of an entry: a range of elements has one axis.
+pub(crate) fn entry_shape(spans: &[Span], flat: Option<Span>) -> Vec<u64> {
+    flat.map_or_else(|| spans.iter().map(|span| span.len).collect(), |flat| vec![flat.len])
+}
+
+/// The entry of zeros between two tensors, the `number`-th of a file.
+pub(crate) fn pad(number: usize, begin: u64, end: u64) -> Entry {
+    Entry {
+        name: format!("{PAD_PREFIX}.{number}"),
+        dtype: Dtype::U8,
+        shape: vec![end - begin],
+        data_offsets: [begin, end],
     }
-    let text = Value::Object(fields).to_string();
-    let total = (PREFIX_BYTES + text.len()).next_multiple_of(ALIGN_BYTES);
+}
+
+/// The bytes before the first tensor.
+pub(crate) fn header(entries: &[Entry]) -> Result<Vec<u8>> {
+    // `format` is what transformers asks for. The text is written here and not by way of a tree of
+    // values: a plan has a hundred thousand entries, and is made before every first save.
+    let mut text = format!("{{\"{METADATA}\":{{\"format\":\"pt\"}}");
+    for Entry { name, dtype, shape, data_offsets: [begin, end] } in entries {
+        let name = Value::from(name.as_str());
+        write!(text, ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":[")
+            .and_then(|()| {
+                let mut comma = "";
+                shape
+                    .iter()
+                    .try_for_each(|len| write!(text, "{}{len}", std::mem::replace(&mut comma, ",")))
+            })
+            .and_then(|()| write!(text, "],\"data_offsets\":[{begin},{end}]}}"))
+            .expect("a string takes all that is written to it");
+    }
+    text.push('}');
+    let total = (PREFIX_BYTES + text.len()).next_multiple_of(ALIGN_BYTES as usize); // fits: a page
     let len = (total - PREFIX_BYTES) as u64;
     if len > HEADER_BYTES_MAX {
         let why = format!("its header has {len} bytes; readers take {HEADER_BYTES_MAX}");

@@ -1,52 +1,42 @@
 //! The files of a step, streamed from the caller's memory into a hidden folder.
 
-use crate::catalog::{BlobEntry, block_count, join_blocks};
-use crate::plan::Shard;
-use crate::{Blob, Checkpoints, Chunk, Error, Group, Result, TensorData, TensorEntry, parallel};
+use crate::catalog::{BlobEntry, block_count, join_blocks, merge_parts};
+use crate::plan::{SavePlan, Shard};
+use crate::shard::ALIGN_BYTES;
+use crate::{Blob, Checkpoints, Chunk, Error, Group, Result, TensorEntry, parallel};
 use storage::{FileEntry, Key, crc64, crc64_join, write_all};
 
 /// Where the bytes lie that belong to no tensor.
 const EXTRA: &str = "extra";
+
+/// What stands between two tensors, of which the second begins at a page.
+const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
 
 /// The hidden folder that is being filled.
 #[derive(Debug)]
 pub(crate) struct Staging<'a> {
     pub(crate) steps: &'a Checkpoints,
     pub(crate) folder: &'a Key,
-    pub(crate) tensors: &'a [TensorData<'a>],
+    pub(crate) plan: &'a SavePlan,
+    /// What each writer holds.
+    pub(crate) held: &'a [Vec<&'a [u8]>],
 }
 
 impl Staging<'_> {
-    /// Writes all files, and makes them durable.
-    pub(crate) fn write(
-        &self,
-        shards: &[Shard],
-        blobs: &[Blob<'_>],
-        index: Option<&[u8]>,
-    ) -> Result<Written> {
-        let jobs: Vec<&Shard> = shards.iter().collect();
-        let written =
-            parallel::each(jobs, self.steps.options.threads, |shard, _| self.write_shard(shard))?;
-        let mut files = Vec::new();
-        let mut chunks: Vec<Vec<(usize, Chunk)>> =
-            self.tensors.iter().map(|_| Vec::new()).collect();
-        for (shard, (file, in_file)) in shards.iter().zip(written) {
-            files.push(file);
-            for (piece, chunk) in shard.pieces.iter().zip(in_file) {
-                chunks[piece.tensor].push((piece.k, chunk));
-            }
+    /// Writes all files of all writers, and makes them durable.
+    pub(crate) fn write(&self, blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<Written> {
+        let mut jobs: Vec<(&Shard, &[&[u8]])> = Vec::new();
+        for (writer, held) in self.held.iter().enumerate() {
+            jobs.extend(self.plan.shards(writer).iter().map(|shard| (shard, held.as_slice())));
         }
-        let entry = |(tensor, mut chunks): (&TensorData<'_>, Vec<(usize, Chunk)>)| {
-            chunks.sort_by_key(|(k, _)| *k);
-            TensorEntry {
-                name: tensor.name.to_owned(),
-                group: tensor.group,
-                dtype: tensor.dtype,
-                shape: tensor.shape.to_vec(),
-                chunks: chunks.into_iter().map(|(_, chunk)| chunk).collect(),
-            }
-        };
-        let tensors = self.tensors.iter().zip(chunks).map(entry).collect();
+        let work =
+            |(shard, held): (&Shard, &[&[u8]]), _: &mut Vec<u8>| self.write_shard(shard, held);
+        let mut written = parallel::each(jobs, self.steps.options.threads, work)?.into_iter();
+        let count = |writer| self.plan.shards(writer).len();
+        let parts = (0..self.plan.writers())
+            .map(|writer| written.by_ref().take(count(writer)).collect())
+            .collect();
+        let (mut files, tensors) = merge_parts(self.plan, parts)?;
         if let Some(index) = index {
             files.push(self.write_file(INDEX, index)?);
         }
@@ -65,7 +55,7 @@ impl Staging<'_> {
     }
 
     /// Streams one file, and sums each block while it is warm in the cache.
-    fn write_shard(&self, shard: &Shard) -> Result<(FileEntry, Vec<Chunk>)> {
+    fn write_shard(&self, shard: &Shard, held: &[&[u8]]) -> Result<(FileEntry, Vec<Chunk>)> {
         let store = &*self.steps.store;
         let key = self.folder.join(&shard.file)?;
         let mut upload = store.create(&key, shard.bytes())?;
@@ -75,7 +65,10 @@ impl Staging<'_> {
         let mut chunks = Vec::with_capacity(shard.pieces.len());
         let block_bytes = self.steps.options.block_bytes;
         for piece in &shard.pieces {
-            let bytes = &self.tensors[piece.tensor].bytes[piece.bytes.clone()];
+            let gap = &ZEROS[..(piece.offset - offset) as usize]; // fits: less than a page
+            upload.write(gap)?;
+            sum = crc64_join(sum, crc64(gap), gap.len() as u64);
+            let bytes = &held[piece.holding][piece.bytes.clone()];
             let mut blocks = Vec::new();
             for block in bytes.chunks(block_bytes as usize) {
                 // fits: at most 64 MiB
@@ -86,9 +79,16 @@ impl Staging<'_> {
             let joined = join_blocks(&blocks, len, block_bytes);
             blocks.truncate(block_count(len, block_bytes) as usize); // fits: no more than there are
             sum = crc64_join(sum, joined, len);
-            let (file, spans) = (shard.file.clone(), piece.spans.clone());
-            chunks.push(Chunk { file, offset, bytes: len, crc64: joined, blocks, spans });
-            offset += len;
+            chunks.push(Chunk {
+                file: shard.file.clone(),
+                offset: piece.offset,
+                bytes: len,
+                crc64: joined,
+                blocks,
+                spans: piece.region.spans.clone(),
+                flat: piece.region.flat_span(),
+            });
+            offset = piece.offset + len;
         }
         let entry = upload.finish()?;
         if (entry.bytes, entry.crc64) != (offset, sum) {
@@ -117,20 +117,20 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Which file has which weight, as other tools expect it; `None` if there are no weights, or one is
 /// cut, which those tools cannot read.
-pub(crate) fn weight_index(tensors: &[TensorData<'_>], shards: &[Shard]) -> Option<Vec<u8>> {
+pub(crate) fn weight_index(plan: &SavePlan) -> Option<Vec<u8>> {
     let mut files = serde_json::Map::new();
     let mut total_bytes = 0;
-    for shard in shards {
+    for shard in plan.all_shards() {
         for piece in &shard.pieces {
-            let tensor = &tensors[piece.tensor];
-            if tensor.group != Group::Model {
+            let spec = &plan.specs()[piece.tensor];
+            if spec.group != Group::Model {
                 continue;
             }
-            if piece.bytes.len() < tensor.bytes.len() {
+            if plan.pieces(piece.tensor) > 1 {
                 return None;
             }
-            files.insert(tensor.name.to_owned(), shard.file.clone().into());
-            total_bytes += tensor.bytes.len();
+            files.insert(spec.name.clone(), shard.file.clone().into());
+            total_bytes += piece.bytes.len();
         }
     }
     if files.is_empty() {

@@ -1,7 +1,7 @@
 use crate::catalog::{Placed, join_blocks};
 use crate::checkpoint::{Checkpoint, chunk_blocks};
-use crate::fetch::{Target, fetch};
-use crate::shard::{self, Entry};
+use crate::fetch::{Block, Target, fetch};
+use crate::shard::{self, ALIGN_BYTES, Entry};
 use crate::{Error, Result};
 use std::collections::HashSet;
 use storage::{FileEntry, crc64, crc64_join};
@@ -19,7 +19,8 @@ pub struct VerifyReport {
 
 impl Checkpoint {
     /// Reads everything once: every byte against its checksum, every safetensors header against the
-    /// manifest, and the checksums of blocks, chunks and files against each other.
+    /// manifest, the zeros between tensors, and the checksums of blocks, chunks and files against
+    /// each other.
     ///
     /// # Errors
     /// The first thing that is not as it was saved: [`Error::Corrupt`] or [`Error::BadManifest`],
@@ -43,7 +44,8 @@ impl Checkpoint {
         let object = self.open_file(&file.path)?;
         let header = shard::read_header(&*object)?;
         let data_start = header.bytes.len() as u64;
-        check_entries(&object.display(), data_start, header.entries, chunks)?;
+        let gaps = find_gaps(&object.display(), data_start, chunks)?;
+        check_entries(&object.display(), data_start, header.entries, chunks, &gaps)?;
 
         let sums_disagree = |place: String, got: u64, due: u64| Error::BadManifest {
             what: self.display(),
@@ -55,14 +57,14 @@ impl Checkpoint {
         let mut end = data_start;
         let mut sum = crc64(&header.bytes);
         let mut blocks = Vec::new();
-        for Placed { tensor, k, chunk } in chunks {
-            if chunk.offset != end {
-                return Err(Error::Corrupt {
-                    what: object.display(),
-                    offset: end,
-                    got: format!("{} at {}", tensor.entry_name(*k), chunk.offset),
-                    due: "tensors without holes between them".to_owned(),
-                });
+        let mut gaps = gaps.into_iter().peekable();
+        for Placed { tensor, chunk, .. } in chunks {
+            if let Some([begin, end]) = gaps.next_if(|[_, end]| *end == chunk.offset) {
+                let len = (end - begin) as usize; // fits: less than a page
+                let zeros = crc64(&vec![0; len]);
+                let into = Target::Nowhere(len);
+                blocks.push(Block { object: &*object, offset: begin, crc64: zeros, into });
+                sum = crc64_join(sum, zeros, len as u64);
             }
             if !chunk.blocks.is_empty() {
                 let joined = join_blocks(&chunk.blocks, chunk.bytes, block_bytes);
@@ -71,7 +73,7 @@ impl Checkpoint {
                 }
             }
             sum = crc64_join(sum, chunk.crc64, chunk.bytes);
-            end += chunk.bytes;
+            end = chunk.offset + chunk.bytes;
             blocks.extend(chunk_blocks(&*object, chunk, unread(chunk.bytes, block_bytes)));
         }
         if end != file.bytes {
@@ -104,29 +106,50 @@ fn unread<'a>(bytes: u64, block_bytes: u64) -> impl Iterator<Item = Target<'a>> 
     })
 }
 
+/// The bytes of a file that no chunk has, before each chunk, none if there are none there.
+fn find_gaps(what: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[u64; 2]>> {
+    let mut gaps = Vec::new();
+    let mut end = data_start;
+    for Placed { tensor, k, chunk } in chunks {
+        let Some(gap) = chunk.offset.checked_sub(end).filter(|&gap| gap < ALIGN_BYTES) else {
+            return Err(Error::Corrupt {
+                what: what.to_owned(),
+                offset: end,
+                got: format!("{} at {}", tensor.entry_name(*k), chunk.offset),
+                due: format!("a tensor within {ALIGN_BYTES} bytes"),
+            });
+        };
+        if gap > 0 {
+            gaps.push([end, chunk.offset]);
+        }
+        end = chunk.offset + chunk.bytes;
+    }
+    Ok(gaps)
+}
+
 /// Whether a file's own header says what the manifest says of it.
 fn check_entries(
     what: &str,
     data_start: u64,
     mut got: Vec<Entry>,
     chunks: &[Placed<'_>],
+    gaps: &[[u64; 2]],
 ) -> Result<()> {
-    let entry = |placed: &Placed<'_>| {
-        let begin = placed.chunk.offset.checked_sub(data_start)?;
-        Some(Entry {
-            name: placed.tensor.entry_name(placed.k),
-            dtype: placed.tensor.dtype,
-            shape: placed.chunk.spans.iter().map(|span| span.len).collect(),
-            data_offsets: [begin, begin + placed.chunk.bytes],
-        })
+    let entry = |Placed { tensor, k, chunk }: &Placed<'_>| {
+        let begin = chunk.offset - data_start;
+        Entry {
+            name: tensor.entry_name(*k),
+            dtype: tensor.dtype,
+            shape: shard::entry_shape(&chunk.spans, chunk.flat),
+            data_offsets: [begin, begin + chunk.bytes],
+        }
     };
     let corrupt = |got: String, due: String| {
         Err(Error::Corrupt { what: what.to_owned(), offset: 8, got, due })
     };
-    let Some(mut due) = chunks.iter().map(entry).collect::<Option<Vec<_>>>() else {
-        let got = format!("a header of {data_start} bytes");
-        return corrupt(got, "one that ends before the first tensor of the manifest".to_owned());
-    };
+    let pads = gaps.iter().enumerate();
+    let pads = pads.map(|(n, [from, to])| shard::pad(n, from - data_start, to - data_start));
+    let mut due: Vec<Entry> = chunks.iter().map(entry).chain(pads).collect();
     got.sort_by(|a, b| a.name.cmp(&b.name));
     due.sort_by(|a, b| a.name.cmp(&b.name));
     if let Some((got, due)) = got.iter().zip(&due).find(|(got, due)| got != due) {

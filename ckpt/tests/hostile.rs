@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use ckpt::{Dtype, Group};
+use ckpt::{Dtype, Group, Options};
 use common::{Folder, Random, SMALL, State, Tensor};
 use serde_json::{Value, json};
 use storage::{FileEntry, Key, Manifest, crc64};
@@ -75,11 +75,11 @@ fn manifests_that_lie_about_themselves() {
     victim.check(|m| drop(m.meta.as_object_mut().unwrap().remove("blobs")), "missing field");
     victim.check_meta("/step", &json!(6), "got step 6, due 5");
     victim.check_meta("/step", &json!(-5), "meta: got");
-    for block_bytes in [json!(0), json!(4095), json!(1_u64 << 40), json!(u64::MAX)] {
+    for block_bytes in [json!(0), json!(4095), json!(5000), json!(1_u64 << 40), json!(u64::MAX)] {
         victim.check_meta("/block_bytes", &block_bytes, "block_bytes: got");
     }
     // One that is allowed, but not the one that the sums are of.
-    victim.check_meta("/block_bytes", &json!(5000), "3 block checksums, due 2");
+    victim.check_meta("/block_bytes", &json!(8192), "3 block checksums, due 2");
 }
 
 #[test]
@@ -160,6 +160,92 @@ fn chunks_that_cannot_be() {
         m.meta["tensors"][0]["chunks"][0]["blocks"] = json!("0123456789abcdef");
     };
     victim.check(one, "1 block checksums, due 0");
+}
+
+/// Ranges of boxes that are right but for one thing.
+#[test]
+fn flat_ranges_that_cannot_be() {
+    let victim = Victim::new();
+    let with_flat = |flat: Value| {
+        move |m: &mut Manifest| {
+            let chunk = &mut m.meta["tensors"][2]["chunks"][1];
+            chunk["box"] = json!([[0, 10], [0, 1000]]);
+            chunk["flat"] = flat.clone();
+        }
+    };
+    // The rows that the box had: the same elements, said in another way.
+    let mut same = victim.good.clone();
+    with_flat(json!([3000, 3000]))(&mut same);
+    victim.write(&same);
+    let mut row = vec![0; 1000];
+    let spans = [[4, 1].into(), [0, 1000].into()];
+    let checkpoint = victim.folder.steps(SMALL).open_step(5).unwrap();
+    checkpoint.read_box("c", Group::Master, &spans, &mut row).unwrap();
+    assert!(checkpoint.verify().is_err(), "the header has it as a box");
+
+    victim.check(with_flat(json!([2999, 3000])), "disjoint boxes that cover");
+    victim.check(with_flat(json!([3001, 3000])), "disjoint boxes that cover");
+    victim.check(with_flat(json!([7001, 3000])), "a box within");
+    victim.check(with_flat(json!([u64::MAX, 3000])), "a box within");
+    victim.check(with_flat(json!([3000, u64::MAX])), "a box within");
+    victim.check(with_flat(json!([3000, 2999])), "3000 bytes for [3000, 2999] of box");
+    victim.check(with_flat(json!([3000])), "meta: got");
+    victim.check(with_flat(json!([3000, -1])), "meta: got");
+    victim.check_meta("/tensors/0/name", &json!("__pad__.0"), "a name of the gaps");
+}
+
+/// Zeros between two tensors: an entry of the header, and bytes that nobody reads but `verify`.
+#[test]
+fn gaps_that_lie() {
+    let folder = Folder::new();
+    let mut random = Random(5);
+    let mut tensor =
+        |name: &str, bytes: u64| Tensor::new(name, Group::ExpAvg, Dtype::U8, &[bytes], &mut random);
+    let tensors = vec![tensor("a", (1 << 20) + 5), tensor("b", 1 << 20)];
+    let state = State { tensors, blobs: vec![], meta: json!(null) };
+    state.save(&folder.steps(Options::default()), 5).unwrap();
+    let open = || folder.steps(Options::default()).open_step(5).unwrap();
+    open().verify().unwrap();
+    state.check(&open());
+    let path = folder.path(STEP).join("optim-00001-of-00001.safetensors");
+    let good = fs::read(&path).unwrap();
+    let stock = safetensors::SafeTensors::deserialize(&good).unwrap();
+    assert_eq!(stock.len(), 3, "two tensors and a pad");
+    assert!(stock.tensor("__pad__.0").unwrap().data() == vec![0; 4091]);
+
+    let victim = Victim { good: Manifest::read(&*folder.store(), &Victim::key()).unwrap(), folder };
+    let check = |bytes: &[u8], due: &str| {
+        fs::write(&path, bytes).unwrap();
+        let mut manifest = victim.good.clone();
+        manifest.files[0].crc64 = crc64(bytes);
+        victim.write(&manifest);
+        let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err();
+        assert!(text.to_string().contains(due), "got '{text}', due '{due}'");
+    };
+    let mut secret = good.clone();
+    secret[4096 + (1 << 20) + 100] = 1;
+    check(&secret, "CRC-64");
+    let (old, new) = (format!("[{},", (1 << 20) + 5), format!("[{},", (1 << 20) + 4));
+    let claim = |from: &str, to: &str| {
+        let at = good.windows(from.len()).rposition(|w| w == from.as_bytes()).unwrap();
+        let mut bytes = good.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        bytes
+    };
+    check(&claim(&old, &new), "by the manifest");
+    check(&claim("__pad__.0", "__pad__.1"), "by the manifest");
+    // A gap of a page is more than any alignment needs.
+    let wide = |m: &mut Manifest| {
+        m.meta["tensors"][1]["chunks"][0]["offset"] = json!(4096 + (2 << 20));
+        m.files[0].bytes = 4096 + (3 << 20);
+    };
+    let mut manifest = victim.good.clone();
+    wide(&mut manifest);
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(4096 + (3 << 20)).unwrap();
+    victim.write(&manifest);
+    let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err().to_string();
+    assert!(text.contains("within 4096 bytes"), "{text}");
 }
 
 /// The data is right and every sum fits, but the header of the file says something else.

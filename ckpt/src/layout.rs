@@ -1,0 +1,432 @@
+//! Which part of which tensor each process of a run holds.
+//!
+//! A [`Layout`] is a [`Mesh`] of processes and a list of [`Param`]s, of which each says how tensor
+//! parallelism cuts it and which pipeline stages have it; ZeRO then slices what is left among data
+//! parallel replicas. It gives every rank its parts of every tensor, for a
+//! [`SavePlan`](crate::SavePlan) and for [`Checkpoint::read`](crate::Checkpoint::read) alike; that
+//! the layouts of the two differ is what resharding is.
+//!
+//! Names, shapes and the order of rows are those of the model without parallelism. A matrix that is
+//! several fused ones has all rows of the first, then all of the second, as Hugging Face's models
+//! have query, key and value (`GPT-NeoX` aside) and the halves of a gated unit; rows of padding are
+//! not stored; tied weights are one parameter of several stages.
+//!
+//! ```
+//! use ckpt::layout::{Layout, Mesh, Param, Split, Zero};
+//! use ckpt::{Dtype, Group};
+//! # fn main() -> ckpt::Result<()> {
+//! let mesh = Mesh { tp: 2, pp: 2, dp: 2, zero: Zero::One, ..Mesh::default() };
+//! let param = |name: &str, shape: &[u64], split, stages: &[u64]| Param {
+//!     name: name.to_owned(), shape: shape.to_vec(), split, stages: stages.to_vec(),
+//! };
+//! let params = vec![
+//!     // Stored as 50,257 rows, held as 25,152 by each rank; also the last stage's output layer.
+//!     param("embed.weight", &[50_257, 64], Split::Padded { rows: 50_304 }, &[0, 1]),
+//!     param("layers.0.qkv.weight", &[192, 64], Split::fused(&[64, 64, 64]), &[0]),
+//!     param("layers.0.out.weight", &[64, 64], Split::Axis(1), &[0]),
+//!     param("norm.weight", &[64], Split::Replicate, &[1]),
+//! ];
+//! let groups = [(Group::Model, Dtype::BF16), (Group::ExpAvg, Dtype::F32)];
+//! let layout = Layout::new(mesh, params, &groups)?;
+//! let plan = ckpt::SavePlan::new(layout.specs(), &layout.held(), Default::default())?;
+//! assert_eq!(plan.writers(), 8);
+//! # Ok(())
+//! # }
+//! ```
+
+use crate::region::{Region, Span, whole};
+use crate::spec::{Holding, TensorSpec, check_specs};
+use crate::{Dtype, Error, Group, Result};
+
+/// How a run's processes are arranged. Ranks are counted as Megatron does: those of one tensor
+/// parallel group follow one another, then data parallel replicas, then pipeline stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Tensor parallel ranks. Default: 1.
+    pub tp: u64,
+    /// Pipeline parallel ranks. Default: 1.
+    pub pp: u64,
+    /// Stages that each pipeline rank has: of `pp * vpp` stages, rank `r` has `r`, `r + pp`, and so
+    /// on. Default: 1.
+    pub vpp: u64,
+    /// Data parallel replicas. Default: 1.
+    pub dp: u64,
+    /// What is sliced among replicas. Default: nothing.
+    pub zero: Zero,
+    /// How it is sliced. Default: each parameter by itself.
+    pub slices: Slices,
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Mesh { tp: 1, pp: 1, vpp: 1, dp: 1, zero: Zero::Off, slices: Slices::Param }
+    }
+}
+
+/// The stage of ZeRO: what data parallel replicas share instead of each having all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Zero {
+    /// Nothing.
+    Off,
+    /// The optimizer's state.
+    One,
+    /// Gradients too, of which a checkpoint has none.
+    Two,
+    /// The weights too.
+    Three,
+}
+
+/// What ZeRO cuts into as many equal slices as there are replicas; the last may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slices {
+    /// Each parameter, as the rank's tensor parallel part of it lies in memory.
+    Param,
+    /// All parameters of a rank, end to end in their order, as `DeepSpeed`'s flat groups and
+    /// Megatron's buffers have them. A slice is a multiple of so many elements.
+    Buffer {
+        /// At least 1.
+        align: u64,
+    },
+}
+
+/// One rank's place in the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its tensor parallel rank.
+    pub tp: u64,
+    /// Its replica.
+    pub dp: u64,
+    /// Its pipeline rank.
+    pub pp: u64,
+}
+
+impl Mesh {
+    /// How many processes it has.
+    #[must_use]
+    pub fn ranks(&self) -> u64 {
+        self.tp * self.pp * self.dp
+    }
+
+    /// Where a rank is.
+    #[must_use]
+    pub fn place(&self, rank: u64) -> Place {
+        Place { tp: rank % self.tp, dp: rank / self.tp % self.dp, pp: rank / self.tp / self.dp }
+    }
+
+    /// The stage of a layer of a stack that has the stages `first..first + count`, as even as can
+    /// be, the earlier ones taking more: for a decoder all stages of the mesh, for an encoder and
+    /// a decoder one part each.
+    ///
+    /// # Panics
+    /// If there are no stages, or not so many layers.
+    #[must_use]
+    pub fn stage_of_layer(first: u64, count: u64, layer: u64, layers: u64) -> u64 {
+        assert!(count > 0, "a stack has a stage");
+        assert!(layer < layers, "layer {layer} of {layers}");
+        let (each, more) = (layers / count, layers % count);
+        // The first `more` stages have one layer more.
+        let long = more * (each + 1);
+        let stage = if layer < long { layer / (each + 1) } else { more + (layer - long) / each };
+        first + stage
+    }
+}
+
+/// A parameter, and who has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Its shape in the model without parallelism and without padding.
+    pub shape: Vec<u64>,
+    /// How tensor parallelism cuts it.
+    pub split: Split,
+    /// The stages that have it, of `0..pp * vpp`: one, or several if they share it.
+    pub stages: Vec<u64>,
+}
+
+/// How tensor parallelism cuts a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Not at all: each rank has all of it.
+    Replicate,
+    /// Into equal parts along an axis: 0 cuts the outputs of a matrix, 1 its inputs.
+    Axis(usize),
+    /// Into equal ranges of rows, after rows of padding at the end have made them so many. A rank
+    /// holds its padding too; the checkpoint does not.
+    Padded {
+        /// With the padding, a multiple of the ranks.
+        rows: u64,
+    },
+    /// The rows are several matrices, of each of which a rank has an equal part.
+    Fused {
+        /// Rows of each.
+        blocks: Vec<u64>,
+        /// How a rank keeps them in memory.
+        order: Order,
+    },
+}
+
+impl Split {
+    /// Matrices of so many rows, one after the other in a rank's memory too.
+    #[must_use]
+    pub fn fused(blocks: &[u64]) -> Self {
+        Split::Fused { blocks: blocks.to_vec(), order: Order::Blocks }
+    }
+}
+
+/// How a rank keeps rows of several fused matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Its rows of the first, then its rows of the second.
+    Blocks,
+    /// Group after group, and of each group the rows of the first, then those of the second, as
+    /// Megatron keeps query, key and value of each group of heads.
+    Groups(u64),
+}
+
+/// A part of a tensor as it lies in a rank's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which of [`Layout::specs`].
+    pub tensor: usize,
+    /// Which part of it. Its elements lie side by side, row-major.
+    pub region: Region,
+    /// Elements before it: in the rank's tensor parallel part of the parameter, padding included,
+    /// or in its ZeRO slice, if that is sliced.
+    pub at: u64,
+}
+
+/// What every process of a run holds.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    mesh: Mesh,
+    params: Vec<Param>,
+    specs: Vec<TensorSpec>,
+    groups: Vec<Group>,
+}
+
+impl Layout {
+    /// Lays out a model. Every parameter has a tensor in each of the groups, of that type.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] names the parameter that cannot be cut so; [`Error::BadInput`] one that
+    /// cannot be saved.
+    pub fn new(mesh: Mesh, params: Vec<Param>, groups: &[(Group, Dtype)]) -> Result<Layout> {
+        check_mesh(&mesh)?;
+        let mut specs = Vec::new();
+        for &(group, dtype) in groups {
+            specs.extend(params.iter().map(|param| TensorSpec {
+                name: param.name.clone(),
+                group,
+                dtype,
+                shape: param.shape.clone(),
+            }));
+        }
+        check_specs(&specs)?;
+        for param in &params {
+            check_param(&mesh, param)?;
+        }
+        let groups = groups.iter().map(|(group, _)| *group).collect();
+        Ok(Layout { mesh, params, specs, groups })
+    }
+
+    /// The tensors of the whole model: all parameters of the first group, then of the next.
+    #[must_use]
+    pub fn specs(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    /// The processes.
+    #[must_use]
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// What a rank has, in the order of the specs.
+    #[must_use]
+    pub fn parts(&self, rank: u64) -> Vec<Part> {
+        let Mesh { pp, dp, zero, slices, .. } = self.mesh;
+        let place = self.mesh.place(rank);
+        let mut parts = Vec::new();
+        for (number, &group) in self.groups.iter().enumerate() {
+            let is_sliced = zero >= if group == Group::Model { Zero::Three } else { Zero::One };
+            let mine = self
+                .params
+                .iter()
+                .enumerate()
+                .filter(|(_, param)| param.stages.iter().any(|stage| stage % pp == place.pp));
+            let locals: Vec<(usize, Local)> = mine
+                .map(|(at, param)| {
+                    (number * self.params.len() + at, local(param, &self.mesh, place.tp))
+                })
+                .collect();
+            let buffer_elements: u64 = locals.iter().map(|(_, local)| local.elements).sum();
+            let mut before = 0;
+            for (tensor, local) in locals {
+                // The slice, in elements from the begin of this parameter's part.
+                let (slice, base) = match slices {
+                    _ if !is_sliced => (0..local.elements, 0),
+                    Slices::Param => {
+                        let each = local.elements.div_ceil(dp);
+                        (place.dp * each..(place.dp + 1) * each, 0)
+                    }
+                    Slices::Buffer { align } => {
+                        let each = buffer_elements.div_ceil(dp).next_multiple_of(align);
+                        let start = place.dp * each;
+                        let slice =
+                            start.saturating_sub(before)..(start + each).saturating_sub(before);
+                        (slice, before.saturating_sub(start))
+                    }
+                };
+                before += local.elements;
+                for (at, region) in local.parts {
+                    let count = region.count();
+                    let start = slice.start.clamp(at, at + count);
+                    let end = slice.end.clamp(at, at + count);
+                    if start < end || count == 0 {
+                        let region = region.slice(start - at..end - at);
+                        let at = base + start - slice.start.min(start);
+                        parts.push(Part { tensor, region, at });
+                    }
+                }
+            }
+        }
+        parts
+    }
+
+    /// What a rank has, as a [`SavePlan`](crate::SavePlan) takes it.
+    #[must_use]
+    pub fn holdings(&self, rank: u64) -> Vec<Holding> {
+        let holding = |Part { tensor, region, .. }: Part| Holding { tensor, region };
+        self.parts(rank).into_iter().map(holding).collect()
+    }
+
+    /// What all ranks have.
+    #[must_use]
+    pub fn held(&self) -> Vec<Vec<Holding>> {
+        (0..self.mesh.ranks()).map(|rank| self.holdings(rank)).collect()
+    }
+}
+
+/// A rank's tensor parallel part of a parameter.
+struct Local {
+    /// With padding.
+    elements: u64,
+    /// First element there, and which part of the parameter begins there.
+    parts: Vec<(u64, Region)>,
+}
+
+fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
+    let tp = mesh.tp;
+    let row: u64 = param.shape.iter().skip(1).product();
+    let along = |axis: usize, span: Span| {
+        let mut spans = whole(&param.shape);
+        spans[axis] = span;
+        Region::of_box(spans)
+    };
+    let one = |region: Region| Local { elements: region.count(), parts: vec![(0, region)] };
+    match &param.split {
+        Split::Replicate => one(Region::whole(&param.shape)),
+        Split::Axis(axis) => {
+            let len = param.shape[*axis] / tp;
+            one(along(*axis, Span { start: rank * len, len }))
+        }
+        Split::Padded { rows } => {
+            let len = rows / tp;
+            let start = (rank * len).min(param.shape[0]);
+            let end = ((rank + 1) * len).min(param.shape[0]);
+            let part = along(0, Span { start, len: end - start });
+            let parts = if start < end { vec![(0, part)] } else { Vec::new() };
+            Local { elements: len * row, parts }
+        }
+        Split::Fused { blocks, order } => {
+            let groups = match order {
+                Order::Blocks => 1,
+                Order::Groups(groups) => groups / tp,
+            };
+            let mut parts = Vec::new();
+            let mut at = 0;
+            for group in 0..groups {
+                let mut first = 0;
+                for rows in blocks {
+                    let len = rows / tp / groups;
+                    let start = first + (rank * groups + group) * len;
+                    parts.push((at, along(0, Span { start, len })));
+                    at += len * row;
+                    first += rows;
+                }
+            }
+            Local { elements: at, parts }
+        }
+    }
+}
+
+fn check_mesh(mesh: &Mesh) -> Result<()> {
+    let Mesh { tp, pp, vpp, dp, slices, .. } = *mesh;
+    let ranks = [tp, pp, vpp, dp].into_iter().try_fold(1_u64, u64::checked_mul);
+    if !ranks.is_some_and(|ranks| (1..=RANKS_MAX).contains(&ranks)) {
+        let why = format!("its sizes are to be at least 1, and at most {RANKS_MAX} multiplied");
+        return bad(format!("{mesh:?}"), why);
+    }
+    if matches!(slices, Slices::Buffer { align } if !(1..=ALIGN_MAX).contains(&align)) {
+        return bad(format!("{mesh:?}"), format!("align is to be 1 to {ALIGN_MAX}"));
+    }
+    Ok(())
+}
+
+/// More processes than any run has; and a plan is made by each of them for all.
+const RANKS_MAX: u64 = 1 << 24;
+
+/// Slices begin at multiples of more than this nowhere.
+const ALIGN_MAX: u64 = 1 << 30;
+
+fn check_param(mesh: &Mesh, param: &Param) -> Result<()> {
+    let what = || format!("'{}' of shape {:?}", param.name, param.shape);
+    let stages = mesh.pp * mesh.vpp;
+    if param.stages.is_empty() || param.stages.iter().any(|&stage| stage >= stages) {
+        return bad(what(), format!("its stages are {:?} of {stages}", param.stages));
+    }
+    let tp = mesh.tp;
+    let first = param.shape.first().copied();
+    match &param.split {
+        Split::Replicate => Ok(()),
+        Split::Axis(axis) => match param.shape.get(*axis) {
+            Some(len) if len.is_multiple_of(tp) => Ok(()),
+            _ => bad(what(), format!("axis {axis} does not divide by {tp} ranks")),
+        },
+        Split::Padded { rows } => match first {
+            Some(len) if len <= *rows && rows.is_multiple_of(tp) => {
+                let row = param.shape.iter().skip(1).product::<u64>();
+                // Local sizes are multiplied out below, so they must be countable.
+                if rows.checked_mul(row).and_then(|all| all.checked_mul(8)).is_none() {
+                    return bad(what(), format!("{rows} rows are more than 2^64 bytes"));
+                }
+                Ok(())
+            }
+            _ => {
+                bad(what(), format!("{rows} rows with padding are fewer, or do not divide by {tp}"))
+            }
+        },
+        Split::Fused { blocks, order } => {
+            let sum = blocks.iter().try_fold(0_u64, |sum, rows| sum.checked_add(*rows));
+            if first.is_none() || sum != first {
+                return bad(what(), format!("blocks of {blocks:?} rows are not its rows"));
+            }
+            let unit = match order {
+                Order::Blocks => tp,
+                Order::Groups(groups) if *groups > 0 && groups.is_multiple_of(tp) => *groups,
+                Order::Groups(groups) => {
+                    return bad(what(), format!("{groups} groups do not divide by {tp} ranks"));
+                }
+            };
+            if blocks.iter().all(|rows| rows.is_multiple_of(unit)) {
+                return Ok(());
+            }
+            bad(what(), format!("blocks of {blocks:?} rows do not divide by {unit}"))
+        }
+    }
+}
+
+fn bad<T>(what: String, why: String) -> Result<T> {
+    Err(Error::BadLayout { what, why })
+}

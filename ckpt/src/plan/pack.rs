@@ -1,0 +1,181 @@
+//! The files of each writer.
+
+use std::cmp::Reverse;
+
+use super::share::{Cut, Source};
+use super::{Piece, PlanLimits, Shard};
+use crate::shard::{self, ALIGN_BYTES, Entry};
+use crate::spec::TensorSpec;
+use crate::{Group, Result};
+
+/// A piece of the optimizer's that is as large begins at a page of its file, so that it can be read
+/// straight into memory; the zeros before it are a 500th of its bytes at most on average.
+const ALIGNED_PIECE_BYTES_MIN: usize = 1 << 20;
+
+/// A file that is being filled.
+#[derive(Debug, Default)]
+struct Open {
+    pieces: Vec<Piece>,
+    data_bytes: u64,
+    header_bytes: u64,
+}
+
+/// The files of every writer, and the number of pieces of every tensor.
+pub(crate) fn pack(
+    specs: &[TensorSpec],
+    sources: Vec<Source>,
+    cuts: Vec<Vec<Cut>>,
+    writers: usize,
+    limits: PlanLimits,
+) -> Result<(Vec<Vec<Shard>>, Vec<usize>)> {
+    let mut chunks = vec![0; specs.len()];
+    let mut open: [Vec<Vec<Open>>; FAMILIES.len()] =
+        FAMILIES.map(|_| (0..writers).map(|_| Vec::new()).collect());
+    let mut order: Vec<(Source, Vec<Cut>)> = sources.into_iter().zip(cuts).collect();
+    // Stable: tensor after tensor within a group.
+    order.sort_by_key(|(source, _)| specs[source.tensor].group);
+    for (source, cuts) in &order {
+        let spec = &specs[source.tensor];
+        let family = family(spec.group);
+        let count = source.region.count();
+        for (number, cut) in cuts.iter().enumerate() {
+            let end = cuts.get(number + 1).map_or(count, |next| next.start);
+            let (writer, holding) = source.holders[cut.holder];
+            let files = &mut open[family][writer as usize];
+            for range in cut_rows(source, cut.start..end, limits.shard_bytes_max) {
+                let item_bytes = source.item_bytes;
+                let region = source.region.slice(range.clone());
+                // fits: within memory that the writer holds.
+                let bytes = (range.start * item_bytes) as usize..(range.end * item_bytes) as usize;
+                let holding = holding as usize;
+                let k = chunks[source.tensor];
+                chunks[source.tensor] += 1;
+                let piece = Piece { tensor: source.tensor, k, region, holding, bytes, offset: 0 };
+                put(files, piece, header_bytes(spec), limits);
+            }
+        }
+    }
+    Ok((seal_all(specs, open, &chunks)?, chunks))
+}
+
+/// The first words of the names of files.
+const FAMILIES: [&str; 2] = ["model", "optim"];
+
+fn family(group: Group) -> usize {
+    usize::from(group != Group::Model)
+}
+
+/// Puts a piece into the last file, or into a new one if it does not fit.
+fn put(files: &mut Vec<Open>, piece: Piece, header_bytes: u64, limits: PlanLimits) {
+    let data_bytes = piece.bytes.len() as u64;
+    let fits = |file: &Open| {
+        file.data_bytes + data_bytes <= limits.shard_bytes_max
+            && file.header_bytes + header_bytes <= limits.header_bytes_max
+    };
+    if !files.last().is_some_and(fits) {
+        files.push(Open::default());
+    }
+    let file = files.last_mut().expect("pushed above if there was none");
+    file.pieces.push(piece);
+    file.data_bytes += data_bytes;
+    file.header_bytes += header_bytes;
+}
+
+/// A range of elements in as few parts as the limit allows, cut between rows if there are any.
+fn cut_rows(
+    source: &Source,
+    range: std::ops::Range<u64>,
+    bytes_max: u64,
+) -> impl Iterator<Item = std::ops::Range<u64>> {
+    let Source { region, item_bytes, .. } = source;
+    let row: u64 = match region.flat {
+        None => region.spans.iter().skip(1).map(|span| span.len).product(),
+        Some(_) => 1,
+    };
+    let count = range.end - range.start;
+    let step = if count * item_bytes <= bytes_max {
+        count.max(1)
+    } else {
+        (bytes_max / item_bytes / row.max(1)).max(1) * row.max(1)
+    };
+    let mut start = range.start;
+    let mut is_first = true;
+    std::iter::from_fn(move || {
+        // A tensor without elements is one part.
+        if start == range.end && !is_first {
+            return None;
+        }
+        is_first = false;
+        let end = ((start / row.max(1) * row.max(1)).saturating_add(step)).min(range.end);
+        let part = start..end;
+        start = end;
+        Some(part)
+    })
+}
+
+/// Numbers the files over all writers, and writes their headers.
+fn seal_all(
+    specs: &[TensorSpec],
+    open: [Vec<Vec<Open>>; FAMILIES.len()],
+    chunks: &[usize],
+) -> Result<Vec<Vec<Shard>>> {
+    let mut shards: Vec<Vec<Shard>> = open[0].iter().map(|_| Vec::new()).collect();
+    for (family, writers) in FAMILIES.into_iter().zip(open) {
+        let count: usize = writers.iter().map(Vec::len).sum();
+        let mut number = 0;
+        for (writer, files) in writers.into_iter().enumerate() {
+            for file in files {
+                number += 1;
+                let name = format!("{family}-{number:05}-of-{count:05}.safetensors");
+                shards[writer].push(seal(name, file.pieces, specs, chunks)?);
+            }
+        }
+    }
+    Ok(shards)
+}
+
+/// Gives the pieces their places, and writes the header.
+fn seal(
+    file: String,
+    mut pieces: Vec<Piece>,
+    specs: &[TensorSpec],
+    chunks: &[usize],
+) -> Result<Shard> {
+    let is_aligned = |piece: &Piece| {
+        specs[piece.tensor].group != Group::Model && piece.bytes.len() >= ALIGNED_PIECE_BYTES_MIN
+    };
+    let item_bytes = |piece: &Piece| specs[piece.tensor].dtype.item_bytes();
+    // So each begins at a multiple of its element's size.
+    pieces.sort_by_key(|piece| (!is_aligned(piece), Reverse(item_bytes(piece))));
+    let mut entries = Vec::with_capacity(pieces.len());
+    let mut end = 0_u64;
+    let mut pads = 0;
+    for piece in &mut pieces {
+        let spec = &specs[piece.tensor];
+        let unit = if is_aligned(piece) { ALIGN_BYTES } else { spec.dtype.item_bytes() };
+        let begin = end.next_multiple_of(unit);
+        if begin > end {
+            entries.push(shard::pad(pads, end, begin));
+            pads += 1;
+        }
+        piece.offset = begin;
+        end = begin + piece.bytes.len() as u64;
+        entries.push(Entry {
+            name: spec.group.entry_name(&spec.name, (chunks[piece.tensor] > 1).then_some(piece.k)),
+            dtype: spec.dtype,
+            shape: shard::entry_shape(&piece.region.spans, piece.region.flat_span()),
+            data_offsets: [begin, end],
+        });
+    }
+    let header = shard::header(&entries)?;
+    for piece in &mut pieces {
+        piece.offset += header.len() as u64;
+    }
+    Ok(Shard { file, header, pieces })
+}
+
+/// The most that an entry takes in the header, and a pad before it: a name of which every byte may
+/// need an escape, the key words, 20 digits a number.
+fn header_bytes(spec: &TensorSpec) -> u64 {
+    6 * spec.name.len() as u64 + 280 + 21 * spec.shape.len() as u64
+}

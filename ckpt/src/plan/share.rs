@@ -1,0 +1,259 @@
+//! What is there to be written, and which of those who have it write it.
+
+use std::collections::HashMap;
+
+use super::bad;
+use crate::region::{Region, Span};
+use crate::spec::{Holding, TensorSpec};
+use crate::tile::{Part, tile};
+use crate::{Error, Result};
+
+/// Pieces of tensors begin at such multiples where rows are too long to be kept whole.
+const CUT_ALIGN_BYTES: u64 = 4096;
+
+/// Part of a tensor that one writer or several have.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) tensor: usize,
+    /// In the normal form.
+    pub(crate) region: Region,
+    /// Bytes of an element.
+    pub(crate) item_bytes: u64,
+    /// (writer, holding), each writer once, in ascending order.
+    pub(crate) holders: Vec<(u32, u32)>,
+}
+
+impl Source {
+    fn bytes(&self) -> u64 {
+        self.region.count() * self.item_bytes
+    }
+}
+
+/// The elements `start..` of a source up to those of the next cut, and who writes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) start: u64,
+    /// Which of the holders.
+    pub(crate) holder: usize,
+}
+
+/// All there is to be written: disjoint parts that cover every tensor, tensor after tensor, and in
+/// the order of their first elements.
+pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<Holding>]) -> Result<Vec<Source>> {
+    let mut of_tensor: Vec<Vec<(Region, u32, u32)>> = specs.iter().map(|_| Vec::new()).collect();
+    for (writer, holdings) in held.iter().enumerate() {
+        for (number, Holding { tensor, region }) in holdings.iter().enumerate() {
+            let what = || format!("holding {number} of writer {writer}");
+            let Some(spec) = specs.get(*tensor) else {
+                return bad(what(), format!("it is of tensor {tensor}; there are {}", specs.len()));
+            };
+            if !region.is_within(&spec.shape) {
+                let why = format!("{region:?} is not within shape {:?}", spec.shape);
+                return bad(format!("{} ({})", spec.label(), what()), why);
+            }
+            // A writer may have nothing of a tensor that has elements, such as rows of padding.
+            if region.elements() != Some(0) || spec.bytes() == Some(0) {
+                let place = (writer as u32, number as u32); // fits: far fewer than 2^32 in memory
+                of_tensor[*tensor].push((region.normal(), place.0, place.1));
+            }
+        }
+    }
+    let mut sources = Vec::new();
+    for (tensor, parts) in of_tensor.into_iter().enumerate() {
+        sources.extend(merge_replicas(tensor, &specs[tensor], parts)?);
+    }
+    Ok(sources)
+}
+
+/// The different parts of one tensor, with all who have them.
+fn merge_replicas(
+    tensor: usize,
+    spec: &TensorSpec,
+    mut parts: Vec<(Region, u32, u32)>,
+) -> Result<Vec<Source>> {
+    let item_bytes = spec.dtype.item_bytes();
+    parts.sort_by(|a, b| a.0.key().cmp(&b.0.key()).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let mut sources: Vec<Source> = Vec::new();
+    for (region, writer, holding) in parts {
+        match sources.last_mut() {
+            Some(last) if last.region == region => {
+                if last.holders.last().is_none_or(|(before, _)| *before != writer) {
+                    last.holders.push((writer, holding));
+                }
+            }
+            _ => sources.push(Source {
+                tensor,
+                region,
+                item_bytes,
+                holders: vec![(writer, holding)],
+            }),
+        }
+    }
+    if is_tiled(spec, &sources) {
+        return Ok(sources);
+    }
+    // Perhaps the first writers have all of it, and later ones have it again in other parts.
+    let total = spec.bytes().unwrap_or(0);
+    let mut firsts: Vec<(u32, usize)> =
+        sources.iter().enumerate().map(|(place, source)| (source.holders[0].0, place)).collect();
+    firsts.sort_unstable();
+    let mut bytes = 0;
+    let enough = firsts.iter().position(|&(_, place)| {
+        bytes += sources[place].bytes();
+        bytes >= total
+    });
+    let kept: std::collections::HashSet<usize> =
+        firsts[..enough.map_or(0, |last| last + 1)].iter().map(|&(_, place)| place).collect();
+    let mut place = 0;
+    let count = sources.len();
+    sources.retain(|_| {
+        place += 1;
+        kept.contains(&(place - 1))
+    });
+    if is_tiled(spec, &sources) {
+        return Ok(sources);
+    }
+    let why = format!(
+        "{count} different parts of shape {:?} overlap, or leave gaps, in what the writers hold",
+        spec.shape
+    );
+    Err(Error::BadInput { what: spec.label(), why })
+}
+
+fn is_tiled(spec: &TensorSpec, sources: &[Source]) -> bool {
+    let flats: Vec<Option<Span>> = sources.iter().map(|source| source.region.flat_span()).collect();
+    let parts: Vec<Part<'_>> = sources
+        .iter()
+        .zip(flats)
+        .map(|(source, flat)| (source.region.spans.as_slice(), flat))
+        .collect();
+    tile(&spec.shape, &parts)
+}
+
+/// Who writes what, so that all write about as many bytes. Gives the cuts of every source, in
+/// order; the first is at 0.
+///
+/// Sources with the same holders are laid end to end, and each holder takes one stretch of them,
+/// so that few are cut. Those with few holders come first: whoever has much of them takes less of
+/// what more writers have.
+pub(crate) fn share(sources: &[Source], writers: usize, cut_bytes_min: u64) -> Vec<Vec<Cut>> {
+    let mut loads = vec![0_u64; writers];
+    let mut cuts: Vec<Vec<Cut>> = vec![vec![Cut { start: 0, holder: 0 }]; sources.len()];
+    let mut sets: HashMap<Vec<u32>, Vec<usize>> = HashMap::new();
+    for (place, source) in sources.iter().enumerate() {
+        if let [(writer, _)] = source.holders[..] {
+            loads[writer as usize] += source.bytes();
+        } else {
+            let set = source.holders.iter().map(|(writer, _)| *writer).collect();
+            sets.entry(set).or_default().push(place);
+        }
+    }
+    let mut sets: Vec<(Vec<u32>, Vec<usize>)> = sets.into_iter().collect();
+    sets.sort_unstable_by(|(a, _), (b, _)| (a.len(), a).cmp(&(b.len(), b)));
+    for (set, places) in sets {
+        let total = places.iter().map(|&place| sources[place].bytes()).sum();
+        let before: Vec<u64> = set.iter().map(|&writer| loads[writer as usize]).collect();
+        let shares = level(&before, total);
+        let mut stretch = Stretch { shares: &shares, holder: 0, end: shares[0], at: 0 };
+        for place in places {
+            cuts[place] = stretch.take(&sources[place], cut_bytes_min, |holder, bytes| {
+                loads[set[holder] as usize] += bytes;
+            });
+        }
+    }
+    cuts
+}
+
+/// What each load is to be given of `total`, so that the least are raised to one level.
+fn level(loads: &[u64], total: u64) -> Vec<u64> {
+    let mut order: Vec<usize> = (0..loads.len()).collect();
+    order.sort_by_key(|&place| loads[place]);
+    // The first `count` of them end at the same level, which is below the next one's load.
+    let mut sum = 0_u128;
+    let mut count = 0;
+    while count < order.len() {
+        let next = u128::from(loads[order[count]]);
+        if count > 0 && next * count as u128 >= sum + u128::from(total) {
+            break;
+        }
+        sum += next;
+        count += 1;
+    }
+    let all = sum + u128::from(total);
+    let (height, rest) = (all / count as u128, all % count as u128);
+    let mut shares = vec![0; loads.len()];
+    for (number, &place) in order[..count].iter().enumerate() {
+        let height = height + u128::from((number as u128) < rest);
+        shares[place] = height.saturating_sub(u128::from(loads[place])) as u64; // fits: of `total`
+    }
+    shares
+}
+
+/// Sources laid end to end, of which each holder takes its share in turn.
+struct Stretch<'a> {
+    shares: &'a [u64],
+    /// Whose turn it is.
+    holder: usize,
+    /// Where its turn ends.
+    end: u64,
+    at: u64,
+}
+
+impl Stretch<'_> {
+    fn take(
+        &mut self,
+        source: &Source,
+        cut_bytes_min: u64,
+        mut give: impl FnMut(usize, u64),
+    ) -> Vec<Cut> {
+        let (mut start, all) = (0, source.bytes());
+        let mut cuts = Vec::new();
+        loop {
+            let left = all - start;
+            let room = self.end.saturating_sub(self.at);
+            let is_last = self.holder + 1 == self.shares.len();
+            let taken = if is_last || left <= room {
+                left
+            } else {
+                cut_after(source, start, room, cut_bytes_min)
+            };
+            if taken > 0 || left == 0 {
+                cuts.push(Cut { start: start / source.item_bytes, holder: self.holder });
+                give(self.holder, taken);
+                self.at += taken;
+                start += taken;
+            }
+            if start == all {
+                return cuts;
+            }
+            self.holder += 1;
+            self.end += self.shares[self.holder];
+        }
+    }
+}
+
+/// How many of the bytes from `start` on are taken by one who has room for some: a multiple of
+/// rows, unless those are long, and neither a crumb nor all but a crumb.
+fn cut_after(source: &Source, start: u64, room: u64, cut_bytes_min: u64) -> u64 {
+    let left = source.bytes() - start;
+    if left < 2 * cut_bytes_min {
+        return if room >= left - room { left } else { 0 };
+    }
+    if room < cut_bytes_min / 2 {
+        return 0;
+    }
+    if left - room < cut_bytes_min / 2 {
+        return left;
+    }
+    let cut = start + room.clamp(cut_bytes_min, left - cut_bytes_min);
+    let row: u64 = source.region.spans.iter().skip(1).map(|span| span.len).product();
+    let row_bytes = row * source.item_bytes;
+    let unit = if source.region.flat.is_none() && row_bytes <= cut_bytes_min {
+        row_bytes
+    } else {
+        // Element sizes are powers of two and divide it.
+        CUT_ALIGN_BYTES
+    };
+    let rounded = (cut + unit / 2) / unit * unit;
+    rounded.clamp(start, source.bytes()) - start
+}

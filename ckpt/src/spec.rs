@@ -1,0 +1,81 @@
+//! What a model has, and what each process of it holds.
+
+use std::collections::HashSet;
+
+use crate::region::{self, Region};
+use crate::{Dtype, Error, Group, Result};
+
+/// Longer than any parameter's name, and short enough that a header cannot outgrow its limit.
+const NAME_BYTES_MAX: usize = 4096;
+
+/// Entries of safetensors files that are not tensors begin so.
+pub(crate) const PAD_PREFIX: &str = "__pad__";
+
+/// A tensor of the whole model, without ranks and without bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The parameter's name; the same in every group. Without `#`, which marks pieces.
+    pub name: String,
+    /// What the tensor is to the parameter.
+    pub group: Group,
+    /// Its elements.
+    pub dtype: Dtype,
+    /// Elements along each axis; empty for a scalar. Row-major.
+    pub shape: Vec<u64>,
+}
+
+impl TensorSpec {
+    /// Bytes of the whole tensor; `None` if they are too many to count.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        region::elements(self.shape.iter().copied())?.checked_mul(self.dtype.item_bytes())
+    }
+
+    /// How a message names it.
+    pub(crate) fn label(&self) -> String {
+        format!("{} '{}'", self.group, self.name)
+    }
+}
+
+/// What a writer has of a tensor in its memory: these elements, in row-major order, side by side.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Holding {
+    /// Which of the model's tensors.
+    pub tensor: usize,
+    /// Which part of it.
+    pub region: Region,
+}
+
+/// Refuses tensors that cannot be saved.
+pub(crate) fn check_specs(specs: &[TensorSpec]) -> Result<()> {
+    let mut seen = HashSet::with_capacity(specs.len());
+    for spec in specs {
+        let bad = |why: String| Err(Error::BadInput { what: spec.label(), why });
+        match spec.name.as_str() {
+            "" => return bad("it has no name".to_owned()),
+            "__metadata__" => return bad("safetensors keeps this name for itself".to_owned()),
+            name if name.starts_with(PAD_PREFIX) => {
+                return bad(format!(
+                    "names that begin with {PAD_PREFIX} are of the gaps in a file"
+                ));
+            }
+            name if name.len() > NAME_BYTES_MAX => {
+                return bad(format!("its name is longer than {NAME_BYTES_MAX} bytes"));
+            }
+            name if name.contains('#') => {
+                return bad("'#' in a name marks the pieces of a cut tensor".to_owned());
+            }
+            _ => {}
+        }
+        if spec.shape.len() > region::RANK_MAX {
+            return bad(format!("it has more than {} axes", region::RANK_MAX));
+        }
+        if spec.bytes().is_none() {
+            return bad(format!("shape {:?} has more than 2^64 bytes", spec.shape));
+        }
+        if !seen.insert((spec.group, spec.name.as_str())) {
+            return bad("it is there twice".to_owned());
+        }
+    }
+    Ok(())
+}

@@ -74,6 +74,15 @@ pub enum Error {
         /// Tensors that both have, with other types or shapes, and which.
         different: Vec<String>,
     },
+    /// What is to be converted does not fit what is to become of it.
+    Unfit {
+        /// The tensor, model or file.
+        what: String,
+        /// What came.
+        got: String,
+        /// What was due.
+        due: String,
+    },
     /// The bytes on the store are not those that were saved.
     Corrupt {
         /// The file.
@@ -176,6 +185,9 @@ impl fmt::Display for Error {
             }
             Error::BadRequest { what, got, due } => {
                 write!(f, "read {what}: got {got}, due {due}")
+            }
+            Error::Unfit { what, got, due } => {
+                write!(f, "convert {what}: got {got}, due {due}")
             }
             Error::BadInput { what, why } => write!(f, "save {what}: {why}"),
             Error::BadLayout { what, why } => write!(f, "lay out {what}: {why}"),

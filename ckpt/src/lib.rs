@@ -40,16 +40,19 @@
 
 #![forbid(unsafe_code)]
 
+mod bands;
 mod catalog;
 mod checkpoint;
 mod checkpoints;
 mod commit;
+pub mod convert;
 mod dtype;
 mod error;
 mod fetch;
 mod hex;
 pub mod layout;
 mod lease;
+mod number;
 mod parallel;
 mod plan;
 mod read;
@@ -63,6 +66,7 @@ mod staging;
 mod tile;
 mod verify;
 
+pub use bands::{Bands, bands};
 pub use catalog::{Chunk, TensorEntry};
 pub use checkpoint::{Checkpoint, TensorRead};
 pub use checkpoints::{Checkpoints, Options, step_of};
@@ -70,6 +74,7 @@ pub use commit::Patience;
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;
+pub use number::{can_cast, cast, to_f64};
 pub use plan::{Piece, PlanCache, PlanLimits, SavePlan, Shard};
 pub use read::{ReadReport, Want};
 pub use region::{Region, Span};

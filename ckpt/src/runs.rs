@@ -32,7 +32,8 @@ pub(crate) fn each_run<E>(
     })
 }
 
-fn each_run_of_boxes<E>(
+/// The same of whole boxes.
+pub(crate) fn each_run_of_boxes<E>(
     chunk: &[Span],
     wanted: &[Span],
     mut visit: impl FnMut(Run) -> Result<(), E>,
@@ -64,7 +65,7 @@ fn each_run_of_boxes<E>(
 }
 
 /// What two boxes share; `None` if that is nothing.
-fn intersect(a: &[Span], b: &[Span]) -> Option<Vec<Span>> {
+pub(crate) fn intersect(a: &[Span], b: &[Span]) -> Option<Vec<Span>> {
     let both = |(a, b): (&Span, &Span)| {
         let start = a.start.max(b.start);
         let end = (a.start + a.len).min(b.start + b.len);

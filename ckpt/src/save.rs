@@ -205,7 +205,7 @@ impl Checkpoints {
     }
 }
 
-fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
+pub(crate) fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
     let mut seen = HashSet::new();
     for blob in blobs {
         let bad = |why: &str| {

@@ -7,7 +7,7 @@ use crate::{Blob, Checkpoints, Chunk, Error, Group, Result, TensorEntry, paralle
 use storage::{FileEntry, Key, crc64, crc64_join, write_all};
 
 /// Where the bytes lie that belong to no tensor.
-const EXTRA: &str = "extra";
+pub(crate) const EXTRA: &str = "extra";
 
 /// What stands between two tensors, of which the second begins at a page.
 const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
@@ -113,7 +113,7 @@ pub(crate) struct Written {
 }
 
 /// The file by which other tools find the weights.
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// Which file has which weight, as other tools expect it; `None` if there are no weights, or one is
 /// cut, which those tools cannot read.

@@ -26,21 +26,41 @@ impl Checkpoint {
     /// The first thing that is not as it was saved: [`Error::Corrupt`] or [`Error::BadManifest`],
     /// [`storage::Error::NotFound`] within [`Error::Storage`], or what the store says.
     pub fn verify(&self) -> Result<VerifyReport> {
+        self.verify_with(&mut |_| ())
+    }
+
+    /// As [`Checkpoint::verify`], and `tell` hears after every 64 MiB or file how many bytes are
+    /// verified. It may take its time, which bounds the rate.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify_with(&self, tell: &mut dyn FnMut(u64)) -> Result<VerifyReport> {
+        let mut done = 0;
+        let mut tell_more = |bytes: u64| {
+            done += bytes;
+            tell(done);
+        };
         let shards = self.catalog.by_file();
         let in_shards: HashSet<&str> = shards.iter().map(|(file, _)| file.path.as_str()).collect();
         for (file, chunks) in &shards {
-            self.verify_shard(file, chunks)?;
+            self.verify_shard(file, chunks, &mut tell_more)?;
         }
         for file in &self.catalog.files {
             if !in_shards.contains(file.path.as_str()) {
                 file.verify(&*self.store, &self.folder)?;
+                tell_more(file.bytes);
             }
         }
         let (files, bytes) = self.size();
         Ok(VerifyReport { files, bytes, tensors: self.tensors().len() })
     }
 
-    fn verify_shard(&self, file: &FileEntry, chunks: &[Placed<'_>]) -> Result<()> {
+    fn verify_shard(
+        &self,
+        file: &FileEntry,
+        chunks: &[Placed<'_>],
+        tell_more: &mut dyn FnMut(u64),
+    ) -> Result<()> {
         let object = self.open_file(&file.path)?;
         let header = shard::read_header(&*object)?;
         let data_start = header.bytes.len() as u64;
@@ -84,7 +104,8 @@ impl Checkpoint {
                 due: "none".to_owned(),
             });
         }
-        fetch(blocks, self.threads)?;
+        tell_more(data_start);
+        fetch_telling(blocks, self.threads, tell_more)?;
         if sum != file.crc64 {
             // The tensors are right, so it is the header, or the manifest disagrees with itself.
             return Err(Error::Corrupt {
@@ -96,6 +117,29 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// Fetches so much between two calls of the listener: a second of a slow device.
+const TELL_BYTES: u64 = 64 << 20;
+
+fn fetch_telling(
+    blocks: Vec<Block<'_>>,
+    threads: usize,
+    tell_more: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let mut blocks = blocks.into_iter().peekable();
+    while blocks.peek().is_some() {
+        let (mut part, mut bytes) = (Vec::new(), 0);
+        while bytes < TELL_BYTES
+            && let Some(block) = blocks.next()
+        {
+            bytes += block.into.len() as u64;
+            part.push(block);
+        }
+        fetch(part, threads)?;
+        tell_more(bytes);
+    }
+    Ok(())
 }
 
 /// So many bytes in blocks, to be checked only.

@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indexed::{Dtype, Format};
+use tools::cmd::ckpt::CkptVerb;
 use tools::cmd::index::IndexBuild;
 use tools::cmd::materialize::Materialize;
 use tools::cmd::{Wishes, clean, convert, merge, samples};
@@ -63,6 +64,9 @@ pub enum Verb {
     /// With --hash the sum of all tokens, which is the same on every store, from every restart and
     /// for Megatron's own GPTDataset. Exit 0: read. 2: a read or the index failed.
     Samples(Box<samples::SamplesArgs>),
+    /// Looks after checkpoints: lists, checks, compares, rewrites, imports, exports and deletes them.
+    #[command(subcommand)]
+    Ckpt(CkptVerb),
     /// Prints a script that completes this command's words in a shell.
     Completions {
         /// The shell: bash, zsh, fish, elvish or powershell.

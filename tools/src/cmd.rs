@@ -1,6 +1,7 @@
 //! One module a verb.
 
 pub mod check;
+pub mod ckpt;
 pub mod clean;
 pub mod convert;
 pub mod foreign;
@@ -14,7 +15,7 @@ pub mod split;
 
 use std::sync::Arc;
 
-use ckpt::Checkpoints;
+use ::ckpt::Checkpoints;
 use indexed::Dtype;
 use serde::Serialize;
 use serde_json::Value;
@@ -107,7 +108,7 @@ pub(crate) fn checkpoints(store: &Arc<dyn Storage>) -> Checkpoints {
 /// The steps that have a folder below the root, complete or not, the oldest first.
 pub(crate) fn steps_named(store: &dyn Storage) -> Result<Vec<u64>> {
     let mut steps: Vec<u64> =
-        store.names(&Key::root())?.iter().filter_map(|name| ckpt::step_of(name)).collect();
+        store.names(&Key::root())?.iter().filter_map(|name| ::ckpt::step_of(name)).collect();
     steps.sort_unstable();
     Ok(steps)
 }

@@ -10,7 +10,7 @@ use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
 use tools::cmd::{
-    check, clean, convert, index, inspect, materialize, merge, repair, samples, split,
+    check, ckpt, clean, convert, index, inspect, materialize, merge, repair, samples, split,
 };
 use tools::report::ProgressLine;
 use tools::target::Target;
@@ -78,6 +78,14 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             line.clear();
             let written = written?;
             tell(args.json, &written, written.text())?;
+        }
+        Verb::Ckpt(verb) => {
+            let mut line = ProgressLine::new();
+            let answer = ckpt::run(verb, &mut line);
+            line.clear();
+            let answer = answer?;
+            tell(answer.json, &answer.value, answer.text)?;
+            return Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
         }
         Verb::Completions { shell } => {
             let mut script = Vec::new();

@@ -2,6 +2,9 @@
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use storage::{ByteSize, rate_text};
 
 /// Rows of a label and a value, aligned.
 #[derive(Debug, Default)]
@@ -86,6 +89,47 @@ impl Default for ProgressLine {
     }
 }
 
+/// How far a work over many bytes is, as a bar with its rate and the time that is left.
+#[derive(Debug)]
+pub struct Bar<'a> {
+    line: &'a mut ProgressLine,
+    what: String,
+    total_bytes: u64,
+    begun: Instant,
+    shown: Option<Instant>,
+}
+
+/// A person reads no faster, and a terminal far away is slow.
+const BAR_EVERY: Duration = Duration::from_millis(100);
+
+impl<'a> Bar<'a> {
+    /// A bar for `total_bytes` of work.
+    #[must_use]
+    pub fn new(line: &'a mut ProgressLine, what: impl Into<String>, total_bytes: u64) -> Self {
+        Bar { line, what: what.into(), total_bytes, begun: Instant::now(), shown: None }
+    }
+
+    /// Tells that so many bytes are done, all in all.
+    pub fn at(&mut self, done_bytes: u64) {
+        if self.shown.is_some_and(|shown| shown.elapsed() < BAR_EVERY) {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let elapsed = self.begun.elapsed();
+        self.line.show(&bar_text(&self.what, done_bytes, self.total_bytes, elapsed));
+    }
+}
+
+fn bar_text(what: &str, done: u64, total: u64, elapsed: Duration) -> String {
+    const CELLS: usize = 24;
+    let share = done as f64 / total.max(1) as f64;
+    let filled = ((share * CELLS as f64) as usize).min(CELLS);
+    let bar = "#".repeat(filled) + &"-".repeat(CELLS - filled);
+    let left = elapsed.mul_f64(((1.0 - share) / share.max(1e-9)).clamp(0.0, 1e6)).as_secs();
+    let (done, total) = (ByteSize(done), ByteSize(total));
+    format!("{what} [{bar}] {done} of {total}, {}, {left} s left", rate_text(done.0, elapsed))
+}
+
 /// A count with a comma between the thousands.
 #[must_use]
 pub fn thousands(count: u64) -> String {
@@ -109,6 +153,13 @@ mod tests {
         for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(thousands(count), text);
         }
+    }
+
+    #[test]
+    fn bars_fill_up() {
+        let text = bar_text("verify", 1 << 20, 4 << 20, Duration::from_secs(1));
+        assert_eq!(text, "verify [######------------------] 1 MiB of 4 MiB, 1.0 MB/s, 3 s left");
+        assert!(bar_text("verify", 0, 0, Duration::ZERO).contains("0 B of 0 B"));
     }
 
     #[test]

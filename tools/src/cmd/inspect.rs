@@ -199,7 +199,7 @@ fn folder(store: &Arc<dyn Storage>) -> Result<Inspection> {
     Ok(Inspection::Checkpoints { folder, newest: newest.as_ref().map(step_of), steps })
 }
 
-fn step_of(checkpoint: &Checkpoint) -> Step {
+pub(crate) fn step_of(checkpoint: &Checkpoint) -> Step {
     let mut groups: BTreeMap<Group, GroupLine> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         let line = groups.entry(tensor.group).or_insert_with(|| GroupLine {
@@ -295,7 +295,7 @@ impl Tokens {
 }
 
 impl Step {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let rows: Vec<_> = self
             .groups
             .iter()

@@ -1,0 +1,54 @@
+//! Other programs' checkpoints to steps of ours and back, without ever holding a model in memory.
+//!
+//! A [`Source`] is tensors that can be read in parts: those of a step, or bytes of foreign files. A
+//! [`Made`] says which boxes of which source tensors a tensor is made of. [`Checkpoints::save_made`]
+//! and [`export`] make them band by band, within [`Bounds`]. Foreign files are indexed, not copied:
+//! a pickle is read as data and tells where in its file each tensor lies.
+//!
+//! ```no_run
+//! use ckpt::Checkpoints;
+//! use ckpt::convert::{Bounds, Format, Import, NewRows, Rules};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A run that begins with what another has learned.
+//! let mut import = Import::open("gpt2-zh/global_step9000", Format::DeepSpeed)?;
+//! import.apply(&Rules::parse("rules", "rename model.* -> {1}")?)?;
+//! import.normalize()?;
+//! import.without_optimizer();
+//! import.set_vocab(50_304, &NewRows::Mean)?;
+//! let steps = Checkpoints::open(storage::open_url("run-8")?, storage::Key::root());
+//! let meta = serde_json::json!({ "init_from": import.source.display() });
+//! steps.save_made(0, &import, &[], meta, Bounds::default(), &|_| ())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! In reading order: `source`, `made` and `fill` are the recipe, `write` and `step` carry it out;
+//! `import` opens, `hf`, `torch`, `dcp`, `megatron` and `deepspeed` are the formats, over `zip` and
+//! `pickle`; `rules` and `family` change names and sizes.
+//!
+//! [`Checkpoints::save_made`]: crate::Checkpoints::save_made
+
+mod dcp;
+mod deepspeed;
+mod family;
+mod fill;
+mod hf;
+mod import;
+mod made;
+mod megatron;
+mod pickle;
+mod rules;
+mod source;
+mod step;
+mod torch;
+mod write;
+mod zip;
+
+pub use family::Family;
+pub use fill::NewRows;
+pub use hf::{Exported, export};
+pub use import::{Format, Import};
+pub use made::Made;
+pub use rules::Rules;
+pub use source::{Source, SourceTensor};
+pub use write::{Bounds, Tell};

@@ -1,0 +1,171 @@
+//! Folders of `torch.distributed.checkpoint`: tensors in boxes, a small `torch.save` archive each.
+
+use std::collections::HashMap;
+
+use super::import::Import;
+use super::made::Made;
+use super::pickle::{Id, Node, Pickle};
+use super::source::Source;
+use super::torch::{TorchFile, dtype_of};
+use super::zip::Member;
+use crate::{Error, Group, Result, Span, region};
+use storage::{Key, Storage};
+
+const METADATA: &str = ".metadata";
+
+/// A tensor in the metadata takes some hundred bytes a box.
+const METADATA_BYTES_MAX: u64 = 1 << 30;
+
+pub(crate) fn open(url: &str) -> Result<Import> {
+    let store = storage::open_url(url)?;
+    let key = Key::new(METADATA)?;
+    let what = store.display(&key);
+    let bad = |offset: usize, got: &str, due: &str| Error::Corrupt {
+        what: what.clone(),
+        offset: offset as u64,
+        got: got.to_owned(),
+        due: due.to_owned(),
+    };
+    if store.open(&key)?.len_bytes() > METADATA_BYTES_MAX {
+        return Err(bad(0, "more than 1 GiB", "the metadata of a distributed checkpoint"));
+    }
+    let bytes = storage::read_all(&*store, &key)?;
+    let (pickle, _) = Pickle::read(&bytes)
+        .map_err(|fault| bad(fault.offset, &fault.why, "a pickle of torch.distributed"))?;
+    let (Some(tensors), Some(places)) = (
+        pickle.get(pickle.root, "state_dict_metadata").and_then(|id| pickle.pairs(id)),
+        pickle.get(pickle.root, "storage_data").and_then(|id| pickle.pairs(id)),
+    ) else {
+        return Err(bad(0, "another pickle", "state_dict_metadata and storage_data"));
+    };
+    let places = places_of(&pickle, places)
+        .ok_or_else(|| bad(0, "a storage that cannot be read", "path, offset and length"))?;
+
+    let mut source = Source::of_files(&store, store.display(&Key::root()));
+    let mut files = HashMap::new();
+    let (mut made, mut dropped) = (Vec::new(), Vec::new());
+    for &(name, entry) in tensors {
+        let Some(name) = pickle.text(name) else { continue };
+        let Some(boxes) = pickle.get(entry, "chunks").and_then(|id| pickle.items(id)) else {
+            // Bytes: a pickled object, such as a step.
+            dropped.push(name.to_owned());
+            continue;
+        };
+        let Some((dtype, shape)) = kind_of(&pickle, entry) else {
+            return Err(bad(0, &format!("'{name:.80}' of another type"), "one of safetensors"));
+        };
+        let (group, parameter) = role_of(name);
+        let mut tensor = Made::new(parameter.to_owned(), group, dtype, shape);
+        for &chunk in boxes {
+            let (start, spans) = span_of(&pickle, chunk)
+                .ok_or_else(|| bad(0, &format!("a box of '{name:.80}'"), "offsets and sizes"))?;
+            let place = places.get(&(name, start.clone()));
+            let place = place.ok_or_else(|| {
+                bad(0, &format!("'{name:.80}' at {start:?}"), "a place where it is stored")
+            })?;
+            let from = chunk_of(&mut source, &*store, &mut files, name, place)?;
+            let lens: Vec<u64> = spans.iter().map(|span| span.len).collect();
+            if source.tensors()[from].shape != lens {
+                let got = format!("'{name:.80}' of {:?}", source.tensors()[from].shape);
+                return Err(bad(0, &got, &format!("a box of {lens:?}")));
+            }
+            tensor.put(start, from, &region::whole(&lens));
+        }
+        made.push(tensor);
+    }
+    Ok(Import { source, made, dropped, step: None, heads: None })
+}
+
+/// Where each box of each name is stored: a part of a file.
+type Places<'a> = HashMap<(&'a str, Vec<u64>), (&'a str, Member)>;
+
+fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
+    let mut places = HashMap::new();
+    for &(index, info) in pairs {
+        let name = pickle.text(pickle.get(index, "fqn")?)?;
+        // Bytes have no offset, and no tensor asks for them.
+        let Some(start) = pickle.get(index, "offset").and_then(|id| pickle.sizes(id)) else {
+            continue;
+        };
+        let path = pickle.text(pickle.get(info, "relative_path")?)?;
+        let offset = pickle.size(pickle.get(info, "offset")?)?;
+        let bytes = pickle.size(pickle.get(info, "length")?)?;
+        let changed = pickle.get(info, "transform_descriptors");
+        if changed.is_some_and(|id| !matches!(pickle.node(id), Node::None)) {
+            return None;
+        }
+        places.insert((name, start), (path, Member { offset, bytes }));
+    }
+    Some(places)
+}
+
+fn kind_of(pickle: &Pickle, entry: Id) -> Option<(crate::Dtype, Vec<u64>)> {
+    let properties = pickle.get(entry, "properties")?;
+    let Node::Built(built) = pickle.node(properties) else { return None };
+    // Newer versions pickle a tuple that begins with the type, older ones the attributes.
+    let state = built.state?;
+    let dtype = match pickle.node(state) {
+        Node::Tuple(items) => *items.first()?,
+        _ => pickle.get(properties, "dtype")?,
+    };
+    let Node::Global(_, dtype) = pickle.node(dtype) else { return None };
+    Some((dtype_of(dtype)?, pickle.sizes(pickle.get(entry, "size")?)?))
+}
+
+fn span_of(pickle: &Pickle, chunk: Id) -> Option<(Vec<u64>, Vec<Span>)> {
+    let start = pickle.sizes(pickle.get(chunk, "offsets")?)?;
+    let lens = pickle.sizes(pickle.get(chunk, "sizes")?)?;
+    let spans = start.iter().zip(&lens).map(|(&start, &len)| Span { start, len }).collect();
+    (start.len() == lens.len()).then_some((start, spans))
+}
+
+/// Adds the tensor that is stored there to the source.
+fn chunk_of(
+    source: &mut Source,
+    store: &dyn Storage,
+    files: &mut HashMap<String, usize>,
+    name: &str,
+    (path, within): &(&str, Member),
+) -> Result<usize> {
+    let key = Key::new(*path)?;
+    let object = store.open(&key)?;
+    let len = object.len_bytes();
+    let file = *files.entry((*path).to_owned()).or_insert_with(|| source.add_file(key, len));
+    let corrupt = |got: String| Error::Corrupt {
+        what: object.display(),
+        offset: within.offset,
+        got,
+        due: format!("the tensor '{name:.80}'"),
+    };
+    if within.offset.checked_add(within.bytes).is_none_or(|end| end > len) {
+        return Err(corrupt(format!("{} bytes of {len}", within.bytes)));
+    }
+    let archive = TorchFile::read(&*object, *within, file)?;
+    let tensor = archive.tensor(archive.pickle.root)?;
+    let tensor = tensor.ok_or_else(|| corrupt("another object".to_owned()))?;
+    source.add(name.to_owned(), Group::Model, tensor.dtype, tensor.shape, tensor.extents)
+}
+
+/// What a name means: `optim.state.NAME.exp_avg` of torch, `optimizer.state.exp_avg.NAME` of
+/// Megatron, or a weight under `model.`.
+fn role_of(name: &str) -> (Group, &str) {
+    let states = [
+        ("exp_avg_sq", Group::ExpAvgSq),
+        ("exp_avg", Group::ExpAvg),
+        ("fp32_param", Group::Master),
+        ("master", Group::Master),
+    ];
+    if let Some((_, rest)) = name.split_once("state.")
+        && name.starts_with("optim")
+    {
+        for (word, group) in states {
+            if let Some(of) = rest.strip_prefix(word).and_then(|rest| rest.strip_prefix('.')) {
+                return (group, of.strip_prefix("module.").unwrap_or(of));
+            }
+            if let Some(of) = rest.strip_suffix(word).and_then(|rest| rest.strip_suffix('.')) {
+                return (group, of.strip_prefix("model.").unwrap_or(of));
+            }
+        }
+    }
+    (Group::Model, name.strip_prefix("model.").unwrap_or(name))
+}

@@ -1,0 +1,260 @@
+//! DeepSpeed's checkpoints: weights and Adam's moments as flat pieces of what all ranks own.
+//!
+//! `param_shapes` of the model states tells names and shapes by group, in the order in which
+//! parameters were flattened. Under stages 1 and 2 a group is one flat vector that was cut into
+//! equal parts, a part a rank, with padding at its end. Under stage 3 every parameter was cut by
+//! itself, `ceil(elements / ranks)` each, and a rank's vector has its cuts end to end. Either way a
+//! parameter is a list of extents of the files, so nothing is put together before it is read.
+
+use std::collections::BTreeMap;
+
+use super::import::{Import, folder_by, part_of};
+use super::megatron;
+use super::pickle::Id;
+use super::source::{Extent, Source};
+use super::torch::{Tensor, TorchFile};
+use crate::{Dtype, Error, Group, Result, region};
+
+/// The files of one model-parallel rank.
+#[derive(Default)]
+struct Rank {
+    model: Option<String>,
+    /// By data-parallel rank.
+    optim: BTreeMap<u64, String>,
+}
+
+/// One parameter: name and shape.
+type Param = (String, Vec<u64>);
+
+pub(crate) fn open(url: &str) -> Result<Import> {
+    let (store, folder) = folder_by(url, "latest", str::to_owned)?;
+    let mut ranks: BTreeMap<u64, Rank> = BTreeMap::new();
+    for name in store.names(&folder)? {
+        let Some((dp, mp, kind)) = parse(&name) else { continue };
+        let rank = ranks.entry(mp).or_default();
+        match kind {
+            "model_states.pt" if rank.model.is_none() || dp == 0 => rank.model = Some(name),
+            "optim_states.pt" => drop(rank.optim.insert(dp, name)),
+            _ => {}
+        }
+    }
+    let mut source = Source::of_files(&store, store.display(&folder));
+    if ranks.is_empty() {
+        let due = "*_model_states.pt and *_optim_states.pt, or `latest` that names their folder";
+        return Err(unfit(&source, "none".to_owned(), due));
+    }
+    let mut all = Vec::new();
+    let (mut step, mut facts, mut dropped) = (None, None, Vec::new());
+    for rank in ranks.values() {
+        let Some(model) = &rank.model else {
+            return Err(unfit(&source, "no model states".to_owned(), "those of every rank"));
+        };
+        let model = TorchFile::open(&mut source, &*store, &folder.join(model)?)?;
+        let number = |key| model.pickle.size(model.pickle.get(model.pickle.root, key)?);
+        step = number("global_steps").or_else(|| number("iteration"));
+        facts.get_or_insert_with(|| megatron::facts_of(&model));
+        let first = source.tensors().len();
+        if rank.optim.is_empty() {
+            add_module(&mut source, &model, |_| true)?;
+        } else {
+            let optim = rank
+                .optim
+                .values()
+                .map(|name| TorchFile::open(&mut source, &*store, &folder.join(name)?))
+                .collect::<Result<Vec<_>>>()?;
+            add_zero(&mut source, &model, &optim)?;
+            dropped.extend(tied_names(&model));
+        }
+        all.push((first..source.tensors().len()).collect::<Vec<_>>());
+    }
+    let is_megatron = source.tensors().iter().any(|tensor| tensor.name.contains("query_key_value"));
+    if !is_megatron && all.len() == 1 {
+        let mut import = Import::of(source);
+        (import.step, import.dropped) = (step, dropped);
+        return Ok(import);
+    }
+    let mut import = megatron::merge(source, &[all], facts.unwrap_or_default())?;
+    import.step = step;
+    import.dropped.extend(dropped);
+    Ok(import)
+}
+
+/// Data-parallel rank, model-parallel rank and kind of a file.
+fn parse(name: &str) -> Option<(u64, u64, &str)> {
+    let name = name.strip_prefix("bf16_").unwrap_or(name);
+    let name = name.strip_prefix("fp16_").unwrap_or(name);
+    let (dp, rest) = match name.strip_prefix("zero_pp_rank_") {
+        Some(rest) => rest.split_once('_').and_then(|(dp, rest)| Some((dp.parse().ok()?, rest)))?,
+        None => (0, name),
+    };
+    let (mp, kind) = rest.strip_prefix("mp_rank_")?.split_once('_')?;
+    Some((dp, mp.parse().ok()?, kind))
+}
+
+/// Adds the weights of the module itself, which stages below 3 have whole.
+fn add_module(
+    source: &mut Source,
+    model: &TorchFile,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let Some(module) = model.pickle.get(model.pickle.root, "module") else { return Ok(()) };
+    for (name, tensor) in model.leaves(module)? {
+        if is_wanted(&name) {
+            let name = plain(&name).to_owned();
+            source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds parameters, moments and buffers.
+fn add_zero(source: &mut Source, model: &TorchFile, optim: &[TorchFile]) -> Result<()> {
+    let params = params_of(model).ok_or_else(|| {
+        unfit(source, "model states without param_shapes".to_owned(), "those of ZeRO")
+    })?;
+    let state = |file: &TorchFile| file.pickle.get(file.pickle.root, "optimizer_state_dict");
+    let stage = optim
+        .first()
+        .and_then(|file| file.pickle.size(file.pickle.get(state(file)?, "zero_stage")?))
+        .ok_or_else(|| unfit(source, "no zero_stage".to_owned(), "1, 2 or 3"))?;
+    let weights = if stage == 3 { "fp32_flat_groups" } else { "single_partition_of_fp32_groups" };
+    let flats = optim
+        .iter()
+        .map(|file| {
+            let list = state(file).and_then(|state| file.pickle.get(state, weights));
+            let items = list.and_then(|list| file.pickle.items(list)).unwrap_or_default();
+            items.iter().map(|&item| flat(file, item)).collect::<Result<Vec<_>>>()
+        })
+        .collect::<Result<Vec<_>>>()?;
+    add_flats(source, &params, &flats, stage, Group::Model)?;
+    for (word, group) in [("exp_avg", Group::ExpAvg), ("exp_avg_sq", Group::ExpAvgSq)] {
+        let flats = optim
+            .iter()
+            .map(|file| moments(file, state(file), word))
+            .collect::<Result<Vec<_>>>()?;
+        if flats.iter().all(|flats| !flats.is_empty()) {
+            add_flats(source, &params, &flats, stage, group)?;
+        }
+    }
+    let buffers = model.pickle.get(model.pickle.root, "buffer_names");
+    let buffers: Vec<&str> = buffers
+        .and_then(|id| model.pickle.items(id))
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|&name| model.pickle.text(name))
+        .collect();
+    add_module(source, model, |name| buffers.contains(&name))
+}
+
+fn params_of(model: &TorchFile) -> Option<Vec<Vec<Param>>> {
+    let pickle = &model.pickle;
+    let list = pickle.get(pickle.root, "param_shapes")?;
+    let groups = pickle.items(list).map_or_else(|| vec![list], <[Id]>::to_vec);
+    let param =
+        |&(name, shape): &(Id, Id)| Some((pickle.text(name)?.to_owned(), pickle.sizes(shape)?));
+    groups.into_iter().map(|group| pickle.pairs(group)?.iter().map(param).collect()).collect()
+}
+
+/// Adam's moments of a rank, a vector a group; none if they are not kept as such.
+fn moments(file: &TorchFile, state: Option<Id>, word: &str) -> Result<Vec<Tensor>> {
+    let pickle = &file.pickle;
+    let by_group = ["base_optimizer_state", "optimizer_state_dict"]
+        .iter()
+        .find_map(|key| pickle.get(pickle.get(state?, key)?, "state"))
+        .and_then(|id| pickle.pairs(id));
+    let mut numbered: Vec<(u64, Id)> = by_group
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|&(number, values)| Some((pickle.size(number)?, pickle.get(values, word)?)))
+        .collect();
+    numbered.sort_unstable();
+    numbered.into_iter().map(|(_, id)| flat(file, id)).collect()
+}
+
+fn flat(file: &TorchFile, id: Id) -> Result<Tensor> {
+    file.tensor(id)?.ok_or_else(|| Error::Unfit {
+        what: "a flat vector of ZeRO".to_owned(),
+        got: "another object".to_owned(),
+        due: "a tensor".to_owned(),
+    })
+}
+
+/// Adds every parameter of one kind. `flats` has a list for each data-parallel rank.
+fn add_flats(
+    source: &mut Source,
+    params: &[Vec<Param>],
+    flats: &[Vec<Tensor>],
+    stage: u64,
+    group: Group,
+) -> Result<()> {
+    let elements = |tensor: &Tensor| tensor.shape.iter().product::<u64>();
+    let is_f32 = |tensor: &Tensor| tensor.dtype == Dtype::F32 && tensor.shape.len() == 1;
+    if !flats.iter().flatten().all(is_f32) {
+        return Err(unfit(source, "flat vectors of another type".to_owned(), "F32 vectors"));
+    }
+    let ranks = flats.len() as u64;
+    let joined = |tensors: &[&Tensor]| -> Vec<Extent> {
+        tensors.iter().flat_map(|tensor| tensor.extents.iter().copied()).collect()
+    };
+    if stage == 3 {
+        let vectors: Vec<Vec<Extent>> =
+            flats.iter().map(|rank| joined(&rank.iter().collect::<Vec<_>>())).collect();
+        let mut at = 0_u64;
+        for (name, shape) in params.iter().flatten() {
+            let count = elements_of(source, name, shape)?;
+            let share = count.div_ceil(ranks);
+            let mut extents = Vec::new();
+            for (rank, vector) in vectors.iter().enumerate() {
+                let left = count.saturating_sub(share * rank as u64);
+                extents.extend(part_of(vector, at * 4, left.min(share) * 4));
+            }
+            at += share;
+            source.add(plain(name).to_owned(), group, Dtype::F32, shape.clone(), extents)?;
+        }
+        return Ok(());
+    }
+    for (place, params) in params.iter().enumerate() {
+        let parts: Option<Vec<&Tensor>> = flats.iter().map(|rank| rank.get(place)).collect();
+        let parts = parts.ok_or_else(|| {
+            unfit(source, format!("no vector of group {place}"), "one of every rank")
+        })?;
+        let there: u64 = parts.iter().map(|part| elements(part)).sum();
+        let vector = joined(&parts);
+        let mut at = 0_u64;
+        for (name, shape) in params {
+            let count = elements_of(source, name, shape)?;
+            let extents = part_of(&vector, at * 4, count * 4);
+            source.add(plain(name).to_owned(), group, Dtype::F32, shape.clone(), extents)?;
+            at += count;
+        }
+        // Each rank's part is padded to 4 bytes for NCCL, so the end is a multiple of 2 x ranks.
+        let align = 2 * ranks;
+        if at.next_multiple_of(align) != there.next_multiple_of(align) {
+            let got = format!("{there} elements in group {place}");
+            return Err(unfit(source, got, &format!("{at} and less than {align} of padding")));
+        }
+    }
+    Ok(())
+}
+
+fn elements_of(source: &Source, name: &str, shape: &[u64]) -> Result<u64> {
+    let count = region::elements(shape.iter().copied()).filter(|count| *count < 1 << 60);
+    count.ok_or_else(|| unfit(source, format!("'{name}' of {shape:?}"), "fewer than 2^60 elements"))
+}
+
+/// Names of weights that are another's copy.
+fn tied_names(model: &TorchFile) -> Vec<String> {
+    let pickle = &model.pickle;
+    let shared = pickle.get(pickle.root, "shared_params").and_then(|id| pickle.pairs(id));
+    let names = shared.unwrap_or_default().iter();
+    names.filter_map(|&(name, _)| pickle.text(name)).map(str::to_owned).collect()
+}
+
+/// Without what wrappers put in front.
+fn plain(name: &str) -> &str {
+    name.strip_prefix("module.").unwrap_or(name)
+}
+
+fn unfit(source: &Source, got: String, due: &str) -> Error {
+    Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
+}

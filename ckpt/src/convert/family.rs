@@ -1,0 +1,349 @@
+//! The architectures whose names we know: GPT-2, T5 and BERT as `transformers` has them.
+//!
+//! Their checkpoints differ with the program and the year: with and without a prefix, with buffers,
+//! with a second copy of a tied matrix. A step of ours has each parameter once, under the name that
+//! the model with its head gives it, and an export adds a `config.json` that is told by the shapes.
+
+use serde_json::{Value, json};
+
+use super::fill::{Fill, NewRows};
+use super::hf::config_of;
+use super::import::Import;
+use super::made::{Made, unfit};
+use super::rules::matched;
+use crate::{Dtype, Group, Result};
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// `GPT2LMHeadModel`.
+    Gpt2,
+    /// `T5ForConditionalGeneration`, 1.0 and 1.1.
+    T5,
+    /// `BertForPreTraining`, or what of it is there.
+    Bert,
+}
+
+impl Family {
+    /// As on command lines and in `model_type`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Gpt2 => "gpt2",
+            Family::T5 => "t5",
+            Family::Bert => "bert",
+        }
+    }
+
+    /// The architecture that has such tensors; `None` for any other.
+    #[must_use]
+    pub fn of(made: &[Made]) -> Option<Self> {
+        let has = |pattern: &str| made.iter().any(|made| matched(pattern, &made.name).is_some());
+        if has("*h.*.attn.c_attn.weight") {
+            Some(Family::Gpt2)
+        } else if has("encoder.block.*.SelfAttention.q.weight") {
+            Some(Family::T5)
+        } else if has("*encoder.layer.*.attention.self.query.weight") {
+            Some(Family::Bert)
+        } else {
+            None
+        }
+    }
+
+    /// What stands in front of names, and a name that shows whether it does.
+    fn prefix(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Family::Gpt2 => Some(("transformer.", &["wte.", "wpe.", "h.", "ln_f."])),
+            Family::T5 => None,
+            Family::Bert => Some(("bert.", &["embeddings.", "encoder.", "pooler."])),
+        }
+    }
+
+    /// Buffers, which are not trained.
+    fn buffers(self) -> &'static [&'static str] {
+        match self {
+            Family::Gpt2 => &["*.attn.bias", "*.attn.masked_bias"],
+            Family::T5 => &[],
+            Family::Bert => &["*embeddings.position_ids", "*embeddings.token_type_ids"],
+        }
+    }
+
+    /// Copies of other parameters: of which, and whether they are that also where the configuration
+    /// unties the head.
+    fn copies(self) -> &'static [(&'static str, &'static str, bool)] {
+        match self {
+            Family::Gpt2 => &[("lm_head.weight", "transformer.wte.weight", false)],
+            Family::T5 => &[
+                ("encoder.embed_tokens.weight", "shared.weight", true),
+                ("decoder.embed_tokens.weight", "shared.weight", true),
+                ("lm_head.weight", "shared.weight", false),
+            ],
+            Family::Bert => &[
+                ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight", false),
+                ("cls.predictions.decoder.bias", "cls.predictions.bias", true),
+            ],
+        }
+    }
+
+    /// Tensors with a row, or an element, for each word.
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            Family::Gpt2 => &["transformer.wte.weight", "lm_head.weight"],
+            Family::T5 => &["shared.weight", "lm_head.weight"],
+            Family::Bert => &[
+                "bert.embeddings.word_embeddings.weight",
+                "cls.predictions.bias",
+                "cls.predictions.decoder.weight",
+            ],
+        }
+    }
+}
+
+impl Import {
+    /// Gives the tensors of an architecture that we know the names they have in a step: each
+    /// parameter once, with its prefix, without buffers. Gives the architecture, or `None` and
+    /// leaves all as it is.
+    ///
+    /// A head that may be a copy of the embedding is one if the configuration says so, and if there
+    /// is none, if its bytes are.
+    ///
+    /// # Errors
+    /// What reading the source says.
+    pub fn normalize(&mut self) -> Result<Option<Family>> {
+        let Some(family) = Family::of(&self.made) else { return Ok(None) };
+        for made in &mut self.made {
+            if let Some((prefix, firsts)) = family.prefix()
+                && firsts.iter().any(|first| made.name.starts_with(first))
+            {
+                made.name.insert_str(0, prefix);
+            }
+            if family == Family::Bert {
+                // As TensorFlow named them.
+                made.name = made
+                    .name
+                    .replace("LayerNorm.gamma", "LayerNorm.weight")
+                    .replace("LayerNorm.beta", "LayerNorm.bias");
+            }
+        }
+        self.keep(|made| !family.buffers().iter().any(|name| matched(name, &made.name).is_some()));
+        let config = config_of(&self.source).unwrap_or_default();
+        for &(copy, of, always) in family.copies() {
+            self.drop_copy(
+                copy,
+                of,
+                if always { Some(true) } else { config["tie_word_embeddings"].as_bool() },
+            )?;
+        }
+        Ok(Some(family))
+    }
+
+    /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is known.
+    fn drop_copy(&mut self, copy: &str, of: &str, is_copy: Option<bool>) -> Result<()> {
+        for group in Group::ALL {
+            let find = |name: &str| {
+                self.made.iter().position(|made| made.group == group && made.name == name)
+            };
+            let Some(place) = find(copy) else { continue };
+            match find(of) {
+                None => of.clone_into(&mut self.made[place].name),
+                Some(original) => {
+                    let (a, b) = (&self.made[place], &self.made[original]);
+                    if match is_copy {
+                        Some(known) => known,
+                        None => group != Group::Model || a.is_equal(b, &self.source)?,
+                    } {
+                        self.dropped.push(self.made.remove(place).name);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every tensor with a row for each word so many rows: the first of those it has, and
+    /// new ones. Moments of new rows are zero.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`](crate::Error::Unfit) if none of the tensors is one that we know, or what
+    /// reading the source says.
+    pub fn set_vocab(&mut self, words: u64, new: &NewRows) -> Result<()> {
+        let Some(family) = Family::of(&self.made) else {
+            let got = "names of another architecture".to_owned();
+            return Err(unfit(self.source.display(), got, "those of GPT-2, T5 or BERT"));
+        };
+        for made in &mut self.made {
+            if family.words().contains(&made.name.as_str()) && !made.shape.is_empty() {
+                let fill = Fill::new(new, &self.source, made)?;
+                *made = made.with_rows(words, &fill);
+            }
+        }
+        Ok(())
+    }
+
+    /// Casts every floating-point tensor of the weights.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`](crate::Error::Unfit) for a type that weights cannot have.
+    pub fn set_dtype(&mut self, dtype: Dtype) -> Result<()> {
+        if !crate::can_cast(Dtype::F32, dtype) {
+            let due = "F32, BF16, F16 or F64";
+            return Err(unfit(self.source.display(), format!("the type {dtype}"), due));
+        }
+        for made in &mut self.made {
+            if made.group == Group::Model && crate::can_cast(made.dtype, dtype) {
+                made.dtype = dtype;
+            }
+        }
+        Ok(())
+    }
+
+    /// A `config.json` by which `transformers` opens the weights: the one that came along, with the
+    /// sizes as they are now, or one that is told by the shapes. `heads` is for GPT-2 and BERT,
+    /// whose shapes do not tell it.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`](crate::Error::Unfit) if a tensor is missing, or the heads are.
+    pub fn config_json(&self, family: Family, heads: Option<u64>) -> Result<Value> {
+        let heads = heads.or(self.heads);
+        let facts = Facts { import: self, heads };
+        let mut config = match (config_of(&self.source), family) {
+            (Some(config), _) if config["model_type"] == family.name() => config,
+            (_, Family::Gpt2) => facts.gpt2()?,
+            (_, Family::T5) => facts.t5()?,
+            (_, Family::Bert) => facts.bert()?,
+        };
+        let words = family.words()[0];
+        let (words, dtype) = (facts.shape(words)?[0], facts.dtype(words));
+        config["vocab_size"] = words.into();
+        config["torch_dtype"] = dtype.into();
+        Ok(config)
+    }
+}
+
+/// What shapes tell.
+struct Facts<'a> {
+    import: &'a Import,
+    heads: Option<u64>,
+}
+
+impl Facts<'_> {
+    fn find(&self, name: &str) -> Option<&Made> {
+        self.import.made.iter().find(|made| made.group == Group::Model && made.name == name)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// The shape of a tensor, of one axis at least.
+    fn shape(&self, name: &str) -> Result<&[u64]> {
+        let found = self.find(name).map(|made| made.shape.as_slice());
+        found.filter(|shape| !shape.is_empty()).ok_or_else(|| {
+            unfit(self.import.source.display(), format!("no '{name}'"), "it, with an axis at least")
+        })
+    }
+
+    fn columns(&self, name: &str) -> Result<u64> {
+        let shape = self.shape(name)?;
+        shape.get(1).copied().ok_or_else(|| unfit(name, format!("the shape {shape:?}"), "a matrix"))
+    }
+
+    fn dtype(&self, name: &str) -> &'static str {
+        match self.find(name).map(|made| made.dtype) {
+            Some(Dtype::BF16) => "bfloat16",
+            Some(Dtype::F16) => "float16",
+            Some(Dtype::F64) => "float64",
+            _ => "float32",
+        }
+    }
+
+    /// Layers: how many of the names are there with numbers from 0.
+    fn layers(&self, name: impl Fn(u64) -> String) -> u64 {
+        (0..).take_while(|&layer| self.has(&name(layer))).count() as u64
+    }
+
+    fn heads(&self, hidden: u64) -> Result<u64> {
+        let heads = self.heads.filter(|&heads| heads > 0 && hidden.is_multiple_of(heads));
+        heads.ok_or_else(|| {
+            let got = format!("{:?} heads for a width of {hidden}", self.heads);
+            unfit(self.import.source.display(), got, "a divisor of it; hint: --heads tells it")
+        })
+    }
+
+    fn gpt2(&self) -> Result<Value> {
+        let positions = self.shape("transformer.wpe.weight")?[0];
+        let hidden = self.columns("transformer.wpe.weight")?;
+        let mut config = json!({
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "activation_function": "gelu_new",
+            "n_embd": hidden,
+            "n_head": self.heads(hidden)?,
+            "n_inner": self.columns("transformer.h.0.mlp.c_fc.weight")?,
+            "n_layer": self.layers(|layer| format!("transformer.h.{layer}.ln_1.weight")),
+            "n_positions": positions,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": !self.has("lm_head.weight"),
+        });
+        // GPT-2's own vocabulary has one special token, its last.
+        if self.shape("transformer.wte.weight")?[0] == 50_257 {
+            config["bos_token_id"] = 50_256.into();
+            config["eos_token_id"] = 50_256.into();
+        }
+        Ok(config)
+    }
+
+    fn t5(&self) -> Result<Value> {
+        let attention = |name: &str| format!("encoder.block.0.layer.0.SelfAttention.{name}.weight");
+        let bias = attention("relative_attention_bias");
+        let (buckets, heads) = (self.shape(&bias)?[0], self.columns(&bias)?.max(1));
+        let inner = self.shape(&attention("q"))?[0];
+        let dense = |name: &str| format!("encoder.block.0.layer.1.DenseReluDense.{name}.weight");
+        let is_gated = self.has(&dense("wi_0"));
+        let layers = |stack: &str| {
+            self.layers(|layer| format!("{stack}.block.{layer}.layer.0.SelfAttention.q.weight"))
+        };
+        Ok(json!({
+            "architectures": ["T5ForConditionalGeneration"],
+            "model_type": "t5",
+            "d_model": self.columns("shared.weight")?,
+            "d_kv": inner / heads,
+            "d_ff": self.shape(&dense(if is_gated { "wi_0" } else { "wi" }))?[0],
+            "num_heads": heads,
+            "num_layers": layers("encoder"),
+            "num_decoder_layers": layers("decoder"),
+            "relative_attention_num_buckets": buckets,
+            "feed_forward_proj": if is_gated { "gated-gelu" } else { "relu" },
+            "tie_word_embeddings": !self.has("lm_head.weight"),
+            "is_encoder_decoder": true,
+            "decoder_start_token_id": 0,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+        }))
+    }
+
+    fn bert(&self) -> Result<Value> {
+        let words = "bert.embeddings.word_embeddings.weight";
+        let hidden = self.columns(words)?;
+        let architecture =
+            match (self.has("cls.predictions.bias"), self.has("cls.seq_relationship.weight")) {
+                (true, true) => "BertForPreTraining",
+                (true, false) => "BertForMaskedLM",
+                _ => "BertModel",
+            };
+        let layer = |layer| format!("bert.encoder.layer.{layer}.attention.self.query.weight");
+        Ok(json!({
+            "architectures": [architecture],
+            "model_type": "bert",
+            "hidden_size": hidden,
+            "num_attention_heads": self.heads(hidden)?,
+            "num_hidden_layers": self.layers(layer),
+            "intermediate_size": self.shape("bert.encoder.layer.0.intermediate.dense.weight")?[0],
+            "max_position_embeddings": self.shape("bert.embeddings.position_embeddings.weight")?[0],
+            "type_vocab_size": self.shape("bert.embeddings.token_type_embeddings.weight")?[0],
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-12,
+        }))
+    }
+}

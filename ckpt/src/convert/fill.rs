@@ -1,0 +1,121 @@
+//! Rows that no source has: those of words that a vocabulary grew by.
+
+use super::made::{Made, Scratch};
+use super::source::Source;
+use crate::region::Span;
+use crate::{Dtype, Group, Result, bands, number};
+use storage::crc64;
+
+/// How new rows begin.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NewRows {
+    /// All zeros.
+    Zeros,
+    /// Each the mean of the rows that were there, so that a new word is as likely as a middling one.
+    Mean,
+    /// Normal about zero, a function of seed, name and place alone.
+    Normal {
+        /// The standard deviation.
+        std: f64,
+        /// Another seed gives other rows.
+        seed: u64,
+    },
+}
+
+/// New rows, and where their values come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Fill {
+    Zeros,
+    Normal {
+        std: f64,
+        seed: u64,
+    },
+    /// One row, repeated.
+    Row(Vec<f64>),
+}
+
+/// Read at a time while the mean is formed.
+const BAND_BYTES: u64 = 16 << 20;
+
+impl Fill {
+    /// What `rows` means for a tensor that is to have more of them.
+    pub(crate) fn new(rows: &NewRows, source: &Source, made: &Made) -> Result<Self> {
+        Ok(match rows {
+            // A moment of what was never trained is zero.
+            _ if made.group != Group::Model && made.group != Group::Master => Fill::Zeros,
+            NewRows::Zeros => Fill::Zeros,
+            NewRows::Normal { std, seed } => Fill::Normal { std: *std, seed: *seed },
+            NewRows::Mean => Fill::Row(mean_row(source, made)?),
+        })
+    }
+
+    /// Appends the values of a box, row-major.
+    pub(crate) fn values(&self, name: &str, spans: &[Span], dtype: Dtype, into: &mut Vec<u8>) {
+        let row_items: u64 = spans[1..].iter().map(|span| span.len).product();
+        let first = spans[1..].iter().fold(0, |at, span| at * span.len + span.start);
+        for row in spans[0].start..spans[0].start + spans[0].len {
+            for item in first..first + row_items {
+                let value = match self {
+                    Fill::Zeros => 0.0,
+                    Fill::Normal { std, seed } => {
+                        std * normal(*seed ^ crc64(name.as_bytes()), row, item)
+                    }
+                    Fill::Row(values) => values[item as usize], // fits: an index of a row in memory
+                };
+                number::from_f64(value, dtype, into);
+            }
+        }
+    }
+}
+
+/// The mean of all rows, in double precision.
+fn mean_row(source: &Source, made: &Made) -> Result<Vec<f64>> {
+    let rows = made.shape.first().copied().unwrap_or(0).max(1);
+    let row_items: u64 = made.shape.iter().skip(1).product();
+    let mut sums = vec![0.0; row_items as usize]; // fits: a row is far smaller than the tensor
+    let item_bytes = made.dtype.item_bytes() as usize; // fits: at most 8
+    let (mut buffer, mut scratch) = (Vec::new(), Scratch::default());
+    let mut place = 0;
+    for band in bands(&made.shape, made.dtype.item_bytes(), BAND_BYTES) {
+        let items: u64 = band.iter().map(|span| span.len).product();
+        buffer.resize(items as usize * item_bytes, 0); // fits: at most 16 MiB
+        made.read(source, &band, &mut buffer, &mut scratch)?;
+        for item in buffer.chunks_exact(item_bytes) {
+            sums[place] += number::to_f64(made.dtype, item);
+            place = (place + 1) % sums.len();
+        }
+    }
+    Ok(sums.into_iter().map(|sum| sum / rows as f64).collect())
+}
+
+/// A value of the standard normal distribution (Box and Muller), for a place.
+fn normal(seed: u64, row: u64, item: u64) -> f64 {
+    let key = mix(mix(seed ^ 0x6665_6564) ^ row) ^ item.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    let (a, b) = (unit(mix(key)), unit(mix(key ^ 0x5555_5555_5555_5555)));
+    (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+}
+
+/// The finalizer of SplitMix64: every bit of the input moves half of the output's.
+fn mix(mut bits: u64) -> u64 {
+    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ bits >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_normal() {
+        let values: Vec<f64> = (0..20_000).map(|i| normal(7, i / 100, i % 100)).collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let var = values.iter().map(|v| v * v).sum::<f64>() / values.len() as f64;
+        assert!(mean.abs() < 0.03, "{mean}");
+        assert!((var - 1.0).abs() < 0.04, "{var}");
+        let inside = values.iter().filter(|v| v.abs() < 1.0).count();
+        assert!((13_300..14_000).contains(&inside), "{inside} of 20,000 within one deviation");
+    }
+}

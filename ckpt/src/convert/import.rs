@@ -1,0 +1,156 @@
+//! A foreign checkpoint, opened: its tensors, what they become, and what it says of itself.
+
+use super::made::{Made, unfit};
+use super::source::{Extent, Source};
+use super::{dcp, deepspeed, hf, megatron, torch};
+use crate::{Error, Group, Result};
+use storage::{Key, Storage};
+
+use std::sync::Arc;
+
+/// Whose checkpoint it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// Hugging Face's safetensors: a folder with an index, or a file.
+    HuggingFace,
+    /// One file of `torch.save`.
+    Torch,
+    /// A folder of `torch.distributed.checkpoint`.
+    Dcp,
+    /// A folder of Megatron-LM's `mp_rank_*`, or the one above it.
+    Megatron,
+    /// A folder of DeepSpeed's `*_model_states.pt` and `*_optim_states.pt`, or the one above it.
+    DeepSpeed,
+}
+
+/// A foreign checkpoint, of which nothing but names and places has been read.
+#[derive(Debug)]
+pub struct Import {
+    /// Its tensors as they lie.
+    pub source: Source,
+    /// What they become.
+    pub made: Vec<Made>,
+    /// Names that are left out: buffers, copies of tied weights, states that nobody resumes from.
+    pub dropped: Vec<String>,
+    /// The training step that it says it is of.
+    pub step: Option<u64>,
+    /// The attention heads, where it tells.
+    pub heads: Option<u64>,
+}
+
+impl Import {
+    /// Opens a checkpoint: reads headers, pickles and directories, and no tensor.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what breaks its format, [`Error::Unfit`] for what this cannot read,
+    /// or what the store says.
+    pub fn open(url: &str, format: Format) -> Result<Self> {
+        match format {
+            Format::HuggingFace => hf::open(url),
+            Format::Torch => open_torch(url),
+            Format::Dcp => dcp::open(url),
+            Format::Megatron => megatron::open(url),
+            Format::DeepSpeed => deepspeed::open(url),
+        }
+    }
+
+    /// The tensors of a step as they are, and its blobs.
+    ///
+    /// # Errors
+    /// What reading the blobs says.
+    pub fn of_step(step: crate::Checkpoint) -> Result<Self> {
+        let number = step.step();
+        let names: Vec<String> = step.blobs().map(str::to_owned).collect();
+        let blobs = names.into_iter().map(|name| Ok((name.clone(), step.blob(&name)?)));
+        let blobs = blobs.collect::<Result<Vec<_>>>()?;
+        let mut source = Source::of_step(step);
+        for (name, bytes) in blobs {
+            source.add_blob(name, bytes);
+        }
+        Ok(Import { step: Some(number), ..Import::of(source) })
+    }
+
+    pub(crate) fn of(source: Source) -> Self {
+        let made = (0..source.tensors().len()).map(|place| Made::same(&source, place)).collect();
+        Import { source, made, dropped: Vec::new(), step: None, heads: None }
+    }
+
+    /// Leaves out the tensors that the function says no to.
+    pub(crate) fn keep(&mut self, is_kept: impl Fn(&Made) -> bool) {
+        let (kept, dropped) = std::mem::take(&mut self.made).into_iter().partition(is_kept);
+        self.made = kept;
+        self.dropped.extend(dropped.into_iter().map(|made: Made| made.name));
+    }
+
+    /// Keeps the weights alone.
+    pub fn without_optimizer(&mut self) {
+        self.keep(|made| made.group == Group::Model);
+    }
+}
+
+/// A file of `torch.save`: a dict of tensors, or one that has such under `model`, `module` or
+/// `state_dict`.
+fn open_torch(url: &str) -> Result<Import> {
+    let (store, key) = storage::locate(url)?;
+    let mut source = Source::of_files(&store, store.display(&key));
+    let file = torch::TorchFile::open(&mut source, &*store, &key)?;
+    let pickle = &file.pickle;
+    let inner = ["model", "module", "state_dict", "model_state_dict"]
+        .iter()
+        .find_map(|name| pickle.get(pickle.root, name))
+        .filter(|&inner| pickle.pairs(inner).is_some());
+    for (name, tensor) in file.leaves(inner.unwrap_or(pickle.root))? {
+        source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
+    }
+    if source.tensors().is_empty() {
+        return Err(unfit(source.display(), "no tensor".to_owned(), "a dict of tensors"));
+    }
+    let step = ["iteration", "global_step", "global_steps", "step"]
+        .iter()
+        .find_map(|name| pickle.size(pickle.get(pickle.root, name)?));
+    Ok(Import { step, ..Import::of(source) })
+}
+
+/// The folder that a small text file names, or the given one: `latest` of DeepSpeed, and Megatron's
+/// `latest_checkpointed_iteration.txt`.
+pub(crate) fn folder_by(
+    url: &str,
+    tracker: &str,
+    folder_of: impl Fn(&str) -> String,
+) -> Result<(Arc<dyn Storage>, Key)> {
+    let store = storage::open_url(url)?;
+    let key = Key::new(tracker)?;
+    let text = match storage::read_all(&*store, &key) {
+        Ok(text) => text,
+        Err(storage::Error::NotFound { .. }) => return Ok((store, Key::root())),
+        Err(error) => return Err(error.into()),
+    };
+    let text = String::from_utf8_lossy(&text);
+    let folder = Key::new(folder_of(text.trim()))?;
+    if store.names(&folder)?.is_empty() {
+        return Err(Error::Corrupt {
+            what: store.display(&key),
+            offset: 0,
+            got: format!("'{:.80}'", text.trim()),
+            due: "the name of a folder beside it".to_owned(),
+        });
+    }
+    Ok((store, folder))
+}
+
+/// The extents of bytes `first` to `first + count` of a tensor that has these.
+pub(crate) fn part_of(extents: &[Extent], first: u64, count: u64) -> Vec<Extent> {
+    let (mut skip, mut left) = (first, count);
+    let mut parts = Vec::new();
+    for extent in extents {
+        let skipped = skip.min(extent.bytes);
+        skip -= skipped;
+        let now = left.min(extent.bytes - skipped);
+        if now > 0 {
+            parts.push(Extent { offset: extent.offset + skipped, bytes: now, ..*extent });
+            left -= now;
+        }
+    }
+    parts
+}

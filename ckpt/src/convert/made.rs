@@ -1,0 +1,308 @@
+//! Tensors that are made of others: which boxes of which, turned or not, and what fills the rest.
+//!
+//! A [`Made`] is a recipe. Nothing is read until a band of it is wanted, and then only what that
+//! band needs, so that a model of any size goes through a bounded buffer.
+
+use super::fill::Fill;
+use super::source::Source;
+use crate::region::{self, Span};
+use crate::runs;
+use crate::{Dtype, Error, Group, Result, bands, number};
+
+/// Read of each of two tensors that are compared.
+const EQUAL_BYTES: u64 = 16 << 20;
+
+/// A tensor to be made.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The parameter's name.
+    pub name: String,
+    /// What it is to the parameter.
+    pub group: Group,
+    /// Its elements.
+    pub dtype: Dtype,
+    /// Elements along each axis. Row-major.
+    pub shape: Vec<u64>,
+    parts: Vec<Part>,
+}
+
+/// A box of a tensor to be made, and what comes into it.
+#[derive(Clone, Debug)]
+struct Part {
+    into: Vec<Span>,
+    from: From,
+}
+
+#[derive(Clone, Debug)]
+enum From {
+    /// The box of the same shape that begins there; its two axes swapped if it is turned.
+    Tensor { tensor: usize, start: Vec<u64>, turned: bool },
+    /// Values of their own, which know the whole tensor's columns.
+    Fill(Fill),
+}
+
+impl Made {
+    /// A tensor as it is in the source.
+    #[must_use]
+    pub fn same(source: &Source, tensor: usize) -> Self {
+        let of = &source.tensors()[tensor];
+        let mut made = Made::new(of.name.clone(), of.group, of.dtype, of.shape.clone());
+        made.put(vec![0; of.shape.len()], tensor, &region::whole(&of.shape));
+        made
+    }
+
+    /// A tensor of which no part is known yet.
+    pub(crate) fn new(name: String, group: Group, dtype: Dtype, shape: Vec<u64>) -> Self {
+        Made { name, group, dtype, shape, parts: Vec::new() }
+    }
+
+    /// Puts a box of a source's tensor where its first element is to be.
+    pub(crate) fn put(&mut self, at: Vec<u64>, tensor: usize, spans: &[Span]) {
+        let place = |(start, span): (u64, &Span)| Span { start, len: span.len };
+        let into = at.into_iter().zip(spans).map(place).collect();
+        let start = spans.iter().map(|span| span.start).collect();
+        self.parts.push(Part { into, from: From::Tensor { tensor, start, turned: false } });
+    }
+
+    /// The same under another name.
+    pub(crate) fn named(self, name: String) -> Self {
+        Made { name, ..self }
+    }
+
+    /// The same with the two axes of a matrix swapped.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] for what is no matrix.
+    pub(crate) fn turn(mut self) -> Result<Self> {
+        let [rows, columns] = self.shape[..] else {
+            let got = format!("the shape {:?}", self.shape);
+            return Err(unfit(&self.name, got, "a matrix, to be transposed"));
+        };
+        self.shape = vec![columns, rows];
+        for part in &mut self.parts {
+            part.into.swap(0, 1);
+            match &mut part.from {
+                From::Tensor { start, turned, .. } => {
+                    start.swap(0, 1);
+                    *turned = !*turned;
+                }
+                From::Fill(_) => {
+                    let got = "rows of its own".to_owned();
+                    return Err(unfit(&self.name, got, "transpose before extending"));
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// A box of it as a tensor of its own.
+    pub(crate) fn slice(&self, name: String, spans: &[Span]) -> Self {
+        let shape = spans.iter().map(|span| span.len).collect();
+        let mut made = Made::new(name, self.group, self.dtype, shape);
+        for part in &self.parts {
+            let Some(shared) = runs::intersect(&part.into, spans) else { continue };
+            let into = shared
+                .iter()
+                .zip(spans)
+                .map(|(a, b)| Span { start: a.start - b.start, len: a.len })
+                .collect();
+            let from = match &part.from {
+                From::Tensor { tensor, start, turned } => {
+                    let start = start
+                        .iter()
+                        .zip(&shared)
+                        .zip(&part.into)
+                        .map(|((at, a), b)| at + (a.start - b.start))
+                        .collect();
+                    From::Tensor { tensor: *tensor, start, turned: *turned }
+                }
+                From::Fill(fill) => From::Fill(fill.clone()),
+            };
+            made.parts.push(Part { into, from });
+        }
+        made
+    }
+
+    /// The same with more rows, or with fewer.
+    pub(crate) fn with_rows(&self, rows: u64, fill: &Fill) -> Self {
+        let old = self.shape.first().copied().unwrap_or(0);
+        let mut spans = region::whole(&self.shape);
+        spans[0].len = rows.min(old);
+        let mut made = self.slice(self.name.clone(), &spans);
+        if rows > old {
+            made.shape[0] = rows;
+            let mut into = region::whole(&made.shape);
+            into[0] = Span { start: old, len: rows - old };
+            made.parts.push(Part { into, from: From::Fill(fill.clone()) });
+        }
+        made
+    }
+
+    /// Bytes of the whole tensor; it is checked that they fit.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.dtype.item_bytes()
+    }
+
+    /// Whether some part is turned, so that a narrow band of it costs many reads.
+    pub(crate) fn is_turned(&self) -> bool {
+        let turned = |part: &Part| matches!(part.from, From::Tensor { turned: true, .. });
+        self.parts.iter().any(turned)
+    }
+
+    /// Refuses a recipe that leaves gaps or casts what cannot be cast.
+    pub(crate) fn check(&self, source: &Source) -> Result<()> {
+        let count = region::elements(self.shape.iter().copied());
+        if count.and_then(|count| count.checked_mul(self.dtype.item_bytes())).is_none() {
+            return Err(unfit(&self.name, format!("{:?}", self.shape), "fewer than 2^64 bytes"));
+        }
+        let covered: Option<u64> = self
+            .parts
+            .iter()
+            .try_fold(0_u64, |sum, part| sum.checked_add(region::box_elements(&part.into)?));
+        let within = self.parts.iter().all(|part| region::is_within(&self.shape, &part.into));
+        if !within || covered != count {
+            let got = format!("parts of {covered:?} elements");
+            let due = format!("parts that cover {:?} of {:?}", count, self.shape);
+            return Err(unfit(&self.name, got, &due));
+        }
+        for part in &self.parts {
+            if let From::Tensor { tensor, .. } = &part.from {
+                let from = source.tensors()[*tensor].dtype;
+                if !number::can_cast(from, self.dtype) {
+                    let due = format!("{from}, as it is in the source");
+                    return Err(unfit(&self.name, self.dtype.to_string(), &due));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `into` with a band of the tensor, row-major. `scratch` is kept between calls.
+    pub(crate) fn read(
+        &self,
+        source: &Source,
+        band: &[Span],
+        into: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        for part in &self.parts {
+            let shared = runs::intersect(&part.into, band);
+            // A scalar's box has no axes, and an empty one shares nothing.
+            let Some(shared) = shared.filter(|_| !into.is_empty()) else { continue };
+            match &part.from {
+                From::Tensor { tensor, start, turned } => {
+                    let start = start
+                        .iter()
+                        .zip(&shared)
+                        .zip(&part.into)
+                        .map(|((at, a), b)| at + (a.start - b.start));
+                    let spans: Vec<Span> = start
+                        .zip(&shared)
+                        .map(|(start, span)| Span { start, len: span.len })
+                        .collect();
+                    self.take(source, *tensor, &spans, *turned, scratch)?;
+                    place(&scratch.made, &shared, band, self.dtype, into);
+                }
+                From::Fill(fill) => {
+                    scratch.made.clear();
+                    fill.values(&self.name, &shared, self.dtype, &mut scratch.made);
+                    place(&scratch.made, &shared, band, self.dtype, into);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether two tensors have the same elements. Both are read.
+    pub(crate) fn is_equal(&self, other: &Made, source: &Source) -> Result<bool> {
+        if (self.dtype, &self.shape) != (other.dtype, &other.shape) {
+            return Ok(false);
+        }
+        let (mut a, mut b, mut scratch) = (Vec::new(), Vec::new(), Scratch::default());
+        for band in bands(&self.shape, self.dtype.item_bytes(), EQUAL_BYTES) {
+            let items: u64 = band.iter().map(|span| span.len).product();
+            // fits: at most 16 MiB
+            a.resize((items * self.dtype.item_bytes()) as usize, 0);
+            b.resize(a.len(), 0);
+            self.read(source, &band, &mut a, &mut scratch)?;
+            other.read(source, &band, &mut b, &mut scratch)?;
+            if a != b {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads a box of the source into `scratch.made`: turned if it is to be, and of our type.
+    fn take(
+        &self,
+        source: &Source,
+        tensor: usize,
+        spans: &[Span],
+        turned: bool,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let from = source.tensors()[tensor].dtype;
+        let items: u64 = spans.iter().map(|span| span.len).product();
+        let bytes = (items * from.item_bytes()) as usize; // fits: a part of a band
+        scratch.read.resize(bytes, 0);
+        if turned {
+            let there = [spans[1], spans[0]];
+            source.read_box(tensor, &there, &mut scratch.read)?;
+            scratch.turned.resize(bytes, 0);
+            turn(&scratch.read, &mut scratch.turned, &there, from);
+            std::mem::swap(&mut scratch.read, &mut scratch.turned);
+        } else {
+            source.read_box(tensor, spans, &mut scratch.read)?;
+        }
+        scratch.made.clear();
+        number::cast(&scratch.read, from, self.dtype, &mut scratch.made);
+        Ok(())
+    }
+}
+
+/// Buffers that are used again from band to band.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    read: Vec<u8>,
+    turned: Vec<u8>,
+    made: Vec<u8>,
+}
+
+/// Writes the elements of a box to their places in a band.
+fn place(from: &[u8], shared: &[Span], band: &[Span], dtype: Dtype, into: &mut [u8]) {
+    let item_bytes = dtype.item_bytes() as usize; // fits: at most 8
+    let visit = |run: runs::Run| -> std::result::Result<(), std::convert::Infallible> {
+        // fits: within the buffers
+        let (at, to) = (run.from as usize * item_bytes, run.to as usize * item_bytes);
+        let len = run.len as usize * item_bytes;
+        into[to..to + len].copy_from_slice(&from[at..at + len]);
+        Ok(())
+    };
+    let Ok(()) = runs::each_run_of_boxes(shared, band, visit);
+}
+
+/// Rows and columns of a square that stay in the first cache while it is turned.
+const TILE: usize = 32;
+
+/// Swaps the axes of a matrix of `spans` that lies in `from`.
+fn turn(from: &[u8], into: &mut [u8], spans: &[Span; 2], dtype: Dtype) {
+    // fits: the matrix is in memory
+    let [rows, columns] = spans.map(|span| span.len as usize);
+    let item = dtype.item_bytes() as usize; // fits: at most 8
+    for top in (0..rows).step_by(TILE) {
+        for left in (0..columns).step_by(TILE) {
+            for column in left..(left + TILE).min(columns) {
+                for row in top..(top + TILE).min(rows) {
+                    let (at, to) = ((row * columns + column) * item, (column * rows + row) * item);
+                    into[to..to + item].copy_from_slice(&from[at..at + item]);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn unfit(what: &str, got: String, due: &str) -> Error {
+    Error::Unfit { what: format!("'{what}'"), got, due: due.to_owned() }
+}

@@ -1,0 +1,379 @@
+//! Megatron-LM's `mp_rank_TT[_PPP]/model_optim_rng.pt`, merged to GPT-2 as Hugging Face names it.
+//!
+//! A rank has rows of some matrices and columns of others. The rows of the fused query, key and
+//! value matrix are ordered otherwise by every `checkpoint_version`: within a rank `[3, heads,
+//! width]` in version 0, `[heads, width, 3]` in 1 and `[heads, 3, width]` from 2 on; here all
+//! queries come first, then keys, then values. Hugging Face keeps matrices as `[in, out]`, Megatron
+//! as `[out, in]`.
+
+use std::collections::BTreeMap;
+
+use super::import::{Import, folder_by};
+use super::made::Made;
+use super::source::Source;
+use super::torch::{Tensor, TorchFile};
+use crate::{Error, Group, Result, Span};
+use storage::{Key, Storage};
+
+/// What the checkpoint says of its model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) heads: Option<u64>,
+    /// How the rows of the fused matrix are ordered; 0 if nothing is said.
+    pub(crate) version: u64,
+}
+
+/// How the ranks' parts of a tensor come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Join {
+    /// Every rank has all of it.
+    Same,
+    /// Each has rows.
+    Rows,
+    /// Each has columns.
+    Columns,
+    /// Each has heads, of queries, keys and values.
+    Qkv,
+}
+
+/// The end of Megatron's name, ours, how parts come together, and whether it is to be transposed.
+/// The classic names first, then those of Megatron-Core, with and without Transformer Engine.
+const GLOBAL: [(&str, &str, Join, bool); 4] = [
+    ("embedding.word_embeddings.weight", "wte.weight", Join::Rows, false),
+    ("embedding.position_embeddings.weight", "wpe.weight", Join::Same, false),
+    ("final_layernorm.weight", "ln_f.weight", Join::Same, false),
+    ("final_layernorm.bias", "ln_f.bias", Join::Same, false),
+];
+const LAYER: [(&str, &str, Join, bool); 28] = [
+    ("input_layernorm.weight", "ln_1.weight", Join::Same, false),
+    ("input_layernorm.bias", "ln_1.bias", Join::Same, false),
+    ("attention.query_key_value.weight", "attn.c_attn.weight", Join::Qkv, true),
+    ("attention.query_key_value.bias", "attn.c_attn.bias", Join::Qkv, false),
+    ("attention.dense.weight", "attn.c_proj.weight", Join::Columns, true),
+    ("attention.dense.bias", "attn.c_proj.bias", Join::Same, false),
+    ("self_attention.query_key_value.weight", "attn.c_attn.weight", Join::Qkv, true),
+    ("self_attention.query_key_value.bias", "attn.c_attn.bias", Join::Qkv, false),
+    ("self_attention.dense.weight", "attn.c_proj.weight", Join::Columns, true),
+    ("self_attention.dense.bias", "attn.c_proj.bias", Join::Same, false),
+    ("post_attention_layernorm.weight", "ln_2.weight", Join::Same, false),
+    ("post_attention_layernorm.bias", "ln_2.bias", Join::Same, false),
+    ("mlp.dense_h_to_4h.weight", "mlp.c_fc.weight", Join::Rows, true),
+    ("mlp.dense_h_to_4h.bias", "mlp.c_fc.bias", Join::Rows, false),
+    ("mlp.dense_4h_to_h.weight", "mlp.c_proj.weight", Join::Columns, true),
+    ("mlp.dense_4h_to_h.bias", "mlp.c_proj.bias", Join::Same, false),
+    ("self_attention.linear_qkv.layer_norm_weight", "ln_1.weight", Join::Same, false),
+    ("self_attention.linear_qkv.layer_norm_bias", "ln_1.bias", Join::Same, false),
+    ("self_attention.linear_qkv.weight", "attn.c_attn.weight", Join::Qkv, true),
+    ("self_attention.linear_qkv.bias", "attn.c_attn.bias", Join::Qkv, false),
+    ("self_attention.linear_proj.weight", "attn.c_proj.weight", Join::Columns, true),
+    ("self_attention.linear_proj.bias", "attn.c_proj.bias", Join::Same, false),
+    ("pre_mlp_layernorm.weight", "ln_2.weight", Join::Same, false),
+    ("pre_mlp_layernorm.bias", "ln_2.bias", Join::Same, false),
+    ("mlp.linear_fc1.layer_norm_weight", "ln_2.weight", Join::Same, false),
+    ("mlp.linear_fc1.layer_norm_bias", "ln_2.bias", Join::Same, false),
+    ("mlp.linear_fc1.weight", "mlp.c_fc.weight", Join::Rows, true),
+    ("mlp.linear_fc1.bias", "mlp.c_fc.bias", Join::Rows, false),
+];
+/// The second matrix of Megatron-Core.
+const LAYER_FC2: [(&str, &str, Join, bool); 2] = [
+    ("mlp.linear_fc2.weight", "mlp.c_proj.weight", Join::Columns, true),
+    ("mlp.linear_fc2.bias", "mlp.c_proj.bias", Join::Same, false),
+];
+
+/// A stage of the pipeline, or a part of one that is interleaved: for each tensor-parallel rank its
+/// tensors.
+pub(crate) type Stage = Vec<Vec<usize>>;
+
+pub(crate) fn open(url: &str) -> Result<Import> {
+    let tracker = "latest_checkpointed_iteration.txt";
+    let (store, folder) = folder_by(url, tracker, |text| match text.parse::<u64>() {
+        Ok(iteration) => format!("iter_{iteration:07}"),
+        Err(_) => text.to_owned(),
+    })?;
+    let mut source = Source::of_files(&store, store.display(&folder));
+    // By stage, then by rank.
+    let mut files: BTreeMap<u64, BTreeMap<u64, TorchFile>> = BTreeMap::new();
+    for name in store.names(&folder)? {
+        let Some(rest) = name.strip_prefix("mp_rank_") else { continue };
+        let mut numbers = rest.split('_').map(str::parse::<u64>);
+        let (tensor, pipeline, expert) = (numbers.next(), numbers.next(), numbers.next());
+        let (Some(Ok(tensor)), None) = (tensor, expert) else {
+            return Err(unfit(&source, name, "mp_rank_TT or mp_rank_TT_PPP, without experts"));
+        };
+        let pipeline = pipeline.and_then(std::result::Result::ok).unwrap_or(0);
+        let file = open_rank(&mut source, &*store, &folder.join(&name)?)?;
+        files.entry(pipeline).or_default().insert(tensor, file);
+    }
+    let ranks = files.values().next().map_or(0, BTreeMap::len);
+    if ranks == 0 || files.values().any(|stage| stage.len() != ranks) {
+        let got = files.values().map(|stage| stage.len().to_string()).collect::<Vec<_>>();
+        let got = format!("{} tensor-parallel ranks in the stages", got.join(", "));
+        return Err(unfit(&source, got, "mp_rank_* folders, as many in every stage"));
+    }
+    let first = files.values().next().and_then(|stage| stage.values().next());
+    let facts = first.map(facts_of).unwrap_or_default();
+    let step =
+        first.and_then(|file| file.pickle.size(file.pickle.get(file.pickle.root, "iteration")?));
+    let stages = stages_of(&mut source, &files)?;
+    let mut import = merge(source, &stages, facts)?;
+    import.step = step;
+    Ok(import)
+}
+
+fn open_rank(source: &mut Source, store: &dyn Storage, folder: &Key) -> Result<TorchFile> {
+    for name in ["model_optim_rng.pt", "model_rng.pt"] {
+        match TorchFile::open(source, store, &folder.join(name)?) {
+            Err(Error::Storage(storage::Error::NotFound { .. })) => {}
+            other => return other,
+        }
+    }
+    let got = format!("{} without it", store.display(folder));
+    Err(unfit(source, got, "model_optim_rng.pt or model_rng.pt"))
+}
+
+/// Heads and version, from a file's `args` and `checkpoint_version`.
+pub(crate) fn facts_of(file: &TorchFile) -> Facts {
+    use super::pickle::Node;
+    let pickle = &file.pickle;
+    let heads =
+        pickle.path(pickle.root, &["args", "num_attention_heads"]).and_then(|id| pickle.size(id));
+    let version = pickle.get(pickle.root, "checkpoint_version");
+    let version = match version.map(|id| pickle.node(id)) {
+        Some(Node::Float(value)) => *value as u64, // fits: 0.0 to 3.0, else saturates
+        Some(Node::Int(value)) => u64::try_from(*value).unwrap_or(0),
+        _ => 0,
+    };
+    Facts { heads, version }
+}
+
+/// The stages in the order of their layers. Interleaved ones have `model0`, `model1`, ...: all
+/// stages' first parts come first.
+fn stages_of(
+    source: &mut Source,
+    files: &BTreeMap<u64, BTreeMap<u64, TorchFile>>,
+) -> Result<Vec<Stage>> {
+    let mut stages = Vec::new();
+    let first = files.values().next().and_then(|stage| stage.values().next());
+    let has =
+        |key: &str| first.is_some_and(|file| file.pickle.get(file.pickle.root, key).is_some());
+    let mut keys: Vec<String> =
+        (0..).map(|part| format!("model{part}")).take_while(|key| has(key)).collect();
+    if keys.is_empty() {
+        keys.push("model".to_owned());
+    }
+    for key in keys {
+        for ranks in files.values() {
+            let mut stage = Vec::new();
+            for file in ranks.values() {
+                let Some(model) = file.pickle.get(file.pickle.root, &key) else {
+                    return Err(unfit(source, format!("a rank without '{key}'"), "one in each"));
+                };
+                let mut tensors = Vec::new();
+                for (name, tensor) in file.leaves(model)? {
+                    let Tensor { dtype, shape, extents } = tensor;
+                    tensors.push(source.add(name, Group::Model, dtype, shape, extents)?);
+                }
+                stage.push(tensors);
+            }
+            stages.push(stage);
+        }
+    }
+    Ok(stages)
+}
+
+/// A tensor to be: its layer, its place in the tables above, and each rank's part.
+#[derive(Default)]
+struct Slot {
+    parts: Vec<usize>,
+    join: Option<(Join, bool)>,
+}
+
+/// Puts the ranks' parts together.
+pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Import> {
+    let mut slots: BTreeMap<(Group, String), Slot> = BTreeMap::new();
+    let mut order = Vec::new();
+    let (mut dropped, mut first_layer) = (Vec::new(), 0);
+    for stage in stages {
+        let mut layers = 0;
+        for tensors in stage {
+            let mut seen = std::collections::HashSet::new();
+            for &tensor in tensors {
+                let of = &source.tensors()[tensor];
+                if is_left_out(&of.name) {
+                    dropped.push(of.name.clone());
+                    continue;
+                }
+                let (layer, name, join) = slot_of(&of.name).ok_or_else(|| {
+                    unfit(&source, format!("'{}'", of.name), "the parameters of a GPT-2")
+                })?;
+                layers = layers.max(layer.map_or(0, |layer| layer + 1));
+                let name = layer.map_or_else(
+                    || format!("transformer.{name}"),
+                    |layer| format!("transformer.h.{}.{name}", first_layer + layer),
+                );
+                let key = (of.group, name);
+                if !seen.insert(key.clone()) {
+                    return Err(unfit(&source, format!("'{}' twice", of.name), "it once a rank"));
+                }
+                let slot = slots.entry(key.clone()).or_default();
+                if slot.join.is_none() {
+                    order.push(key);
+                }
+                slot.join = Some(join);
+                slot.parts.push(tensor);
+            }
+        }
+        first_layer += layers;
+    }
+    let ranks = stages.first().map_or(1, Vec::len);
+    let mut made = Vec::new();
+    for key in order {
+        let Slot { mut parts, join } = slots.remove(&key).unwrap_or_default();
+        let Some((join, turned)) = join else { continue };
+        // The last stage has a copy of the embedding for its head.
+        parts.truncate(ranks);
+        let (group, name) = key;
+        if parts.len() != ranks {
+            let got = format!("'{name}' in {} ranks", parts.len());
+            return Err(unfit(&source, got, &format!("it in all {ranks}")));
+        }
+        let tensor = joined(&source, group, name, &parts, join, facts)?;
+        made.push(if turned { tensor.turn()? } else { tensor });
+    }
+    Ok(Import { source, made, dropped, step: None, heads: facts.heads })
+}
+
+/// Copies of the embedding, and states of a library that are no parameters.
+fn is_left_out(name: &str) -> bool {
+    name.contains("word_embeddings_for_head")
+        || name.ends_with("_extra_state")
+        || name.ends_with("output_layer.weight")
+        || name.ends_with("rotary_pos_emb.inv_freq")
+}
+
+/// Layer, our name, and how parts join, of a name of Megatron's.
+fn slot_of(name: &str) -> Option<(Option<u64>, &'static str, (Join, bool))> {
+    let found =
+        |&(_, ours, join, turned): &(&str, &'static str, Join, bool)| (ours, (join, turned));
+    if let Some((_, rest)) = name.split_once("layers.") {
+        let (layer, end) = rest.split_once('.')?;
+        let mut all = LAYER.iter().chain(&LAYER_FC2);
+        let (ours, join) = found(all.find(|(theirs, ..)| *theirs == end)?);
+        return Some((Some(layer.parse().ok()?), ours, join));
+    }
+    let ends = |theirs: &str| {
+        name.strip_suffix(theirs).is_some_and(|front| front.is_empty() || front.ends_with('.'))
+    };
+    let (ours, join) = found(GLOBAL.iter().find(|(theirs, ..)| ends(theirs))?);
+    Some((None, ours, join))
+}
+
+fn joined(
+    source: &Source,
+    group: Group,
+    name: String,
+    parts: &[usize],
+    join: Join,
+    facts: Facts,
+) -> Result<Made> {
+    let first = &source.tensors()[parts[0]];
+    let same = |&part: &usize| {
+        let other = &source.tensors()[part];
+        (other.dtype, &other.shape) == (first.dtype, &first.shape)
+    };
+    let axis = if join == Join::Columns { 1 } else { 0 };
+    if !parts.iter().all(same) || first.shape.len() <= axis {
+        return Err(unfit(source, format!("'{name}' of other shapes by rank"), "one shape"));
+    }
+    if join == Join::Same {
+        let mut made = Made::same(source, parts[0]);
+        (made.name, made.group) = (name, group);
+        return Ok(made);
+    }
+    let ranks = parts.len() as u64;
+    let mut shape = first.shape.clone();
+    let len = shape[axis];
+    shape[axis] = len.checked_mul(ranks).ok_or_else(|| {
+        unfit(source, format!("'{name}' of {:?}", first.shape), "a shape that fits")
+    })?;
+    let order = if join == Join::Qkv {
+        qkv_rows(source, &name, len, ranks, facts)?
+    } else {
+        vec![[0, 0, len]]
+    };
+    let mut made = Made::new(name, group, first.dtype, shape.clone());
+    for (rank, &part) in parts.iter().enumerate() {
+        for &[from, to, count] in &order {
+            let mut spans = crate::region::whole(&first.shape);
+            spans[axis] = Span { start: from, len: count };
+            let mut at = vec![0; shape.len()];
+            // Of queries, keys and values each rank has a share; of all else one block.
+            let (third, share) = if join == Join::Qkv { (shape[0] / 3, len / 3) } else { (0, len) };
+            at[axis] = if third == 0 {
+                rank as u64 * share
+            } else {
+                (to / share) * third + rank as u64 * share + to % share
+            };
+            made.put(at, part, &spans);
+        }
+    }
+    Ok(made)
+}
+
+/// Runs of a rank's rows: where each begins, where it goes when queries, keys and values stand one
+/// after the other, and how many they are.
+fn qkv_rows(
+    source: &Source,
+    name: &str,
+    rows: u64,
+    ranks: u64,
+    facts: Facts,
+) -> Result<Vec<[u64; 3]>> {
+    let share = rows / 3;
+    if facts.version == 0 {
+        return Ok((0..3).map(|part| [part * share, part * share, share]).collect());
+    }
+    let heads = facts.heads.filter(|heads| heads.is_multiple_of(ranks)).map(|heads| heads / ranks);
+    let width = heads.filter(|&heads| heads > 0 && rows.is_multiple_of(3 * heads));
+    let Some((heads, width)) = width.map(|heads| (heads, rows / 3 / heads)) else {
+        let got = format!("'{name}' of {rows} rows and {:?} heads", facts.heads);
+        return Err(unfit(source, got, "3 x width rows for each head of each rank"));
+    };
+    let mut runs = Vec::new();
+    for head in 0..heads {
+        for part in 0..3 {
+            let to = part * share + head * width;
+            if facts.version == 1 {
+                let row = |at| [(head * width + at) * 3 + part, to + at, 1];
+                runs.extend((0..width).map(row));
+            } else {
+                runs.push([(head * 3 + part) * width, to, width]);
+            }
+        }
+    }
+    Ok(runs)
+}
+
+fn unfit(source: &Source, got: String, due: &str) -> Error {
+    Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_slots() {
+        let check = |name: &str, due: Option<(Option<u64>, &str)>| {
+            assert_eq!(slot_of(name).map(|(layer, ours, _)| (layer, ours)), due, "{name}");
+        };
+        let classic = "language_model.transformer.layers.7.attention.query_key_value.weight";
+        check(classic, Some((Some(7), "attn.c_attn.weight")));
+        check("decoder.layers.0.mlp.linear_fc2.bias", Some((Some(0), "mlp.c_proj.bias")));
+        check("decoder.final_layernorm.bias", Some((None, "ln_f.bias")));
+        check("embedding.word_embeddings.weight", Some((None, "wte.weight")));
+        check("decoder.layers.0.mlp.router.weight", None);
+        check("decoder.layers.x.mlp.linear_fc2.bias", None);
+        check("unembedding.word_embeddings.weight", None);
+    }
+}

@@ -1,0 +1,315 @@
+//! Tensors that can be read, wherever they lie: in a step of ours, or as bytes of foreign files.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::region::{self, Span};
+use crate::runs;
+use crate::{Checkpoint, Dtype, Error, Group, Result};
+use storage::{Key, Object, Read, Storage};
+
+/// Runs that are nearer than this are read with the bytes between them: another request costs more.
+const GAP_BYTES_MAX: u64 = 64 << 10;
+
+/// Read in one go if bytes between runs are read too, which takes scratch space.
+const SPAN_BYTES_MAX: u64 = 16 << 20;
+
+/// Reads given to the store at once.
+const READS_MAX: usize = 256;
+
+/// A process may open 1,024 files unless it is told otherwise, and threads do this side by side.
+const FILES_OPEN_MAX: usize = 64;
+
+/// Bytes in a row of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Which of the source's files.
+    pub(crate) file: usize,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Where a tensor's elements are.
+#[derive(Clone, Debug)]
+enum Place {
+    /// Row-major in extents, one after the other; beside each the bytes up to its end.
+    Extents(Vec<Extent>, Vec<u64>),
+    /// In the opened step, under that group and name.
+    Step(Group, String),
+}
+
+/// A tensor of a [`Source`].
+#[derive(Clone, Debug)]
+pub struct SourceTensor {
+    /// Its name there.
+    pub name: String,
+    /// What it is to the parameter, as far as the source says.
+    pub group: Group,
+    /// Its elements.
+    pub dtype: Dtype,
+    /// Elements along each axis. Row-major.
+    pub shape: Vec<u64>,
+    place: Place,
+}
+
+/// Tensors to be read in any order and in parts.
+pub struct Source {
+    what: String,
+    tensors: Vec<SourceTensor>,
+    store: Option<Arc<dyn Storage>>,
+    files: Vec<(Key, u64)>,
+    open: Mutex<HashMap<usize, Arc<dyn Object>>>,
+    step: Option<Checkpoint>,
+    blobs: Vec<(String, Vec<u8>)>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Source({}, {} tensors)", self.what, self.tensors.len())
+    }
+}
+
+impl Source {
+    /// The tensors of a step.
+    #[must_use]
+    pub fn of_step(step: Checkpoint) -> Self {
+        let tensor = |entry: &crate::TensorEntry| SourceTensor {
+            name: entry.name.clone(),
+            group: entry.group,
+            dtype: entry.dtype,
+            shape: entry.shape.clone(),
+            place: Place::Step(entry.group, entry.name.clone()),
+        };
+        let tensors = step.tensors().iter().map(tensor).collect();
+        Source { what: step.display(), tensors, step: Some(step), ..Source::empty(None) }
+    }
+
+    /// Of foreign files, which are added one by one.
+    pub(crate) fn of_files(store: &Arc<dyn Storage>, what: String) -> Self {
+        Source { what, ..Source::empty(Some(Arc::clone(store))) }
+    }
+
+    fn empty(store: Option<Arc<dyn Storage>>) -> Self {
+        Source {
+            what: String::new(),
+            tensors: Vec::new(),
+            store,
+            files: Vec::new(),
+            open: Mutex::default(),
+            step: None,
+            blobs: Vec::new(),
+        }
+    }
+
+    /// How messages name it.
+    #[must_use]
+    pub fn display(&self) -> &str {
+        &self.what
+    }
+
+    /// All tensors.
+    #[must_use]
+    pub fn tensors(&self) -> &[SourceTensor] {
+        &self.tensors
+    }
+
+    /// Small files that came along: configurations and tokenizers.
+    #[must_use]
+    pub fn blobs(&self) -> &[(String, Vec<u8>)] {
+        &self.blobs
+    }
+
+    /// The step, if it is one.
+    #[must_use]
+    pub fn step(&self) -> Option<&Checkpoint> {
+        self.step.as_ref()
+    }
+
+    pub(crate) fn add_blob(&mut self, name: String, bytes: Vec<u8>) {
+        self.blobs.push((name, bytes));
+    }
+
+    /// Adds a file; tensors name it by the number that this gives.
+    pub(crate) fn add_file(&mut self, key: Key, len_bytes: u64) -> usize {
+        self.files.push((key, len_bytes));
+        self.files.len() - 1
+    }
+
+    /// Adds a tensor, after checking that its bytes are there and as many as its shape wants.
+    pub(crate) fn add(
+        &mut self,
+        name: String,
+        group: Group,
+        dtype: Dtype,
+        shape: Vec<u64>,
+        extents: Vec<Extent>,
+    ) -> Result<usize> {
+        let due = region::elements(shape.iter().copied())
+            .and_then(|count| count.checked_mul(dtype.item_bytes()));
+        let mut ends = Vec::with_capacity(extents.len());
+        let mut got = 0_u64;
+        for extent in &extents {
+            let (key, len) = &self.files[extent.file];
+            let fits = extent.offset.checked_add(extent.bytes).is_some_and(|end| end <= *len);
+            if !fits {
+                return Err(Error::Corrupt {
+                    what: self.file_name(key),
+                    offset: extent.offset,
+                    got: format!("{} bytes of '{name}' in a file of {len}", extent.bytes),
+                    due: "bytes within the file".to_owned(),
+                });
+            }
+            // fits: files that are there, and no more extents than memory holds.
+            got = got.saturating_add(extent.bytes);
+            ends.push(got);
+        }
+        if shape.len() > region::RANK_MAX || due != Some(got) {
+            return Err(Error::Corrupt {
+                what: self.what.clone(),
+                offset: extents.first().map_or(0, |extent| extent.offset),
+                got: format!("{got} bytes for '{name}'"),
+                due: format!("those of {dtype} {shape:?}"),
+            });
+        }
+        let place = Place::Extents(extents, ends);
+        self.tensors.push(SourceTensor { name, group, dtype, shape, place });
+        Ok(self.tensors.len() - 1)
+    }
+
+    /// Reads a box of a tensor, row-major, into a buffer of its bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], or what the store says.
+    ///
+    /// # Panics
+    /// If the box is not within the tensor or the buffer has another length.
+    pub(crate) fn read_box(&self, tensor: usize, spans: &[Span], into: &mut [u8]) -> Result<()> {
+        let tensor = &self.tensors[tensor];
+        assert!(region::is_within(&tensor.shape, spans), "{spans:?} in {:?}", tensor.shape);
+        match &tensor.place {
+            Place::Step(group, name) => {
+                let step = self.step.as_ref().expect("a tensor of a step is in a step");
+                step.read_box(name, *group, spans, into)
+            }
+            Place::Extents(extents, ends) => {
+                let item_bytes = tensor.dtype.item_bytes();
+                let mut runs = Vec::new();
+                let visit = |run: runs::Run| -> Result<()> {
+                    runs.push((run.from * item_bytes, run.len * item_bytes));
+                    Ok(())
+                };
+                runs::each_run_of_boxes(&region::whole(&tensor.shape), spans, visit)?;
+                self.read_runs(extents, ends, &runs, into)
+            }
+        }
+    }
+
+    /// Reads runs of a tensor's bytes, which ascend, end to end into the buffer.
+    fn read_runs(
+        &self,
+        extents: &[Extent],
+        ends: &[u64],
+        runs: &[(u64, u64)],
+        mut into: &mut [u8],
+    ) -> Result<()> {
+        let mut scratch = Vec::new();
+        let mut direct: Vec<(usize, Read<'_>)> = Vec::new();
+        let mut rest = runs;
+        while let Some(&(from, _)) = rest.first() {
+            let count = joined(rest);
+            let (group, after) = rest.split_at(count);
+            rest = after;
+            let bytes: u64 = group.iter().map(|(_, len)| len).sum();
+            let (part, behind) = std::mem::take(&mut into).split_at_mut(bytes as usize); // fits: of a buffer
+            into = behind;
+            if let [(from, _)] = group {
+                push_reads(extents, ends, *from, part, &mut direct);
+                if direct.len() >= READS_MAX {
+                    self.read_all(&mut direct)?;
+                }
+                continue;
+            }
+            let end = group.last().map_or(from, |(start, len)| start + len);
+            scratch.resize((end - from) as usize, 0); // fits: at most 16 MiB
+            let mut reads = Vec::new();
+            push_reads(extents, ends, from, &mut scratch, &mut reads);
+            self.read_all(&mut reads)?;
+            let mut to = 0;
+            for (start, len) in group {
+                let (at, len) = ((start - from) as usize, *len as usize); // fits: within the scratch
+                part[to..to + len].copy_from_slice(&scratch[at..at + len]);
+                to += len;
+            }
+        }
+        self.read_all(&mut direct)
+    }
+
+    fn read_all(&self, reads: &mut Vec<(usize, Read<'_>)>) -> Result<()> {
+        reads.sort_by_key(|(file, _)| *file);
+        let mut reads = reads.drain(..).peekable();
+        while let Some((file, read)) = reads.next() {
+            let mut batch = vec![read];
+            while let Some((_, read)) = reads.next_if(|(next, _)| *next == file) {
+                batch.push(read);
+            }
+            self.open(file)?.read_many(&mut batch)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, file: usize) -> Result<Arc<dyn Object>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(object) = open.get(&file) {
+            return Ok(Arc::clone(object));
+        }
+        let (key, len) = &self.files[file];
+        let object = self.store().open(key)?;
+        if object.len_bytes() != *len {
+            let (got, due) = (object.len_bytes().to_string(), format!("{len} bytes, as before"));
+            return Err(Error::Corrupt { what: object.display(), offset: *len, got, due });
+        }
+        if open.len() >= FILES_OPEN_MAX {
+            open.clear();
+        }
+        open.insert(file, Arc::clone(&object));
+        Ok(object)
+    }
+
+    fn store(&self) -> &dyn Storage {
+        &**self.store.as_ref().expect("a source of files has their store")
+    }
+
+    pub(crate) fn file_name(&self, key: &Key) -> String {
+        self.store().display(key)
+    }
+}
+
+/// How many of the runs in front are read in one go.
+fn joined(runs: &[(u64, u64)]) -> usize {
+    let (from, _) = runs[0];
+    let is_near = |pair: &&[(u64, u64)]| {
+        let ((a, a_len), (b, b_len)) = (pair[0], pair[1]);
+        b - (a + a_len) <= GAP_BYTES_MAX && b + b_len - from <= SPAN_BYTES_MAX
+    };
+    1 + runs.windows(2).take_while(is_near).count()
+}
+
+/// The reads that fill the buffer from byte `from` of the tensor.
+fn push_reads<'a>(
+    extents: &[Extent],
+    ends: &[u64],
+    mut from: u64,
+    mut into: &'a mut [u8],
+    reads: &mut Vec<(usize, Read<'a>)>,
+) {
+    let mut place = ends.partition_point(|&end| end <= from);
+    while !into.is_empty() {
+        let extent = extents[place];
+        let skip = from - (ends[place] - extent.bytes);
+        let now = (extent.bytes - skip).min(into.len() as u64);
+        let (buf, behind) = into.split_at_mut(now as usize); // fits: no longer than the buffer
+        reads.push((extent.file, Read { offset: extent.offset + skip, buf }));
+        (into, from, place) = (behind, from + now, place + 1);
+    }
+}

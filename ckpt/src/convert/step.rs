@@ -1,0 +1,142 @@
+//! Made tensors as a step of ours.
+
+use std::time::Instant;
+
+use super::import::Import;
+use super::made::Made;
+use super::write::{Bounds, Job, OutFile, Tell, check, lay_out};
+use crate::catalog::BlobEntry;
+use crate::staging::{EXTRA, INDEX, Written};
+use crate::{Blob, Checkpoints, Group, Result, SaveReport, TensorEntry};
+use storage::{FileEntry, write_all};
+
+impl Checkpoints {
+    /// Saves a step of the tensors of an import, as [`Checkpoints::save`] does of those
+    /// in memory, and never holds more than [`Bounds`] says. `tell` hears of every band.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`]; [`Error::Unfit`](crate::Error::Unfit) for recipes that are none;
+    /// and what reading the source says.
+    pub fn save_made(
+        &self,
+        step: u64,
+        import: &Import,
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        bounds: Bounds,
+        tell: Tell<'_>,
+    ) -> Result<SaveReport> {
+        let begun = Instant::now();
+        let Import { source, made, .. } = import;
+        self.check_options(step)?;
+        crate::save::check_blobs(blobs)?;
+        check(made, source)?;
+        let files = lay_out_step(made, bounds)?;
+        let index = weight_index(made, &files);
+        let _alone = self.begin_change()?;
+        let place = self.find_place(step)?;
+        let extra = blobs.iter().map(|blob| blob.bytes.len() as u64).sum::<u64>();
+        let data = files.iter().map(|file| file.bytes(made)).sum::<u64>();
+        let bytes = data + extra + index.as_ref().map_or(0, |index| index.len() as u64);
+        crate::save::check_space(&*self.store, &place.target, bytes, made.len() as u64)?;
+        let planned = Instant::now();
+
+        let job = Job {
+            store: &*self.store,
+            folder: &place.data,
+            source,
+            made,
+            block_bytes: self.options.block_bytes,
+            bounds,
+            tell,
+        };
+        let saved = self.write_made(&job, &files, blobs, index.as_deref()).and_then(|written| {
+            let durable = Instant::now();
+            Ok((self.seal(step, &place, written, meta)?, durable))
+        });
+        let (manifest, durable) = saved.inspect_err(|_| self.abandon(&place.data))?;
+        self.publish(&place, &manifest)?;
+        self.note_latest(place.files());
+        Ok(SaveReport {
+            step,
+            bytes,
+            files: files.len() + blobs.len() + usize::from(index.is_some()),
+            plan: planned - begun,
+            write: durable - planned,
+            commit: durable.elapsed(),
+        })
+    }
+
+    fn write_made(
+        &self,
+        job: &Job<'_>,
+        files: &[OutFile],
+        blobs: &[Blob<'_>],
+        index: Option<&[u8]>,
+    ) -> Result<Written> {
+        let written = job.write(files)?;
+        let mut tensors: Vec<Option<TensorEntry>> = vec![None; job.made.len()];
+        let mut entries = Vec::new();
+        for (file, (entry, chunks)) in files.iter().zip(written) {
+            entries.push(entry);
+            for (&place, chunk) in file.members.iter().zip(chunks) {
+                let made = &job.made[place];
+                tensors[place] = Some(TensorEntry {
+                    name: made.name.clone(),
+                    group: made.group,
+                    dtype: made.dtype,
+                    shape: made.shape.clone(),
+                    chunks: vec![chunk],
+                });
+            }
+        }
+        let write = |path: &str, bytes: &[u8]| -> Result<FileEntry> {
+            let entry = write_all(job.store, &job.folder.join(path)?, bytes)?;
+            Ok(FileEntry { path: path.to_owned(), ..entry })
+        };
+        if let Some(index) = index {
+            entries.push(write(INDEX, index)?);
+        }
+        let mut blob_entries = Vec::new();
+        for blob in blobs {
+            let file = format!("{EXTRA}/{}", blob.name);
+            entries.push(write(&file, blob.bytes)?);
+            blob_entries.push(BlobEntry { name: blob.name.to_owned(), file });
+        }
+        let tensors = tensors.into_iter().flatten().collect();
+        Ok(Written { files: entries, tensors, blobs: blob_entries })
+    }
+}
+
+/// Weights in files of their own, then the optimizer's tensors, as every save has them.
+fn lay_out_step(made: &[Made], bounds: Bounds) -> Result<Vec<OutFile>> {
+    let mut files = Vec::new();
+    for family in ["model", "optim"] {
+        let is_model = family == "model";
+        let groups = Group::ALL.into_iter().filter(|group| (*group == Group::Model) == is_model);
+        let members: Vec<usize> = groups
+            .flat_map(|group| (0..made.len()).filter(move |&place| made[place].group == group))
+            .collect();
+        let name = |number, count| format!("{family}-{number:05}-of-{count:05}.safetensors");
+        files.extend(lay_out(made, members.into_iter(), bounds.shard_bytes_max, name)?);
+    }
+    Ok(files)
+}
+
+/// Which file has which weight, as other tools expect it; `None` if there are no weights.
+pub(crate) fn weight_index(made: &[Made], files: &[OutFile]) -> Option<Vec<u8>> {
+    let mut map = serde_json::Map::new();
+    let mut total = 0;
+    for file in files {
+        for &place in file.members.iter().filter(|&&place| made[place].group == Group::Model) {
+            map.insert(made[place].name.clone(), file.name.clone().into());
+            total += made[place].bytes();
+        }
+    }
+    if map.is_empty() {
+        return None;
+    }
+    map.sort_keys();
+    let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });
+    Some(format!("{index:#}\n").into_bytes())
+}

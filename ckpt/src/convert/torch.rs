@@ -1,0 +1,392 @@
+//! Files of `torch.save`: which bytes of the file each tensor is. Nothing is executed, and no
+//! tensor is read before it is wanted.
+
+use std::collections::HashMap;
+
+use super::pickle::{Bad, Id, Node, Pickle};
+use super::source::{Extent, Source};
+use super::zip::{self, Member};
+use crate::{Dtype, Error, Result};
+use storage::{Key, Object, Read, Storage};
+
+/// A pickle that says where tensors are is some hundred bytes a tensor.
+const PICKLE_BYTES_MAX: u64 = 1 << 30;
+
+/// Nobody nests dicts so deeply; a cycle does.
+const DEPTH_MAX: usize = 32;
+
+/// A tensor that is not contiguous is read in so many runs at most.
+const RUNS_MAX: u64 = 1 << 20;
+
+/// A file of `torch.save`.
+#[derive(Debug)]
+pub(crate) struct TorchFile {
+    pub(crate) pickle: Pickle,
+    what: String,
+    file: usize,
+    /// Where the file's own name for a storage leads.
+    storages: HashMap<String, Member>,
+}
+
+/// A tensor as a file has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) extents: Vec<Extent>,
+}
+
+impl TorchFile {
+    /// Reads what a file says, and adds it to the source's files.
+    pub(crate) fn open(source: &mut Source, store: &dyn Storage, key: &Key) -> Result<Self> {
+        let object = store.open(key)?;
+        let file = source.add_file(key.clone(), object.len_bytes());
+        let whole = Member { offset: 0, bytes: object.len_bytes() };
+        Self::read(&*object, whole, file)
+    }
+
+    /// Reads an archive that is a part of a file, as those of distributed checkpoints are.
+    pub(crate) fn read(object: &dyn Object, within: Member, file: usize) -> Result<Self> {
+        let part = Part { object, within };
+        if zip::is_zip(&part)? {
+            Self::from_zip(&part, file)
+        } else {
+            Self::from_stream(&part, file)
+        }
+    }
+
+    /// As torch has written since 1.6.
+    fn from_zip(part: &Part<'_>, file: usize) -> Result<Self> {
+        let members = zip::members(part)?;
+        let data = members.iter().find(|(name, _)| name.ends_with("/data.pkl"));
+        let Some((name, data)) = data else {
+            return Err(corrupt(part, 0, "no data.pkl in the archive", "a file of torch.save"));
+        };
+        let root = name.trim_end_matches("data.pkl");
+        if let Some(order) = members.get(&format!("{root}byteorder")) {
+            let order = read_member(part, *order)?;
+            if order != b"little" {
+                let got = String::from_utf8_lossy(&order).into_owned();
+                return Err(corrupt(part, 0, &format!("byte order '{got}'"), "little"));
+            }
+        }
+        let bytes = read_member(part, *data)?;
+        let (pickle, _) =
+            Pickle::read(&bytes).map_err(|bad| not_a_pickle(part, data.offset, &bad))?;
+        let prefix = format!("{root}data/");
+        let storages = members
+            .into_iter()
+            .filter_map(|(name, member)| {
+                let offset = part.within.offset + member.offset;
+                Some((name.strip_prefix(&prefix)?.to_owned(), Member { offset, ..member }))
+            })
+            .collect();
+        Ok(TorchFile { pickle, what: part.display(), file, storages })
+    }
+
+    /// As torch wrote before 1.6: pickles of a magic number, a version, the machine, the object and
+    /// the storages' names, then each storage behind its number of elements.
+    fn from_stream(part: &Part<'_>, file: usize) -> Result<Self> {
+        let mut len = 1 << 16;
+        let (pickles, start) = loop {
+            let now = part.len_bytes().min(len).min(PICKLE_BYTES_MAX);
+            let bytes = read_member(part, Member { offset: 0, bytes: now })?;
+            match five_pickles(&bytes) {
+                Ok(found) => break found,
+                Err(bad) if bad.is_short && now < part.len_bytes().min(PICKLE_BYTES_MAX) => {
+                    len *= 8;
+                }
+                Err(bad) => return Err(not_a_pickle(part, 0, &bad)),
+            }
+        };
+        let [magic, _, _, pickle, keys] = pickles;
+        if !matches!(magic.node(magic.root), Node::Bytes(bytes) if bytes[..] == MAGIC) {
+            return Err(corrupt(part, 0, "another magic number", "a file of torch.save"));
+        }
+        let item_bytes = storage_types(&pickle);
+        let mut offset = start as u64;
+        let mut storages = HashMap::new();
+        for &key in keys.items(keys.root).unwrap_or_default() {
+            let name = keys.text(key).unwrap_or_default();
+            let mut count = [0; 8];
+            part.read_many(&mut [Read { offset, buf: &mut count }])?;
+            let count = u64::from_le_bytes(count);
+            let item = item_bytes.get(name).copied().unwrap_or(1);
+            let bytes = count.checked_mul(item).filter(|bytes| *bytes <= part.len_bytes());
+            let Some(bytes) = bytes else {
+                return Err(corrupt(part, offset, &format!("{count} elements"), "fewer"));
+            };
+            offset += 8;
+            let at = part.within.offset + offset;
+            storages.insert(name.to_owned(), Member { offset: at, bytes });
+            offset += bytes;
+        }
+        Ok(TorchFile { pickle, what: part.display(), file, storages })
+    }
+
+    /// The tensor that a node is; `None` if it is something else.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is one that cannot be.
+    pub(crate) fn tensor(&self, id: Id) -> Result<Option<Tensor>> {
+        self.tensor_within(id, 0)
+    }
+
+    fn tensor_within(&self, id: Id, depth: usize) -> Result<Option<Tensor>> {
+        let Some((module, name, args)) = self.pickle.call(id) else { return Ok(None) };
+        if module == "torch.nn.parameter" && name == "Buffer" || depth > 2 {
+            return Ok(None);
+        }
+        match (name, args) {
+            ("_rebuild_parameter" | "_rebuild_parameter_with_state", [data, ..]) => {
+                self.tensor_within(*data, depth + 1)
+            }
+            ("_rebuild_tensor" | "_rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
+                self.strided(*storage, *offset, *size, *stride, None).map(Some)
+            }
+            ("_rebuild_tensor_v3", [storage, offset, size, stride, _, _, dtype, ..]) => {
+                let dtype = self.dtype(*dtype);
+                self.strided(*storage, *offset, *size, *stride, dtype).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn dtype(&self, id: Id) -> Option<Dtype> {
+        let Node::Global(_, name) = self.pickle.node(id) else { return None };
+        dtype_of(name)
+    }
+
+    fn strided(
+        &self,
+        storage: Id,
+        offset: Id,
+        size: Id,
+        stride: Id,
+        dtype: Option<Dtype>,
+    ) -> Result<Tensor> {
+        let bad = |got: String, due: &str| Error::Corrupt {
+            what: self.what.clone(),
+            offset: 0,
+            got,
+            due: due.to_owned(),
+        };
+        let pickle = &self.pickle;
+        let named = persistent(pickle, storage);
+        let Some((class, key)) = named else {
+            return Err(bad("a tensor without a storage".to_owned(), "one"));
+        };
+        let Some(dtype) = dtype.or_else(|| dtype_of(class)) else {
+            return Err(bad(format!("elements of {class}"), "a type that safetensors has"));
+        };
+        let (Some(first), Some(shape), Some(strides), Some(&member)) =
+            (pickle.size(offset), pickle.sizes(size), pickle.sizes(stride), self.storages.get(key))
+        else {
+            return Err(bad(format!("a tensor in storage '{key}'"), "size, stride and storage"));
+        };
+        let runs = runs(&shape, &strides, first);
+        let Some(runs) = runs.filter(|_| shape.len() == strides.len()) else {
+            let got = format!("shape {shape:?} with strides {strides:?}");
+            return Err(bad(got, "fewer than a million runs; hint: save it with .contiguous()"));
+        };
+        let item = dtype.item_bytes();
+        let mut extents = Vec::with_capacity(runs.len());
+        for (start, len) in runs {
+            let ends = start.checked_add(len).and_then(|end| end.checked_mul(item));
+            if ends.is_none_or(|end| end > member.bytes) {
+                let got = format!("elements {start} to {} of storage '{key}'", start + len);
+                return Err(bad(got, &format!("a storage of {} bytes", member.bytes)));
+            }
+            let (offset, bytes) = (member.offset + start * item, len * item);
+            extents.push(Extent { file: self.file, offset, bytes });
+        }
+        Ok(Tensor { dtype, shape, extents })
+    }
+
+    /// All tensors below a node of dicts and lists, by their keys with dots between.
+    pub(crate) fn leaves(&self, id: Id) -> Result<Vec<(String, Tensor)>> {
+        let mut found = Vec::new();
+        self.walk(id, String::new(), 0, &mut found)?;
+        Ok(found)
+    }
+
+    fn walk(
+        &self,
+        id: Id,
+        name: String,
+        depth: usize,
+        found: &mut Vec<(String, Tensor)>,
+    ) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(corrupt_name(&self.what, &name, "dicts of 32 levels at most"));
+        }
+        if let Some(tensor) = self.tensor(id)? {
+            found.push((name, tensor));
+            return Ok(());
+        }
+        let below =
+            |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
+        if let Some(pairs) = self.pickle.pairs(id) {
+            for &(key, value) in pairs {
+                let key = match self.pickle.node(key) {
+                    Node::Text(text) => below(text),
+                    Node::Int(number) => below(&number.to_string()),
+                    _ => continue,
+                };
+                self.walk(value, key, depth + 1, found)?;
+            }
+        } else if let Node::List(items) | Node::Tuple(items) = self.pickle.node(id) {
+            for (place, &item) in items.iter().enumerate() {
+                self.walk(item, below(&place.to_string()), depth + 1, found)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The integer with which old files begin, as a pickle has it.
+const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
+
+fn five_pickles(bytes: &[u8]) -> std::result::Result<([Pickle; 5], usize), Bad> {
+    let mut at = 0;
+    let mut next = || {
+        let (pickle, len) = Pickle::read(&bytes[at..])?;
+        at += len;
+        Ok::<_, Bad>(pickle)
+    };
+    let pickles = [next()?, next()?, next()?, next()?, next()?];
+    Ok((pickles, at))
+}
+
+/// Bytes of an element of each storage that a pickle names.
+fn storage_types(pickle: &Pickle) -> HashMap<String, u64> {
+    let mut types = HashMap::new();
+    for id in pickle.ids() {
+        if let Some((class, key)) = persistent(pickle, id) {
+            types.insert(key.to_owned(), dtype_of(class).map_or(1, Dtype::item_bytes));
+        }
+    }
+    types
+}
+
+/// Class and name of a storage.
+fn persistent(pickle: &Pickle, id: Id) -> Option<(&str, &str)> {
+    let Node::Persistent(name) = pickle.node(id) else { return None };
+    let parts = pickle.items(*name)?;
+    let Node::Global(_, class) = pickle.node(*parts.get(1)?) else { return None };
+    Some((class, pickle.text(*parts.get(2)?)?))
+}
+
+/// Of a storage's class, or of `torch.dtype`'s name.
+pub(crate) fn dtype_of(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "FloatStorage" | "float32" => Dtype::F32,
+        "HalfStorage" | "float16" => Dtype::F16,
+        "BFloat16Storage" | "bfloat16" => Dtype::BF16,
+        "DoubleStorage" | "float64" => Dtype::F64,
+        "LongStorage" | "int64" => Dtype::I64,
+        "IntStorage" | "int32" => Dtype::I32,
+        "ShortStorage" | "int16" => Dtype::I16,
+        "CharStorage" | "int8" => Dtype::I8,
+        "ByteStorage" | "uint8" => Dtype::U8,
+        "BoolStorage" | "bool" => Dtype::Bool,
+        "uint16" => Dtype::U16,
+        "uint32" => Dtype::U32,
+        "uint64" => Dtype::U64,
+        "float8_e4m3fn" => Dtype::F8E4M3,
+        "float8_e5m2" => Dtype::F8E5M2,
+        _ => return None,
+    })
+}
+
+/// The elements of a strided tensor as runs of its storage, in row-major order; `None` if they are
+/// too many or overflow.
+fn runs(shape: &[u64], strides: &[u64], first: u64) -> Option<Vec<(u64, u64)>> {
+    if shape.contains(&0) {
+        return Some(Vec::new());
+    }
+    let mut inner = 1_u64;
+    let mut outer = shape.len();
+    while outer > 0 && (shape[outer - 1] == 1 || *strides.get(outer - 1)? == inner) {
+        inner = inner.checked_mul(shape[outer - 1])?;
+        outer -= 1;
+    }
+    let count = shape[..outer].iter().try_fold(1_u64, |all, &len| all.checked_mul(len))?;
+    if count > RUNS_MAX {
+        return None;
+    }
+    let mut runs = Vec::with_capacity(count as usize); // fits: at most a million
+    for mut place in 0..count {
+        let mut start = first;
+        for axis in (0..outer).rev() {
+            start = start.checked_add((place % shape[axis]).checked_mul(strides[axis])?)?;
+            place /= shape[axis];
+        }
+        start.checked_add(inner)?;
+        runs.push((start, inner));
+    }
+    Some(runs)
+}
+
+fn read_member(part: &Part<'_>, member: Member) -> Result<Vec<u8>> {
+    if member.bytes > PICKLE_BYTES_MAX {
+        let got = format!("{} bytes", member.bytes);
+        return Err(corrupt(part, member.offset, &got, "a pickle of at most 1 GiB"));
+    }
+    let mut bytes = vec![0; member.bytes as usize]; // fits: at most 1 GiB
+    part.read_many(&mut [Read { offset: member.offset, buf: &mut bytes }])?;
+    Ok(bytes)
+}
+
+fn not_a_pickle(part: &Part<'_>, start: u64, bad: &Bad) -> Error {
+    corrupt(part, start + bad.offset as u64, &bad.why, "a pickle of torch.save")
+}
+
+fn corrupt(object: &dyn Object, offset: u64, got: &str, due: &str) -> Error {
+    Error::Corrupt { what: object.display(), offset, got: got.to_owned(), due: due.to_owned() }
+}
+
+fn corrupt_name(what: &str, name: &str, due: &str) -> Error {
+    let (what, due) = (what.to_owned(), due.to_owned());
+    Error::Corrupt { what, offset: 0, got: format!("'{name:.80}'"), due }
+}
+
+/// A part of an object, as an object.
+#[derive(Debug)]
+struct Part<'a> {
+    object: &'a dyn Object,
+    within: Member,
+}
+
+impl Object for Part<'_> {
+    fn len_bytes(&self) -> u64 {
+        self.within.bytes
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> storage::Result<()> {
+        for read in &mut *reads {
+            let end = read.offset.checked_add(read.buf.len() as u64);
+            if end.is_none_or(|end| end > self.within.bytes) {
+                return Err(storage::Error::ShortRead {
+                    what: self.object.display(),
+                    offset: self.within.offset.saturating_add(read.offset),
+                    got: self.within.bytes.saturating_sub(read.offset),
+                    due: read.buf.len() as u64,
+                    len_bytes: self.within.bytes,
+                });
+            }
+            read.offset += self.within.offset;
+        }
+        self.object.read_many(reads)
+    }
+
+    fn map(&self) -> storage::Result<storage::Map> {
+        let mut bytes = vec![0; self.within.bytes as usize]; // fits: what is mapped is addressable
+        self.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+        Ok(storage::Map::owned(bytes))
+    }
+
+    fn display(&self) -> String {
+        self.object.display()
+    }
+}

@@ -1,0 +1,208 @@
+//! Elements as numbers, and numbers as elements of another type.
+
+use crate::Dtype;
+
+/// The value of one little-endian element. Integers beyond 2^53 are rounded.
+///
+/// # Panics
+/// If `item` is not as long as an element of the type.
+#[must_use]
+pub fn to_f64(dtype: Dtype, item: &[u8]) -> f64 {
+    match dtype {
+        Dtype::Bool | Dtype::U8 => f64::from(item[0]),
+        Dtype::I8 => f64::from(item[0].cast_signed()),
+        Dtype::F8E4M3 => small_float(item[0].into(), 4, 3, false),
+        Dtype::F8E5M2 => small_float(item[0].into(), 5, 2, true),
+        Dtype::U16 => f64::from(u16::from_le_bytes(fixed(item))),
+        Dtype::I16 => f64::from(i16::from_le_bytes(fixed(item))),
+        Dtype::F16 => small_float(u16::from_le_bytes(fixed(item)).into(), 5, 10, true),
+        Dtype::BF16 => f64::from(f32::from_bits(u32::from(u16::from_le_bytes(fixed(item))) << 16)),
+        Dtype::U32 => f64::from(u32::from_le_bytes(fixed(item))),
+        Dtype::I32 => f64::from(i32::from_le_bytes(fixed(item))),
+        Dtype::F32 => f64::from(f32::from_le_bytes(fixed(item))),
+        Dtype::U64 => u64::from_le_bytes(fixed(item)) as f64,
+        Dtype::I64 => i64::from_le_bytes(fixed(item)) as f64,
+        Dtype::F64 => f64::from_le_bytes(fixed(item)),
+    }
+}
+
+/// Whether [`cast`] knows the way from one type to the other.
+#[must_use]
+pub fn can_cast(from: Dtype, to: Dtype) -> bool {
+    let is_float = |dtype| matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64);
+    from == to || (is_float(from) && is_float(to))
+}
+
+/// Appends elements of one floating type as elements of another, rounded to the nearest, ties to
+/// even, as torch does. What is too large becomes infinite; a NaN stays one.
+///
+/// # Panics
+/// If `from` is no whole number of elements, or [`can_cast`] says no.
+pub fn cast(from: &[u8], from_dtype: Dtype, to_dtype: Dtype, into: &mut Vec<u8>) {
+    assert!(can_cast(from_dtype, to_dtype), "{from_dtype} to {to_dtype}");
+    // fits: an element has at most 8 bytes
+    let items = from.chunks_exact(from_dtype.item_bytes() as usize);
+    assert!(items.remainder().is_empty(), "whole elements");
+    match (from_dtype, to_dtype) {
+        (a, b) if a == b => into.extend_from_slice(from),
+        // The common ways without a detour: loops that the compiler vectorizes.
+        (Dtype::F32, Dtype::BF16) => {
+            into.extend(items.flat_map(|item| bf16(f32::from_le_bytes(fixed(item))).to_le_bytes()));
+        }
+        (Dtype::BF16, Dtype::F32) => {
+            into.extend(items.flat_map(|item| [0, 0, item[0], item[1]]));
+        }
+        (_, Dtype::BF16) => into.extend(items.flat_map(|item| {
+            // f64 to f32 to bf16 would round twice; to odd first, the second rounding is right.
+            bf16(to_odd(to_f64(from_dtype, item))).to_le_bytes()
+        })),
+        (_, Dtype::F16) => {
+            into.extend(items.flat_map(|item| f16(to_f64(from_dtype, item)).to_le_bytes()));
+        }
+        (_, Dtype::F32) => {
+            into.extend(items.flat_map(|item| (to_f64(from_dtype, item) as f32).to_le_bytes()));
+        }
+        _ => into.extend(items.flat_map(|item| to_f64(from_dtype, item).to_le_bytes())),
+    }
+}
+
+/// Elements of a floating type from values, appended.
+///
+/// # Panics
+/// If the type is no float that [`cast`] knows.
+pub(crate) fn from_f64(value: f64, dtype: Dtype, into: &mut Vec<u8>) {
+    cast(&value.to_le_bytes(), Dtype::F64, dtype, into);
+}
+
+fn fixed<const N: usize>(item: &[u8]) -> [u8; N] {
+    item.try_into().expect("the caller gives whole elements")
+}
+
+/// A float of few bits. Without infinities (as F8_E4M3 is) only the largest pattern is a NaN.
+fn small_float(bits: u32, exponent_bits: u32, mantissa_bits: u32, has_infinity: bool) -> f64 {
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let mantissa = bits & ((1 << mantissa_bits) - 1);
+    let exponent_mask = (1 << exponent_bits) - 1;
+    let exponent = bits >> mantissa_bits & exponent_mask;
+    let sign = if bits >> (mantissa_bits + exponent_bits) & 1 == 1 { -1.0 } else { 1.0 };
+    let is_last = exponent == exponent_mask;
+    let scale = f64::from(mantissa) / f64::from(1_u32 << mantissa_bits);
+    let value = match (is_last, exponent) {
+        (true, _) if has_infinity && mantissa == 0 => f64::INFINITY,
+        (true, _) if has_infinity || mantissa + 1 == 1 << mantissa_bits => f64::NAN,
+        (_, 0) => scale * 2_f64.powi(1 - bias),
+        _ => (1.0 + scale) * 2_f64.powi(exponent.cast_signed() - bias),
+    };
+    sign * value
+}
+
+/// The upper half of a single, rounded to nearest even.
+fn bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40; // fits: 16 bits are left
+    }
+    (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16 // fits: 16 bits are left
+}
+
+/// A double as the single below it in magnitude, its last bit set if that is not exact.
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) == value || near.is_nan() {
+        return near;
+    }
+    let down =
+        if f64::from(near).abs() > value.abs() { f32::from_bits(near.to_bits() - 1) } else { near };
+    f32::from_bits(down.to_bits() | 1)
+}
+
+/// An IEEE half, rounded to nearest even.
+fn f16(value: f64) -> u16 {
+    let sign = ((value.to_bits() >> 48) & 0x8000) as u16; // fits: one bit
+    let size = value.abs();
+    if size.is_nan() {
+        return sign | 0x7e00;
+    }
+    // 65,520 is halfway between the largest half and what would come next.
+    if size >= 65_520.0 {
+        return sign | 0x7c00;
+    }
+    let exponent = ((size.to_bits() >> 52).cast_signed() - 1023).max(-14) as i32; // fits: -14 to 15
+    let units = (size * 2_f64.powi(10 - exponent)).round_ties_even() as u16; // fits: at most 2048
+    // A mantissa that rounds up to 2048 carries into the exponent, as it should.
+    sign | ((((exponent + 14) as u16) << 10) + units) // fits: 0 to 29
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every half goes to a double and back, and halfway cases go to the even neighbour.
+    #[test]
+    fn halves_round_to_even() {
+        for bits in 0..=u16::MAX {
+            let value = to_f64(Dtype::F16, &bits.to_le_bytes());
+            if value.is_nan() {
+                assert!(to_f64(Dtype::F16, &f16(value).to_le_bytes()).is_nan(), "{bits:04x}");
+                continue;
+            }
+            assert_eq!(f16(value), bits, "{bits:04x} is {value}");
+            let next = to_f64(Dtype::F16, &(bits + 1).to_le_bytes());
+            if next.is_finite() && value.is_finite() {
+                let even = if bits & 1 == 0 { bits } else { bits + 1 };
+                assert_eq!(f16(value.midpoint(next)), even, "after {bits:04x}");
+            }
+        }
+    }
+
+    #[test]
+    fn upper_halves_round_to_even() {
+        for bits in 0..=u16::MAX {
+            let value = f32::from_bits(u32::from(bits) << 16);
+            let half = f32::from_bits(u32::from(bits) << 16 | 0x8000);
+            if value.is_nan() {
+                assert!(f32::from_bits(u32::from(bf16(value)) << 16).is_nan(), "{bits:04x}");
+                continue;
+            }
+            assert_eq!(bf16(value), bits);
+            if value.is_finite() {
+                assert_eq!(bf16(half), bits + (bits & 1), "after {bits:04x}");
+            }
+        }
+        // Just above halfway: a single in between must not round it down to even.
+        let mut out = Vec::new();
+        cast(
+            &(1.0 + 2_f64.powi(-8) + 2_f64.powi(-40)).to_le_bytes(),
+            Dtype::F64,
+            Dtype::BF16,
+            &mut out,
+        );
+        assert_eq!(out, 0x3f81_u16.to_le_bytes());
+    }
+
+    #[test]
+    fn small_floats_have_their_values() {
+        let check = |dtype, bits: u8, due: f64| {
+            assert_eq!(to_f64(dtype, &[bits]), due, "{dtype} {bits:02x}");
+        };
+        check(Dtype::F8E4M3, 0x7e, 448.0);
+        check(Dtype::F8E4M3, 0x01, 2_f64.powi(-9));
+        check(Dtype::F8E4M3, 0xb8, -1.0);
+        check(Dtype::F8E5M2, 0x7b, 57_344.0);
+        check(Dtype::F8E5M2, 0x01, 2_f64.powi(-16));
+        check(Dtype::F8E5M2, 0xfc, f64::NEG_INFINITY);
+        assert!(to_f64(Dtype::F8E4M3, &[0x7f]).is_nan());
+        assert!(to_f64(Dtype::F8E5M2, &[0x7d]).is_nan());
+    }
+
+    #[test]
+    fn singles_become_doubles_and_back() {
+        let values = [0.0_f32, -0.0, 1.5, f32::MIN_POSITIVE / 2.0, f32::MAX, f32::NEG_INFINITY];
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let (mut wide, mut back) = (Vec::new(), Vec::new());
+        cast(&bytes, Dtype::F32, Dtype::F64, &mut wide);
+        cast(&wide, Dtype::F64, Dtype::F32, &mut back);
+        assert_eq!(back, bytes);
+        assert!(!can_cast(Dtype::I64, Dtype::F32));
+    }
+}

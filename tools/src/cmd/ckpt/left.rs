@@ -1,0 +1,85 @@
+//! What lies beside the steps, and what each thing is.
+
+use serde::Serialize;
+use storage::{Key, Life, Owner, Result, Storage};
+
+/// Something in a folder of checkpoints that is not a step.
+#[derive(Debug, Serialize)]
+pub struct Leftover {
+    /// Its name.
+    pub name: String,
+    /// `save`, `deletion`, `damaged` or `lease`.
+    pub kind: &'static str,
+    /// Who made it, if its name tells.
+    pub owner: Option<String>,
+    /// Whether that process lives: `alive`, `dead`, `ours` or `unknown`.
+    pub owner_is: &'static str,
+    /// Bytes of all in it.
+    pub bytes: u64,
+    /// What it is and what becomes of it.
+    pub meaning: &'static str,
+}
+
+/// How the names begin, what such a thing is, and what becomes of it if its process is dead and if
+/// it may live.
+const KINDS: [(&str, &str, &str, &str); 4] = [
+    (
+        ".tmp-",
+        "save",
+        "a save that a crash cut off: the next sweep removes it",
+        "a save under way, or one of a machine of which nothing is known here: it stays",
+    ),
+    (
+        ".trash-",
+        "deletion",
+        "a step that was being deleted: the next sweep finishes it",
+        "a step that is being deleted",
+    ),
+    (
+        ".damaged-",
+        "damaged",
+        "a damaged step that a save set aside: look into it, then delete it yourself",
+        "a damaged step that a save set aside: look into it, then delete it yourself",
+    ),
+    (
+        ".lease-",
+        "lease",
+        "the lease of a process that is gone: the next writer removes it",
+        "the lease of a writer: while it is there no other process writes",
+    ),
+];
+
+/// All that has one of our hidden names in a folder.
+///
+/// # Errors
+/// What the store says.
+pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
+    let mut found = Vec::new();
+    for name in store.names(&Key::root())? {
+        let kind = KINDS.iter().find(|(prefix, ..)| name.starts_with(prefix));
+        let Some((prefix, kind, if_dead, else_is)) = kind else { continue };
+        let owner = owner_of(&name[prefix.len()..]);
+        let life = owner.as_ref().map(Owner::life);
+        let entries = store.list(&Key::new(&name)?)?;
+        found.push(Leftover {
+            kind,
+            owner: owner.as_ref().map(Owner::label),
+            owner_is: match life {
+                Some(Life::Dead) => "dead",
+                Some(Life::Ours) => "ours",
+                Some(Life::Alive) => "alive",
+                _ => "unknown",
+            },
+            bytes: entries.iter().map(|entry| entry.bytes).sum(),
+            meaning: if matches!(life, Some(Life::Dead)) { if_dead } else { else_is },
+            name,
+        });
+    }
+    Ok(found)
+}
+
+/// Leases end with the owner; folders with `step-000012000-` and the owner.
+fn owner_of(rest: &str) -> Option<Owner> {
+    let is_step = rest.get(..17).is_some_and(|name| ckpt::step_of(name).is_some());
+    Owner::parse(if is_step { rest.get(18..)? } else { rest })
+}

@@ -392,3 +392,6 @@ impl Refusal<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

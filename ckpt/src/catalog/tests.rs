@@ -32,7 +32,7 @@ fn manifest_of(count: u64, left_out: u64) -> Manifest {
 #[test]
 fn many_chunks_are_checked_and_more_are_refused() {
     Catalog::new(manifest_of(199_999, 0), "m").unwrap();
-    let text = Catalog::new(manifest_of(150_000, 1), "m").unwrap_err().to_string();
+    let text = Catalog::new(manifest_of(1000, 1), "m").unwrap_err().to_string();
     assert!(text.contains("overlap or leave gaps"), "{text}");
     let text = Catalog::new(manifest_of(200_001, 0), "m").unwrap_err().to_string();
     assert!(text.contains("200001 chunks, due at most 200000"), "{text}");

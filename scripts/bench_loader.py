@@ -10,7 +10,8 @@ Rows:
               GPTDataset; and our reads against fio's with the same block size and depth
   warm        the same with the pages in memory
   sequential  samples in the order of the file, against fio reading 1 MiB blocks
-  s3          the same from S3, against boto3 with as many threads as it is quickest with
+  s3          their bytes from S3, against boto3 with as many threads as it is quickest with; of a
+              dataset that `feedline materialize` wrote, `--s3-order file` is its order
 
 The peers are installed into .bench-venv-loader with the versions of scripts/bench_loader.txt; they
 are large (PyTorch). fio comes from the system. `read_ahead_kb` of the device is printed, because the
@@ -54,6 +55,7 @@ def arguments():
     )
     parser.add_argument("--prefix", help="a GPT dataset on a local disk")
     parser.add_argument("--s3", help="a GPT dataset on S3, for the row s3")
+    parser.add_argument("--s3-order", default="block", choices=["block", "file"])
     parser.add_argument("--rows", default="cold,warm,sequential")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seq-length", type=int, default=2048)
@@ -108,10 +110,13 @@ class Bench:
 
     def s3(self):
         ours, theirs = self.beside(
-            lambda: self.ours(self.args.s3, self.args.samples, "block", cold=False),
+            lambda: self.ours(self.args.s3, self.args.samples, self.args.s3_order, cold=False, raw=True),
             lambda: self.peer("s3_read.py", self.args.s3 + ".bin"),
         )
-        self.line("S3 bytes/s (block shuffle); boto3", ours, theirs, "bytes_per_second")
+        what = f"S3 bytes/s ({self.args.s3_order} order); boto3"
+        self.line(what, ours, theirs, "bytes_per_second")
+        moved = statistics.median(run["loader"]["moved_per_wanted"] for run in ours)
+        print(f"| bytes moved over bytes wanted, S3 | {moved:.3f} | | |")
 
     def beside(self, *sides):
         """Runs each side in turn, and all of that --runs times."""
@@ -121,12 +126,12 @@ class Bench:
                 kept.append(side())
         return results
 
-    def ours(self, prefix, samples, order, cold):
+    def ours(self, prefix, samples, order, cold, raw=False):
         if cold:
             drop_pages(prefix + ".bin")
         command = [FEEDLINE, "samples", prefix, "--samples", str(samples), "--json"]
         command += ["--seq-length", str(self.args.seq_length), "--order", order]
-        command += ["--cache", self.cache]
+        command += ["--cache", self.cache] + (["--raw"] if raw else [])
         return run(command)
 
     def megatron(self, samples, cold):

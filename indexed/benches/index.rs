@@ -1,6 +1,8 @@
-//! How long a GPT index takes: `cargo bench -p indexed [-- DOCUMENTS [SEQ_LEN]]`. Without numbers,
-//! ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes in a
-//! sparse file: nothing here reads them.
+//! How long a GPT index takes: `cargo bench -p indexed [-- DOCUMENTS [SEQ_LEN [FOLDER]]]`. Without
+//! numbers, ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes
+//! in a sparse file: nothing here reads them. With a folder, in which the documents stay, it is
+//! built once in memory, and the last line is JSON with the sums of its arrays: see
+//! `scripts/bench_index.py`.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
@@ -15,13 +17,17 @@ use indexed::rng::RandomState;
 use indexed::{
     Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SampleRule, Split, build_sample_index,
 };
+use md5::{Digest as _, Md5};
 use storage::{Key, Storage};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Cargo passes `--bench`; what is left are our numbers.
-    let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse().ok());
-    let documents = numbers.next().unwrap_or(10_000_000);
-    let seq_len = numbers.next().unwrap_or(2048);
+    // Cargo passes `--bench`.
+    let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
+    let documents = args.next().map_or(Ok(10_000_000), |arg| arg.parse())?;
+    let seq_len = args.next().map_or(Ok(2048), |arg| arg.parse())?;
+    if let Some(folder) = args.next() {
+        return build_once(&folder, documents, seq_len);
+    }
     let folder = tempfile::tempdir()?;
     let store = storage::open_url(folder.path().to_str().ok_or("a folder that is no UTF-8")?)?;
     let prefix = Key::new("a")?;
@@ -31,16 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{documents} documents, {} tokens, seq_len {seq_len}", dataset.token_count());
     stages(documents as u32, seq_len)?;
 
-    let config = GptIndexConfig {
-        dataset_path: "a".to_owned(),
-        split: Some("1".to_owned()),
-        seq_len,
-        seed: 1234,
-        num_samples: None,
-        add_extra_token: true,
-        drop_last_partial_valid: true,
-        tokenizer: serde_json::Value::Null,
-    };
+    let config = config(seq_len);
     let index = time("GptIndex::build", || Ok(GptIndex::build(&dataset, Split::Train, &config)?))?;
     for what in ["GptIndex::load_or_build, building", "GptIndex::load_or_build, from the cache"] {
         time(what, || {
@@ -54,6 +51,48 @@ fn main() -> Result<(), Box<dyn Error>> {
         (0..index.sample_count()).for_each(|sample| index.parts(&dataset, sample, &mut parts));
         Ok(())
     })
+}
+
+fn config(seq_len: u64) -> GptIndexConfig {
+    GptIndexConfig {
+        dataset_path: "a".to_owned(),
+        split: Some("1".to_owned()),
+        seq_len,
+        seed: 1234,
+        num_samples: None,
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: serde_json::Value::Null,
+    }
+}
+
+/// As `peers/helpers.py`, and with the same last line.
+fn build_once(folder: &str, documents: u64, seq_len: u64) -> Result<(), Box<dyn Error>> {
+    let store = storage::open_url(folder)?;
+    let prefix = Key::new("a")?;
+    if store.open(&prefix.with_suffix(".idx")?).is_err() {
+        lay_out(Path::new(folder), documents)?;
+    }
+    let dataset = IndexedDataset::open(&store, &prefix)?;
+    let (start, cpu) = (Instant::now(), cpu_seconds()?);
+    let index = GptIndex::build(&dataset, Split::Train, &config(seq_len))?;
+    let (wall_s, cpu_s) = (start.elapsed().as_secs_f64(), cpu_seconds()? - cpu);
+    let arrays = [index.document_index(), index.sample_index(), index.shuffle_index()];
+    let sums = arrays.map(|array| {
+        let sum = Md5::digest(array.data());
+        sum.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    });
+    println!("{}", serde_json::json!({ "wall_s": wall_s, "cpu_s": cpu_s, "md5": sums }));
+    Ok(())
+}
+
+/// User and system time of this process, in seconds.
+fn cpu_seconds() -> Result<f64, Box<dyn Error>> {
+    const TICKS_A_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let after_name = stat.rsplit_once(')').ok_or("no name in /proc/self/stat")?.1;
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    Ok(ticks.map(|text| text.parse::<f64>().unwrap_or(0.0)).sum::<f64>() / TICKS_A_SECOND)
 }
 
 /// Document, sample and shuffle index, one by one, as numpy and Megatron's C++ are measured.

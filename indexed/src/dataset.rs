@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use storage::{Crc64, Key, Map, Object, Read, Storage};
 
 use crate::idx::{I32Le, Layout, Tables, malformed};
+use crate::sparse::Sparse;
 use crate::{Dtype, Error, Fault, Result};
 
 /// 8 MiB reads keep every device busy and cost one buffer.
@@ -24,6 +25,7 @@ pub struct IndexedDataset {
     bin: Arc<dyn Object>,
     idx_object: Arc<dyn Object>,
     idx: Map,
+    sparse: Sparse,
     layout: Layout,
     bin_bytes: u64,
     /// Set once every entry of the index is known to be good.
@@ -82,6 +84,7 @@ impl IndexedDataset {
         let file = dataset.idx_object.display();
         let bin_bytes = dataset.tables().check_ends(dataset.dtype().item_bytes(), &file)?;
         check_bin_len(dataset.bin.as_ref(), bin_bytes, &file)?;
+        dataset.sparse.set(true);
         Ok(IndexedDataset { bin_bytes, ..dataset })
     }
 
@@ -101,6 +104,7 @@ impl IndexedDataset {
             display,
             bin_bytes: bin.len_bytes(),
             bin,
+            sparse: Sparse::of(&idx_object),
             idx_object,
             idx,
             layout,
@@ -124,6 +128,7 @@ impl IndexedDataset {
     fn check_all_tables(&self) -> Result<u64> {
         let file = self.idx_object.display();
         self.idx.expect_sequential_reads();
+        self.sparse.set(false);
         let bin_bytes = self.tables().check(self.dtype().item_bytes(), &file)?;
         self.idx.expect_random_reads();
         check_bin_len(self.bin.as_ref(), bin_bytes, &file)?;
@@ -163,11 +168,38 @@ impl IndexedDataset {
         u32::from_le_bytes(self.tables().lengths[seq as usize]) // fits: 64 bits
     }
 
-    /// Whether a sequence lies in the `.bin`, as it does for sure once the tables are checked.
-    pub(crate) fn is_inside(&self, seq: u64) -> bool {
-        let len_bytes = u64::from(self.sequence_len(seq)) * self.layout.dtype.item_bytes();
-        let end = self.sequence_offset_bytes(seq).checked_add(len_bytes);
-        end.is_some_and(|end| end <= self.bin_bytes)
+    /// Where a sequence begins in the `.bin`, and its tokens, from the pointers alone. What is said
+    /// lies in the `.bin`, or is an error, which it cannot be once the tables are checked.
+    ///
+    /// # Errors
+    /// [`Error::BadPlace`]; [`Error::Storage`] if the table cannot be read.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    #[inline]
+    pub(crate) fn span(&self, seq: u64) -> Result<(u64, u64)> {
+        let pointers = self.tables().pointers;
+        let place = seq as usize; // fits: 64 bits
+        let count = (pointers.len() - place).min(2); // one, if it is the last
+        let mut buf = [[0; 8]; 2];
+        let at = self.layout.pointers_at() + 8 * seq;
+        let pair = match self.sparse.read(at, buf[..count].as_flattened_mut())? {
+            true => &buf[..count],
+            false => &pointers[place..place + count],
+        };
+        let start = u64::from_le_bytes(pair[0]);
+        let end = pair.get(1).map_or(self.bin_bytes, |end| u64::from_le_bytes(*end));
+        let item_bytes = self.layout.dtype.item_bytes();
+        if start > end || end > self.bin_bytes || (end - start) >> 31 > item_bytes {
+            let table = "table of the .idx";
+            return Err(Error::BadPlace {
+                file: self.display(),
+                table,
+                place: seq,
+                got: start as i64,
+            });
+        }
+        Ok((start, (end - start) / item_bytes))
     }
 
     /// Where a sequence begins in the `.bin`.

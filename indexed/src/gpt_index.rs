@@ -12,7 +12,7 @@ use crate::cache::{self, Names};
 use crate::gpt_plan::Plan;
 use crate::gpt_verify::{shapes_fit, verify};
 use crate::idx::I32Le;
-use crate::npy::{Descr, Element, Npy, NpyBuilder};
+use crate::npy::{Descr, Element, Npy, NpyBuilder, RUN_MAX};
 use crate::rng::RandomState;
 use crate::sample_index::build_rows;
 use crate::split::SplitMatrix;
@@ -140,16 +140,18 @@ impl GptIndex {
     /// If there is no such sample, or the index is of another dataset.
     pub fn parts(&self, dataset: &IndexedDataset, sample: u64, parts: &mut Vec<Part>) {
         parts.clear();
-        let outcome = self.for_each_part(dataset, sample, |part| parts.push(part));
+        let outcome = self.for_each_part(dataset, sample, |part, _| parts.push(part));
         outcome.expect("an index of this dataset");
     }
 
-    /// Calls `visit` with the parts of a sample in their order, as [`Self::parts`] gives them.
+    /// Calls `visit` with the parts of a sample in their order, as [`Self::parts`] gives them, and
+    /// with where each begins in the `.bin`.
     ///
     /// # Errors
     /// [`Error::BadPlace`](crate::Error::BadPlace) if a table names what is not there, which can be
-    /// if the files are damaged after they were sealed, or the index is of another dataset. What
-    /// was visited by then is of no use.
+    /// if the files are damaged after they were sealed, or the index is of another dataset;
+    /// [`Error::Storage`](crate::Error::Storage) if a table cannot be read. What was visited by
+    /// then is of no use.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -158,7 +160,7 @@ impl GptIndex {
         &self,
         dataset: &IndexedDataset,
         sample: u64,
-        mut visit: impl FnMut(Part),
+        mut visit: impl FnMut(Part, u64),
     ) -> Result<()> {
         let bad = |table: &'static str, place: u64, got: i64| Error::BadPlace {
             file: dataset.display(),
@@ -166,26 +168,34 @@ impl GptIndex {
             place,
             got,
         };
-        let number = self.shuffle.at(sample);
+        let (mut number, mut rows) = ([0], [0; 4]);
+        self.shuffle.numbers(sample, &mut number)?;
+        let [number] = number;
         if !(0..self.sample.shape()[0] as i64 - 1).contains(&number) {
             return Err(bad("shuffle index", sample, number));
         }
         let row = 2 * number as u64; // fits: not negative, as was seen
-        let [first, start, last, end] = [0, 1, 2, 3].map(|i| self.sample.at(row + i));
+        self.sample.numbers(row, &mut rows)?;
+        let [first, start, last, end] = rows;
         let documents = self.document.shape()[0] as i64; // fits: so many are in the file
         if first < 0 || start < 0 || !(first..documents).contains(&last) {
             return Err(bad("sample index", row, first));
         }
+        let mut sequences = [0; RUN_MAX];
+        let item_bytes = dataset.dtype().item_bytes();
         for place in first..=last {
-            let sequence = self.document.at(place as u64);
+            let nth = (place - first) as usize % RUN_MAX; // fits: not negative
+            if nth == 0 {
+                let count = RUN_MAX.min((last - place + 1) as usize); // fits: as above
+                self.document.numbers(place as u64, &mut sequences[..count])?;
+            }
+            let sequence = sequences[nth];
             if !(0..dataset.sequence_count() as i64).contains(&sequence) {
                 return Err(bad("document index", place as u64, sequence));
             }
             let sequence = sequence as u64; // fits: seen above, as are those below
-            let len = i64::from(dataset.sequence_len(sequence));
-            if !dataset.is_inside(sequence) {
-                return Err(bad("table of the .idx", sequence, len));
-            }
+            let (start_bytes, len) = dataset.span(sequence)?;
+            let len = len as i64;
             let token_offset = if place == first { start } else { 0 };
             let end = if place == last { end + self.extra_tokens as i64 } else { len };
             if end > len {
@@ -194,7 +204,8 @@ impl GptIndex {
             // Where samples touch at the end of a document, one of its parts has no tokens.
             if end > token_offset {
                 let (token_offset, end) = (token_offset as u64, end as u64);
-                visit(Part { sequence, token_offset, token_count: end - token_offset });
+                let part = Part { sequence, token_offset, token_count: end - token_offset };
+                visit(part, start_bytes + token_offset * item_bytes);
             }
         }
         Ok(())
@@ -267,14 +278,24 @@ fn build_planned(dataset: &IndexedDataset, plan: &Plan, seed: u32) -> Result<Gpt
     let document = document_index(plan, &mut rng)?;
     let documents: &[I32Le] = document.data().as_chunks().0;
     let (lengths, count) = (dataset.lengths(), plan.sample_count);
-    let sample = match plan.sample_descr() {
-        Descr::I64 => build_rows::<i64>(lengths, documents, &plan.rule, count)?,
-        _ => build_rows::<i32>(lengths, documents, &plan.rule, count)?,
+    let rows = || match plan.sample_descr() {
+        Descr::I64 => build_rows::<i64>(lengths, documents, &plan.rule, count),
+        _ => build_rows::<i32>(lengths, documents, &plan.rule, count),
     };
-    let shuffle = match plan.shuffle_descr() {
-        Descr::I64 => shuffle_index::<i64, 8>(plan, &mut rng)?,
-        _ => shuffle_index::<u32, 4>(plan, &mut rng)?,
+    let mut order = || match plan.shuffle_descr() {
+        Descr::I64 => shuffle_index::<i64, 8>(plan, &mut rng),
+        _ => shuffle_index::<u32, 4>(plan, &mut rng),
     };
+    // How many samples there are is known before where they begin, so both are made at once.
+    let (sample, shuffle) = std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("index".to_owned());
+        match builder.spawn_scoped(scope, &mut order) {
+            Err(_) => (rows(), None),
+            Ok(shuffle) => (rows(), Some(shuffle.join().expect("a shuffle does not panic"))),
+        }
+    });
+    let shuffle = shuffle.unwrap_or_else(order)?;
+    let sample = sample?;
     Ok(GptIndex { document, sample, shuffle, extra_tokens: plan.rule.extra_tokens() })
 }
 

@@ -73,6 +73,11 @@ impl Layout {
         Ok(Layout { dtype, sequences, document_index_len, has_modes })
     }
 
+    /// Where the table of pointers begins.
+    pub(crate) fn pointers_at(&self) -> u64 {
+        HEADER_BYTES + 4 * self.sequences as u64
+    }
+
     /// The tables of the file that this header was read from.
     pub(crate) fn tables<'a>(&self, bytes: &'a [u8]) -> Tables<'a> {
         let (lengths, rest) = bytes[HEADER_BYTES as usize..].split_at(4 * self.sequences);

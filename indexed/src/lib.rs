@@ -20,6 +20,7 @@
 // A place in a table may be beyond 32 bits.
 const _: () = assert!(usize::BITS == 64);
 
+mod ahead;
 mod blend;
 mod block_shuffle;
 mod builder;
@@ -42,6 +43,7 @@ mod python_json;
 mod repair;
 pub mod rng;
 mod sample_index;
+mod sparse;
 mod splice;
 mod split;
 mod stamp;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use storage::{Key, Map, Storage, Upload};
+use storage::{Key, Map, Storage, Upload, Zeros};
 
 use crate::idx::malformed;
+use crate::sparse::Sparse;
 use crate::{Error, Fault, Result};
 
 const MAGIC: [u8; 8] = *b"\x93NUMPY\x01\x00";
@@ -23,8 +24,8 @@ pub trait Element: Copy + fmt::Debug + PartialEq {
     /// From a number that is known to fit.
     fn from_i64(value: i64) -> Self;
 
-    /// Appends the number, little-endian.
-    fn append_to(self, out: &mut Vec<u8>);
+    /// Puts the number there, little-endian, which has just the room for it.
+    fn write_to(self, out: &mut [u8]);
 }
 
 /// numpy's name of an element type.
@@ -60,6 +61,7 @@ const DESCRS: [(&str, Descr, usize); 7] = [
 #[derive(Debug)]
 pub struct Npy {
     file: Map,
+    sparse: Sparse,
     data_at: usize,
     descr: Descr,
     /// Rows, and the numbers in a row.
@@ -74,12 +76,13 @@ impl Npy {
     pub fn open(store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let file = if object.len_bytes() == 0 { Map::owned(Vec::new()) } else { object.map()? };
-        Npy::parse(file, &object.display())
+        Ok(Npy { sparse: Sparse::of(&object), ..Npy::parse(file, &object.display())? })
     }
 
     fn parse(file: Map, name: &str) -> Result<Self> {
         let Shape { descr, shape, data_at } = Shape::parse(&file, file.len() as u64, name)?;
-        Ok(Npy { file, data_at: data_at as usize, descr, shape }) // fits: within the file
+        let data_at = data_at as usize; // fits: within the file
+        Ok(Npy { file, sparse: Sparse::none(), data_at, descr, shape })
     }
 
     /// Writes the file.
@@ -93,9 +96,10 @@ impl Npy {
         Ok(())
     }
 
-    /// Tells the kernel that single numbers will be read from here and there.
+    /// Tells that single numbers will be read from here and there, and not the whole.
     pub(crate) fn expect_random_reads(&self) {
         self.file.expect_random_reads();
+        self.sparse.set(true);
     }
 
     /// The element type.
@@ -128,18 +132,36 @@ impl Npy {
     /// If there is no such place.
     #[must_use]
     pub fn at(&self, place: u64) -> i64 {
-        let place = place as usize; // fits: 64 bits
-        let data = self.data();
-        match self.descr {
-            Descr::I16 => i64::from(i16::from_le_bytes(data.as_chunks().0[place])),
-            Descr::I32 => i64::from(i32::from_le_bytes(data.as_chunks().0[place])),
-            Descr::U32 => i64::from(u32::from_le_bytes(data.as_chunks().0[place])),
-            Descr::I64 | Descr::U64 => i64::from_le_bytes(data.as_chunks().0[place]),
-            Descr::U16 => i64::from(u16::from_le_bytes(data.as_chunks().0[place])),
-            Descr::U8 => i64::from(data[place]),
+        self.descr.number(self.data(), place as usize) // fits: 64 bits
+    }
+
+    /// Fills `into` with the numbers from a place on, at most [`RUN_MAX`].
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if they are not in memory, and cannot be read.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub(crate) fn numbers(&self, place: u64, into: &mut [i64]) -> Result<()> {
+        let (item_bytes, first) = (self.descr.item_bytes(), place as usize); // fits: 64 bits
+        let due = into.len() * item_bytes;
+        let at = self.data_at + first * item_bytes;
+        assert!(at + due <= self.file.len(), "numbers {place} to {} of a table", into.len());
+        let mut buf = [0; 8 * RUN_MAX];
+        let bytes = match self.sparse.read(at as u64, &mut buf[..due])? {
+            true => &buf[..due],
+            false => &self.file[at..at + due],
+        };
+        for (nth, number) in into.iter_mut().enumerate() {
+            *number = self.descr.number(bytes, nth);
         }
+        Ok(())
     }
 }
+
+/// Numbers that are read at once.
+pub(crate) const RUN_MAX: usize = 16;
 
 /// What the header of an `.npy` says.
 #[derive(Clone, Debug)]
@@ -184,44 +206,44 @@ impl Shape {
 }
 
 /// An array being filled. It is laid out as its file from the start, so that the hundreds of
-/// megabytes that it may have are never copied.
+/// megabytes that it may have are never copied, and in large pages, for it will be shuffled.
 #[derive(Debug)]
 pub(crate) struct NpyBuilder<T> {
-    file: Vec<u8>,
+    file: Zeros,
+    /// Bytes that are filled.
+    filled: usize,
     shape: Vec<u64>,
     element: PhantomData<T>,
 }
 
 impl<T: Element> NpyBuilder<T> {
-    /// Takes memory for all of it, or fails where a vector would abort. `what` names it.
+    /// Takes memory for all of it, or fails. `what` names it.
     pub(crate) fn new(what: &'static str, shape: &[u64]) -> Result<Self> {
         let items = shape.iter().map(|&axis| u128::from(axis)).product::<u128>();
         let bytes = items.saturating_mul(size_of::<T>() as u128).saturating_add(DATA_AT as u128);
-        let refuse = || Error::OutOfMemory { what, bytes };
-        let mut file = Vec::new();
-        let len = usize::try_from(bytes).map_err(|_| refuse())?;
-        file.try_reserve_exact(len).map_err(|_| refuse())?;
-        file.extend_from_slice(&header(T::DESCR, shape));
-        Ok(NpyBuilder { file, shape: shape.to_vec(), element: PhantomData })
+        let memory = usize::try_from(bytes).ok().and_then(|len| Zeros::try_new(len).ok());
+        let mut file = memory.ok_or(Error::OutOfMemory { what, bytes })?;
+        file[..DATA_AT].copy_from_slice(&header(T::DESCR, shape));
+        Ok(NpyBuilder { file, filled: DATA_AT, shape: shape.to_vec(), element: PhantomData })
     }
 
     /// Appends a number that is known to fit.
     pub(crate) fn push(&mut self, value: i64) {
-        T::from_i64(value).append_to(&mut self.file);
+        let end = self.filled + size_of::<T>();
+        T::from_i64(value).write_to(&mut self.file[self.filled..end]);
+        self.filled = end;
     }
 
-    /// The elements so far, little-endian.
+    /// The elements, little-endian; zeros where none was put yet.
     pub(crate) fn data_mut(&mut self) -> &mut [u8] {
         &mut self.file[DATA_AT..]
     }
 
     /// The array, which is full.
     pub(crate) fn finish(self) -> Npy {
-        let items = self.shape.iter().product::<u64>();
-        let due = DATA_AT as u64 + items * size_of::<T>() as u64;
-        assert_eq!(self.file.len() as u64, due, "an array of shape {:?}", self.shape);
-        let file = Map::owned(self.file);
-        Npy { file, data_at: DATA_AT, descr: T::DESCR, shape: self.shape }
+        assert_eq!(self.filled, self.file.len(), "an array of shape {:?}", self.shape);
+        let (file, sparse) = (Map::from(self.file), Sparse::none());
+        Npy { file, sparse, data_at: DATA_AT, descr: T::DESCR, shape: self.shape }
     }
 }
 
@@ -236,6 +258,18 @@ impl Descr {
     #[must_use]
     pub fn item_bytes(self) -> usize {
         DESCRS[self as usize].2
+    }
+
+    #[inline]
+    fn number(self, data: &[u8], place: usize) -> i64 {
+        match self {
+            Descr::I16 => i64::from(i16::from_le_bytes(data.as_chunks().0[place])),
+            Descr::I32 => i64::from(i32::from_le_bytes(data.as_chunks().0[place])),
+            Descr::U32 => i64::from(u32::from_le_bytes(data.as_chunks().0[place])),
+            Descr::I64 | Descr::U64 => i64::from_le_bytes(data.as_chunks().0[place]),
+            Descr::U16 => i64::from(u16::from_le_bytes(data.as_chunks().0[place])),
+            Descr::U8 => i64::from(data[place]),
+        }
     }
 }
 
@@ -275,8 +309,8 @@ macro_rules! element {
                 value as $type
             }
 
-            fn append_to(self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
+            fn write_to(self, out: &mut [u8]) {
+                out.copy_from_slice(&self.to_le_bytes());
             }
         }
     };

@@ -1,9 +1,9 @@
 //! The random numbers that decide Megatron's sample order: numpy's legacy `RandomState`, which is
 //! frozen by numpy's compatibility policy, and the two Mersenne Twisters of the C++ standard.
 
-/// How many swaps [`RandomState::shuffle`] draws ahead. Drawing is full of unpredictable branches
-/// and swapping is full of cache misses; apart, many misses are in flight at once. 4 KiB of stack.
-const DRAWS_AHEAD: usize = 1024;
+use std::ops::ControlFlow;
+
+use crate::ahead::{BLOCK, in_blocks};
 
 /// The 32-bit Mersenne Twister, C++'s `std::mt19937`, seeded with one word.
 #[derive(Clone, Debug)]
@@ -126,6 +126,9 @@ impl RandomState {
     }
 
     /// `shuffle(items)`: swaps each item, from the last, with one before it or itself.
+    ///
+    /// What is swapped is drawn ahead: drawing is full of unpredictable branches and swapping is
+    /// full of cache misses; apart, many misses are in flight at once.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         let mut upper = items.len().saturating_sub(1);
         while upper > u32::MAX as usize {
@@ -133,15 +136,18 @@ impl RandomState {
             items.swap(upper, j as usize); // fits: at most upper
             upper -= 1;
         }
-        let mut draws = [0; DRAWS_AHEAD];
-        while upper > 0 {
-            let count = upper.min(DRAWS_AHEAD);
-            self.draw_below(upper as u32, &mut draws[..count]); // fits: seen above
-            for &j in &draws[..count] {
-                items.swap(upper, j as usize);
-                upper -= 1;
+        let make = |block: usize, draws: &mut Vec<u32>| {
+            let upper = upper - block * BLOCK;
+            draws.resize(upper.min(BLOCK), 0);
+            self.draw_below(upper as u32, draws); // fits: seen above
+        };
+        in_blocks(upper.div_ceil(BLOCK), make, |block, draws| {
+            let upper = upper - block * BLOCK;
+            for (&j, item) in draws.iter().zip((1..=upper).rev()) {
+                items.swap(item, j as usize);
             }
-        }
+            ControlFlow::Continue(())
+        });
     }
 
     /// Fills each place with a number in `0..=upper`, in which `upper` falls by one a place, and

@@ -1,5 +1,8 @@
 //! Cutting a stream of documents into samples of equal length.
 
+use std::ops::ControlFlow;
+
+use crate::ahead::{BLOCK, in_blocks};
 use crate::idx::I32Le;
 use crate::npy::{Element, Npy, NpyBuilder};
 use crate::{Error, Result};
@@ -91,7 +94,8 @@ pub(crate) fn build_rows<T: Element>(
 }
 
 /// Calls `row` with each row in turn, and says for how many samples there were no tokens. The work
-/// is linear in documents and samples.
+/// is linear in documents and samples. Lengths lie all over the table: fetched in a loop of its
+/// own, their cache misses overlap.
 pub(crate) fn walk(
     lengths: &[I32Le],
     document_index: &[I32Le],
@@ -99,32 +103,30 @@ pub(crate) fn walk(
     sample_count: u64,
     mut row: impl FnMut(i64, i64),
 ) -> u64 {
-    /// Lengths fetched at a time. They lie all over the table, and fetched in a loop of its own
-    /// their cache misses overlap. 4 KiB of stack.
-    const FETCH: usize = 1024;
-    let mut fetched = [0_u32; FETCH];
     let extra = rule.extra_tokens();
     let mut left = sample_count;
     // Tokens of the stream before the current document's end, and before the current sample's end.
     let (mut document_end, mut sample_end) = (0_u64, rule.seq_len + extra);
     row(0, 0);
-    for (chunk, place) in document_index.chunks(FETCH).zip((0..).step_by(FETCH)) {
-        for (length, seq) in fetched.iter_mut().zip(chunk) {
-            *length = length_of(lengths, seq);
-        }
-        for (&length, place) in fetched[..chunk.len()].iter().zip(place..) {
+    let fetch = |block: usize, fetched: &mut Vec<u32>| {
+        let documents = document_index[block * BLOCK..].iter().take(BLOCK);
+        fetched.extend(documents.map(|seq| length_of(lengths, seq)));
+    };
+    in_blocks(document_index.len().div_ceil(BLOCK), fetch, |block, fetched| {
+        for (&length, place) in fetched.iter().zip((block * BLOCK) as i64..) {
             let document_start = document_end;
             document_end += u64::from(length);
             while sample_end <= document_end {
                 if left == 0 {
-                    return 0;
+                    return ControlFlow::Break(());
                 }
                 row(place, (sample_end - extra - document_start) as i64); // fits: in a document
                 sample_end += rule.seq_len;
                 left -= 1;
             }
         }
-    }
+        ControlFlow::Continue(())
+    });
     match document_index.last() {
         Some(last) if left > 0 && rule.keep_last_partial => {
             // The short last sample. After an empty document this is -1, in Megatron's files too.

@@ -117,7 +117,12 @@ fn damage_that_no_seal_sees_is_no_panic() {
     let mut dice = Dice(1);
     let (mut refused, mut sealed) = (0, 0);
     for _ in 0..30 {
-        let place = 34 + 4 * dice.below(60_000);
+        // A length, which is not looked at again, or a pointer.
+        let number = dice.below(60_000);
+        let (place, good) = match dice.below(2) {
+            0 => (34 + 4 * number, 3_u32.to_le_bytes()),
+            _ => (34 + 4 * 60_000 + 8 * number, (3 * number as u32).to_le_bytes()),
+        };
         let wrong = [0, 1, 200, u32::MAX][dice.below(4) as usize];
         patch(&guard.path().join("a.idx"), place, &wrong.to_le_bytes());
         let (dataset, index) = load(&store);
@@ -126,11 +131,11 @@ fn damage_that_no_seal_sees_is_no_panic() {
             Err(error) => panic!("{error}"),
             Ok(index) => {
                 sealed += 1;
-                let each = |sample| index.for_each_part(&dataset, sample, |_| ());
+                let each = |sample| index.for_each_part(&dataset, sample, |_, _| ());
                 refused += (0..samples).filter(|&sample| each(sample).is_err()).count();
             }
         }
-        patch(&guard.path().join("a.idx"), place, &3_u32.to_le_bytes());
+        patch(&guard.path().join("a.idx"), place, &good);
     }
     assert!(sealed > 10 && refused > 0, "{sealed} were taken, {refused} samples refused");
 }

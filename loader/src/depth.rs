@@ -2,9 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// A trial lasts so long and so many requests, whichever is later.
+/// A trial lasts so long, as long as its slowest request and so many requests, whichever is later:
+/// where some are late, less tells only whether one of them happened to come.
 const TRIAL: Duration = Duration::from_millis(50);
 const TRIAL_REQUESTS: u64 = 128;
+
+/// But no longer than this.
+const TRIAL_MAX: Duration = Duration::from_secs(2);
 
 /// Twice the depth must bring so much more to be kept: below, only latency grows.
 const GAIN: f64 = 1.05;
@@ -25,6 +29,7 @@ pub(crate) struct Depth {
     since: Instant,
     bytes: u64,
     requests: u64,
+    slowest: Duration,
     saturated: bool,
 }
 
@@ -43,6 +48,7 @@ impl Depth {
             since: now,
             bytes: 0,
             requests: 0,
+            slowest: Duration::ZERO,
             saturated: true,
         }
     }
@@ -51,10 +57,11 @@ impl Depth {
         self.depth
     }
 
-    /// A request came.
-    pub(crate) fn came(&mut self, bytes: u64) {
+    /// A request came, after so long.
+    pub(crate) fn came(&mut self, bytes: u64, took: Duration) {
         self.bytes += bytes;
         self.requests += 1;
+        self.slowest = self.slowest.max(took);
     }
 
     /// There was less to do than the depth allows: what is measured now says nothing of it.
@@ -73,7 +80,8 @@ impl Depth {
     /// Ends a trial if it has lasted long enough.
     pub(crate) fn turn(&mut self, now: Instant) {
         let took = now.saturating_duration_since(self.since);
-        if took < TRIAL || self.requests < TRIAL_REQUESTS {
+        let trial = self.slowest.clamp(TRIAL, TRIAL_MAX);
+        if took < trial || self.requests < TRIAL_REQUESTS {
             return;
         }
         let rate = self.bytes as f64 / took.as_secs_f64();
@@ -81,6 +89,7 @@ impl Depth {
             self.judge(rate);
         }
         (self.since, self.bytes, self.requests, self.saturated) = (now, 0, 0, true);
+        self.slowest = Duration::ZERO;
     }
 
     fn judge(&mut self, rate: f64) {
@@ -116,7 +125,8 @@ mod tests {
         for _ in 0..trials {
             for _ in 0..100 {
                 *now += Duration::from_millis(1);
-                (0..depth.get().min(device)).for_each(|_| depth.came(4096));
+                (0..depth.get().min(device))
+                    .for_each(|_| depth.came(4096, Duration::from_millis(1)));
             }
             depth.turn(*now);
         }
@@ -133,6 +143,24 @@ mod tests {
         assert_eq!(depth.get(), 128);
         run(&mut depth, &mut now, 4096, 300);
         assert_eq!(depth.get(), 256, "the most that the backend is meant to carry");
+    }
+
+    /// Of 1,000 requests 20 come a second late and the others at once: what is carried grows with
+    /// the depth, but in steps of a second, and 50 ms tell nothing of it.
+    #[test]
+    fn late_requests_are_waited_for() {
+        let mut now = Instant::now();
+        let mut depth = Depth::new(32, 256, None, now);
+        for _ in 0..20 {
+            for _ in 0..20 {
+                now += Duration::from_millis(50);
+                let (late, quick) = (depth.get() / 20, depth.get() * 49 / 20);
+                (0..quick).for_each(|_| depth.came(4096, Duration::from_millis(1)));
+                (0..late).for_each(|_| depth.came(4096, Duration::from_secs(1)));
+                depth.turn(now);
+            }
+        }
+        assert_eq!(depth.get(), 256);
     }
 
     #[test]

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -70,6 +71,9 @@ impl LoaderOptions {
     }
 }
 
+/// Names and counts, as [`Storage::metrics`] gives them.
+type Counted = Vec<(String, u64)>;
+
 /// Batches in the order of their samples, read ahead of their use.
 ///
 /// The sequence is a pure function of the order and of the samples consumed: a loader that is
@@ -86,6 +90,8 @@ pub struct Loader<A: Assemble> {
     started: Instant,
     batches: u64,
     failed: Option<String>,
+    /// The stores, and what they had counted before.
+    stores: Vec<(Arc<dyn Storage>, Counted)>,
 }
 
 /// Finished batches that wait for the consumer: one to take, one to take next, while the third is
@@ -111,6 +117,7 @@ impl<A: Assemble> Loader<A> {
         let (ready, spent) = (Queue::new(READY_MAX), Queue::new(2 * READY_MAX + 64));
         let counter = Arc::new(Counter { ready, spent });
         let limits: Vec<_> = stores.iter().map(|store| limits(store.as_ref(), &options)).collect();
+        let counted = |store: &Arc<dyn Storage>| (Arc::clone(store), store.metrics());
         let mut loader = Loader {
             course: course.clone(),
             shared: Arc::clone(&shared),
@@ -120,6 +127,7 @@ impl<A: Assemble> Loader<A> {
             started: Instant::now(),
             batches: 0,
             failed: None,
+            stores: stores.iter().map(counted).collect(),
         };
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
@@ -188,7 +196,9 @@ impl<A: Assemble> Loader<A> {
     /// What was done since the start.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        self.shared.metrics()
+        let mut metrics = self.shared.metrics();
+        self.stores.iter().for_each(|(store, before)| metrics.add_store(&store.metrics(), before));
+        metrics
     }
 
     fn count(&mut self, now: Instant, waited: Duration) {
@@ -231,17 +241,28 @@ fn check(order: &dyn Order, options: &LoaderOptions) -> Result<()> {
     Ok(())
 }
 
-/// The stores of an order, each once, and which of them each of its files is in.
+/// The stores of an order, and which of them reads each of its files. Datasets that were opened one
+/// by one have a store each; those that read alike have one reader.
 fn stores_of(order: &dyn Order) -> (Vec<Arc<dyn Storage>>, Vec<usize>) {
+    let mut known: Vec<(&Arc<dyn Storage>, usize)> = Vec::new();
     let mut stores: Vec<Arc<dyn Storage>> = Vec::new();
-    let store_of = order.sources().iter().map(|source| {
-        let same = |store: &Arc<dyn Storage>| Arc::ptr_eq(store, &source.store);
-        stores.iter().position(same).unwrap_or_else(|| {
+    let mut groups: HashMap<String, usize> = HashMap::new();
+    let mut store_of = Vec::with_capacity(order.sources().len());
+    for source in order.sources() {
+        let same = |(store, _): &&(&Arc<dyn Storage>, usize)| Arc::ptr_eq(store, &source.store);
+        if let Some((_, nth)) = known.iter().find(same) {
+            store_of.push(*nth);
+            continue;
+        }
+        let next = stores.len();
+        let group = source.store.reader_group();
+        let nth = group.map_or(next, |group| *groups.entry(group).or_insert(next));
+        if nth == next {
             stores.push(Arc::clone(&source.store));
-            stores.len() - 1
-        })
-    });
-    let store_of = store_of.collect();
+        }
+        known.push((&source.store, nth));
+        store_of.push(nth);
+    }
     (stores, store_of)
 }
 

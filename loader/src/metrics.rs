@@ -1,12 +1,13 @@
 //! What a loader did, in numbers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use storage::{ByteSize, ReaderCounters};
+use storage::{ByteSize, RETRY_CAUSES, ReaderCounters};
 
 use crate::histogram::Histogram;
 
@@ -34,6 +35,13 @@ pub struct Metrics {
     pub short_reads: u64,
     /// Requests made again after an error.
     pub retries: u64,
+    /// The same by the error: its `errno(3)`, or the cause as a store behind a network has it, such
+    /// as `slow_down`.
+    pub retries_by: BTreeMap<String, u64>,
+    /// Requests made a second time, beside the first, because that was late.
+    pub hedges: u64,
+    /// Those of them that came first.
+    pub hedges_won: u64,
     /// Requests given up as stuck.
     pub stuck: u64,
     /// Requests that failed for good.
@@ -94,12 +102,39 @@ impl fmt::Display for Metrics {
         let rare = [
             (self.near_samples, "samples near"),
             (self.retries, "retries"),
+            (self.hedges, "hedges"),
             (self.short_reads, "short reads"),
             (self.stuck, "stuck"),
             (self.failed, "failed"),
         ];
         let mut rare = rare.iter().filter(|(count, _)| *count > 0);
         rare.try_for_each(|(count, what)| write!(f, ", {count} {what}"))
+    }
+}
+
+impl Metrics {
+    /// Adds what a store has counted by itself since it had counted `before`.
+    pub(crate) fn add_store(&mut self, counted: &[(String, u64)], before: &[(String, u64)]) {
+        for (name, count) in counted {
+            let was = before.iter().find(|(of, _)| of == name).map_or(0, |(_, count)| *count);
+            let count = count.saturating_sub(was);
+            match name.as_str() {
+                "hedges_sent" => self.hedges += count,
+                "hedges_won" => self.hedges_won += count,
+                name => {
+                    if let Some(cause) = name.strip_prefix("retries_") {
+                        self.retries += count;
+                        self.retried(cause, count);
+                    }
+                }
+            }
+        }
+    }
+
+    fn retried(&mut self, cause: &str, count: u64) {
+        if count > 0 {
+            *self.retries_by.entry(cause.to_owned()).or_default() += count;
+        }
     }
 }
 
@@ -196,6 +231,9 @@ impl Meter {
             metrics.reads += counters.reads;
             metrics.short_reads += counters.short_reads;
             metrics.retries += counters.retries;
+            for (cause, &count) in RETRY_CAUSES.iter().zip(&counters.retries_by) {
+                metrics.retried(cause, count);
+            }
             metrics.stuck += counters.stuck;
             metrics.failed += counters.failed;
             metrics.in_flight += store.in_flight.load(Relaxed) as u64;

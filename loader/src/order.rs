@@ -119,10 +119,8 @@ impl Order for GptOrder {
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let item_bytes = self.dataset.dtype().item_bytes();
         let mut got = 0;
-        self.index.for_each_part(&self.dataset, sample, |part| {
+        self.index.for_each_part(&self.dataset, sample, |part, offset_bytes| {
             got += part.token_count;
-            let offset_bytes =
-                self.dataset.sequence_offset_bytes(part.sequence) + part.token_offset * item_bytes;
             let len_bytes = part.token_count * item_bytes;
             into.push(PieceRef { file: 0, offset_bytes, len_bytes });
         })?;

@@ -75,10 +75,10 @@ impl Order for EncDecOrder {
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let item_bytes = self.datasets[0].dtype().item_bytes();
         let mut got = 0;
-        self.index.for_each_part(&self.datasets[0], sample, |part| {
+        self.index.for_each_part(&self.datasets[0], sample, |part, offset_bytes| {
             got += part.token_count;
             let mut context = self.whole(0, part.sequence);
-            context.offset_bytes += part.token_offset * item_bytes;
+            context.offset_bytes = offset_bytes;
             context.len_bytes = part.token_count * item_bytes;
             into.extend([context, self.whole(1, part.sequence), self.whole(2, part.sequence)]);
         })?;

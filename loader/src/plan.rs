@@ -127,13 +127,13 @@ pub struct Outlook<'a> {
 impl Limits {
     /// What is right for a store of this kind.
     ///
-    /// An object store takes some 50 ms for the first byte, in which one connection moves 4 MiB. On
-    /// a parallel file system 16 KiB that nobody asked for cost less than one more request. A local
-    /// disk has requests to spare, and gains by a join only what the two would round to twice.
+    /// A request of an object store costs about as much as 256 KiB; that its first byte is late is
+    /// hidden by others in flight. On a parallel file system 16 KiB that nobody asked for cost less
+    /// than a request. A local disk gains by a join only what the two would round to twice.
     #[must_use]
     pub fn of(profile: &storage::Profile) -> Self {
         match profile.file_system.as_str() {
-            "s3" => Limits { gap_bytes: 4 << 20, extent_bytes_max: 8 << 20 },
+            "s3" => Limits { gap_bytes: 256 << 10, extent_bytes_max: 8 << 20 },
             "ext4" | "xfs" | "btrfs" | "f2fs" => {
                 Limits { gap_bytes: profile.align_bytes.into(), extent_bytes_max: 1 << 20 }
             }

@@ -179,7 +179,7 @@ impl Worker {
             match &came.outcome {
                 Ok(()) => {
                     lot.feed(extent, came.bytes());
-                    self.depth.came(lot.extents[extent].len_bytes);
+                    self.depth.came(lot.extents[extent].len_bytes, now - begun);
                 }
                 Err(_) => {
                     self.depth.failed();

@@ -1,5 +1,6 @@
 //! Aligned buffers from one bounded pool, for IO that goes around the page cache.
 
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
@@ -71,10 +72,18 @@ impl Zeros {
     /// If there is no memory, as every allocation does.
     #[must_use]
     pub fn new(len_bytes: usize) -> Self {
-        let map = MmapOptions::new().len(len_bytes).map_anon().expect("memory");
+        Zeros::try_new(len_bytes).expect("memory")
+    }
+
+    /// The same, for a size that the outside world has a say in.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn try_new(len_bytes: usize) -> io::Result<Self> {
+        let map = MmapOptions::new().len(len_bytes).map_anon()?;
         // A hint: some kernels have no large pages.
         let _ = map.advise(Advice::HugePage);
-        Zeros(map)
+        Ok(Zeros(map))
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buf::ALIGN_BYTES;
-use crate::reader::ReaderOptions;
+use crate::reader::{RETRY_CAUSES, ReaderOptions};
 use crate::watch::Seats;
 use crate::{Buffer, Came, Error, Object, Reader, ReaderCounters, Result, Want};
 
@@ -212,11 +212,14 @@ impl<C: Carrier> Flying<C> {
         }
         if let Err(error) = &outcome
             && let Some(pause) = self.options.retry_pauses.get(slot.attempt as usize)
-            && may_pass(error)
+            // Past its time it would be told as stuck, and why it failed would be lost.
+            && now.duration_since(slot.began) + *pause < self.options.timeout
+            && let Some(cause) = may_pass(error)
         {
             slot.attempt += 1;
             self.seats.retried(index as usize);
             self.counters.retries += 1;
+            self.counters.retries_by[cause] += 1;
             log::debug!("attempt {} in {pause:?}: {error}", slot.attempt + 1);
             self.later.push((now + *pause, index, buf));
             return;
@@ -322,23 +325,24 @@ fn past_the_end(load: &Load) -> Error {
     }
 }
 
-/// Errors of a device or a server, which may be over when the read is made again.
-fn may_pass(error: &Error) -> bool {
-    match error {
-        Error::Stale { .. } => true,
-        Error::Io { source, .. } => matches!(
-            source.raw_os_error(),
-            Some(
-                libc::EIO
-                    | libc::ENODATA
-                    | libc::EREMOTEIO
-                    | libc::ETIMEDOUT
-                    | libc::ENOMEM
-                    | libc::ENOTCONN
-                    | libc::ESHUTDOWN
-                    | libc::EHOSTDOWN
-            )
-        ),
-        _ => false,
-    }
+/// Which of [`RETRY_CAUSES`] an error is: of a device or a server, and perhaps over when the read
+/// is made again.
+fn may_pass(error: &Error) -> Option<usize> {
+    const NUMBERS: [i32; RETRY_CAUSES.len()] = [
+        libc::EIO,
+        libc::ESTALE,
+        libc::ENODATA,
+        libc::EREMOTEIO,
+        libc::ETIMEDOUT,
+        libc::ENOMEM,
+        libc::ENOTCONN,
+        libc::ESHUTDOWN,
+        libc::EHOSTDOWN,
+    ];
+    let number = match error {
+        Error::Stale { .. } => libc::ESTALE,
+        Error::Io { source, .. } => source.raw_os_error()?,
+        _ => return None,
+    };
+    NUMBERS.iter().position(|&cause| cause == number)
 }

@@ -248,7 +248,8 @@ pub(crate) fn is_refusal(e: &io::Error, way: Way) -> bool {
         Some(libc::EPERM | libc::EACCES) => way.is_ring(),
         // An alignment that is not enough, whatever the file system told.
         Some(libc::EINVAL) => way.is_direct(),
-        _ => false,
+        // Put off, and put off again until the retries were spent: threads may wait.
+        _ => way.is_ring() && e.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -322,6 +323,14 @@ mod tests {
         fn display(&self) -> String {
             self.0.display().to_string()
         }
+    }
+
+    #[test]
+    fn a_ring_that_only_puts_off_is_refused_and_data_errors_are_not() {
+        let put_off = io::Error::new(io::ErrorKind::WouldBlock, "also after 32 retries");
+        assert!(is_refusal(&put_off, Way::RingCached) && !is_refusal(&put_off, Way::ThreadsCached));
+        let broken = io::Error::from_raw_os_error(libc::EIO);
+        assert!(Way::ALL.into_iter().all(|way| !is_refusal(&broken, way)));
     }
 
     /// A file that was replaced by another of its length once passed for what it was, if the old

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -265,6 +266,12 @@ impl Storage for Posix {
             }
             None => Box::new(Flying::new(Threads::new(slots_max), depth, options)),
         })
+    }
+
+    fn reader_group(&self) -> Option<String> {
+        let wishes = self.disk().wishes()?;
+        let device = std::fs::metadata(&self.0.root).ok()?.dev();
+        Some(format!("device {device}, {wishes:?}"))
     }
 
     fn profile(&self) -> &Profile {

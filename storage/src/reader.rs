@@ -129,6 +129,19 @@ impl Came {
     }
 }
 
+/// Errors after which a read is made again, as `errno(3)` names them.
+pub const RETRY_CAUSES: [&str; 9] = [
+    "EIO",
+    "ESTALE",
+    "ENODATA",
+    "EREMOTEIO",
+    "ETIMEDOUT",
+    "ENOMEM",
+    "ENOTCONN",
+    "ESHUTDOWN",
+    "EHOSTDOWN",
+];
+
 /// What a [`Reader`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -143,6 +156,8 @@ pub struct ReaderCounters {
     pub short_reads: u64,
     /// Reads made again after an error.
     pub retries: u64,
+    /// The same by the error, in the order of [`RETRY_CAUSES`].
+    pub retries_by: [u64; RETRY_CAUSES.len()],
     /// Reads given up as stuck.
     pub stuck: u64,
     /// Reads that failed otherwise.

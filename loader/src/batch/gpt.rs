@@ -182,17 +182,21 @@ impl Assemble for GptAssemble {
         let labels = &mut batch.labels[place.clone()];
         let loss_mask = &mut batch.loss_mask[place.clone()];
 
-        let (front, back) = tokens.split_at_mut(text_len.min(seq_len));
-        let (text, last) = sample.bytes.split_at(front.len() * item_bytes);
-        dtype.decode_i64(text, front);
-        back.fill(pad);
-        labels[..seq_len - 1].copy_from_slice(&tokens[1..]);
-        labels[seq_len - 1] = pad;
-        if !last.is_empty() {
-            dtype.decode_i64(last, &mut labels[seq_len - 1..]);
-        }
-        for (counts, &label) in loss_mask.iter_mut().zip(&*labels) {
-            *counts = f32::from(u8::from(label != pad));
+        let (text_end, labels_end) = (text_len.min(seq_len), text_len.saturating_sub(1));
+        decode_row(dtype, sample.bytes, &mut tokens[..text_end]);
+        tokens[text_end..].fill(pad);
+        let shifted = sample.bytes.get(item_bytes..).unwrap_or_default();
+        decode_row(dtype, shifted, &mut labels[..labels_end]);
+        labels[labels_end..].fill(pad);
+        // What no token can be need not be looked for: half of the time would go into that.
+        let is_apart = pad < 0 && matches!(dtype, Dtype::U8 | Dtype::U16 | Dtype::U32);
+        if is_apart {
+            loss_mask[..labels_end].fill(1.0);
+            loss_mask[labels_end..].fill(0.0);
+        } else {
+            for (counts, &label) in loss_mask.iter_mut().zip(&*labels) {
+                *counts = f32::from(u8::from(label != pad));
+            }
         }
         if let (true, Some(eod)) = (self.config.eod_mask_loss, eod) {
             for (counts, &token) in loss_mask.iter_mut().zip(&*tokens) {
@@ -206,8 +210,15 @@ impl Assemble for GptAssemble {
         if self.config.reset_position_ids {
             bounds::positions(&self.starts, &mut batch.position_ids[place]);
         }
-        replace(tokens, pad, 0);
-        replace(labels, pad, 0);
+        let (text_end, labels_end) = if is_apart { (text_end, labels_end) } else { (0, 0) };
+        replace(&mut tokens[text_end..], pad, 0);
+        replace(&mut labels[labels_end..], pad, 0);
         Ok(())
     }
+}
+
+/// Decodes as many tokens as there is room for.
+fn decode_row(dtype: Dtype, bytes: &[u8], row: &mut [i64]) {
+    let len = row.len() * dtype.item_bytes() as usize; // fits: at most 8
+    dtype.decode_i64(&bytes[..len], row);
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use storage::{Crc64, Key, Storage};
 
-use crate::{Near, Order, Result};
+use crate::{Near, Order, Result, Source};
 
 /// What a cache may hold of one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub struct CacheOptions {
     /// The most bytes that it may take. Less are taken if the disk has not so many to spare: a
     /// twentieth of what would be free without the cache stays free.
     pub limit_bytes: u64,
-    /// The seed of the order, the version of the data, and what else tells this order from others
-    /// whose files have the same names and lengths.
+    /// The seed of the order, and what else tells this order from others of the same files. Which
+    /// version of the data it is, their manifests tell.
     pub salt: u64,
 }
 
@@ -103,6 +103,7 @@ impl Identity {
         for source in sources {
             number(source.len_bytes);
             number(storage::crc64(source.key.name().as_bytes()));
+            number(version(source));
             bytes = bytes.saturating_add(source.len_bytes);
         }
         let mut pieces = Vec::new();
@@ -125,6 +126,30 @@ impl Identity {
         Key::new(format!("{kind}-{crc64:016x}-{samples:x}-{bytes:x}"))
             .expect("letters, digits and dashes")
     }
+}
+
+/// The longest manifest that is read for that; ours have one line a file.
+const MANIFEST_BYTES_MAX: u64 = 1 << 20;
+
+/// Tells the data from others of the same names and lengths: the sum of their manifest, which has
+/// the sums of the files; 0 for data without one.
+fn version(source: &Source) -> u64 {
+    let name = source.key.as_str();
+    let prefix = Key::new(name.strip_suffix(".bin").unwrap_or(name));
+    let read = prefix.and_then(|prefix| {
+        let manifest = prefix.with_suffix(".manifest.json")?;
+        let len_bytes = source.store.open(&manifest)?.len_bytes();
+        if len_bytes > MANIFEST_BYTES_MAX {
+            return Ok(len_bytes);
+        }
+        Ok(storage::crc64(&storage::read_all(source.store.as_ref(), &manifest)?))
+    });
+    read.unwrap_or_else(|error| {
+        if !matches!(error, storage::Error::NotFound { .. }) {
+            log::warn!("cache: {}: no version: {error}", source.store.display(&source.key));
+        }
+        0
+    })
 }
 
 /// What may still be written beside what the cache has taken: a twentieth of both stays free. Of

@@ -11,16 +11,15 @@ pub struct NodeBatches<A: Assemble> {
     assemble: A,
     pieces: Vec<PieceRef>,
     spent: Vec<A::Batch>,
-    /// The last step may be cut short here.
-    samples_end: u64,
 }
 
 impl<A: Assemble> NodeBatches<A> {
     /// Joins the ranks of a node that read an order; the first of them runs a [`Loader`] for all.
     ///
     /// `how` is what that one is told: its `ranks` are those of the node, its samples begin at what
-    /// this rank consumed. It says how many rows there are, where they begin and what a step takes;
-    /// these fields of `node` are set from it, and what is read is added to its identity.
+    /// this rank consumed. It says how many rows there are, where they begin and end and what a
+    /// step takes; these fields of `node` are set from it, and what is read is added to its
+    /// identity.
     ///
     /// # Errors
     /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; what
@@ -38,29 +37,26 @@ impl<A: Assemble> NodeBatches<A> {
         let ranks = how.ranks;
         node.micro_batch = how.micro_batch;
         node.step_samples = (how.micro_batch as u64).saturating_mul(ranks.of.into());
-        node.samples_consumed = how.samples.start;
+        (node.samples_consumed, node.samples_end) = (how.samples.start, how.samples.end);
         node.identity = format!(
-            "{}; {}, samples to {}, ranks from {} of {}",
+            "{}; {}, ranks from {} of {}",
             node.identity,
             order.name(),
-            how.samples.end,
             ranks.first,
             ranks.of
         );
-        let (of, samples_end) = (Arc::clone(&order), how.samples.end);
+        let of = Arc::clone(&order);
         let open: Open = Arc::new(move |samples_consumed| {
             let mut how = how.clone();
             how.samples.start = samples_consumed.min(how.samples.end);
             Ok(Box::new(Loader::start(Arc::clone(&of), RawAssemble, how)?))
         });
-        let reader = NodeReader::join(node, open)?;
-        Ok(NodeBatches { samples_end, ..Self::new(reader, order, assemble) })
+        Ok(Self::new(NodeReader::join(node, open)?, order, assemble))
     }
 
     /// The order must be the one that the reader reads.
     pub fn new(reader: NodeReader, order: Arc<dyn Order>, assemble: A) -> Self {
-        let (pieces, spent, samples_end) = (Vec::new(), Vec::new(), u64::MAX);
-        NodeBatches { reader, order, assemble, pieces, spent, samples_end }
+        NodeBatches { reader, order, assemble, pieces: Vec::new(), spent: Vec::new() }
     }
 
     /// This rank's batch of the next step, or `None` after the last.
@@ -96,7 +92,7 @@ impl<A: Assemble> NodeBatches<A> {
     /// Samples consumed by all ranks: all that there is to remember.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
-        self.reader.samples_consumed().min(self.samples_end)
+        self.reader.samples_consumed()
     }
 }
 

@@ -178,6 +178,11 @@ impl Storage for S3 {
         Ok(Box::new(reader::reader(self.live()?, options)))
     }
 
+    fn reader_group(&self) -> Option<String> {
+        // A bucket is kept as long as the process lives, so its place is no other's.
+        Some(format!("s3 bucket {:p}", Arc::as_ptr(&self.bucket)))
+    }
+
     fn metrics(&self) -> Vec<(String, u64)> {
         let mut named = self.bucket.metrics.named();
         if let Ok(live) = self.live() {

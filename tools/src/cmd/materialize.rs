@@ -191,9 +191,7 @@ impl Window {
         let mut place = 0;
         for sample in samples {
             let before = place;
-            index.for_each_part(dataset, sample, |part| {
-                let offset =
-                    dataset.sequence_offset_bytes(part.sequence) + part.token_offset * item_bytes;
+            index.for_each_part(dataset, sample, |part, offset| {
                 let len = (part.token_count * item_bytes) as usize; // fits: of one sample
                 self.pieces.push(Piece { offset, len, place });
                 place += len;

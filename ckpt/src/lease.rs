@@ -87,11 +87,17 @@ impl Shared {
         let owner = Owner::new();
         let text = format!("{} writes here while this file exists\n", owner.label());
         let name = format!("{PREFIX}{owner}");
+        // It may be there although its creation fails.
+        held.left = Some(self.folder.join(&name)?);
         let beat = self.patience.beat;
-        held.pulse = Some(Pulse::start(&self.store, &self.folder, name.clone(), text, beat)?);
-        let claimed = self.others(&name).and_then(|others| match others.first() {
-            Some(other) => Err(self.held_by(other)),
-            None => Ok(()),
+        let begun = Pulse::start(&self.store, &self.folder, name.clone(), text, beat);
+        let claimed = begun.and_then(|pulse| {
+            held.left = None;
+            held.pulse = Some(pulse);
+            match self.others(&name)?.first() {
+                Some(other) => Err(self.held_by(other)),
+                None => Ok(()),
+            }
         });
         if claimed.is_err() {
             self.release_or_warn(held);

@@ -71,7 +71,7 @@ pub use bands::{Bands, bands};
 pub use catalog::{Chunk, TensorEntry};
 pub use checkpoint::{Checkpoint, TensorRead};
 pub use checkpoints::{Checkpoints, Options, step_of};
-pub use commit::Patience;
+pub use commit::{Patience, Together};
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;

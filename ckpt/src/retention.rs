@@ -60,6 +60,7 @@ impl Checkpoints {
             }
         }
         self.sweep_data(&mut report)?;
+        report.removed.extend(self.clear_meetings("")?);
         Ok(report)
     }
 }

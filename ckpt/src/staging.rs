@@ -1,6 +1,7 @@
 //! The files of a step, streamed from the caller's memory into a hidden folder.
 
 use crate::catalog::{BlobEntry, block_count, join_blocks, merge_parts};
+use crate::commit::Part;
 use crate::plan::{SavePlan, Shard};
 use crate::shard::ALIGN_BYTES;
 use crate::{Blob, Checkpoints, Chunk, Error, Group, Result, TensorEntry, parallel};
@@ -47,6 +48,31 @@ impl Staging<'_> {
             blob_entries.push(BlobEntry { name: blob.name.to_owned(), file });
         }
         Ok(Written { files, tensors, blobs: blob_entries })
+    }
+
+    /// Writes the files of one writer, and makes them durable.
+    pub(crate) fn write_part(
+        &self,
+        writer: usize,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+    ) -> Result<Part> {
+        let jobs: Vec<&Shard> = self.plan.shards(writer).iter().collect();
+        let work = |shard: &Shard, _: &mut Vec<u8>| self.write_shard(shard, held);
+        let shards = parallel::each(jobs, self.steps.options.threads, work)?;
+        let write = |blob: &Blob<'_>| {
+            let file = format!("{EXTRA}/{}", blob.name);
+            let entry = self.write_file(&file, blob.bytes)?;
+            Ok((entry, BlobEntry { name: blob.name.to_owned(), file }))
+        };
+        let blobs = blobs.iter().map(write).collect::<Result<_>>()?;
+        Ok(Part { shards, blobs })
+    }
+
+    /// Writes the file by which other tools find the weights, if there can be one.
+    pub(crate) fn write_index(&self) -> Result<Option<FileEntry>> {
+        let index = weight_index(self.plan);
+        index.map(|index| self.write_file(INDEX, &index)).transpose()
     }
 
     fn write_file(&self, path: &str, bytes: &[u8]) -> Result<FileEntry> {

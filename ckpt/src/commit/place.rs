@@ -126,8 +126,11 @@ impl Checkpoints {
     /// Makes the files, all of which are durable, the step. This is the commit.
     pub(crate) fn publish(&self, place: &Place, manifest: &FileEntry) -> Result<()> {
         if place.form == Form::Renamed {
-            return Ok(self.store.publish(&place.data, &place.target)?);
+            let published = self.store.publish(&place.data, &place.target);
+            return Ok(published.inspect_err(|_| self.abandon(&place.data))?);
         }
+        // If this fails and the record comes to be there all the same, its files must be, too: they
+        // are left to the next sweep.
         let path = format!("{}/{MANIFEST}", place.data.name());
         let files = vec![FileEntry { path, ..manifest.clone() }];
         let meta = serde_json::json!(Committed { step: place.step });

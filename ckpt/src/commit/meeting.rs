@@ -1,0 +1,240 @@
+//! Where the processes of one save meet: a hidden folder of small objects, each written once.
+//!
+//! ```text
+//! .save-step-000012000-TOKEN/
+//!   announce         by writer 0: the plan that it follows, and where files go
+//!   lead/OWNER       its signs of life
+//!   alive/00003-OWNER  those of writer 3
+//!   part/00003       what writer 3 has written, durably
+//!   decision         "commit" or why not: whoever writes it first decides for all
+//!   failed           by writer 0: a commit that was decided and could not be made
+//! ```
+//!
+//! All but signs of life are sealed as manifests are, so that a torn or foreign one is refused. The
+//! folder stays until the next save or sweep, so that the slowest writer finds it.
+
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::catalog::BlobEntry;
+use crate::checkpoints::step_name;
+use crate::{Checkpoints, Chunk, Error, Result};
+use storage::{FileEntry, Key, Manifest, Storage};
+
+/// Hidden folders of saves that several processes make.
+const MEETING: &str = ".save-";
+
+/// Longer would not fit beside what else is in the name.
+const TOKEN_BYTES_MAX: usize = 100;
+
+/// Polls of the store while waiting: from a few milliseconds, a 32nd of what was waited so far,
+/// to this. A thousand writers then ask two thousand times a second at most.
+const POLL_MAX: Duration = Duration::from_millis(500);
+const POLL_MIN: Duration = Duration::from_millis(2);
+
+/// Writer 0 says what is going to be saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Announce {
+    pub(super) step: u64,
+    pub(super) writers: usize,
+    /// Of the plan, which all must share. In hexadecimal digits: JSON has no 64-bit integers in
+    /// the tools of some.
+    #[serde(with = "crate::hex")]
+    pub(super) fingerprint: u64,
+    pub(super) block_bytes: u64,
+    /// Who says so.
+    pub(super) owner: String,
+    /// Where files go, below the checkpoints' folder.
+    pub(super) data: String,
+    /// What is there when the step is, below the checkpoints' folder.
+    pub(super) record: String,
+}
+
+/// What one writer has written, durably.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Its files of tensors, in the order of the plan, and the chunks of each.
+    pub(crate) shards: Vec<(FileEntry, Vec<Chunk>)>,
+    pub(crate) blobs: Vec<(FileEntry, BlobEntry)>,
+}
+
+impl Part {
+    pub(super) fn files(&self) -> impl Iterator<Item = &FileEntry> {
+        let shards = self.shards.iter().map(|(file, _)| file);
+        shards.chain(self.blobs.iter().map(|(file, _)| file))
+    }
+}
+
+/// `meta` of a part; its files are those of the chunks, then those of the blobs.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartMeta {
+    /// Who announced the save that this is a part of.
+    owner: String,
+    chunks: Vec<Vec<Chunk>>,
+    blobs: Vec<BlobEntry>,
+}
+
+/// What becomes of the save.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Decision {
+    pub(super) commit: bool,
+    /// Why not.
+    pub(super) why: String,
+}
+
+/// The meeting of one save, as one writer has it.
+#[derive(Debug)]
+pub(super) struct Meeting<'a> {
+    steps: &'a Checkpoints,
+    pub(super) folder: Key,
+}
+
+impl<'a> Meeting<'a> {
+    pub(super) fn new(steps: &'a Checkpoints, step: u64, token: &str) -> Result<Self> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !token.chars().all(is_plain) {
+            let why = format!("it has 1 to {TOKEN_BYTES_MAX} letters, digits, '-', '_' and '.'");
+            return Err(Error::BadInput { what: format!("with the token '{token}'"), why });
+        }
+        let folder = steps.folder.join(&format!("{MEETING}{}-{token}", step_name(step)))?;
+        Ok(Meeting { steps, folder })
+    }
+
+    fn store(&self) -> &dyn Storage {
+        &*self.steps.store
+    }
+
+    pub(super) fn key(&self, name: &str) -> Result<Key> {
+        Ok(self.folder.join(name)?)
+    }
+
+    /// Says what is saved. A token serves once: what another try left would be mistaken for ours.
+    pub(super) fn announce(&self, announce: &Announce) -> Result<()> {
+        match self.write("announce", Vec::new(), announce) {
+            Err(Error::Storage(storage::Error::Exists { what })) => {
+                let why = format!("{what} is there; every try takes a token of its own");
+                Err(Error::BadInput { what: self.steps.store.display(&self.folder), why })
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(super) fn announced(&self) -> Result<Option<Announce>> {
+        Ok(self.read("announce")?.map(|(_, announce)| announce))
+    }
+
+    pub(super) fn put_part(&self, writer: usize, owner: &str, part: &Part) -> Result<()> {
+        let files = part.files().cloned().collect();
+        let chunks = part.shards.iter().map(|(_, chunks)| chunks.clone()).collect();
+        let blobs = part.blobs.iter().map(|(_, blob)| blob.clone()).collect();
+        let meta = PartMeta { owner: owner.to_owned(), chunks, blobs };
+        self.write(&format!("part/{writer:05}"), files, &meta)
+    }
+
+    /// Which writers have written their part.
+    pub(super) fn parts_there(&self) -> Result<Vec<usize>> {
+        let names = self.store().names(&self.key("part")?)?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    pub(super) fn part(&self, writer: usize, owner: &str) -> Result<Part> {
+        let name = format!("part/{writer:05}");
+        let what = || self.steps.store.display(&self.folder);
+        let (mut files, PartMeta { owner: of, chunks, blobs }) =
+            self.read(&name)?.ok_or_else(|| storage::Error::NotFound { what: what() })?;
+        let bad = |got: String, due: String| {
+            Err(Error::BadManifest { what: what(), place: name.clone(), got, due })
+        };
+        if of != owner {
+            return bad(format!("a part for {of}"), owner.to_owned());
+        }
+        if files.len() != chunks.len() + blobs.len() {
+            let due = format!("{} with chunks, {} with blobs", chunks.len(), blobs.len());
+            return bad(format!("{} files", files.len()), due);
+        }
+        let extra = files.split_off(chunks.len());
+        let (shards, blobs) = (files.into_iter().zip(chunks), extra.into_iter().zip(blobs));
+        Ok(Part { shards: shards.collect(), blobs: blobs.collect() })
+    }
+
+    /// Decides for all, unless somebody has. Gives what is decided.
+    pub(super) fn decide(&self, decision: Decision) -> Result<Decision> {
+        match self.write("decision", Vec::new(), &decision) {
+            Ok(()) => Ok(decision),
+            Err(Error::Storage(storage::Error::Exists { .. })) => {
+                let what = || self.steps.store.display(&self.folder);
+                let decided = self.decided()?;
+                Ok(decided.ok_or_else(|| storage::Error::NotFound { what: what() })?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn decided(&self) -> Result<Option<Decision>> {
+        Ok(self.read("decision")?.map(|(_, decision)| decision))
+    }
+
+    /// Says that what was decided could not be done.
+    pub(super) fn fail(&self, why: &str) -> Result<()> {
+        let decision = Decision { commit: false, why: why.to_owned() };
+        self.write("failed", Vec::new(), &decision)
+    }
+
+    pub(super) fn failed(&self) -> Result<Option<Decision>> {
+        Ok(self.read("failed")?.map(|(_, decision)| decision))
+    }
+
+    fn write(&self, name: &str, files: Vec<FileEntry>, meta: &impl Serialize) -> Result<()> {
+        let meta = serde_json::to_value(meta).expect("structures of strings and numbers");
+        let (kind, _) = name.split_once('/').unwrap_or((name, ""));
+        let format = format!("feedline-ckpt-{kind}");
+        Manifest { format, version: 1, files, meta }.write(self.store(), &self.key(name)?)?;
+        Ok(())
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<(Vec<FileEntry>, T)>> {
+        let key = self.key(name)?;
+        let Manifest { format, version, files, meta } = match Manifest::read(self.store(), &key) {
+            Err(storage::Error::NotFound { .. }) => return Ok(None),
+            read => read?,
+        };
+        let what = self.store().display(&key);
+        let bad = |place: &str, got, due| {
+            Err(Error::BadManifest { what: what.clone(), place: place.to_owned(), got, due })
+        };
+        let (kind, _) = name.split_once('/').unwrap_or((name, ""));
+        let due = format!("feedline-ckpt-{kind}");
+        if (&format, version) != (&due, 1) {
+            return bad("format and version", format!("{format} {version}"), format!("{due} 1"));
+        }
+        match serde_json::from_value(meta) {
+            Ok(meta) => Ok(Some((files, meta))),
+            Err(error) => bad("meta", error.to_string(), "its fields and no others".to_owned()),
+        }
+    }
+}
+
+impl Checkpoints {
+    /// Removes the meetings of earlier saves, all but the one of this name. The lease is held: none
+    /// of them goes on.
+    pub(crate) fn clear_meetings(&self, but: &str) -> Result<Vec<String>> {
+        let mut removed = Vec::new();
+        for name in self.store.names(&self.folder)? {
+            if name.starts_with(MEETING) && name != but {
+                self.store.delete_folder(&self.folder.join(&name)?)?;
+                removed.push(name);
+            }
+        }
+        Ok(removed)
+    }
+}
+
+/// Waits a little, longer the longer it has waited.
+pub(super) fn pause(begun: Instant) {
+    std::thread::sleep((begun.elapsed() / 32).clamp(POLL_MIN, POLL_MAX));
+}

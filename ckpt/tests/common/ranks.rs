@@ -1,0 +1,67 @@
+//! A state spread over the processes of a run.
+
+use std::ops::Range;
+
+use ckpt::{
+    Blob, Checkpoints, Holding, PlanLimits, Region, Result, SavePlan, SaveReport, Span, TensorSpec,
+    Together,
+};
+
+use super::{State, Tensor};
+
+/// What each of several writers holds: of long tensors some rows, of short ones all.
+pub struct Ranks {
+    pub plan: SavePlan,
+    /// Of each writer, of each of its holdings.
+    bytes: Vec<Vec<Vec<u8>>>,
+    state: State,
+}
+
+impl Ranks {
+    pub fn new(state: &State, writers: usize, limits: PlanLimits) -> Self {
+        let mut held: Vec<Vec<Holding>> = vec![Vec::new(); writers];
+        let mut bytes: Vec<Vec<Vec<u8>>> = vec![Vec::new(); writers];
+        for (place, tensor) in state.tensors.iter().enumerate() {
+            for writer in 0..writers {
+                let (region, range) = part(tensor, writer, writers);
+                held[writer].push(Holding { tensor: place, region });
+                bytes[writer].push(tensor.bytes[range].to_vec());
+            }
+        }
+        let spec = |tensor: &Tensor| {
+            let Tensor { name, group, dtype, shape, .. } = tensor.clone();
+            TensorSpec { name, group, dtype, shape }
+        };
+        let specs: Vec<TensorSpec> = state.tensors.iter().map(spec).collect();
+        let plan = SavePlan::new(&specs, &held, limits).unwrap();
+        Ranks { plan, bytes, state: state.clone() }
+    }
+
+    /// What one process does. The blobs are dealt out among all.
+    pub fn save(
+        &self,
+        steps: &Checkpoints,
+        step: u64,
+        together: &Together<'_>,
+    ) -> Result<SaveReport> {
+        let (writer, writers) = (together.writer, self.plan.writers());
+        let held: Vec<&[u8]> =
+            self.bytes.get(writer).into_iter().flatten().map(Vec::as_slice).collect();
+        let blobs = self.state.blobs.iter().skip(writer).step_by(writers);
+        let blobs: Vec<_> = blobs.map(|(name, bytes)| Blob { name, bytes }).collect();
+        let meta = if writer == 0 { self.state.meta.clone() } else { serde_json::json!("unused") };
+        steps.save_together(step, &self.plan, &held, &blobs, meta, together)
+    }
+}
+
+fn part(tensor: &Tensor, writer: usize, writers: usize) -> (Region, Range<usize>) {
+    let rows = tensor.shape.first().copied().unwrap_or(1) as usize;
+    if rows < writers {
+        return (Region::whole(&tensor.shape), 0..tensor.bytes.len());
+    }
+    let row_bytes = tensor.bytes.len() / rows;
+    let (start, end) = (rows * writer / writers, rows * (writer + 1) / writers);
+    let mut region = Region::whole(&tensor.shape);
+    region.spans[0] = Span { start: start as u64, len: (end - start) as u64 };
+    (region, start * row_bytes..end * row_bytes)
+}

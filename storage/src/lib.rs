@@ -57,6 +57,8 @@ pub mod shared;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stage;
+#[expect(unsafe_code, reason = "instructions that write past the cache")]
+mod stream;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 mod sys;
 mod temporary;
@@ -81,6 +83,7 @@ pub use remote::{Remote, RemoteCause};
 #[cfg(feature = "server")]
 pub use s3::server;
 pub use stage::Stage;
+pub use stream::copy_past_cache;
 pub use units::{ByteSize, rate_text};
 pub use watch::{Pending, Watch};
 

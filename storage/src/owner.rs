@@ -78,8 +78,8 @@ impl Owner {
     }
 
     /// Whether both are of one process.
-    #[cfg(feature = "sim")]
-    pub(crate) fn is_same_process(&self, other: &Owner) -> bool {
+    #[must_use]
+    pub fn is_same_process(&self, other: &Owner) -> bool {
         *self == Owner { number: self.number, ..other.clone() }
     }
 

@@ -19,6 +19,9 @@ pub(super) struct Memory {
 // SAFETY: the mapping belongs to the value, and nothing in it is bound to a thread.
 unsafe impl Send for Memory {}
 
+// SAFETY: through a shared reference words are atomic, and bytes are only read.
+unsafe impl Sync for Memory {}
+
 /// With these seals no page can vanish from under a mapping, which would be a signal, and nobody
 /// can take the seals off.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -100,6 +103,20 @@ impl Memory {
         // SAFETY: as for `bytes`; within this process the slice borrows the memory alone, and the
         // ring asks for no bytes that overlap its words.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Has the kernel give pages now; a lack of them is an error here, and a signal later.
+    pub(super) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        let start = self.place(offset, len);
+        // SAFETY: the place is within the mapping, and no page changes its contents.
+        match unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn place(&self, offset: usize, len: usize) -> NonNull<u8> {

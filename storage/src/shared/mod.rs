@@ -6,11 +6,13 @@
 //! [`Door`] and [`Peer`] are the sockets by which the processes find each other: their names are
 //! abstract, so that a process that was killed leaves nothing behind that a next run could trip on.
 
+mod arena;
 #[expect(unsafe_code, reason = "memory that two processes map, and the futex in it")]
 mod memory;
 mod ring;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 mod socket;
 
+pub use arena::Arena;
 pub use ring::{Geometry, RingReceiver, RingSender, Tail};
 pub use socket::{Door, Peer, ready};

@@ -1,5 +1,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, is_block_size};
 use crate::checkpoint::{Checkpoint, Listing};
 use crate::plan::PlanCache;
@@ -19,11 +21,11 @@ pub struct Checkpoints {
     writing: Mutex<()>,
     pub(crate) patience: Patience,
     pub(crate) plans: PlanCache,
-    lease: Arc<lease::Shared>,
+    pub(crate) lease: Arc<lease::Shared>,
 }
 
 /// How checkpoints are written. Readers take the sizes from the checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// Bytes of tensors in one file. A larger tensor is cut between rows. Small files cost metadata
     /// operations, large ones keep writers from working side by side. Default: 4 GiB. Minimum: 1.
@@ -147,9 +149,14 @@ impl Checkpoints {
     }
 
     /// The steps that have a folder, complete or not, the oldest first.
-    fn named_steps(&self) -> Result<Vec<u64>> {
+    pub(crate) fn named_steps(&self) -> Result<Vec<u64>> {
         // Ascending: names are sorted, and all steps have the same number of digits.
-        Ok(self.store.names(&self.folder)?.iter().filter_map(|name| step_of(name)).collect())
+        Ok(self.names()?.iter().filter_map(|name| step_of(name)).collect())
+    }
+
+    /// All that is directly in the folder.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        Ok(self.store.names(&self.folder)?)
     }
 
     /// Opens a step, unless it is damaged.

@@ -122,6 +122,27 @@ pub enum Error {
         /// The folder.
         what: String,
     },
+    /// The second store has other contents under the name of a step that is to be copied there.
+    Differs {
+        /// The step's folder.
+        what: String,
+        /// The one in the second store.
+        other: String,
+    },
+    /// The save or copy was told to end. Nothing of it is visible.
+    Cancelled,
+    /// A save in the background failed, which was reported once already.
+    Reported {
+        /// The step that was not saved.
+        step: u64,
+        /// Why, as text.
+        first: String,
+    },
+    /// The process that saves in this one's stead failed.
+    Agent {
+        /// What it said, or what became of it.
+        why: String,
+    },
     /// Somebody else writes into this folder.
     Held {
         /// The folder.
@@ -214,6 +235,16 @@ impl fmt::Display for Error {
                 "write into {what}: this process gave no sign of life for so long that another \
                  took the lease over; hint: was the store stuck, or the process stopped?"
             ),
+            Error::Differs { what, other } => write!(
+                f,
+                "copy {what}: {other} is there with other contents, and is not overwritten; \
+                 hint: two runs have one folder there"
+            ),
+            Error::Cancelled => f.write_str("cancelled before it was committed; nothing stays"),
+            Error::Reported { step, first } => {
+                write!(f, "step {step} was not saved, as was reported before ({first})")
+            }
+            Error::Agent { why } => write!(f, "save by the agent process: {why}"),
             Error::Held { what, holder, lease } => write!(
                 f,
                 "write into {what}: {holder} holds it; hint: stop that run, or if it is gone \

@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     folder: Key,
     patience: Patience,
     held: Mutex<Held>,
+    /// Processes that write here together with this one.
+    family: Mutex<Vec<Owner>>,
 }
 
 #[derive(Default)]
@@ -57,7 +59,17 @@ impl fmt::Debug for Shared {
 
 impl Shared {
     pub(crate) fn new(store: Arc<dyn Storage>, folder: Key, patience: Patience) -> Arc<Self> {
-        Arc::new(Shared { store, folder, patience, held: Mutex::default() })
+        let (held, family) = (Mutex::default(), Mutex::default());
+        Arc::new(Shared { store, folder, patience, held, family })
+    }
+
+    /// Lets another process write beside this one.
+    pub(crate) fn admit(&self, process: Owner) {
+        self.family().push(process);
+    }
+
+    fn family(&self) -> MutexGuard<'_, Vec<Owner>> {
+        self.family.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the lease of the folder, and removes those of processes that are dead. May wait as
@@ -153,7 +165,10 @@ impl Shared {
                 forget(&*self.store, &key)?;
                 continue;
             }
-            others.push(Other { key, owner });
+            let is_of = |owner: &Owner| self.family().iter().any(|one| one.is_same_process(owner));
+            if !owner.as_ref().is_some_and(is_of) {
+                others.push(Other { key, owner });
+            }
         }
         Ok(others)
     }

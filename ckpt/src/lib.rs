@@ -36,17 +36,24 @@
 //! and `tile` and `runs` are its geometry; a [`SavePlan`] decides which writer puts which bytes into
 //! which file, for what a [`layout`] says that they hold; `staging` writes them and `save` commits
 //! them; `catalog` is the manifest's contents and what must hold of them; [`Checkpoint`] reads any
-//! parts of tensors by `read`, through `fetch`, and `verify` reads everything; `retention` deletes,
-//! `lease` and `owner` keep a second writer out.
+//! parts of tensors by `read`, through `fetch`, and `verify` reads everything; `retention` and
+//! `sweep` delete, `pin` and `lease` keep them and a second writer out. [`Background`] copies a
+//! state and saves the copy behind the run, here or by an [`Agent`]; [`Drain`] copies steps to a
+//! second store.
 
 #![forbid(unsafe_code)]
 
+mod agent;
+mod background;
 mod bands;
 mod catalog;
 mod checkpoint;
 mod checkpoints;
 mod commit;
+mod control;
 pub mod convert;
+mod drain;
+mod draining;
 mod dtype;
 mod error;
 mod fetch;
@@ -54,7 +61,9 @@ mod hex;
 pub mod layout;
 mod lease;
 mod number;
+mod pace;
 mod parallel;
+mod pin;
 mod plan;
 mod read;
 mod region;
@@ -62,24 +71,34 @@ mod retention;
 mod runs;
 mod save;
 mod shard;
+mod snapshot;
 mod spec;
 mod staging;
+mod sweep;
+mod ticket;
 mod tile;
 mod verify;
 
+pub use agent::{Agent, serve as serve_agent};
+pub use background::{Background, BackgroundOptions, Begun, Finish, WhenBusy};
 pub use bands::{Bands, bands};
 pub use catalog::{Chunk, TensorEntry};
 pub use checkpoint::{Checkpoint, TensorRead};
 pub use checkpoints::{Checkpoints, Options, step_of};
 pub use commit::{Patience, Together};
+pub use drain::{Drain, DrainOptions, DrainPass, DrainReport, Durability};
+pub use draining::{DrainStatus, Draining};
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;
 pub use number::{can_cast, cast, to_f64};
+pub use pin::Pin;
 pub use plan::{Piece, PlanCache, PlanLimits, SavePlan, Shard};
 pub use read::{ReadReport, Want};
 pub use region::{Region, Span};
-pub use retention::SweepReport;
+pub use retention::{Check, Keep, Retention, RetentionPlan};
 pub use save::{Blob, SaveReport, TensorData};
 pub use spec::{Holding, TensorSpec};
+pub use sweep::SweepReport;
+pub use ticket::{Progress, SaveHandle};
 pub use verify::VerifyReport;

@@ -2,11 +2,15 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use crate::catalog::{FORMAT, Meta, VERSION};
 use crate::checkpoint::MANIFEST;
 use crate::commit::Place;
+use crate::control::Control;
 use crate::plan::{PlanLimits, SavePlan};
 use crate::spec::{Holding, TensorSpec};
 use crate::staging::{Staging, Written, weight_index};
@@ -45,7 +49,7 @@ pub struct Blob<'a> {
 }
 
 /// What a save did, and how long that took. Its text is a line for a log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveReport {
     /// The step.
     pub step: u64,
@@ -104,17 +108,34 @@ impl Checkpoints {
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
+        self.save_watched(step, tensors, blobs, meta, &Control::default())
+    }
+
+    /// A save that can be watched and cancelled.
+    pub(crate) fn save_watched(
+        &self,
+        step: u64,
+        tensors: &[TensorData<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        control: &Control,
+    ) -> Result<SaveReport> {
         let begun = Instant::now();
+        self.check_options(step)?;
+        let plan = self.plan_whole(tensors)?;
+        let held = [tensors.iter().map(|tensor| tensor.bytes).collect()];
+        self.save_from(begun, step, &plan, &held, blobs, meta, control)
+    }
+
+    /// The plan of one writer that holds all tensors whole. It is made once and then remembered.
+    pub(crate) fn plan_whole(&self, tensors: &[TensorData<'_>]) -> Result<Arc<SavePlan>> {
         let specs: Vec<TensorSpec> = tensors.iter().map(TensorData::spec).collect();
         let whole = |(tensor, data): (usize, &TensorData<'_>)| Holding {
             tensor,
             region: Region::whole(data.shape),
         };
         let held = [tensors.iter().enumerate().map(whole).collect()];
-        self.check_options(step)?;
-        let plan = self.plans.plan(&specs, &held, self.plan_limits())?;
-        let held = [tensors.iter().map(|tensor| tensor.bytes).collect()];
-        self.save_from(begun, step, &plan, &held, blobs, meta)
+        self.plans.plan(&specs, &held, self.plan_limits())
     }
 
     /// Saves a step of which this process holds the parts of all writers of a plan: `held` has for
@@ -134,7 +155,8 @@ impl Checkpoints {
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
         assert_eq!(held.len(), plan.writers(), "each writer has its holdings");
-        self.save_from(Instant::now(), step, plan, held, blobs, meta)
+        let control = Control::default();
+        self.save_from(Instant::now(), step, plan, held, blobs, meta, &control)
     }
 
     /// What the options say of a plan.
@@ -143,6 +165,7 @@ impl Checkpoints {
         PlanLimits { shard_bytes_max: self.options.shard_bytes_max, ..PlanLimits::default() }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
     fn save_from(
         &self,
         begun: Instant,
@@ -151,6 +174,7 @@ impl Checkpoints {
         held: &[Vec<&[u8]>],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
+        control: &Control,
     ) -> Result<SaveReport> {
         self.check_options(step)?;
         check_blobs(blobs)?;
@@ -166,9 +190,10 @@ impl Checkpoints {
         check_space(&*self.store, &place.target, bytes, plan.chunks() as u64)?;
         let planned = Instant::now();
 
-        let staging = Staging { steps: self, folder: &place.data, plan, held };
+        let staging = Staging { steps: self, folder: &place.data, plan, held, control };
         let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
             let durable = Instant::now();
+            control.check()?;
             Ok((self.seal(step, &place, written, meta)?, durable))
         });
         let (manifest, durable) = saved.inspect_err(|_| self.abandon(&place.data))?;

@@ -2,6 +2,7 @@
 
 use crate::catalog::{BlobEntry, block_count, join_blocks, merge_parts};
 use crate::commit::Part;
+use crate::control::Control;
 use crate::plan::{SavePlan, Shard};
 use crate::shard::ALIGN_BYTES;
 use crate::{Blob, Checkpoints, Chunk, Error, Group, Result, TensorEntry, parallel};
@@ -21,6 +22,7 @@ pub(crate) struct Staging<'a> {
     pub(crate) plan: &'a SavePlan,
     /// What each writer holds.
     pub(crate) held: &'a [Vec<&'a [u8]>],
+    pub(crate) control: &'a Control,
 }
 
 impl Staging<'_> {
@@ -100,6 +102,7 @@ impl Staging<'_> {
                 // fits: at most 64 MiB
                 blocks.push(crc64(block));
                 upload.write(block)?;
+                self.control.wrote(block.len() as u64)?;
             }
             let len = bytes.len() as u64;
             let joined = join_blocks(&blocks, len, block_bytes);

@@ -216,6 +216,40 @@ impl Checkpoints {
         }
     }
 
+    /// What was begun by [`Checkpoints::find_place_for`] with this hidden prefix and a mark that is
+    /// no owner's, and is no step: the step, the mark, and the folder.
+    pub(crate) fn unfinished(&self, hidden: &str) -> Result<Vec<(u64, String, Key)>> {
+        let mut found = Vec::new();
+        let mut add = |name: &str, folder: Key| {
+            let Some((step, mark)) = name.split_at_checked(step_name(0).len()) else { return };
+            let mark = mark.strip_prefix('-').filter(|mark| Owner::parse(mark).is_none());
+            if let Some((step, mark)) = step_of(step).zip(mark) {
+                found.push((step, mark.to_owned(), folder));
+            }
+        };
+        for name in self.store.names(&self.folder)? {
+            if let Some(rest) = name.strip_prefix(hidden) {
+                add(rest, self.folder.join(&name)?);
+            }
+        }
+        if self.store.can_publish(&self.folder)? {
+            return Ok(found);
+        }
+        let there = self.listing()?;
+        for step in self.named_steps()? {
+            let target = self.folder.join(&step_name(step))?;
+            let committed = self.data_folder(step, &there).ok();
+            for name in self.store.names(&target)? {
+                let folder = target.join(&name)?;
+                let mark = name.strip_prefix(DATA).filter(|_| committed.as_ref() != Some(&folder));
+                if let Some(mark) = mark {
+                    add(&format!("{}-{mark}", step_name(step)), folder);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// Removes the files of steps that were never committed, or were being deleted, where steps are
     /// committed by a record. The lease is held: whoever wrote them writes no more.
     pub(crate) fn sweep_data(&self, report: &mut SweepReport) -> Result<()> {

@@ -17,6 +17,7 @@ use crate::checkpoints::step_name;
 use crate::commit::meeting::{Announce, Decision, Meeting, pause};
 use crate::commit::roll::{Roll, label_of};
 use crate::commit::{Part, Place, Pulse, STAGING};
+use crate::control::Control;
 use crate::plan::SavePlan;
 use crate::save::{check_blobs, check_space};
 use crate::staging::{Staging, Written};
@@ -47,6 +48,7 @@ struct Joint<'a> {
     meeting: Meeting<'a>,
     owner: Owner,
     begun: Instant,
+    control: Control,
 }
 
 impl Checkpoints {
@@ -81,7 +83,19 @@ impl Checkpoints {
         }
         let meeting = Meeting::new(self, step, together.token)?;
         let (owner, begun) = (Owner::new(), Instant::now());
-        let joint = Joint { steps: self, step, plan, held, blobs, together, meeting, owner, begun };
+        let control = Control::default();
+        let joint = Joint {
+            steps: self,
+            step,
+            plan,
+            held,
+            blobs,
+            together,
+            meeting,
+            owner,
+            begun,
+            control,
+        };
         if writer == 0 { joint.lead(meta) } else { joint.follow() }
     }
 }
@@ -343,7 +357,7 @@ impl Joint<'_> {
     }
 
     fn staging<'b>(&'b self, folder: &'b Key) -> Staging<'b> {
-        Staging { steps: self.steps, folder, plan: self.plan, held: &[] }
+        Staging { steps: self.steps, folder, plan: self.plan, held: &[], control: &self.control }
     }
 
     /// Fails if somebody has decided that there is no such step.

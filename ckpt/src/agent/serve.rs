@@ -1,0 +1,147 @@
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::wire::{self, Answer, Hello, Order};
+use super::{ANSWER_MAX, DOOR, LOOK_PAUSE, failed, tell};
+use crate::control::Control;
+use crate::snapshot::Snapshot;
+use crate::{Checkpoints, Error, Result, SaveReport};
+use storage::shared::{Arena, Peer, ready};
+use storage::{Key, Owner};
+
+/// Between two answers that tell the progress.
+const TELL_PAUSE: Duration = Duration::from_millis(200);
+
+/// The life of an agent: saves what the trainer orders that started this process, until that is
+/// gone. From now on this process does not heed SIGTERM, SIGINT and SIGHUP.
+///
+/// # Errors
+/// [`Error::Agent`] if no trainer started it, or it does not understand the trainer.
+pub fn serve() -> Result<()> {
+    let name = std::env::var(DOOR).map_err(|_| failed("it is started by a trainer alone"))?;
+    let peer = Peer::knock(&name)?.ok_or_else(|| failed("its trainer is gone"))?;
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        let flag = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal, flag)
+            .map_err(|e| failed(format!("set signal {signal} aside: {e}")))?;
+    }
+    let steps = match open(&wire::receive_hello(&peer)?) {
+        Ok(steps) => steps,
+        Err(error) => {
+            answer(&peer, &Answer::Failed(tell(&error)));
+            return Err(error);
+        }
+    };
+    answer(&peer, &Answer::Ready(Owner::new().to_string()));
+    let mut arena: Option<Arena> = None;
+    while let Some(order) = next_order(&peer)? {
+        match order {
+            Order::Arena { len } => {
+                drop(arena.take());
+                arena = Some(receive_arena(&peer, len)?);
+            }
+            Order::Forget => arena = None,
+            Order::Save { start, len } => {
+                let bytes = arena.as_deref().unwrap_or_default();
+                if !save(&peer, &steps, bytes, start, len) {
+                    return Ok(());
+                }
+            }
+            // What it was for is done.
+            Order::Cancel => {}
+        }
+    }
+    Ok(())
+}
+
+/// Waits for as long as the trainer lives.
+fn next_order(peer: &Peer) -> Result<Option<Order>> {
+    while !ready(&[peer.as_fd()], None)?[0] {}
+    wire::receive_order(peer)
+}
+
+fn open(hello: &Hello) -> Result<Checkpoints> {
+    let steps = Checkpoints::open(storage::open_url(&hello.url)?, Key::new(&hello.folder)?);
+    let trainer = Owner::parse(&hello.trainer).ok_or_else(|| failed("the trainer has no name"))?;
+    steps.admit(trainer);
+    Ok(steps.with_options(hello.options))
+}
+
+fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
+    let received = peer.receive_fd(ANSWER_MAX);
+    let (_, fd) = received.map_err(|e| failed(format!("take the memory: {e}")))?;
+    let fd = fd.ok_or_else(|| failed("the memory did not come"))?;
+    let len = usize::try_from(len).map_err(|_| failed(format!("{len} bytes of memory")))?;
+    Ok(Arena::open(fd, len)?)
+}
+
+/// Says whether the trainer is still there.
+fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) -> bool {
+    let control = Control::default();
+    let mut is_there = true;
+    let outcome = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| carry_out(steps, arena, start, len, &control));
+        let mut told = Instant::now();
+        while !worker.is_finished() {
+            if !is_there {
+                // Nobody to listen to; the save is what is left to do.
+                break;
+            }
+            match ready(&[peer.as_fd()], Some(LOOK_PAUSE)) {
+                Ok(fds) if fds[0] => match wire::receive_order(peer) {
+                    Ok(Some(Order::Cancel)) => control.cancel(),
+                    Ok(Some(_)) | Ok(None) | Err(_) => is_there = false,
+                },
+                Ok(_) => {}
+                Err(_) => is_there = false,
+            }
+            if told.elapsed() >= TELL_PAUSE {
+                answer(peer, &Answer::Wrote(control.bytes()));
+                told = Instant::now();
+            }
+        }
+        worker.join().unwrap_or_else(|_| Err(failed("it panicked")))
+    });
+    let last = match outcome {
+        Ok(report) => {
+            log::info!("{report}");
+            Answer::Saved(report)
+        }
+        Err(Error::Cancelled) => Answer::Cancelled,
+        Err(error) => {
+            log::error!("{error}");
+            Answer::Failed(tell(&error))
+        }
+    };
+    answer(peer, &last);
+    is_there
+}
+
+fn carry_out(
+    steps: &Checkpoints,
+    arena: &[u8],
+    start: u64,
+    len: u64,
+    control: &Control,
+) -> Result<SaveReport> {
+    let range = || {
+        let end = usize::try_from(start.checked_add(len)?).ok()?;
+        arena.get(usize::try_from(start).ok()?..end)
+    };
+    let orders = range().ok_or_else(|| failed(format!("orders at {start}, past the memory")))?;
+    let snapshot: Snapshot = serde_json::from_slice(orders)
+        .map_err(|e| failed(format!("orders that cannot be read: {e}")))?;
+    let (tensors, blobs) = (snapshot.tensors(arena)?, snapshot.blobs(arena)?);
+    steps.save_watched(snapshot.step, &tensors, &blobs, snapshot.meta.clone(), control)
+}
+
+/// A trainer that is gone hears nothing, and that is found when the next order is waited for.
+fn answer(peer: &Peer, answer: &Answer) {
+    if let Err(e) = wire::send_answer(peer, answer) {
+        log::debug!("the trainer does not listen: {e}");
+    }
+}

@@ -1,0 +1,195 @@
+//! What trainer and agent say to each other: a kind, two numbers, and words if the kind has any.
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ANSWER_MAX, failed};
+use crate::{Options, Result, SaveReport};
+use storage::shared::Peer;
+
+/// A kind and two numbers.
+const HEAD_BYTES: usize = 17;
+
+/// An error with its causes, or a URL, is shorter.
+const WORDS_BYTES_MAX: u64 = 1 << 20;
+
+/// What the trainer says first.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Hello {
+    pub(super) url: String,
+    pub(super) folder: String,
+    pub(super) options: Options,
+    pub(super) trainer: String,
+}
+
+/// What the trainer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// A descriptor follows: the memory for copies, of this length.
+    Arena { len: u64 },
+    /// The memory that it has is of no more use.
+    Forget,
+    /// The list of what is to be saved stands there in the memory.
+    Save { start: u64, len: u64 },
+    /// The save under way shall end.
+    Cancel,
+}
+
+/// What the agent says.
+#[derive(Debug, PartialEq)]
+pub(super) enum Answer {
+    /// It has opened the store; this is its name.
+    Ready(String),
+    /// So many bytes went to the store.
+    Wrote(u64),
+    Saved(SaveReport),
+    Cancelled,
+    Failed(String),
+}
+
+pub(super) fn send_hello(peer: &Peer, hello: &Hello) -> io::Result<()> {
+    send(peer, b'H', [0, 0], &serde_json::to_vec(hello)?)
+}
+
+pub(super) fn receive_hello(peer: &Peer) -> Result<Hello> {
+    let (kind, _, words) = message(peer, ANSWER_MAX).map_err(gone)?;
+    let hello = if kind == b'H' { serde_json::from_slice(&words).ok() } else { None };
+    hello.ok_or_else(|| failed("the trainer does not say what a trainer says"))
+}
+
+pub(super) fn send_order(peer: &Peer, order: Order) -> io::Result<()> {
+    match order {
+        Order::Arena { len } => send(peer, b'A', [len, 0], &[]),
+        Order::Forget => send(peer, b'G', [0, 0], &[]),
+        Order::Save { start, len } => send(peer, b'S', [start, len], &[]),
+        Order::Cancel => send(peer, b'C', [0, 0], &[]),
+    }
+}
+
+/// The next order; `None` if the trainer is gone.
+pub(super) fn receive_order(peer: &Peer) -> Result<Option<Order>> {
+    let (kind, [first, second], _) = match message(peer, ANSWER_MAX) {
+        Ok(message) => message,
+        Err(e) if is_end(&e) => return Ok(None),
+        Err(e) => return Err(gone(e)),
+    };
+    match kind {
+        b'A' => Ok(Some(Order::Arena { len: first })),
+        b'G' => Ok(Some(Order::Forget)),
+        b'S' => Ok(Some(Order::Save { start: first, len: second })),
+        b'C' => Ok(Some(Order::Cancel)),
+        _ => Err(failed(format!("an order of kind {kind}, which there is not"))),
+    }
+}
+
+pub(super) fn send_answer(peer: &Peer, answer: &Answer) -> io::Result<()> {
+    match answer {
+        Answer::Ready(owner) => send(peer, b'R', [0, 0], owner.as_bytes()),
+        Answer::Wrote(bytes) => send(peer, b'W', [*bytes, 0], &[]),
+        Answer::Saved(report) => send(peer, b'D', [0, 0], &serde_json::to_vec(report)?),
+        Answer::Cancelled => send(peer, b'X', [0, 0], &[]),
+        Answer::Failed(why) => send(peer, b'F', [0, 0], why.as_bytes()),
+    }
+}
+
+pub(super) fn receive(peer: &Peer, limit: Duration) -> Result<Answer> {
+    let (kind, [first, _], words) = message(peer, limit).map_err(gone)?;
+    let text = || String::from_utf8_lossy(&words).into_owned();
+    match kind {
+        b'R' => Ok(Answer::Ready(text())),
+        b'W' => Ok(Answer::Wrote(first)),
+        b'D' => {
+            let report = serde_json::from_slice(&words);
+            report.map(Answer::Saved).map_err(|e| failed(format!("a report that is none: {e}")))
+        }
+        b'X' => Ok(Answer::Cancelled),
+        b'F' => Ok(Answer::Failed(text())),
+        _ => Err(failed(format!("an answer of kind {kind}, which there is not"))),
+    }
+}
+
+fn send(peer: &Peer, kind: u8, numbers: [u64; 2], words: &[u8]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + 8 + words.len());
+    bytes.push(kind);
+    for number in numbers {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.extend((words.len() as u64).to_le_bytes());
+    bytes.extend(words);
+    peer.send(&bytes, ANSWER_MAX)
+}
+
+fn message(peer: &Peer, limit: Duration) -> io::Result<(u8, [u64; 2], Vec<u8>)> {
+    let mut head = [0; HEAD_BYTES + 8];
+    peer.receive(&mut head, limit)?;
+    let number =
+        |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes are eight"));
+    let len = number(HEAD_BYTES);
+    if len > WORDS_BYTES_MAX {
+        let told = format!("a message of {len} bytes; due at most {WORDS_BYTES_MAX}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+    }
+    let mut words = vec![0; len as usize]; // fits: 1 MiB at most
+    peer.receive(&mut words, limit)?;
+    Ok((head[0], [number(1), number(9)], words))
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
+fn gone(error: io::Error) -> crate::Error {
+    if is_end(&error) { failed("it is gone") } else { failed(format!("hear from it: {error}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_said_is_heard() {
+        let (a, b) = Peer::pair().unwrap();
+        for order in
+            [Order::Arena { len: u64::MAX }, Order::Save { start: 1, len: 2 }, Order::Cancel]
+        {
+            send_order(&a, order).unwrap();
+            assert_eq!(receive_order(&b).unwrap(), Some(order));
+        }
+        let (plan, write, commit) = (Duration::ZERO, Duration::from_nanos(17), Duration::MAX);
+        let report = SaveReport { step: 3, bytes: 4, files: 5, plan, write, commit };
+        for answer in [
+            Answer::Ready("host.1".to_owned()),
+            Answer::Wrote(9),
+            Answer::Saved(report),
+            Answer::Cancelled,
+            Answer::Failed("the disk is full".to_owned()),
+        ] {
+            send_answer(&b, &answer).unwrap();
+            assert_eq!(receive(&a, ANSWER_MAX).unwrap(), answer);
+        }
+        let options = Options::default();
+        let [url, folder, trainer] = ["/data", "run", "host.2"].map(str::to_owned);
+        send_hello(&a, &Hello { url, folder, options, trainer }).unwrap();
+        assert_eq!(receive_hello(&b).unwrap().url, "/data");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bytes in [[b'?'; HEAD_BYTES + 8], [0xff; HEAD_BYTES + 8], [0; HEAD_BYTES + 8]] {
+            let (a, b) = Peer::pair().unwrap();
+            a.send(&bytes, ANSWER_MAX).unwrap();
+            assert!(receive_order(&b).is_err());
+            b.send(&bytes, ANSWER_MAX).unwrap();
+            assert!(receive(&a, ANSWER_MAX).is_err());
+        }
+        let (a, b) = Peer::pair().unwrap();
+        a.send(&[b'S', 0, 0], ANSWER_MAX).unwrap();
+        drop(a);
+        assert_eq!(receive_order(&b).unwrap(), None, "cut off is gone");
+    }
+}

@@ -1,0 +1,78 @@
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// A bucket may be behind by so much: short pauses of the source do not cost the rate, and the
+/// store never sees more than this much of it at once.
+const BURST: Duration = Duration::from_millis(250);
+
+/// Bytes in a given time and no more. It has no clock, but is told the time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    bytes_per_s: NonZeroU64,
+    /// When all that was sent so far is paid for.
+    paid_at: Duration,
+}
+
+impl Pace {
+    pub(crate) fn new(bytes_per_s: NonZeroU64) -> Self {
+        Pace { bytes_per_s, paid_at: Duration::ZERO }
+    }
+
+    /// Pays for bytes at a time, and gives how long to wait before they are sent.
+    pub(crate) fn pay(&mut self, now: Duration, bytes: u64) -> Duration {
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.get());
+        let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.paid_at = self.paid_at.max(now.saturating_sub(BURST)).saturating_add(cost);
+        self.paid_at.saturating_sub(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the sizes and the pauses, no window of time sees more than the rate and one burst.
+    #[test]
+    fn no_more_than_the_rate() {
+        let rate = 1_000_000;
+        let mut pace = Pace::new(NonZeroU64::new(rate).unwrap());
+        let mut now = Duration::ZERO;
+        let mut sent: Vec<(Duration, u64)> = Vec::new();
+        let mut seed = 7_u64;
+        for _ in 0..2000 {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let bytes = (seed >> 33) % 5000;
+            now += pace.pay(now, bytes);
+            sent.push((now, bytes));
+            if (seed >> 20).is_multiple_of(50) {
+                now += Duration::from_millis((seed >> 40) % 400);
+            }
+        }
+        for from in (0..sent.len()).step_by(37) {
+            let mut total = 0;
+            for &(at, bytes) in &sent[from..] {
+                total += bytes;
+                let allowed = rate as f64 * (at - sent[from].0 + BURST).as_secs_f64();
+                assert!(total as f64 <= allowed + 5001.0, "{total} bytes, {allowed} allowed");
+            }
+        }
+    }
+
+    /// Without pauses of the source it is the rate, and not less.
+    #[test]
+    fn no_less_than_the_rate() {
+        let mut pace = Pace::new(NonZeroU64::new(1_000_000).unwrap());
+        let mut now = Duration::from_secs(3);
+        for _ in 0..1000 {
+            now += pace.pay(now, 4000);
+        }
+        assert_eq!(now + BURST, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn the_greatest_numbers_do_not_overflow() {
+        let mut pace = Pace::new(NonZeroU64::MIN);
+        assert!(pace.pay(Duration::ZERO, u64::MAX) > Duration::from_secs(1 << 32));
+        assert!(pace.pay(Duration::from_secs(5), u64::MAX) > Duration::ZERO);
+    }
+}

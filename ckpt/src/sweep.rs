@@ -1,0 +1,97 @@
+use crate::commit::{DAMAGED, STAGING, forget};
+use crate::pin::PIN;
+use crate::retention::{RETAIN, TRASH};
+use crate::{Checkpoints, Result};
+use storage::{Life, Owner};
+
+/// What [`Checkpoints::sweep`] found. Names are those of things directly below the checkpoints'
+/// folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Left-overs that are gone now, those of the store's own work among them.
+    pub removed: Vec<String>,
+    /// Left-overs that stay, for they may be somebody's work: saves of processes that live, or of
+    /// which this machine can tell nothing, and damaged steps that a save set aside.
+    pub kept: Vec<String>,
+}
+
+/// What a name in the folder stands for.
+enum Left {
+    /// A folder that can go.
+    Folder,
+    /// An object that can go.
+    Object,
+    /// Perhaps somebody's work.
+    Kept,
+    /// Nothing that is ours to judge.
+    Other,
+}
+
+impl Checkpoints {
+    /// Removes what crashes have left behind: half-deleted steps, half-written ones whose process
+    /// is dead on this machine, and the marks of dead readers.
+    ///
+    /// # Errors
+    /// [`Error::Held`](crate::Error::Held), or what the store says.
+    pub fn sweep(&self) -> Result<SweepReport> {
+        let _alone = self.begin_change()?;
+        let removed = self.store.sweep(&self.folder)?;
+        let mut report = SweepReport { removed, kept: Vec::new() };
+        for name in self.store.names(&self.folder)? {
+            match judge(&name) {
+                Left::Folder => self.store.delete_folder(&self.folder.join(&name)?)?,
+                Left::Object => self.forget(&name)?,
+                Left::Kept => {
+                    report.kept.push(name);
+                    continue;
+                }
+                Left::Other => continue,
+            }
+            report.removed.push(name);
+        }
+        self.sweep_data(&mut report)?;
+        report.removed.extend(self.clear_meetings("")?);
+        Ok(report)
+    }
+
+    /// Deletes a mark that somebody else may be deleting at the same time.
+    pub(crate) fn forget(&self, name: &str) -> Result<()> {
+        forget(&*self.store, &self.folder.join(name)?)
+    }
+}
+
+fn judge(name: &str) -> Left {
+    if name.starts_with(TRASH) {
+        return Left::Folder;
+    }
+    if let Some(rest) = name.strip_prefix(STAGING) {
+        // Ours are of saves that failed and could not clean up: we hold the lease and save nothing
+        // now.
+        let gone = matches!(life_of(after_step(rest)), Some(Life::Dead | Life::Ours));
+        return if gone { Left::Folder } else { Left::Kept };
+    }
+    if name.starts_with(DAMAGED) {
+        return Left::Kept;
+    }
+    let gone = if let Some(owner) = name.strip_prefix(RETAIN) {
+        // Ours are of passes that failed, as above.
+        matches!(life_of(Some(owner)), Some(Life::Dead | Life::Ours))
+    } else if let Some(rest) = name.strip_prefix(PIN) {
+        matches!(life_of(after_step(rest)), Some(Life::Dead))
+    } else {
+        false
+    };
+    if gone { Left::Object } else { Left::Other }
+}
+
+/// What follows the step in `step-000012000-owner`.
+pub(crate) fn after_step(name: &str) -> Option<&str> {
+    name.get(STEP_BYTES..)?.strip_prefix('-')
+}
+
+fn life_of(owner: Option<&str>) -> Option<Life> {
+    Some(Owner::parse(owner?)?.life())
+}
+
+/// Bytes of `step-000012000`.
+const STEP_BYTES: usize = 17;

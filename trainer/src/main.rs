@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            _ = writeln!(io::stderr(), "error: {error:#}");
+            _ = writeln!(io::stderr(), "error: {}", storage::one_line(&*error));
             ExitCode::from(EXIT_FAILED)
         }
     }

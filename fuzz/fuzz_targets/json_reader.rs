@@ -22,13 +22,23 @@ fuzz_target!(|line: &str| {
         (Ok(_), Err(_)) if has_half_pair(line) => {}
         _ => panic!("{ours:?} for {theirs:?}"),
     }
+    if let (Some(ours), Ok(members)) = (preprocess::fuzzing::find_list("text", line), members(line))
+    {
+        let theirs = members.get("text").and_then(|value| serde_json::from_str(value.get()).ok());
+        assert_eq!(ours.ok(), theirs, "the strings of a list");
+    }
 });
 
-/// The last text under the key; None if there is none. Values under other keys are checked and not
-/// kept, so that neither large numbers nor half pairs nor depth in them are refused.
+/// Values are kept as they stand, so that neither large numbers nor half pairs nor depth in those
+/// under other keys are refused.
+fn members(line: &str) -> serde_json::Result<BTreeMap<String, &RawValue>> {
+    serde_json::from_str(line)
+}
+
+/// The last text under the key; None if there is none.
 fn text_of(line: &str) -> serde_json::Result<Option<String>> {
-    let members: BTreeMap<String, &RawValue> = serde_json::from_str(line)?;
-    Ok(members.get("text").and_then(|value| serde_json::from_str(value.get()).ok()))
+    let value = members(line)?.remove("text");
+    Ok(value.and_then(|value| serde_json::from_str(value.get()).ok()))
 }
 
 fn has_half_pair(line: &str) -> bool {

@@ -450,6 +450,7 @@ fn describe(
         "tokenizer": tokenizer.fingerprint(),
         "outputs": outputs,
         "append_eod": options.append_eod,
+        "eod_id": tokenizer.eod(),
         "empty_documents": format!("{:?}", options.empty_documents),
         "bad_lines": format!("{:?}", options.on_bad_line),
         "last_of_duplicate_keys": options.last_of_duplicate_keys,

@@ -8,7 +8,7 @@ use storage::{Key, Storage};
 
 use crate::Result;
 use crate::journal::{Journal, Left};
-use crate::json::TextFinder;
+use crate::json::{TextFinder, Value as Found};
 
 /// The text under a key of a line, and its place between the quotes.
 ///
@@ -18,6 +18,23 @@ pub fn find_text(key: &str, line: &str) -> std::result::Result<(Range<usize>, St
     let mut finder = TextFinder::new(key);
     let found = finder.find_at(line);
     found.map(|(place, text)| (place, text.to_owned())).map_err(|fault| fault.column)
+}
+
+/// The strings of a list under a key of a line; none if something else is there.
+///
+/// # Errors
+/// The column of the fault.
+pub fn find_list(key: &str, line: &str) -> Option<std::result::Result<Vec<String>, usize>> {
+    let mut finder = TextFinder::new(key);
+    let Ok(Found::Texts(mut texts)) = finder.value(line) else { return None };
+    let mut all = Vec::new();
+    while let Some(text) = texts.next_text() {
+        match text {
+            Ok(text) => all.push(text.to_owned()),
+            Err(fault) => return Some(Err(fault.column)),
+        }
+    }
+    Some(Ok(all))
 }
 
 /// Opens the journal of any run and commits the last record that it has once more.

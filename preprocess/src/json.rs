@@ -6,9 +6,13 @@
 //! counts, if they are not refused. Half a surrogate pair is refused in the text alone: Python
 //! fails encoding it.
 
+mod escape;
+mod list;
+
 use std::ops::Range;
 
-use wide::u8x16;
+use escape::{hex_of, plain_end, resolve};
+pub(crate) use list::Texts;
 
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +40,15 @@ const LAST: &str = "--last-of-duplicate-keys takes the last, as Python does";
 
 /// Keys that a message lists.
 const KEYS_SHOWN_MAX: usize = 8;
+
+/// What stands under a key.
+#[derive(Debug)]
+pub(crate) enum Value<'a> {
+    /// A string, escapes resolved.
+    Text(&'a str),
+    /// A list, of strings if it is what it should be.
+    Texts(Texts<'a>),
+}
 
 /// Between the quotes of a string.
 #[derive(Clone, Copy, Debug)]
@@ -72,20 +85,41 @@ impl TextFinder {
         &'a mut self,
         line: &'a str,
     ) -> Result<(Range<usize>, &'a str), Fault> {
+        match self.look(line)? {
+            Found::Text(span) => Ok((span.start..span.end, self.text_of(line, span)?)),
+            Found::Other(at) => Err(self.no_text(line, at)),
+        }
+    }
+
+    /// The string under the key, or the strings of the list there.
+    pub(crate) fn value<'a>(&'a mut self, line: &'a str) -> Result<Value<'a>, Fault> {
+        match self.look(line)? {
+            Found::Text(span) => Ok(Value::Text(self.text_of(line, span)?)),
+            Found::Other(at) if line.as_bytes()[at] == b'[' => {
+                Ok(Value::Texts(Texts::new(line, at, &self.key, &mut self.text)))
+            }
+            Found::Other(at) => Err(self.no_text(line, at)),
+        }
+    }
+
+    fn look(&mut self, line: &str) -> Result<Found, Fault> {
         let TextFinder { key, text, open, once } = self;
         let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open, once: *once };
-        match scanner.object(key, text)? {
-            Some(Found::Text(span)) if span.escaped => {
-                resolve(line, span, text)?;
-                Ok((span.start..span.end, text))
-            }
-            Some(Found::Text(span)) => Ok((span.start..span.end, &line[span.start..span.end])),
-            Some(Found::Other(at)) => {
-                let got = format!("{} under the key '{key}'", kind_of(line.as_bytes()[at]));
-                Err(fault(at, got, "a string"))
-            }
-            None => Err(scanner.without_key(key)),
+        let found = scanner.object(key, text)?;
+        found.ok_or_else(|| scanner.without_key(key))
+    }
+
+    fn text_of<'a>(&'a mut self, line: &'a str, span: Span) -> Result<&'a str, Fault> {
+        if !span.escaped {
+            return Ok(&line[span.start..span.end]);
         }
+        resolve(line, span, &mut self.text)?;
+        Ok(&self.text)
+    }
+
+    fn no_text(&self, line: &str, at: usize) -> Fault {
+        let got = format!("{} under the key '{}'", kind_of(line.as_bytes()[at]), self.key);
+        fault(at, got, "a string")
     }
 
     /// Gives memory back that only an uncommonly long line needed.
@@ -385,101 +419,6 @@ impl Scanner<'_> {
         names
     }
 }
-
-/// Writes what a string stands for, its escapes resolved. They have been checked.
-fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
-    text.clear();
-    text.reserve(span.end - span.start);
-    let bytes = &line.as_bytes()[..span.end];
-    let mut at = span.start;
-    while at < span.end {
-        if bytes[at] != b'\\' {
-            let end = plain_end(bytes, at);
-            text.push_str(&line[at..end]);
-            at = end;
-            continue;
-        }
-        let (char, len) = match bytes[at + 1] {
-            b'u' => char_of_escape(&bytes[at..]).map_err(|unit| {
-                let got = format!("\\u{unit:04x}, half of a surrogate pair");
-                let mut fault = fault(at, got, "both halves, for no UTF-8 can hold one");
-                fault.hint = Some("the text was cut inside a character before it was written");
-                fault
-            })?,
-            b'b' => ('\u{8}', 2),
-            b'f' => ('\u{c}', 2),
-            b'n' => ('\n', 2),
-            b'r' => ('\r', 2),
-            b't' => ('\t', 2),
-            itself => (char::from(itself), 2),
-        };
-        text.push(char);
-        at += len;
-    }
-    Ok(())
-}
-
-/// Where the part of a string that stands for itself ends: at a quote, a backslash or a control, of
-/// which there is one every few words, too soon for a search that is called.
-#[inline]
-fn plain_end(bytes: &[u8], mut at: usize) -> usize {
-    while let Some(block) = bytes[at..].first_chunk() {
-        let block = u8x16::new(*block);
-        let control = block.min(u8x16::splat(0x1f)).simd_eq(block);
-        let is = |byte| block.simd_eq(u8x16::splat(byte));
-        let ends = (is(b'"') | is(b'\\') | control).to_bitmask();
-        if ends != 0 {
-            return at + ends.trailing_zeros() as usize;
-        }
-        at += 16;
-    }
-    let is_plain = |byte: &&u8| !matches!(byte, b'"' | b'\\' | 0..0x20);
-    at + bytes[at..].iter().take_while(is_plain).count()
-}
-
-/// The character of one `\u` escape, or of two that are a surrogate pair, and how long that was.
-/// Else the half that has no other.
-#[inline]
-fn char_of_escape(escape: &[u8]) -> Result<(char, usize), u32> {
-    let first = unit(escape).expect("checked when it was scanned");
-    if let Some(char) = char::from_u32(first) {
-        return Ok((char, 6));
-    }
-    let second = escape.get(6..).filter(|rest| rest.starts_with(b"\\u")).and_then(unit);
-    match second {
-        Some(second @ 0xdc00..=0xdfff) if first < 0xdc00 => {
-            let code = 0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00);
-            Ok((char::from_u32(code).expect("below U+110000"), 12))
-        }
-        _ => Err(first),
-    }
-}
-
-/// The number behind `\u`.
-#[inline]
-fn unit(escape: &[u8]) -> Option<u32> {
-    hex_of(*escape.get(2..)?.first_chunk()?)
-}
-
-/// The number that four hexadecimal digits are.
-#[inline]
-fn hex_of(digits: [u8; 4]) -> Option<u32> {
-    let [a, b, c, d] = digits.map(|digit| u32::from(HEX[usize::from(digit)]));
-    // What is no digit has a bit that no digit has.
-    (a | b | c | d < 16).then_some((a << 12) | (b << 8) | (c << 4) | d)
-}
-
-/// What a byte is as a hexadecimal digit; 16 for none.
-const HEX: [u8; 256] = {
-    let mut hex = [16; 256];
-    let mut digit = 0;
-    while digit < 16 {
-        hex[b"0123456789abcdef"[digit] as usize] = digit as u8;
-        hex[b"0123456789ABCDEF"[digit] as usize] = digit as u8;
-        digit += 1;
-    }
-    hex
-};
 
 /// What a value is, by its first byte.
 fn kind_of(first: u8) -> &'static str {

@@ -39,7 +39,7 @@ pub use options::{EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Sh
 pub use report::{InputReport, Output, Progress, Report, Stages};
 pub use run::{run, run_until};
 pub use tokenizer::{
-    Cpm1, EncDec, EncDecKind, EncDecSpaces, Encode, Gpt2, HuggingFace, Jieba, JiebaWords, Pattern,
-    Pieces, Tiktoken, Tokenizer, TokenizerSpec, WordPiece, WordPieceCase, open_gpt2,
-    open_tokenizer, pieces,
+    Cpm1, EncDec, EncDecKind, EncDecSpaces, Encode, Gpt2, HuggingFace, Jieba, JiebaWords, Null,
+    Pattern, Pieces, Refused, Tiktoken, Tokenizer, TokenizerSpec, WordPiece, WordPieceCase,
+    open_gpt2, open_tokenizer, pieces,
 };

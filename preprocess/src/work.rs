@@ -7,13 +7,15 @@ use indexed::Dtype;
 
 use crate::documents::{Bad, Documents, Encoded, Tally};
 use crate::input::{Record, Records, Shape};
-use crate::json::{Fault, TextFinder};
+use crate::json::{Fault, TextFinder, Texts, Value};
 use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
 use crate::parcel::{BUFFER_BYTES_KEPT_MAX, Parcel, Stop, too_long};
-use crate::{EmptyDocuments, Encode, OnBadLine, Tokenizer, long};
+use crate::{EmptyDocuments, Encode, OnBadLine, Refused, Tokenizer, long};
 
 /// One line in so many is timed: reading the clock for each would take longer than the shortest.
 const TIMED_EVERY: u64 = 16;
+
+const SPLIT_ALREADY: &str = "a list is of sentences already: leave out --split-sentences";
 
 /// What all workers of a run do alike.
 #[derive(Debug)]
@@ -99,11 +101,11 @@ impl<'a> Worker<'a> {
             // Of a line that is too long, the size of a block decides whether it comes here at all.
             let is_long = record.bytes.len() > self.work.line_bytes_max;
             if let Err(fault) = self.encode_line(Line { shape, record, document }, documents) {
+                documents.rewind(&self.places);
                 if is_long || self.work.on_bad_line == OnBadLine::Fail {
                     *stop = Some(Stop::Line { offset, fault });
                     return;
                 }
-                documents.rewind(&self.places);
                 documents.tally.skipped.bad_lines += 1;
                 documents.bad.push(Bad { line: documents.lines, offset, fault });
             }
@@ -137,14 +139,17 @@ impl<'a> Worker<'a> {
         let mut scratch = std::mem::take(&mut self.scratch);
         for (key, finder) in finders.iter_mut().enumerate() {
             let start = timed.then(Instant::now);
-            let text = match shape.is_json() {
-                true => finder.find(utf8),
-                false => Ok(shape.text(utf8, &mut scratch)),
+            let value = match shape.is_json() {
+                true => finder.value(utf8),
+                false => Ok(Value::Text(shape.text(utf8, &mut scratch))),
             };
             let parsed = timed.then(Instant::now);
-            let done = text.and_then(|text| {
-                tally.text_bytes += text.len() as u64;
-                self.encode_text(text, key, line.document, documents, &mut tally)
+            let done = value.and_then(|value| match value {
+                Value::Text(text) => {
+                    tally.text_bytes += text.len() as u64;
+                    self.encode_text(text, key, line.document, documents, &mut tally)
+                }
+                Value::Texts(texts) => self.encode_list(texts, key, documents, &mut tally),
             });
             if let Err(fault) = done {
                 self.finders = finders;
@@ -173,7 +178,7 @@ impl<'a> Worker<'a> {
         let Work { dtypes, task, .. } = self.work;
         match task {
             Task::Documents => {
-                self.tokenize(text);
+                self.tokenize(text)?;
                 let output = &mut documents.outputs[key];
                 if self.ids.is_empty() {
                     self.push_empty(output, dtypes[key], tally);
@@ -185,12 +190,16 @@ impl<'a> Worker<'a> {
                 Ok(())
             }
             Task::Sentences(splitter) => {
-                self.encode_sentences(text, splitter, &mut documents.outputs[key], dtypes[key]);
-                let output = &mut documents.outputs[key];
-                if output.sequences.last() == Some(&0) {
-                    output.sequences.pop();
-                    self.push_empty(output, dtypes[key], tally);
-                }
+                let mut sentences = std::mem::take(&mut self.sentences);
+                splitter.split(text, &mut sentences);
+                let (output, dtype) = (&mut documents.outputs[key], dtypes[key]);
+                let first = output.lens.len();
+                let mut each = sentences.iter();
+                let done =
+                    each.try_for_each(|it| self.push_sentence(&text[it.clone()], output, dtype));
+                self.sentences = sentences;
+                done?;
+                self.end_sentences(first, output, dtype, tally);
                 Ok(())
             }
             Task::Spans(config) => {
@@ -200,33 +209,62 @@ impl<'a> Worker<'a> {
         }
     }
 
+    /// A list is a document whose sentences are known, as Megatron's program has it.
+    fn encode_list(
+        &mut self,
+        mut texts: Texts<'_>,
+        key: usize,
+        documents: &mut Documents,
+        tally: &mut Tally,
+    ) -> Result<(), Fault> {
+        match &self.work.task {
+            Task::Documents => {}
+            Task::Sentences(_) => return Err(texts.refused(SPLIT_ALREADY)),
+            Task::Spans(_) => return Err(texts.refused("cpm2 hides spans of one text")),
+        }
+        let (output, dtype) = (&mut documents.outputs[key], self.work.dtypes[key]);
+        let first = output.lens.len();
+        while let Some(text) = texts.next_text() {
+            let text = text?;
+            tally.text_bytes += text.len() as u64;
+            self.push_sentence(text, output, dtype)?;
+        }
+        self.end_sentences(first, output, dtype, tally);
+        Ok(())
+    }
+
     /// Into [`Worker::ids`].
-    fn tokenize(&mut self, text: &str) {
+    fn tokenize(&mut self, text: &str) -> Result<(), Fault> {
+        if let Some(Refused { got, due }) = self.tokenizer.refused(text) {
+            return Err(Fault { column: 0, got, due, hint: None });
+        }
         self.ids.clear();
         if !long::encode(self.tokenizer, text, &self.work.helpers, &mut self.ids) {
             self.encoder.encode(text, &mut self.ids);
         }
+        Ok(())
     }
 
-    /// A sentence without tokens is no sequence, and the last that has some has the end.
-    fn encode_sentences(
+    /// One without tokens is no sequence.
+    fn push_sentence(
         &mut self,
-        text: &str,
-        splitter: &Splitter,
+        sentence: &str,
         output: &mut Encoded,
         dtype: Dtype,
-    ) {
-        let mut sentences = std::mem::take(&mut self.sentences);
-        splitter.split(text, &mut sentences);
-        let first = output.lens.len();
-        for sentence in &sentences {
-            self.tokenize(&text[sentence.clone()]);
-            if !self.ids.is_empty() {
-                output.push(&self.ids, dtype);
-            }
+    ) -> Result<(), Fault> {
+        self.tokenize(sentence)?;
+        if !self.ids.is_empty() {
+            output.push(&self.ids, dtype);
         }
-        self.sentences = sentences;
-        if let (Some(eod), Some(last)) = (self.work.eod, output.lens[first..].last_mut()) {
+        Ok(())
+    }
+
+    /// The sentences from the `first` on are a document, whose end is of the last.
+    fn end_sentences(&self, first: usize, output: &mut Encoded, dtype: Dtype, tally: &mut Tally) {
+        let Some(last) = output.lens[first..].last_mut() else {
+            return self.push_empty(output, dtype, tally);
+        };
+        if let Some(eod) = self.work.eod {
             *last += 1;
             write_ids(&[eod], dtype, &mut output.bytes);
         }
@@ -242,7 +280,7 @@ impl<'a> Worker<'a> {
         outputs: &mut [Encoded],
         tally: &mut Tally,
     ) -> Result<(), Fault> {
-        self.tokenize(text);
+        self.tokenize(text)?;
         // As the original counts them, with the newline that ended its line.
         let characters = text.chars().count() as u64 + 1;
         match Dropped::of(characters, self.ids.len() as u64) {

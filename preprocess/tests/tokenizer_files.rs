@@ -134,6 +134,9 @@ fn identifiers_are_those_of_megatron() {
     };
     let of_kind = |kind: &str| TokenizerSpec { kind: kind.to_owned(), ..Default::default() };
     check("gpt2", &of_kind("GPT2BPETokenizer"));
+    let special_tokens = vec!["<a>".to_owned(), "it's".to_owned()];
+    check("gpt2_special", &TokenizerSpec { special_tokens, ..of_kind("GPT2BPETokenizer") });
+    check("null", &TokenizerSpec { vocab_size: Some(100), ..of_kind("NullTokenizer") });
     for (name, kind, file) in [
         ("bert_lower", "BertWordPieceLowerCase", "lower"),
         ("bert_case", "BertWordPieceCase", "kept"),

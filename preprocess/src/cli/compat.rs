@@ -59,13 +59,6 @@ const FOREIGN: &[(&str, Values, Verdict)] = &[
         Implied("both of Hugging Face's give the same ids from a tokenizer.json"),
     ),
     ("--trust-remote-code", Values::None, Implied(PICKLE)),
-    (
-        "--null-tokenizer-eod-id",
-        Values::One,
-        Refused(
-            "the tokenizer that reads numbers is not there; feedline convert takes files of ids",
-        ),
-    ),
     ("--null-tokenizer-pad-id", Values::One, Implied("nothing is padded")),
     (
         "--chat-template",

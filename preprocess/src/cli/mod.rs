@@ -45,7 +45,7 @@ pub(crate) struct Cli {
 
     /// gpt2 with its own vocabulary or vocab.json and merges.txt; hf, a tokenizer.json; tiktoken;
     /// sentencepiece; encdec, yuan and cpm-t5 of the CPM line; cpm1; jieba; wordpiece or
-    /// bert-cased; and Megatron's, Paddle's and GPT-NeoX's names of these
+    /// bert-cased; null, where texts are ids; and Megatron's, Paddle's and GPT-NeoX's names of these
     #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
     #[arg(default_value = "gpt2")]
     tokenizer: String,
@@ -66,7 +66,8 @@ pub(crate) struct Cli {
     #[arg(long)]
     tokenizer_hf_no_include_special_tokens: bool,
 
-    /// More special tokens: of hf with ids behind the others, of tiktoken in the place of its own
+    /// More special tokens: of gpt2 and hf with ids behind the others, of Megatron's files for
+    /// tiktoken in the place of its own
     #[arg(long, value_name = "TOKEN", num_args = 1..)]
     tokenizer_special_tokens: Vec<String>,
 
@@ -83,9 +84,14 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N")]
     tiktoken_num_special_tokens: Option<u32>,
 
-    /// Ids in all of a file of Megatron's for tiktoken [default: 131072]; others know theirs
+    /// Ids in all: of null, and of a file of Megatron's for tiktoken [default: 131072]; others know
+    /// theirs
     #[arg(long, value_name = "N")]
     vocab_size: Option<u32>,
+
+    /// The id that ends documents of null [default: the last]
+    #[arg(long, value_name = "ID")]
+    null_tokenizer_eod_id: Option<u32>,
 
     /// SentencePiece's tokenizers as Megatron had them before core 0.15: SentencePieceTokenizer
     /// with tokens of its own, Llama2Tokenizer with a beginning before every text
@@ -336,6 +342,7 @@ impl Cli {
             tiktoken_pattern: self.tiktoken_pattern.clone(),
             tiktoken_num_special_tokens: self.tiktoken_num_special_tokens,
             vocab_size: self.vocab_size,
+            null_eod_id: self.null_tokenizer_eod_id,
             legacy: self.legacy_tokenizer,
             vocab_extra_ids: self.vocab_extra_ids,
         };

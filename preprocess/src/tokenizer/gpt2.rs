@@ -1,6 +1,8 @@
 use serde_json::json;
 
-use super::bpe::Bpe;
+use super::added::{Added, AddedToken, Part};
+use super::bpe::{Bpe, BpeEncoder};
+use super::python::repr_list;
 use super::split::Pattern;
 use super::vocab::{self, Vocab};
 use super::{Encode, Tokenizer};
@@ -13,6 +15,17 @@ pub struct Gpt2 {
     bpe: Bpe,
     /// `vocab.json` and `merges.txt`, if it was made from files.
     files: Option<(String, String)>,
+    /// As they were given.
+    special_tokens: Vec<String>,
+    /// Those of them with ids behind the vocabulary.
+    more: Vec<String>,
+    specials: Added,
+}
+
+#[derive(Debug)]
+struct Encoder<'a> {
+    of: &'a Gpt2,
+    bpe: BpeEncoder<'a>,
 }
 
 impl Gpt2 {
@@ -47,34 +60,90 @@ impl Gpt2 {
 
     fn new(vocab: Vocab, files: Option<(String, String)>) -> Self {
         let bpe = Bpe::new(vocab.byte_ids, &vocab.merges, Pattern::Gpt2);
-        Gpt2 { vocab, bpe, files }
+        let (special_tokens, more) = (Vec::new(), Vec::new());
+        Gpt2 { vocab, bpe, files, special_tokens, more, specials: Added::default() }
+    }
+
+    /// Recognizes these where a text spells them, as Megatron's `--tokenizer-special-tokens` has
+    /// it: those that are in the vocabulary by their ids, the others by the next ones.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for one that is empty, or more than can be looked for.
+    pub fn with_special_tokens(mut self, special_tokens: &[String]) -> Result<Self> {
+        if special_tokens.is_empty() {
+            return Ok(self);
+        }
+        let bad = |got: String, due: &str| Error::BadOption {
+            name: "tokenizer-special-tokens",
+            got,
+            due: due.to_owned(),
+        };
+        let known = self.vocab.ids();
+        let mut added: Vec<AddedToken> = Vec::new();
+        for token in special_tokens {
+            if token.is_empty() {
+                return Err(bad("''".to_owned(), "tokens that are not empty"));
+            }
+            if added.iter().any(|one| one.content == *token) {
+                continue;
+            }
+            let id = known.get(token).copied().unwrap_or_else(|| {
+                self.more.push(token.clone());
+                self.vocab.size() + self.more.len() as u32 - 1 // fits: as many as arguments
+            });
+            added.push(AddedToken::special(id, token));
+        }
+        let spelled = added.iter().map(|one| (one, one.content.clone()));
+        self.specials = Added::new(spelled).map_err(|e| bad(e.to_string(), "fewer of them"))?;
+        self.special_tokens = special_tokens.to_vec();
+        Ok(self)
+    }
+
+    #[inline]
+    fn encode_by(
+        &self,
+        text: &str,
+        ids: &mut Vec<u32>,
+        mut encode: impl FnMut(&str, &mut Vec<u32>),
+    ) {
+        self.specials.split(text, |part| match part {
+            Part::Token(id) => ids.push(id),
+            Part::Text(text) => encode(text, ids),
+        });
+    }
+
+    fn token(&self, id: u32) -> Option<&[u8]> {
+        let more = || id.checked_sub(self.vocab.size()).and_then(|at| self.more.get(at as usize));
+        self.vocab.token(id).or_else(|| more().map(String::as_bytes))
     }
 }
 
 impl Tokenizer for Gpt2 {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.bpe.encode(text, ids);
+        self.encode_by(text, ids, |text, ids| self.bpe.encode(text, ids));
     }
 
     fn encoder(&self) -> Box<dyn Encode + '_> {
-        Box::new(self.bpe.encoder())
+        let bpe = self.bpe.encoder();
+        if self.specials.is_empty() { Box::new(bpe) } else { Box::new(Encoder { of: self, bpe }) }
     }
 
     fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
-        self.bpe.cut_after(text, at)
+        let at = self.bpe.cut_after(text, at)?;
+        self.specials.may_cut(text, at).then_some(at)
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
         let vocab_size = self.vocab_size();
         for &id in ids {
-            let token = self.vocab.token(id).ok_or(Error::UnknownToken { id, vocab_size })?;
+            let token = self.token(id).ok_or(Error::UnknownToken { id, vocab_size })?;
             out.extend_from_slice(token);
         }
         Ok(())
     }
 
     fn vocab_size(&self) -> u32 {
-        self.vocab.size()
+        self.vocab.size() + self.more.len() as u32 // fits: as many as arguments
     }
 
     fn eod(&self) -> Option<u32> {
@@ -88,7 +157,7 @@ impl Tokenizer for Gpt2 {
     fn fingerprint(&self) -> String {
         // All in one row first: a checksum of pieces costs more for each than for its bytes.
         let mut all = Vec::with_capacity(20 * self.vocab_size() as usize);
-        for id in 0..self.vocab_size() {
+        for id in 0..self.vocab.size() {
             let token = self.vocab.token(id).unwrap_or_default();
             all.extend((token.len() as u64).to_le_bytes());
             all.extend_from_slice(token);
@@ -98,11 +167,14 @@ impl Tokenizer for Gpt2 {
                 all.extend(id.to_le_bytes());
             }
         }
+        for token in &self.special_tokens {
+            all.extend((token.len() as u64).to_le_bytes());
+            all.extend_from_slice(token.as_bytes());
+        }
         format!("{:016x}", storage::crc64(&all))
     }
 
-    /// As Megatron core writes it for `--tokenizer-type GPT2BPETokenizer` and no other tokenizer
-    /// flags. Its keys are the keywords that the tokenizer was built with, as text, and have
+    /// As Megatron core writes it for `--tokenizer-type GPT2BPETokenizer`. Its keys are the keywords that the tokenizer was built with, as text, and have
     /// changed between versions; these are of core 0.16.
     fn identifiers(&self) -> serde_json::Value {
         let (vocab, merges) = match &self.files {
@@ -112,12 +184,19 @@ impl Tokenizer for Gpt2 {
         json!({
             "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
             "tokenizer_path": "GPT2BPETokenizer",
-            "additional_special_tokens": "[]",
+            "additional_special_tokens": repr_list(&self.special_tokens),
             "vocab_file": vocab,
             "merges_file": merges,
             "use_fast": "True",
             "trust_remote_code": "False",
             "include_special_tokens": "True",
         })
+    }
+}
+
+impl Encode for Encoder<'_> {
+    fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let Encoder { of, bpe } = self;
+        of.encode_by(text, ids, |text, ids| bpe.encode(text, ids));
     }
 }

@@ -16,6 +16,7 @@ mod jieba;
 mod lexicon;
 mod long_cache;
 mod merge;
+mod null;
 mod python;
 mod ranks;
 mod read;
@@ -35,6 +36,7 @@ pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
 pub use hf::HuggingFace;
 pub use jieba::Jieba;
+pub use null::Null;
 pub use split::{Pattern, Pieces, pieces};
 pub use tiktoken::Tiktoken;
 pub use wordpiece::{WordPiece, WordPieceCase};
@@ -51,6 +53,13 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
 
     /// Something that encodes many texts, one for each thread.
     fn encoder(&self) -> Box<dyn Encode + '_>;
+
+    /// What of a text is nothing that [`Tokenizer::encode`] can take. None: all of it is, as every
+    /// text is to all tokenizers but [`Null`].
+    fn refused(&self, text: &str) -> Option<Refused> {
+        let _ = text;
+        None
+    }
 
     /// Appends the bytes that the ids stand for. Those of a whole text are UTF-8; a part of them
     /// may begin or end within a character.
@@ -84,6 +93,15 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     fn identifiers(&self) -> serde_json::Value;
 }
 
+/// Why a text cannot be encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What came.
+    pub got: String,
+    /// What was due.
+    pub due: String,
+}
+
 /// Encodes one text after another. What it remembers changes its speed, never its ids.
 pub trait Encode: fmt::Debug {
     /// Appends the ids of a text.
@@ -96,7 +114,7 @@ pub struct TokenizerSpec {
     /// `gpt2`, or Megatron's name for it, `GPT2BPETokenizer`; `encdec`, `yuan`, `cpm-t5`, `jieba`.
     /// `hf` or `HuggingFaceTokenizer`; `tiktoken` or `TikTokenizer`.
     /// `sentencepiece`, or Megatron's names for it, `SentencePieceTokenizer`,
-    /// `GPTSentencePieceTokenizer` and `Llama2Tokenizer`.
+    /// `GPTSentencePieceTokenizer` and `Llama2Tokenizer`. `null` or `NullTokenizer`.
     pub kind: String,
     /// `vocab.json`. None: GPT-2's own vocabulary, which is built in.
     pub vocab_file: Option<String>,
@@ -123,8 +141,11 @@ pub struct TokenizerSpec {
     pub tiktoken_pattern: Option<String>,
     /// How many special tokens Megatron puts before such a vocabulary. None: 1000.
     pub tiktoken_num_special_tokens: Option<u32>,
-    /// How many ids there are, where a file holds more than are used. None: Megatron's 131072.
+    /// How many ids there are, where a file holds more than are used, or there is none. None:
+    /// Megatron's 131072.
     pub vocab_size: Option<u32>,
+    /// The id that ends a document of ids. None: the last one.
+    pub null_eod_id: Option<u32>,
     /// Megatron's tokenizers of before core 0.15, as its `--legacy-tokenizer`: SentencePiece's got
     /// tokens of their own, and Llama 2's a beginning before every text.
     pub legacy: bool,
@@ -139,12 +160,17 @@ pub struct TokenizerSpec {
 /// [`Error::BadVocab`] for files that are no vocabulary, [`Error::Storage`].
 pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
     if let Some(worded) = worded::open(spec)? {
+        refuse_special_tokens(spec)?;
         return Ok(worded);
     }
     match spec.kind.as_str() {
+        kind if null::KINDS.contains(&kind) => Ok(Arc::new(Null::open(spec)?)),
         kind if hf::KINDS.contains(&kind) => Ok(Arc::new(HuggingFace::open(spec)?)),
         kind if tiktoken::KINDS.contains(&kind) => Ok(Arc::new(Tiktoken::open(spec)?)),
-        kind if spm::KINDS.contains(&kind) => Ok(Arc::new(spm::open(spec)?)),
+        kind if spm::KINDS.contains(&kind) => {
+            refuse_special_tokens(spec)?;
+            Ok(Arc::new(spm::open(spec)?))
+        }
         _ => Ok(Arc::new(open_gpt2(spec)?)),
     }
 }
@@ -156,20 +182,31 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
 pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
     if !["gpt2", "GPT2BPETokenizer"].contains(&spec.kind.as_str()) {
         let got = format!("'{}'", spec.kind);
-        let due = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, wordpiece \
-                   or bert-cased";
+        let due = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, wordpiece, \
+                   bert-cased or null";
         return Err(Error::BadOption { name: "tokenizer", got, due: due.to_owned() });
     }
-    match (&spec.vocab_file, &spec.merge_file) {
-        (None, None) => Gpt2::built_in(),
-        (Some(vocab), Some(merges)) => Gpt2::from_files(vocab, merges),
+    let tokenizer = match (&spec.vocab_file, &spec.merge_file) {
+        (None, None) => Gpt2::built_in()?,
+        (Some(vocab), Some(merges)) => Gpt2::from_files(vocab, merges)?,
         (vocab, _) => {
             let (name, other) = match vocab {
                 Some(_) => ("vocab-file", "merge-file"),
                 None => ("merge-file", "vocab-file"),
             };
             let (got, due) = (format!("no {other}"), "both or neither".to_owned());
-            Err(Error::BadOption { name, got, due })
+            return Err(Error::BadOption { name, got, due });
         }
+    };
+    tokenizer.with_special_tokens(&spec.special_tokens)
+}
+
+/// Tokens that would be left out in silence.
+fn refuse_special_tokens(spec: &TokenizerSpec) -> Result<()> {
+    if spec.special_tokens.is_empty() {
+        return Ok(());
     }
+    let got = format!("{} for the tokenizer '{}'", spec.special_tokens.join(" "), spec.kind);
+    let due = "none; gpt2, hf and files of Megatron's for tiktoken take some".to_owned();
+    Err(Error::BadOption { name: "tokenizer-special-tokens", got, due })
 }

@@ -161,6 +161,7 @@ impl Tiktoken {
         let (parts, pattern) = if listed {
             (megatron(model, &bytes, spec)?, asked.unwrap_or(Pattern::TekkenV2))
         } else {
+            super::refuse_special_tokens(spec)?;
             openai(model, &bytes, asked)?
         };
         Tiktoken::new(model, parts, pattern, spec.eod_token.as_deref())

@@ -48,6 +48,11 @@ impl Vocab {
         Some(&self.bytes[start..end])
     }
 
+    /// From each token as the files spell it to its id.
+    pub(super) fn ids(&self) -> HashMap<String, u32> {
+        (0..self.size()).map(|id| (self.spell(id), id)).collect()
+    }
+
     pub(super) fn to_json(&self) -> String {
         let mut json = String::from("{");
         for id in 0..self.size() {

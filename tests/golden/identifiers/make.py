@@ -31,6 +31,8 @@ def of(kind, **flags):
 json.dump(
     {
         "gpt2": of("GPT2BPETokenizer"),
+        "gpt2_special": of("GPT2BPETokenizer", tokenizer_special_tokens=["<a>", "it's"]),
+        "null": of("NullTokenizer", vocab_size=100),
         "bert_lower": of("BertWordPieceLowerCase", vocab_file="<vocab>"),
         "bert_case": of("BertWordPieceCase", vocab_file="<vocab>"),
         "sentencepiece": of("SentencePieceTokenizer", tokenizer_model="<model>"),

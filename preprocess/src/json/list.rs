@@ -1,0 +1,56 @@
+use super::escape::resolve;
+use super::{Fault, Scanner, fault, kind_of};
+
+/// The strings of a list, one after another.
+#[derive(Debug)]
+pub(crate) struct Texts<'a> {
+    line: &'a str,
+    start: usize,
+    /// Behind what was given last.
+    at: usize,
+    key: &'a str,
+    /// A string in which escapes had to be resolved.
+    text: &'a mut String,
+}
+
+impl<'a> Texts<'a> {
+    /// Of the list that begins at a place of a line that has been found sound.
+    pub(super) fn new(line: &'a str, start: usize, key: &'a str, text: &'a mut String) -> Self {
+        Texts { line, start, at: start + 1, key, text }
+    }
+
+    /// The next one; what is no string is a fault.
+    pub(crate) fn next_text(&mut self) -> Option<Result<&str, Fault>> {
+        let Texts { line, at, key, text, .. } = self;
+        let (bytes, open) = (line.as_bytes(), &mut Vec::new());
+        let mut scanner = Scanner { line, bytes, at: *at, open, once: false };
+        scanner.skip_space();
+        if scanner.peek() == Some(b',') {
+            scanner.at += 1;
+            scanner.skip_space();
+        }
+        match scanner.peek()? {
+            b']' => return None,
+            b'"' => {}
+            first => {
+                let got = format!("{} in the list under the key '{key}'", kind_of(first));
+                return Some(Err(fault(scanner.at, got, "a string")));
+            }
+        }
+        let span = match scanner.string() {
+            Ok(span) => span,
+            Err(fault) => return Some(Err(fault)),
+        };
+        *at = scanner.at;
+        if !span.escaped {
+            return Some(Ok(&line[span.start..span.end]));
+        }
+        Some(resolve(line, span, text).map(|()| text.as_str()))
+    }
+
+    /// Why it is nothing where one text is due.
+    pub(crate) fn refused(&self, hint: &'static str) -> Fault {
+        let got = format!("a list under the key '{}'", self.key);
+        Fault { hint: Some(hint), ..fault(self.start, got, "a string") }
+    }
+}

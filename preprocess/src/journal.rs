@@ -50,7 +50,12 @@ impl Journal {
     pub(crate) fn create(store: &Arc<dyn Storage>, key: Key, run: &Value) -> Result<Self> {
         let draft = store.create_draft(&key)?;
         let mut journal = Journal { store: Arc::clone(store), key, draft, has_record: false };
-        journal.append(run)?;
+        if let Err(error) = journal.append(run) {
+            if let Err(error) = journal.discard() {
+                log::warn!("something of a failed run is left: {error}");
+            }
+            return Err(error);
+        }
         Ok(journal)
     }
 

@@ -3,6 +3,9 @@
 //! Everything is checked first; then [`crate::pump`] has the inputs read, parsed and tokenized, and
 //! what comes of it is committed in the order of the input.
 
+#[cfg(test)]
+mod faults;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -57,7 +60,17 @@ pub fn run_until(
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Report> {
     let start = Instant::now();
-    let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepare(options)?;
+    run_prepared(options, prepare(options)?, start, stop, progress)
+}
+
+fn run_prepared(
+    options: &Options,
+    prepared: Prepared,
+    start: Instant,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Report> {
+    let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepared;
     let mut commit = Commit::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
     progress(&commit.progress());
     let (input_idx, offset) = commit.place();

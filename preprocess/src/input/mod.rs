@@ -94,6 +94,13 @@ impl Input {
         Ok(found.remove(0))
     }
 
+    /// The same file as another store has it.
+    #[cfg(test)]
+    pub(crate) fn on(self, other: &Arc<dyn Storage>) -> Input {
+        let Place::Object { key, .. } = self.place else { unreachable!("a file") };
+        Input { place: Place::Object { store: Arc::clone(other), key }, ..self }
+    }
+
     /// Bytes as stored that are to be read of it, unless it is a stream.
     pub(crate) fn part_bytes(&self) -> Option<u64> {
         let stored = self.stored_bytes?;

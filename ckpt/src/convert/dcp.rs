@@ -54,7 +54,10 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         let Some((dtype, shape)) = kind_of(&pickle, entry) else {
             return Err(bad(0, &format!("'{name:.80}' of another type"), "one of safetensors"));
         };
-        let (group, parameter) = role_of(name);
+        let Some((group, parameter)) = role_of(name) else {
+            dropped.push(name.to_owned());
+            continue;
+        };
         let mut tensor = Made::new(parameter.to_owned(), group, dtype, shape);
         for &chunk in boxes {
             let (start, spans) = span_of(&pickle, chunk)
@@ -147,8 +150,8 @@ fn chunk_of(
 }
 
 /// What a name means: `optim.state.NAME.exp_avg` of torch, `optimizer.state.exp_avg.NAME` of
-/// Megatron, or a weight under `model.`.
-fn role_of(name: &str) -> (Group, &str) {
+/// Megatron, or a weight under `model.`; `None` for an optimizer's counters.
+fn role_of(name: &str) -> Option<(Group, &str)> {
     let states = [
         ("exp_avg_sq", Group::ExpAvgSq),
         ("exp_avg", Group::ExpAvg),
@@ -160,12 +163,13 @@ fn role_of(name: &str) -> (Group, &str) {
     {
         for (word, group) in states {
             if let Some(of) = rest.strip_prefix(word).and_then(|rest| rest.strip_prefix('.')) {
-                return (group, of.strip_prefix("module.").unwrap_or(of));
+                return Some((group, of.strip_prefix("module.").unwrap_or(of)));
             }
             if let Some(of) = rest.strip_suffix(word).and_then(|rest| rest.strip_suffix('.')) {
-                return (group, of.strip_prefix("model.").unwrap_or(of));
+                return Some((group, of.strip_prefix("model.").unwrap_or(of)));
             }
         }
+        return None;
     }
-    (Group::Model, name.strip_prefix("model.").unwrap_or(name))
+    Some((Group::Model, name.strip_prefix("model.").unwrap_or(name)))
 }

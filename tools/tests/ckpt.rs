@@ -1,0 +1,166 @@
+//! `feedline ckpt` as a user runs it: what it prints and how it exits.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+use std::path::Path;
+use std::process::Command;
+
+use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
+use serde_json::{Value, json};
+use storage::Key;
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.err))
+    }
+}
+
+fn feedline(args: &[&str]) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    let output = command.arg("ckpt").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said {
+        code: output.status.code().expect("it exits, no signal ends it"),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
+}
+
+/// Steps of two tensors and a blob; `change` is added to the last value of each.
+fn save(folder: &str, step: u64, change: f32) {
+    let steps = Checkpoints::open(storage::open_url(folder).unwrap(), Key::root());
+    let mut values = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    values[5] += change;
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let tensor = |group| TensorData {
+        name: "wte.weight",
+        group,
+        dtype: Dtype::F32,
+        shape: &[2, 3],
+        bytes: &bytes,
+    };
+    let blobs = [Blob { name: "config.toml", bytes: b"[model]\nheads = 1\nvocab = 2\n" }];
+    let tensors = [tensor(Group::Model), tensor(Group::ExpAvg)];
+    steps.save(step, &tensors, &blobs, json!({ "samples_consumed": step * 8 })).unwrap();
+}
+
+fn folder_of(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn steps_are_listed_told_and_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    save(&root, 10, 0.0);
+    save(&root, 20, 0.0);
+    std::fs::create_dir(folder.path().join("steps/.trash-step-000000000005-who")).unwrap();
+    let listed = feedline(&["ls", &root, "--json"]).json();
+    assert_eq!((&listed["newest"], &listed["steps"][0]["step"]), (&json!(20), &json!(10)));
+    assert_eq!(listed["steps"][1]["samples_consumed"], 160);
+    assert_eq!(listed["leftovers"][0]["kind"], "deletion");
+    let said = feedline(&["ls", &root]);
+    assert!(said.out.contains("complete") && said.out.contains(".trash-"), "{}", said.out);
+
+    let told = feedline(&["inspect", &root, "--json"]).json();
+    assert_eq!((&told["step"], &told["tensors"][0]["shape"]), (&json!(20), &json!([2, 3])));
+    let said = feedline(&["inspect", &root, "--name-has", "wte"]);
+    assert!(said.out.contains("[2, 3]"), "{}", said.out);
+
+    for verb in [&["verify", &root][..], &["verify", &root, "--quick"], &["scrub", &root]] {
+        let said = feedline(verb);
+        assert_eq!((said.code, said.out.matches("whole").count()), (0, 2), "{}", said.err);
+    }
+    let shard = format!("{root}/step-000000000020/model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&shard, bytes).unwrap();
+    let said = feedline(&["verify", &root, "--json"]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert_eq!(said.json()["steps"][1]["ok"], false);
+    assert_eq!(feedline(&["scrub", &root, "--rate", "1GiB"]).code, 1);
+    assert_eq!(feedline(&["verify", &root, "--quick"]).code, 0, "lengths are as they were");
+    assert_eq!(feedline(&["verify", &folder_of(folder.path(), "none")]).code, 2);
+}
+
+#[test]
+fn differences_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| folder_of(folder.path(), name));
+    save(&a, 10, 0.0);
+    save(&b, 10, 0.0);
+    save(&b, 20, 0.25);
+    let step = |step: u64| format!("{b}/step-{step:012}");
+    let said = feedline(&["diff", &a, &step(10)]);
+    assert_eq!((said.code, said.out.contains("same")), (0, true), "{}", said.err);
+    assert_eq!(feedline(&["diff", &a, &step(10), "--read"]).code, 0);
+    let said = feedline(&["diff", &a, &step(20), "--json"]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    let diff = said.json();
+    let first = &diff["tensors"][0];
+    assert_eq!((&first["difference"], &first["max_abs"]), (&json!("values"), &json!(0.25)));
+    assert_eq!((&first["first_index"], &first["elements_differ"]), (&json!([1, 2]), &json!(1)));
+    assert_eq!(diff["blobs_equal"], 1);
+    assert_eq!(feedline(&["diff", &a, "/nonexistent"]).code, 2);
+}
+
+#[test]
+fn old_steps_go_but_never_the_newest() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    for step in [1, 2, 3] {
+        save(&root, step, 0.0);
+    }
+    let dry = feedline(&["retain", &root, "--keep-last", "1", "--dry-run", "--json"]).json();
+    assert_eq!((&dry["deleted"], &dry["kept"]), (&json!([1, 2]), &json!([3])));
+    let said = feedline(&["retain", &root, "--keep-last", "2", "--json"]);
+    assert_eq!(said.json()["deleted"], json!([1]), "{}", said.err);
+    assert_eq!(feedline(&["retain", &root, "--keep-last", "0"]).code, 2);
+    assert_eq!(feedline(&["ls", &root, "--json"]).json()["steps"][0]["step"], 2);
+}
+
+/// Out to safetensors and in again, and anew: the same tensors, whatever the files.
+#[test]
+fn steps_are_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder_of(folder.path(), name);
+    save(&path("steps"), 10, 0.5);
+    let said = feedline(&["export", &path("steps"), &path("hf"), "--json"]);
+    assert_eq!((said.code, &said.json()["tensors"]), (0, &json!(1)), "{}", said.err);
+    assert_eq!(feedline(&["export", &path("steps"), &path("hf")]).code, 2, "it is there");
+    let back = path("back");
+    let said = feedline(&["import", &path("hf"), &back, "--from", "hf", "--step", "10"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let anew = path("anew");
+    let said = feedline(&["reshard", &path("steps"), &anew, "--without-optimizer"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = feedline(&["diff", &back, &anew, "--read", "--json"]).json();
+    assert_eq!((&said["tensors"], &said["tensors_equal"]), (&json!([]), &json!(1)));
+
+    let said = feedline(&["export", &path("steps"), &path("bf16"), "--dtype", "bf16"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let bytes = std::fs::read(folder.path().join("bf16/model.safetensors")).unwrap();
+    assert_eq!(bytes[bytes.len() - 2..], [0xd0, 0x40], "6.5");
+}
+
+#[test]
+fn a_folder_is_examined() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    save(&root, 10, 0.0);
+    let said = feedline(&["doctor", &root, "--json"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let told = said.json();
+    assert!(told["probes"].as_array().unwrap().iter().all(|probe| probe["ok"] == true), "{told}");
+    assert_eq!(told["steps"], 1);
+    for entry in std::fs::read_dir(folder.path().join("steps")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(!name.contains("doctor"), "{name} is left");
+    }
+}

@@ -21,19 +21,21 @@ pub(crate) struct Sparse {
     object: Option<Arc<dyn Object>>,
     /// Whether all of it was not looked at: if it was, it is mapped for good.
     is_used: AtomicBool,
+    /// Whether the kernel was told to read no more than is asked for: not before all of it was
+    /// looked at, if it is.
+    is_told: AtomicBool,
 }
 
 impl Sparse {
     /// A table in memory.
     pub(crate) fn none() -> Self {
-        Sparse { object: None, is_used: AtomicBool::new(false) }
+        Sparse { object: None, is_used: AtomicBool::new(false), is_told: AtomicBool::new(false) }
     }
 
     /// The file behind a table, if it is a large file.
     pub(crate) fn of(object: &Arc<dyn Object>) -> Self {
         let is_large = object.len_bytes() >= LARGE_BYTES_MIN && object.file().is_some();
-        let object = is_large.then(|| Arc::clone(object));
-        Sparse { object, is_used: AtomicBool::new(false) }
+        Sparse { object: is_large.then(|| Arc::clone(object)), ..Self::none() }
     }
 
     /// From now on by reads, if that is worth it, or through the map.
@@ -50,6 +52,10 @@ impl Sparse {
         let object = self.object.as_ref().filter(|_| self.is_used.load(Ordering::Relaxed));
         let Some(object) = object else { return Ok(false) };
         let Some(file) = object.file() else { return Ok(false) };
+        if !self.is_told.load(Ordering::Relaxed) {
+            object.expect_random_reads();
+            self.is_told.store(true, Ordering::Relaxed);
+        }
         let read = file.read_exact_at(into, offset);
         let doing = || format!("read {} bytes at {offset} of", into.len());
         read.map_err(|e| storage::Error::from_io(doing(), object.display(), e))?;

@@ -288,6 +288,9 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// How a message names this object.
     fn display(&self) -> String;
 
+    /// Tells that a few bytes here and there will be read of [`Self::file`]: no read-ahead.
+    fn expect_random_reads(&self) {}
+
     /// The file that it is, if it is a file of this machine: for copies within the kernel alone.
     fn file(&self) -> Option<&std::fs::File> {
         None

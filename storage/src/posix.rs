@@ -18,7 +18,7 @@ use crate::threads::Threads;
 use crate::url::Location;
 use crate::{
     Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Reader, ReaderOptions, Result,
-    Storage, Upload, temporary, upload,
+    Storage, Upload, sys, temporary, upload,
 };
 
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
@@ -399,6 +399,10 @@ impl Object for PosixObject {
 
     fn display(&self) -> String {
         self.name.clone()
+    }
+
+    fn expect_random_reads(&self) {
+        self.file().into_iter().for_each(sys::advise_random);
     }
 
     fn file(&self) -> Option<&std::fs::File> {

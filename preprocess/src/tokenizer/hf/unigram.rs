@@ -68,7 +68,7 @@ impl Pieces {
         let tokens = || vocab.iter().map(|(token, _)| token.as_str()).filter(|it| !it.is_empty());
         let pieces = vocab.iter().map(|(token, _)| token.as_bytes()).zip(0..);
         let pieces = pieces.filter(|(token, _)| !token.is_empty()).collect();
-        let scores: Vec<f64> = vocab.iter().map(|(_, score)| *score).collect();
+        let scores: Vec<f64> = vocab.iter().map(|(_, score)| as_read(*score)).collect();
         let score_min = scores.iter().copied().fold(f64::INFINITY, f64::min);
         let unigram = Unigram::new(pieces, scores, unk, score_min);
         let byte_ids = (model.byte_fallback == Some(true)).then(|| {
@@ -142,6 +142,22 @@ impl Pieces {
     }
 }
 
+/// The library reads the digits of a score as one whole number, and divides it by a power of ten:
+/// rounded twice, one score in four is the next float. That decides between ways whose true sums
+/// are equal, in lines of a thousand equal signs.
+fn as_read(score: f64) -> f64 {
+    let digits = score.abs().to_string();
+    let Some((whole, fraction)) = digits.split_once('.') else { return score };
+    match format!("{whole}{fraction}").parse::<u64>() {
+        // So far powers of ten are exact.
+        Ok(number) if fraction.len() <= 22 => {
+            let power = (0..fraction.len()).fold(1.0, |power, _| power * 10.0);
+            (number as f64 / power).copysign(score)
+        }
+        _ => score,
+    }
+}
+
 /// [`META`].
 const META_BYTES: [u8; 3] = *b"\xe2\x96\x81";
 
@@ -197,4 +213,26 @@ impl Encode for PiecesEncoder<'_> {
             self.text = spelled;
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_read;
+
+    /// As `serde_json` without `float_roundtrip` reads them.
+    #[test]
+    fn scores_are_those_that_the_library_reads() {
+        for (score, due) in CASES {
+            assert_eq!(as_read(score), due, "{score}");
+        }
+        assert_eq!(as_read(-13.475805282592773_f64).to_bits() >> 63, 1, "the sign stays");
+    }
+
+    const CASES: [(f64, f64); 5] = [
+        (0.0, 0.0),
+        (-3.0, -3.0),
+        (-0.5, -0.5),
+        (-3.7157633304595947, -3.7157633304595943),
+        (-7.4979448318481445, -7.497944831848144),
+    ];
 }

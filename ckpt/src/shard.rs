@@ -5,7 +5,8 @@
 //! single tensors can be read and written without passing through the page cache. Large tensors of
 //! the optimizer begin so too: the zeros before them are an entry `__pad__.N` of the header.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
+use std::io::Write as _;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
@@ -63,33 +64,41 @@ pub(crate) fn pad(number: usize, begin: u64, end: u64) -> Entry {
 
 /// The bytes before the first tensor.
 pub(crate) fn header(entries: &[Entry]) -> Result<Vec<u8>> {
-    // `format` is what transformers asks for. The text is written here and not by way of a tree of
-    // values: a plan has a hundred thousand entries, and is made before every first save.
-    let mut text = format!("{{\"{METADATA}\":{{\"format\":\"pt\"}}");
-    for Entry { name, dtype, shape, data_offsets: [begin, end] } in entries {
-        let name = Value::from(name.as_str());
-        write!(text, ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":[")
-            .and_then(|()| {
-                let mut comma = "";
-                shape
-                    .iter()
-                    .try_for_each(|len| write!(text, "{}{len}", std::mem::replace(&mut comma, ",")))
-            })
-            .and_then(|()| write!(text, "],\"data_offsets\":[{begin},{end}]}}"))
-            .expect("a string takes all that is written to it");
-    }
-    text.push('}');
-    let total = (PREFIX_BYTES + text.len()).next_multiple_of(ALIGN_BYTES as usize); // fits: a page
+    // The text is written here and not by way of a tree of values: a plan has a hundred thousand
+    // entries. `format` is what transformers asks for.
+    let mut bytes = Vec::with_capacity(entries.len() * ENTRY_BYTES + ALIGN_BYTES as usize);
+    bytes.extend([0; PREFIX_BYTES]);
+    let written = write_entries(&mut bytes, entries);
+    written.expect("a vector takes all that is written to it, and a name is a string");
+    let total = bytes.len().next_multiple_of(ALIGN_BYTES as usize); // fits: a page
     let len = (total - PREFIX_BYTES) as u64;
     if len > HEADER_BYTES_MAX {
         let why = format!("its header has {len} bytes; readers take {HEADER_BYTES_MAX}");
         return Err(Error::BadInput { what: "a safetensors file".to_owned(), why });
     }
-    let mut header = Vec::with_capacity(total);
-    header.extend(len.to_le_bytes());
-    header.extend(text.as_bytes());
-    header.resize(total, b' ');
-    Ok(header)
+    bytes.resize(total, b' ');
+    bytes[..PREFIX_BYTES].copy_from_slice(&len.to_le_bytes());
+    Ok(bytes)
+}
+
+/// What an entry takes, more or less.
+const ENTRY_BYTES: usize = 160;
+
+fn write_entries(to: &mut Vec<u8>, entries: &[Entry]) -> std::io::Result<()> {
+    write!(to, "{{\"{METADATA}\":{{\"format\":\"pt\"}}")?;
+    for Entry { name, dtype, shape, data_offsets: [begin, end] } in entries {
+        to.push(b',');
+        serde_json::to_writer(&mut *to, name)?;
+        write!(to, ":{{\"dtype\":\"{dtype}\",\"shape\":[")?;
+        let mut comma = "";
+        for len in shape {
+            write!(to, "{comma}{len}")?;
+            comma = ",";
+        }
+        write!(to, "],\"data_offsets\":[{begin},{end}]}}")?;
+    }
+    to.push(b'}');
+    Ok(())
 }
 
 /// A header as it was read.

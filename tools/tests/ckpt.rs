@@ -118,11 +118,28 @@ fn old_steps_go_but_never_the_newest() {
         save(&root, step, 0.0);
     }
     let dry = feedline(&["retain", &root, "--keep-last", "1", "--dry-run", "--json"]).json();
-    assert_eq!((&dry["deleted"], &dry["kept"]), (&json!([1, 2]), &json!([3])));
+    assert_eq!((&dry["deleted"], &dry["kept"][0]["step"]), (&json!([1, 2]), &json!(3)));
+    let dry = ["--keep-last", "1", "--keep-every", "2", "--verify", "--dry-run", "--json"];
+    let dry = feedline(&[&["retain", root.as_str()], &dry[..]].concat()).json();
+    assert_eq!((&dry["deleted"], &dry["kept"][0]["step"]), (&json!([1]), &json!(2)));
     let said = feedline(&["retain", &root, "--keep-last", "2", "--json"]);
     assert_eq!(said.json()["deleted"], json!([1]), "{}", said.err);
     assert_eq!(feedline(&["retain", &root, "--keep-last", "0"]).code, 2);
     assert_eq!(feedline(&["ls", &root, "--json"]).json()["steps"][0]["step"], 2);
+}
+
+#[test]
+fn steps_are_copied_to_another_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let [near, far] = ["near", "far"].map(|name| folder_of(folder.path(), name));
+    save(&near, 1, 0.0);
+    save(&near, 2, 0.5);
+    let dry = feedline(&["drain", &near, &far, "--dry-run", "--json"]).json();
+    assert_eq!(dry["pending"], json!([2, 1]));
+    let said = feedline(&["drain", &near, &far, "--json"]);
+    assert_eq!((said.code, &said.json()["pending"]), (0, &json!([])), "{}", said.err);
+    assert_eq!(feedline(&["diff", &near, &far, "--read"]).code, 0);
+    assert_eq!(feedline(&["drain", &near, &far, "--rate", "0B"]).code, 2);
 }
 
 /// Out to safetensors and in again, and anew: the same tensors, whatever the files.

@@ -3,6 +3,7 @@
 pub mod convert;
 pub mod diff;
 pub mod doctor;
+pub mod drain;
 pub mod inspect;
 pub mod left;
 pub mod ls;
@@ -61,6 +62,11 @@ pub enum CkptVerb {
     ///
     /// Exit 0: done. 2: it could not be.
     Retain(retain::RetainArgs),
+    /// Copies steps from a fast store to a lasting one, each checked on its way.
+    ///
+    /// A drain that was cut short is gone on with. Exit 0: all are there. 1: a step could not be
+    /// copied, and the output says why. 2: a store cannot be read.
+    Drain(drain::DrainArgs),
     /// Tells what a store offers to checkpoints, and what each thing in a folder of them is.
     ///
     /// Exit 0: all that checkpoints rely on is there. 1: something is not. 2: it cannot be told.
@@ -103,6 +109,7 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<Answer> {
         CkptVerb::Export(args) => convert::run_export(args, line),
         CkptVerb::Import(args) => convert::run_import(args, line),
         CkptVerb::Reshard(args) => convert::run_reshard(args, line),
+        CkptVerb::Drain(args) => drain::run(args, line),
         CkptVerb::Doctor(args) => doctor::run(args),
         CkptVerb::Retain(args) => retain::run(args),
         CkptVerb::Scrub(args) => scrub::run(args, line),

@@ -8,7 +8,7 @@ use storage::{Key, Life, Owner, Result, Storage};
 pub struct Leftover {
     /// Its name.
     pub name: String,
-    /// `save`, `deletion`, `damaged` or `lease`.
+    /// `save`, `deletion`, `damaged`, `lease`, `meeting`, `pin`, `mark` or `drain`.
     pub kind: &'static str,
     /// Who made it, if its name tells.
     pub owner: Option<String>,
@@ -22,7 +22,7 @@ pub struct Leftover {
 
 /// How the names begin, what such a thing is, and what becomes of it if its process is dead and if
 /// it may live.
-const KINDS: [(&str, &str, &str, &str); 4] = [
+const KINDS: [(&str, &str, &str, &str); 8] = [
     (
         ".tmp-",
         "save",
@@ -46,6 +46,30 @@ const KINDS: [(&str, &str, &str, &str); 4] = [
         "lease",
         "the lease of a process that is gone: the next writer removes it",
         "the lease of a writer: while it is there no other process writes",
+    ),
+    (
+        ".save-",
+        "meeting",
+        "where processes met that saved a step together, and are gone: a sweep removes it",
+        "where processes meet that save a step together",
+    ),
+    (
+        ".pin-",
+        "pin",
+        "the pin of a reader that is gone: it keeps nothing any more",
+        "a reader's pin: its step is not deleted",
+    ),
+    (
+        ".retain-",
+        "mark",
+        "the mark of a deletion of steps that a crash ended",
+        "the mark of a deletion of steps under way",
+    ),
+    (
+        ".drain-",
+        "drain",
+        "a step that was being copied here: the next drain goes on with it",
+        "a step that is being copied here, or was: the next drain goes on with it",
     ),
 ];
 

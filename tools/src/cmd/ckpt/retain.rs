@@ -1,6 +1,9 @@
 //! `feedline ckpt retain`: fewer steps.
 
+use std::num::NonZeroU64;
+
 use anyhow::{Result, ensure};
+use ckpt::{Check, Keep, Retention, RetentionPlan};
 use clap::Args;
 use serde::Serialize;
 
@@ -12,9 +15,8 @@ pub struct RetainArgs {
     /// The folder that holds the steps.
     #[arg(value_name = "FOLDER")]
     pub folder: String,
-    /// The newest complete steps that stay. Minimum: 1.
-    #[arg(long, value_name = "COUNT")]
-    pub keep_last: usize,
+    #[command(flatten)]
+    policy: PolicyArgs,
     /// Tells what would be deleted, and deletes nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -23,37 +25,63 @@ pub struct RetainArgs {
     pub json: bool,
 }
 
+/// The policy.
+#[derive(Debug, Args)]
+pub(super) struct PolicyArgs {
+    /// The newest complete steps that stay. Minimum: 1.
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    keep_last: usize,
+    /// Steps that are a multiple of this stay for good. Default: none.
+    #[arg(long, value_name = "STEPS")]
+    keep_every: Option<NonZeroU64>,
+    /// Reads the newest step whole before any is deleted; one that passes its checksums stays in
+    /// any case.
+    #[arg(long)]
+    verify: bool,
+}
+
+impl PolicyArgs {
+    pub(super) fn retention(&self) -> Result<Retention> {
+        ensure!(self.keep_last > 0, "--keep-last: got 0, due at least 1");
+        let check = if self.verify { Check::NewestBytes } else { Check::Lengths };
+        Ok(Retention { keep_last: self.keep_last, keep_every: self.keep_every, check })
+    }
+}
+
 /// What went and what stays; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 struct Retained {
     deleted: Vec<u64>,
-    kept: Vec<u64>,
+    kept: Vec<Kept>,
     dry_run: bool,
 }
 
+#[derive(Debug, Serialize)]
+struct Kept {
+    step: u64,
+    why: String,
+}
+
 pub(super) fn run(args: &RetainArgs) -> Result<Answer> {
-    ensure!(args.keep_last > 0, "--keep-last: got 0, due at least 1");
+    let policy = args.policy.retention()?;
     let checkpoints = open_folder(&args.folder)?;
-    let mut kept = checkpoints.steps()?;
-    let deleted = if args.dry_run {
-        kept[..kept.len().saturating_sub(args.keep_last)].to_vec()
+    let RetentionPlan { keep, delete } = if args.dry_run {
+        checkpoints.plan_retention(&policy, &[])?
     } else {
-        checkpoints.retain(args.keep_last)?
+        checkpoints.retain_by(&policy, &[])?
     };
-    kept.retain(|step| !deleted.contains(step));
-    let retained = Retained { deleted, kept, dry_run: args.dry_run };
+    let kept = |(step, why): (u64, Keep)| Kept { step, why: why.to_string() };
+    let kept = keep.into_iter().map(kept).collect();
+    let retained = Retained { deleted: delete, kept, dry_run: args.dry_run };
     Answer::new(args.json, &retained, retained.text(), true)
 }
 
 impl Retained {
     fn text(&self) -> String {
-        let list = |steps: &[u64]| {
-            if steps.is_empty() {
-                return "none".to_owned();
-            }
-            steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
-        };
+        let steps: Vec<String> = self.deleted.iter().map(u64::to_string).collect();
+        let steps = if steps.is_empty() { "none".to_owned() } else { steps.join(", ") };
         let verb = if self.dry_run { "would delete" } else { "deleted" };
-        format!("{verb} {}\nkept {}\n", list(&self.deleted), list(&self.kept))
+        let kept = self.kept.iter().map(|kept| format!("  {}: {}\n", kept.step, kept.why));
+        format!("{verb} {steps}\nkept\n{}", kept.collect::<String>())
     }
 }

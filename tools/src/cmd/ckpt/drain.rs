@@ -1,0 +1,117 @@
+//! `feedline ckpt drain`: steps from a fast store to a lasting one.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use ckpt::{Drain, DrainOptions};
+use clap::Args;
+use serde::Serialize;
+use storage::ByteSize;
+
+use super::retain::PolicyArgs;
+use super::{Answer, open_folder};
+use crate::report::ProgressLine;
+
+/// From where, to where, and how.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The folder of steps that saves go to.
+    #[arg(value_name = "FROM")]
+    pub from: String,
+    /// The folder that is to have them too, usually in another store.
+    #[arg(value_name = "TO")]
+    pub to: String,
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// The most that is copied in a second, on average. Default: no limit.
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<ByteSize>,
+    /// Tells what would be copied, and copies nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was copied; `--json` prints it as it is.
+#[derive(Debug, Default, Serialize)]
+struct Drained {
+    /// Steps that TO lacks; after a drain those that it still lacks.
+    pending: Vec<u64>,
+    drained: Vec<StepLine>,
+    failed: Vec<Failed>,
+    /// Steps that TO does not keep any more.
+    deleted: Vec<u64>,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct StepLine {
+    step: u64,
+    bytes: u64,
+    resumed_bytes: u64,
+    elapsed_s: f64,
+    tries: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Failed {
+    step: u64,
+    why: String,
+}
+
+pub(super) fn run(args: &DrainArgs, line: &mut ProgressLine) -> Result<Answer> {
+    let bytes_per_s = match args.rate {
+        Some(rate) => {
+            let rate = NonZeroU64::new(rate.0);
+            ensure!(rate.is_some(), "--rate: got 0 B, due at least 1 B a second");
+            rate
+        }
+        None => None,
+    };
+    let (from, to) = (Arc::new(open_folder(&args.from)?), Arc::new(open_folder(&args.to)?));
+    let retention = args.policy.retention()?;
+    let drain = Drain::new(from, to, DrainOptions { bytes_per_s, retention, ..Default::default() });
+    let mut told = Drained { pending: drain.pending()?, ..Drained::default() };
+    if !args.dry_run {
+        line.show(&format!("drain {} steps to {}", told.pending.len(), args.to));
+        let pass = drain.run()?;
+        for report in &pass.drained {
+            told.lines.push(report.to_string());
+            told.drained.push(StepLine {
+                step: report.step,
+                bytes: report.bytes,
+                resumed_bytes: report.resumed_bytes,
+                elapsed_s: report.time.as_secs_f64(),
+                tries: report.tries,
+            });
+        }
+        told.pending.retain(|step| !pass.drained.iter().any(|report| report.step == *step));
+        let failed =
+            |(step, why): &(u64, ckpt::Error)| Failed { step: *step, why: storage::one_line(why) };
+        told.failed = pass.failed.iter().map(failed).collect();
+        told.deleted = pass.deleted;
+    }
+    Answer::new(args.json, &told, told.text(), told.failed.is_empty())
+}
+
+impl Drained {
+    fn text(&self) -> String {
+        let list = |steps: &[u64]| steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let mut text: String = self.lines.iter().map(|line| format!("{line}\n")).collect();
+        for failed in &self.failed {
+            text += &format!("FAILED  step {}: {}\n", failed.step, failed.why);
+        }
+        if !self.deleted.is_empty() {
+            text += &format!("deleted there: {}\n", list(&self.deleted));
+        }
+        if self.pending.is_empty() {
+            text + "nothing is pending\n"
+        } else {
+            text + &format!("pending: {}\n", list(&self.pending))
+        }
+    }
+}

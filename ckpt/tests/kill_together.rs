@@ -66,7 +66,6 @@ fn start(folder: &Folder, writer: usize, round: u64) -> Child {
         .env(WRITER, writer.to_string())
         .env(ROUND, round.to_string())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
         .spawn()
         .unwrap()
 }

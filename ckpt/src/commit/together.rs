@@ -133,6 +133,8 @@ impl Joint<'_> {
             let text = key.as_str().strip_prefix(steps.folder.as_str()).unwrap_or(key.as_str());
             text.trim_start_matches('/').to_owned()
         };
+        // Before the announcement: whoever has read that finds a sign.
+        let _pulse = self.pulse("lead")?;
         self.meeting.announce(&Announce {
             step: self.step,
             writers: self.plan.writers(),
@@ -142,7 +144,6 @@ impl Joint<'_> {
             data: below(&place.data),
             record: below(&place.record),
         })?;
-        let _pulse = self.pulse("lead")?;
         let planned = Instant::now();
         let prepared = self.prepare(&place, user).inspect_err(|_| steps.abandon(&place.data));
         let (manifest, mine, durable) = prepared?;
@@ -332,6 +333,13 @@ impl Joint<'_> {
                         return Err(self.aborted(format!("{why}, {when}")));
                     }
                 }
+                (None, Some(_)) if leader.has_left => {
+                    // It has begun another save: this one has ended, and the record says how.
+                    return match self.is_there(&record)? {
+                        true => Ok(()),
+                        false => Err(self.aborted("it has ended, and nobody says why".to_owned())),
+                    };
+                }
                 (None, Some(why)) => {
                     decided = Some(self.decide(false, &why)?);
                     continue;
@@ -423,13 +431,16 @@ struct Leader<'a> {
     folder: Key,
     roll: Roll,
     called: Instant,
+    /// Whether its meeting was cleared away, as it does when it begins another.
+    has_left: bool,
 }
 
 impl<'a> Leader<'a> {
     fn new(joint: &'a Joint<'a>, announce: &Announce) -> Result<Self> {
         let mut roll = Roll::new(1, announce.writers, joint.steps.patience);
         roll.call(&[format!("00000-{}", announce.owner)], Instant::now());
-        Ok(Leader { joint, folder: joint.meeting.key("lead")?, roll, called: Instant::now() })
+        let (folder, called) = (joint.meeting.key("lead")?, Instant::now());
+        Ok(Leader { joint, folder, roll, called, has_left: false })
     }
 
     /// Why nothing is to be expected of it any more.
@@ -438,6 +449,10 @@ impl<'a> Leader<'a> {
         if self.called.elapsed() >= steps.patience.beat / 2 {
             self.called = Instant::now();
             let names = steps.store.names(&self.folder)?;
+            if names.is_empty() {
+                self.has_left = true;
+                return Ok(Some("writer 0 has left".to_owned()));
+            }
             let names: Vec<_> = names.iter().map(|name| format!("00000-{name}")).collect();
             self.roll.call(&names, self.called);
         }

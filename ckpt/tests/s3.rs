@@ -1,0 +1,120 @@
+//! Checkpoints on an object store, where nothing can be renamed and answers get lost: the server is
+//! in this process.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use ckpt::{Checkpoints, Error, Options, PlanLimits, Together};
+use common::ranks::Ranks;
+use common::{SMALL, State};
+use storage::server::{Fault, Rule, S3Server};
+use storage::{Key, Storage as _};
+
+const OPTIONS: Options = Options { threads: 2, ..SMALL };
+const LIMITS: PlanLimits =
+    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
+
+fn steps_on(server: &S3Server, options: &str) -> Checkpoints {
+    let store = storage::open_url(&(server.url("runs") + options)).unwrap();
+    Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS)
+}
+
+fn names(server: &S3Server, folder: &str) -> Vec<String> {
+    let store = storage::open_url(&server.url("runs")).unwrap();
+    store.names(&Key::new(folder).unwrap()).unwrap()
+}
+
+#[test]
+fn steps_are_saved_read_verified_and_deleted() {
+    let server = S3Server::start().unwrap();
+    let steps = steps_on(&server, "");
+    let states: Vec<State> = (0..3).map(State::of_model).collect();
+    for (step, state) in (1..).zip(&states) {
+        state.save(&steps, step).unwrap();
+    }
+    let again = states[0].save(&steps, 3);
+    assert!(matches!(again, Err(Error::StepExists { .. })), "{again:?}");
+    assert_eq!(steps.steps().unwrap(), [1, 2, 3]);
+    let newest = steps.newest().unwrap().unwrap();
+    newest.verify().unwrap();
+    states[2].check(&newest);
+    assert_eq!(steps.retain(1).unwrap(), [1, 2]);
+    assert_eq!(names(&server, "run"), ["latest", "step-000000000003"]);
+    assert_eq!(names(&server, "run/step-000000000003")[0], "COMMIT");
+    assert_eq!(server.upload_count(), 0, "an upload was neither completed nor aborted");
+}
+
+/// The answer to the request that commits is lost: the step is there, and the save knows it.
+#[test]
+fn a_commit_whose_answer_is_lost_is_still_ours() {
+    let server = S3Server::start().unwrap();
+    for (step, fault) in [(1, Fault::LoseAnswer), (2, Fault::InternalError), (3, Fault::SlowDown)] {
+        server.inject(Rule::nth(1, fault).of("PUT").to("COMMIT"));
+        State::of_model(step).save(&steps_on(&server, ""), step).unwrap();
+        assert_eq!(server.fault_count(), step, "the commit met no fault");
+        server.heal();
+        State::of_model(step).check(&steps_on(&server, "").newest().unwrap().unwrap());
+    }
+}
+
+/// A commit that fails for good leaves the step before, and the next try succeeds.
+#[test]
+fn a_commit_that_fails_leaves_the_step_before() {
+    let server = S3Server::start().unwrap();
+    State::of_model(1).save(&steps_on(&server, ""), 1).unwrap();
+    let steps = steps_on(&server, "&tries=2&stall=300ms");
+    for fault in [Fault::Denied, Fault::SlowDown, Fault::Stall] {
+        server.inject(Rule::every(1, fault).of("PUT").to("COMMIT"));
+        let text = State::of_model(2).save(&steps, 2).unwrap_err().to_string();
+        assert!(text.contains("step-000000000002/COMMIT"), "{fault:?}: {text}");
+        server.heal();
+        State::of_model(1).check(&steps.newest().unwrap().unwrap());
+    }
+    State::of_model(2).save(&steps, 2).unwrap();
+    State::of_model(2).check(&steps.newest().unwrap().unwrap());
+    let swept = steps.sweep().unwrap();
+    assert_eq!((swept.removed.len(), swept.kept.len()), (3, 0), "{swept:?}");
+    assert_eq!(names(&server, "run/step-000000000002").len(), 2);
+    steps.newest().unwrap().unwrap().verify().unwrap();
+}
+
+/// Requests that fail now and then are made again, and nobody sees it.
+#[test]
+fn several_writers_save_while_requests_fail() {
+    let server = S3Server::start().unwrap();
+    for (share, fault) in [
+        (20, Fault::SlowDown),
+        (20, Fault::InternalError),
+        (20, Fault::LoseAnswer),
+        (10, Fault::Truncate),
+        (10, Fault::Reset),
+    ] {
+        server.inject(Rule::per_mille(share, 17, fault));
+    }
+    for step in 1..=3 {
+        let state = State::of_model(step);
+        let ranks = Ranks::new(&state, 3, LIMITS);
+        let token = format!("try-{step}");
+        thread::scope(|scope| {
+            for writer in 0..3 {
+                let (ranks, server, token) = (&ranks, &server, token.as_str());
+                scope.spawn(move || {
+                    let deadline = Duration::from_secs(60);
+                    let together = Together { token, writer, deadline };
+                    ranks.save(&steps_on(server, ""), step, &together).unwrap();
+                });
+            }
+        });
+        let newest = steps_on(&server, "").newest().unwrap().unwrap();
+        newest.verify().unwrap();
+        state.check(&newest);
+    }
+    assert!(server.fault_count() > 10, "only {} faults", server.fault_count());
+    steps_on(&server, "").retain(1).unwrap();
+    steps_on(&server, "").sweep().unwrap();
+    assert_eq!(names(&server, "run"), ["latest", "step-000000000003"]);
+}

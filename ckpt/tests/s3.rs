@@ -12,7 +12,7 @@ use ckpt::{Checkpoints, Error, Options, PlanLimits, Together};
 use common::ranks::Ranks;
 use common::{SMALL, State};
 use storage::server::{Fault, Rule, S3Server};
-use storage::{Key, Storage as _};
+use storage::Key;
 
 const OPTIONS: Options = Options { threads: 2, ..SMALL };
 const LIMITS: PlanLimits =

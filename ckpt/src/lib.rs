@@ -34,9 +34,9 @@
 //!
 //! In reading order: [`Checkpoints`] is the folder of steps; a [`Region`] is a part of a tensor,
 //! and `tile` and `runs` are its geometry; a [`SavePlan`] decides which writer puts which bytes
-//! into which file, for what a [`layout`] says that they hold; `staging` writes them and `save` commits
-//! them; `catalog` is the manifest's contents and what must hold of them; [`Checkpoint`] reads any
-//! parts of tensors by `read`, through `fetch`, and `verify` reads everything; `retention` and
+//! into which file, for what a [`layout`] says that they hold; `staging` writes them and `save`
+//! commits them; `catalog` is the manifest's contents and what must hold of them; [`Checkpoint`]
+//! reads any parts of tensors by `read`, through `fetch`, and `verify` reads everything; `retention` and
 //! `sweep` delete, `pin` and `lease` keep them and a second writer out. [`Background`] copies a
 //! state and saves the copy behind the run, here or by an [`Agent`]; [`Drain`] copies steps to a
 //! second store.

@@ -36,10 +36,10 @@
 //! and `tile` and `runs` are its geometry; a [`SavePlan`] decides which writer puts which bytes
 //! into which file, for what a [`layout`] says that they hold; `staging` writes them and `save`
 //! commits them; `catalog` is the manifest's contents and what must hold of them; [`Checkpoint`]
-//! reads any parts of tensors by `read`, through `fetch`, and `verify` reads everything; `retention` and
-//! `sweep` delete, `pin` and `lease` keep them and a second writer out. [`Background`] copies a
-//! state and saves the copy behind the run, here or by an [`Agent`]; [`Drain`] copies steps to a
-//! second store.
+//! reads any parts of tensors by `read`, through `fetch`, and `verify` reads everything;
+//! `retention` and `sweep` delete, `pin` and `lease` keep them and a second writer out.
+//! [`Background`] copies a state and saves the copy behind the run, here or by an [`Agent`];
+//! [`Drain`] copies steps to a second store.
 
 #![forbid(unsafe_code)]
 

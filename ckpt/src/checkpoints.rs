@@ -36,11 +36,19 @@ pub struct Options {
     /// Files written, or batches of 16 MiB read, at the same time. More than a device can use
     /// slows it down. Default: 2. Minimum: 1.
     pub threads: usize,
+    /// Memory for bytes on their way to the store, in all. Default: 256 MiB. At least two buffers
+    /// of 8 MiB for each file that is being written.
+    pub staging_bytes_max: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { shard_bytes_max: 4 << 30, block_bytes: 4 << 20, threads: 2 }
+        Options {
+            shard_bytes_max: 4 << 30,
+            block_bytes: 4 << 20,
+            threads: 2,
+            staging_bytes_max: 256 << 20,
+        }
     }
 }
 
@@ -196,7 +204,7 @@ impl Checkpoints {
     /// Refuses a step and options that no checkpoint can have.
     pub(crate) fn check_options(&self, step: u64) -> Result<()> {
         let bad = |why: String| Err(Error::BadInput { what: format!("step {step}"), why });
-        let Options { shard_bytes_max, block_bytes, threads } = self.options;
+        let Options { shard_bytes_max, block_bytes, threads, .. } = self.options;
         if step > STEP_MAX {
             return bad(format!("a step is at most {STEP_MAX}"));
         }

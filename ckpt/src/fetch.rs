@@ -1,9 +1,11 @@
-//! Reads of blocks, each checked against its checksum before anybody sees it.
+//! Reads of blocks, each checked against its checksum before anybody sees it. A block comes straight
+//! into the caller's memory where the device can put it there, else by one copy, with which it is
+//! summed.
 
 use std::fmt;
 
 use crate::{Error, Result, parallel};
-use storage::{Object, Read, crc64};
+use storage::{Crc64, Object, Read, crc64};
 
 /// Reads in flight per thread: four blocks of the default size, or that many bytes of small ones.
 const BATCH_BYTES_MAX: usize = 16 << 20;
@@ -16,6 +18,12 @@ const GAP_BYTES_MAX: usize = 16 << 10;
 
 /// A longer read is not slower for being cut, and then its parts are checked while others come.
 const JOINED_BYTES_MAX: usize = 1 << 20;
+
+/// What scratch space is aligned to: as much as any device asks of memory.
+const PAGE_BYTES: usize = 4096;
+
+/// What is copied and summed at a time.
+const COPY_BYTES: usize = 256 << 10;
 
 /// Bytes with a checksum of their own, and where they go.
 #[derive(Debug)]
@@ -77,54 +85,83 @@ pub(crate) fn fetch(blocks: Vec<Block<'_>>, threads: usize) -> Result<()> {
 
 fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
     let object = batch[0].object;
+    let align = object.memory_align();
     let mut reads = Vec::with_capacity(batch.len());
     let mut direct_sums = Vec::new();
     let mut joined: Vec<Joined> = Vec::new();
     let mut held = Vec::new();
     for Block { offset, crc64, into, .. } in batch {
-        let (len, visitor) = match into {
-            Target::Buffer(buf) => {
+        match into {
+            Target::Buffer(buf) if phase_of(buf, offset).is_multiple_of(align) => {
                 reads.push(Read { offset, buf });
                 direct_sums.push(crc64);
-                continue;
             }
-            Target::Nowhere(len) => (len, None),
-            Target::Visitor { len, visitor, at } => (len, Some((visitor, at))),
-        };
-        let at = Joined::add(&mut joined, offset, len);
-        held.push((offset, crc64, at..at + len, visitor));
+            into => {
+                let len = into.len();
+                let at = Joined::add(&mut joined, offset, len);
+                held.push((offset, crc64, at..at + len, into));
+            }
+        }
     }
-    scratch.resize(joined.iter().map(|read| read.len).sum(), 0);
-    let mut rest = scratch.as_mut_slice();
-    for Joined { offset, len } in joined {
-        let (buf, after) = rest.split_at_mut(len);
+    let needed = joined.last().map_or(0, |last| last.place + last.len + PAGE_BYTES);
+    if scratch.len() < needed {
+        scratch.resize(needed, 0);
+    }
+    let first_page = scratch.as_ptr().align_offset(PAGE_BYTES).min(scratch.len());
+    let scratch = &mut scratch[first_page..];
+    let (mut rest, mut start) = (&mut *scratch, 0);
+    for Joined { offset, len, place } in joined {
+        let (_, from) = std::mem::take(&mut rest).split_at_mut(place - start);
+        let (buf, after) = from.split_at_mut(len);
         reads.push(Read { offset, buf });
-        rest = after;
+        (rest, start) = (after, place + len);
     }
     object.read_many(&mut reads)?;
     for (read, due) in reads.iter().zip(direct_sums) {
-        check(object, read.offset, read.buf, due)?;
+        check(object, read.offset, read.buf, crc64(read.buf), due)?;
     }
-    for (offset, due, range, visitor) in held {
+    for (offset, due, range, into) in held {
         let bytes = &scratch[range];
-        check(object, offset, bytes, due)?;
-        if let Some((visitor, at)) = visitor {
-            visitor.visit(at, bytes);
+        match into {
+            Target::Buffer(buf) => check(object, offset, bytes, copy_and_sum(bytes, buf), due)?,
+            Target::Nowhere(_) => check(object, offset, bytes, crc64(bytes), due)?,
+            Target::Visitor { visitor, at, .. } => {
+                check(object, offset, bytes, crc64(bytes), due)?;
+                visitor.visit(at, bytes);
+            }
         }
     }
     Ok(())
+}
+
+/// How far an address and an offset are from lying to a page in the same way.
+fn phase_of(buf: &[u8], offset: u64) -> usize {
+    // fits: of the offset only the place in a page counts.
+    (buf.as_ptr() as usize).wrapping_sub((offset % PAGE_BYTES as u64) as usize)
+}
+
+/// Sums bytes while they are in the cache that the copy left them in.
+fn copy_and_sum(from: &[u8], into: &mut [u8]) -> u64 {
+    let mut sum = Crc64::new();
+    for (from, into) in from.chunks(COPY_BYTES).zip(into.chunks_mut(COPY_BYTES)) {
+        into.copy_from_slice(from);
+        sum.update(from);
+    }
+    sum.value()
 }
 
 /// One read of several blocks, and of what lies between them.
 struct Joined {
     offset: u64,
     len: usize,
+    /// In the scratch space, to a page as the offset is to one.
+    place: usize,
 }
 
 impl Joined {
     /// Adds a block to the last read, or to a new one. Gives its place in the scratch space.
     fn add(reads: &mut Vec<Joined>, offset: u64, len: usize) -> usize {
-        let before: usize = reads.iter().map(|read| read.len).sum();
+        let mut free = 0;
         if let Some(last) = reads.last_mut() {
             let gap = offset.checked_sub(last.offset + last.len as u64);
             let gap =
@@ -132,17 +169,19 @@ impl Joined {
             if let Some(gap) = gap
                 && last.len + gap + len <= JOINED_BYTES_MAX
             {
+                let place = last.place + last.len + gap;
                 last.len += gap + len;
-                return before + gap;
+                return place;
             }
+            free = (last.place + last.len).next_multiple_of(PAGE_BYTES);
         }
-        reads.push(Joined { offset, len });
-        before
+        let place = free + (offset % PAGE_BYTES as u64) as usize; // fits: below a page
+        reads.push(Joined { offset, len, place });
+        place
     }
 }
 
-fn check(object: &dyn Object, offset: u64, bytes: &[u8], due: u64) -> Result<()> {
-    let got = crc64(bytes);
+fn check(object: &dyn Object, offset: u64, bytes: &[u8], got: u64, due: u64) -> Result<()> {
     if got == due {
         return Ok(());
     }

@@ -14,8 +14,8 @@ use crate::control::Control;
 use crate::plan::{PlanLimits, SavePlan};
 use crate::spec::{Holding, TensorSpec};
 use crate::staging::{Staging, Written, weight_index};
-use crate::{Checkpoints, Dtype, Error, Group, Region, Result};
-use storage::{FileEntry, Key, Manifest, Storage, rate_text};
+use crate::{Checkpoints, Dtype, Error, Group, Peak, Region, Result};
+use storage::{ByteSize, FileEntry, Key, Manifest, Storage};
 
 /// A tensor to be saved. The bytes stay the caller's, and are written from where they lie.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub struct TensorData<'a> {
 }
 
 impl TensorData<'_> {
-    fn spec(&self) -> TensorSpec {
+    pub(crate) fn spec(&self) -> TensorSpec {
         let &TensorData { name, group, dtype, shape, .. } = self;
         TensorSpec { name: name.to_owned(), group, dtype, shape: shape.to_vec() }
     }
@@ -59,32 +59,35 @@ pub struct SaveReport {
     pub files: usize,
     /// Laying out, and looking for space.
     pub plan: Duration,
-    /// Checksumming, writing, and making durable.
+    /// Checksumming and writing.
     pub write: Duration,
+    /// Making files durable.
+    pub sync: Duration,
     /// Manifest and name.
     pub commit: Duration,
+    /// What `feedline ckpt bench` has found this device to write at best, if it has.
+    pub peak_bytes_per_s: Option<u64>,
 }
 
 impl SaveReport {
     /// From the call to its return.
     #[must_use]
     pub fn total(&self) -> Duration {
-        self.plan + self.write + self.commit
+        self.plan + self.write + self.sync + self.commit
     }
 }
 
 impl fmt::Display for SaveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SaveReport { step, bytes, files, plan, write, commit } = self;
-        write!(
-            f,
-            "step {step}: {} in {files} files, {} (plan {:.3} s, write {:.3} s, commit {:.3} s)",
-            storage::ByteSize(*bytes),
-            rate_text(*bytes, self.total()),
-            plan.as_secs_f64(),
-            write.as_secs_f64(),
-            commit.as_secs_f64()
-        )
+        let SaveReport { step, bytes, files, plan, write, sync, commit, .. } = self;
+        let rate = *bytes as f64 / self.total().as_secs_f64().max(1e-9);
+        write!(f, "step {step}: {} in {files} files, {:.2} GB/s", ByteSize(*bytes), rate / 1e9)?;
+        if let Some(peak) = self.peak_bytes_per_s {
+            write!(f, ", {:.0} % of the device's peak", 100.0 * rate / peak as f64)?;
+        }
+        let [plan, write, sync, commit] = [plan, write, sync, commit].map(Duration::as_secs_f64);
+        write!(f, " (plan {plan:.3} s, write {write:.3} s, sync {sync:.3} s, ")?;
+        write!(f, "commit {commit:.3} s)")
     }
 }
 
@@ -192,11 +195,11 @@ impl Checkpoints {
 
         let staging = Staging { steps: self, folder: &place.data, plan, held, control };
         let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
-            let durable = Instant::now();
+            let (durable, sync) = (Instant::now(), written.sync);
             control.check()?;
-            Ok((self.seal(step, &place, written, meta)?, durable))
+            Ok((self.seal(step, &place, written, meta)?, durable, sync))
         });
-        let (manifest, durable) = saved.inspect_err(|_| self.abandon(&place.data))?;
+        let (manifest, durable, sync) = saved.inspect_err(|_| self.abandon(&place.data))?;
         self.publish(&place, &manifest)?;
         self.note_latest(place.files());
         Ok(SaveReport {
@@ -204,8 +207,10 @@ impl Checkpoints {
             bytes,
             files: plan.all_shards().count() + blobs.len() + usize::from(index.is_some()),
             plan: planned - begun,
-            write: durable - planned,
+            write: (durable - planned).saturating_sub(sync),
+            sync,
             commit: durable.elapsed(),
+            peak_bytes_per_s: Peak::of(&*self.store).map(|peak| peak.write_bytes_per_s),
         })
     }
 
@@ -217,7 +222,7 @@ impl Checkpoints {
         written: Written,
         user: serde_json::Value,
     ) -> Result<FileEntry> {
-        let Written { files, tensors, blobs } = written;
+        let Written { files, tensors, blobs, .. } = written;
         let block_bytes = self.options.block_bytes;
         let meta = Meta { step, block_bytes, tensors, blobs, user };
         let meta = serde_json::to_value(meta)

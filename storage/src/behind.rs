@@ -1,7 +1,7 @@
-//! Write-behind: one thread writes a full buffer while the caller fills the other.
+//! Write-behind: threads write full buffers while the caller fills the next one.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::{io, mem};
 
@@ -14,9 +14,16 @@ use crate::piece::{Cause, Failure};
 /// Bytes are summed while they are still in the cache that the copy left them in.
 const COPY_BYTES: usize = 256 << 10;
 
-/// A file written in whole aligned buffers, from its start or from where another left off. Two are
-/// in use: with one being filled at 10 GB/s and one on its way, the device never waits for the
-/// copy.
+/// Buffers of a file: one that fills, and one on its way, at least. With eight, 64 MiB, a caller
+/// that copies 10 GB/s is kept busy through a device's pause of 6 ms, and a device of 7 GB/s through
+/// a caller's of 8 ms; more is only more memory to touch.
+pub(crate) const BUFFERS_MIN: usize = 2;
+pub(crate) const BUFFERS_MAX: usize = 8;
+
+/// A full buffer: where it goes, and how much of it.
+type Job = (u64, Buf, usize);
+
+/// A file written in whole aligned buffers, from its start or from where another left off.
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
     file: Arc<dyn DiskFile>,
@@ -24,45 +31,55 @@ pub(crate) struct WriteBehind {
     filled: usize,
     /// Where in the file `filling` begins.
     offset: u64,
-    /// The other buffer, until it is first needed.
-    spare: Option<Buf>,
-    to_writer: Option<Sender<(u64, Buf, usize)>>,
-    from_writer: Receiver<Result<Buf, Failure>>,
-    writer: Option<JoinHandle<()>>,
+    /// Buffers that came back and wait to be filled.
+    spare: Vec<Buf>,
+    /// Buffers in all, and the most that there may be.
+    buffers: usize,
+    buffers_max: usize,
+    /// Buffers on their way.
+    flying: usize,
+    to_writers: Option<Sender<Job>>,
+    from_writers: Receiver<Result<Buf, Failure>>,
+    writers: Vec<JoinHandle<()>>,
 }
 
 impl WriteBehind {
-    pub(crate) fn start(file: Arc<dyn DiskFile>) -> io::Result<Self> {
-        let (to_writer, work) = channel::<(u64, Buf, usize)>();
-        let (answers, from_writer) = channel();
-        let ours = Arc::clone(&file);
-        let run = move || {
-            for (offset, buf, len) in work {
-                let outcome = file.write(offset, &buf[..len]);
-                // Nobody listens if the upload was dropped; then nothing more is sent either.
-                if answers.send(outcome.map(|()| buf)).is_err() {
-                    return;
-                }
-            }
-        };
-        let writer = thread::Builder::new().name("storage-write".to_owned()).spawn(run)?;
-        Ok(WriteBehind {
-            file: ours,
+    pub(crate) fn start(file: Arc<dyn DiskFile>, buffers_max: usize) -> io::Result<Self> {
+        let (to_writers, work) = channel();
+        let (answers, from_writers) = channel();
+        let work = Arc::new(Mutex::new(work));
+        let mut behind = WriteBehind {
+            file,
             filling: Buf::take(),
             filled: 0,
             offset: 0,
-            spare: Some(Buf::take()),
-            to_writer: Some(to_writer),
-            from_writer,
-            writer: Some(writer),
-        })
+            spare: Vec::new(),
+            buffers: 1,
+            buffers_max: buffers_max.clamp(BUFFERS_MIN, BUFFERS_MAX),
+            flying: 0,
+            to_writers: Some(to_writers),
+            from_writers,
+            writers: Vec::new(),
+        };
+        for _ in 0..behind.file.writers() {
+            let (file, work) = (Arc::clone(&behind.file), Arc::clone(&work));
+            let answers = Answers(answers.clone());
+            let run = move || write_all(&*file, &work, &answers);
+            let writer = thread::Builder::new().name("storage-write".to_owned()).spawn(run)?;
+            behind.writers.push(writer);
+        }
+        Ok(behind)
     }
 
     /// The same from the length that a file has been cut to. The last block is taken back into
     /// memory, for only whole ones are written.
-    pub(crate) fn resume(file: &Arc<dyn DiskFile>, len_bytes: u64) -> Result<Self, Failure> {
+    pub(crate) fn resume(
+        file: &Arc<dyn DiskFile>,
+        len_bytes: u64,
+        buffers_max: usize,
+    ) -> Result<Self, Failure> {
         let failed = |e| Failure { offset: len_bytes, due: 0, got: 0, cause: Cause::Io(e) };
-        let mut behind = Self::start(Arc::clone(file)).map_err(failed)?;
+        let mut behind = Self::start(Arc::clone(file), buffers_max).map_err(failed)?;
         behind.filled = (len_bytes % ALIGN_BYTES as u64) as usize; // fits: below a block
         behind.offset = len_bytes - behind.filled as u64;
         if behind.filled > 0 {
@@ -74,8 +91,9 @@ impl WriteBehind {
 
     /// Writes all that has been pushed, the last block padded with zeros, and goes on from there.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
-        if self.spare.is_none() {
-            self.spare = Some(self.from_writer.recv().map_err(|_| self.gone())??);
+        while self.flying > 0 {
+            let back = self.wait()?;
+            self.spare.push(back);
         }
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         self.filling[self.filled..whole].fill(0);
@@ -85,65 +103,114 @@ impl WriteBehind {
     /// Copies bytes in, sums them up, and sends off what is full.
     pub(crate) fn push(&mut self, bytes: &[u8], sum: &mut Crc64) -> Result<(), Failure> {
         for chunk in bytes.chunks(COPY_BYTES) {
-            let mut rest = chunk;
-            while !rest.is_empty() {
-                let count = rest.len().min(BUF_BYTES - self.filled);
-                let (now, later) = rest.split_at(count);
-                self.filling[self.filled..self.filled + count].copy_from_slice(now);
-                self.filled += count;
-                rest = later;
-                if self.filled == BUF_BYTES {
-                    self.send()?;
-                }
-            }
+            self.copy(chunk)?;
             sum.update(chunk);
         }
         Ok(())
     }
 
+    /// Copies bytes in, and sends off what is full.
+    pub(crate) fn copy(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BUF_BYTES - self.filled));
+            self.filling[self.filled..self.filled + now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = later;
+            if self.filled == BUF_BYTES {
+                self.send()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes what is left, padded with zeros to a whole block, and waits for all of it. The caller
-    /// cuts the file to its length.
-    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+    /// cuts the file to its length. Gives the length that it has now.
+    pub(crate) fn finish(mut self) -> Result<u64, Failure> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         self.filling[self.filled..whole].fill(0);
+        let end = self.offset + whole as u64;
         self.filled = whole;
         if whole > 0 {
             self.send()?;
         }
-        self.to_writer = None;
-        while let Ok(outcome) = self.from_writer.recv() {
+        self.to_writers = None;
+        while let Ok(outcome) = self.from_writers.recv() {
             outcome?;
         }
-        // A writer that panicked has answered nothing for the buffer it held.
-        let ended = self.writer.take().map(JoinHandle::join);
-        if ended.is_some_and(|ended| ended.is_err()) { Err(self.gone()) } else { Ok(()) }
+        Ok(end)
     }
 
+    /// Sends off the buffer that was filled, and goes on with another.
     fn send(&mut self) -> Result<(), Failure> {
-        let next = match self.spare.take() {
-            Some(buf) => buf,
-            None => self.from_writer.recv().map_err(|_| self.gone())??,
-        };
+        let next = self.next()?;
         let full = mem::replace(&mut self.filling, next);
         let len = mem::take(&mut self.filled);
-        let to_writer = self.to_writer.as_ref().expect("open until finished");
+        let to_writers = self.to_writers.as_ref().expect("open until finished");
         let offset = self.offset;
         self.offset += len as u64;
-        to_writer.send((offset, full, len)).map_err(|_| self.gone())
+        self.flying += 1;
+        to_writers.send((offset, full, len)).map_err(|_| gone())
     }
 
-    fn gone(&self) -> Failure {
-        let cause = Cause::Io(io::Error::other("the writing thread is gone"));
-        Failure { offset: 0, due: self.filled, got: 0, cause }
+    /// One that came back, else a new one, else the first to come back.
+    fn next(&mut self) -> Result<Buf, Failure> {
+        if let Some(spare) = self.spare.pop() {
+            return Ok(spare);
+        }
+        match self.from_writers.try_recv() {
+            Ok(outcome) => {
+                self.flying -= 1;
+                outcome
+            }
+            Err(TryRecvError::Empty) if self.buffers < self.buffers_max => {
+                self.buffers += 1;
+                Ok(Buf::take())
+            }
+            Err(_) => self.wait(),
+        }
+    }
+
+    fn wait(&mut self) -> Result<Buf, Failure> {
+        self.flying -= 1;
+        self.from_writers.recv().map_err(|_| gone())?
     }
 }
 
 impl Drop for WriteBehind {
     fn drop(&mut self) {
-        self.to_writer = None;
-        if let Some(writer) = self.writer.take() {
-            // A panic there has been reported by the panic hook, and by `gone` to the caller.
+        self.to_writers = None;
+        for writer in self.writers.drain(..) {
+            // A panic there has been reported by the panic hook, and by its answer to the caller.
             let _ = writer.join();
         }
     }
+}
+
+/// Where a writer gives back buffers. One that panics says so, for somebody may wait for it.
+struct Answers(Sender<Result<Buf, Failure>>);
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Nobody listens if the upload was dropped.
+            let _ = self.0.send(Err(gone()));
+        }
+    }
+}
+
+fn write_all(file: &dyn DiskFile, work: &Mutex<Receiver<Job>>, answers: &Answers) {
+    // Whoever waits for work holds the lock meanwhile; the others are behind it in the queue.
+    let take = || work.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    while let Ok((offset, buf, len)) = take() {
+        let outcome = file.write(offset, &buf[..len]);
+        // Nobody listens if the upload was dropped; then nothing more is sent either.
+        if answers.0.send(outcome.map(|()| buf)).is_err() {
+            return;
+        }
+    }
+}
+
+fn gone() -> Failure {
+    let cause = Cause::Io(io::Error::other("the writing thread is gone"));
+    Failure { offset: 0, due: 0, got: 0, cause }
 }

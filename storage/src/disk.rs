@@ -18,6 +18,13 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Makes a file that was not there, for writing.
     fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
 
+    /// The same, of a file that will have so many bytes at most: where a file's place depends on its
+    /// length, it is found here. Zero if that is not known.
+    fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn DiskFile>> {
+        let _ = len_bytes_max;
+        self.create_new(path)
+    }
+
     /// Opens a file to go on writing it. Nobody else may until it is closed: `EWOULDBLOCK`, where
     /// the file system can tell.
     fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
@@ -75,6 +82,22 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Writes all bytes. Nothing is in flight when it returns.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Threads that should write it at the same time: while one of them waits for the last of its
+    /// requests, the device has those of another.
+    fn writers(&self) -> usize {
+        1
+    }
+
+    /// As [`crate::Object::memory_align`].
+    fn memory_align(&self) -> usize {
+        1
+    }
+
+    /// Whether what is written through [`DiskFile::write`] goes around the page cache.
+    fn is_direct(&self) -> bool {
+        false
+    }
 
     /// Keeps others from opening it by [`Disk::reopen`] until it is closed, where the file system
     /// can: `EWOULDBLOCK` if another has done so.

@@ -112,6 +112,13 @@ impl CephLayout {
     }
 }
 
+/// Whether a folder of Lustre has a layout of several parts for its files, as sites have it that let
+/// layouts grow with them.
+pub(crate) fn grows(folder: &File) -> bool {
+    let told = sys::attribute(folder, c"lustre.lov").ok();
+    told.and_then(|lov| u32_at(&lov, 0)) == Some(LOV_COMPOSITE)
+}
+
 /// The value of `lustre.lov`, as `lustre_user.h` lays it out. `None` for what is no such thing.
 fn parse_lustre(lov: &[u8]) -> Option<Vec<Component>> {
     if u32_at(lov, 0)? != LOV_COMPOSITE {

@@ -57,13 +57,16 @@ pub mod shared;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stage;
+mod straight;
 #[expect(unsafe_code, reason = "instructions that write past the cache")]
 mod stream;
+mod stripes;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 mod sys;
 mod temporary;
 mod threads;
 mod units;
+mod unsynced;
 mod upload;
 #[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
 mod uring;
@@ -85,6 +88,7 @@ pub use s3::server;
 pub use stage::Stage;
 pub use stream::copy_past_cache;
 pub use units::{ByteSize, rate_text};
+pub use unsynced::Unsynced;
 pub use watch::{Pending, Watch};
 
 use std::fmt;
@@ -291,6 +295,12 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// Tells that a few bytes here and there will be read of [`Self::file`]: no read-ahead.
     fn expect_random_reads(&self) {}
 
+    /// What long reads want of memory, so that no copy is made: that the address of a byte and its
+    /// offset in the object are the same but for multiples of this, at most 4096.
+    fn memory_align(&self) -> usize {
+        1
+    }
+
     /// The file that it is, if it is a file of this machine: for copies within the kernel alone.
     fn file(&self) -> Option<&std::fs::File> {
         None
@@ -309,6 +319,24 @@ pub trait Upload: fmt::Debug + Send {
     /// # Errors
     /// [`Error::NoSpace`] for a full disk or quota, [`Error::Io`] for the rest.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Appends bytes, and gives their CRC-64/NVME, summed once for the caller and for the object.
+    ///
+    /// # Errors
+    /// As [`Upload::write`].
+    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
+        self.write(bytes)?;
+        Ok(crc64(bytes))
+    }
+
+    /// Appends bytes whose CRC-64/NVME is known; a store need not sum them again, nor compare.
+    ///
+    /// # Errors
+    /// As [`Upload::write`].
+    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        let _ = crc64;
+        self.write(bytes)
+    }
 
     /// Appends a range of a complete object, in bounded memory. `crc64` is the CRC-64/NVME of that
     /// range, if it is known from a source that is trusted, such as a [`Manifest`]: the bytes then
@@ -331,8 +359,23 @@ pub trait Upload: fmt::Debug + Send {
         copy::read_and_write(self, object, &range, crc64)
     }
 
+    /// Memory that it may take for bytes on their way: a hint, for before the first byte.
+    fn stage_in(&mut self, bytes_max: u64) {
+        let _ = bytes_max;
+    }
+
     /// Bytes written so far.
     fn len_bytes(&self) -> u64;
+
+    /// Says that all is written: waits until the store has every byte, durable or not, and gives
+    /// back the memory that they took. So of many uploads each can be settled when it is full, and
+    /// all be finished together. Nothing may be written after it.
+    ///
+    /// # Errors
+    /// As [`Upload::write`].
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Makes the object durable, then visible. Until this returns the key is absent, also after a
     /// crash; when it has returned the key is complete, also after a crash. Dropped unfinished, an
@@ -342,6 +385,15 @@ pub trait Upload: fmt::Debug + Send {
     /// [`Error::Exists`] if the key was taken meanwhile; [`Error::NoSpace`], [`Error::Io`]. The key
     /// is then absent, or what another wrote.
     fn finish(self: Box<Self>) -> Result<FileEntry>;
+
+    /// As [`Upload::finish`], but a crash may take the name away until it is synced, together with
+    /// others: for a folder of many objects, which nobody looks into before it is published.
+    ///
+    /// # Errors
+    /// As [`Upload::finish`].
+    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+        Ok((self.finish()?, Unsynced::nothing()))
+    }
 }
 
 /// An upload that can be gone on with after a crash.

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fmt, fs, io};
@@ -118,6 +119,13 @@ impl Mount {
     pub(crate) fn keeps_cache(&self) {
         self.refused.fetch_or(KEEPS_CACHE, Ordering::Relaxed);
     }
+}
+
+/// Where the file system of a path is mounted.
+pub(crate) fn point_of(path: &Path) -> Option<String> {
+    let device = fs::metadata(path).ok()?.dev();
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    MountLine::find(&table, device).map(|line| line.point.to_owned())
 }
 
 /// A line of `/proc/self/mountinfo`, as `proc(5)` describes it.

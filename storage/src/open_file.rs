@@ -95,7 +95,7 @@ impl OpenFile {
     ) -> io::Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         sys::advise_random(file);
-        let told = sys::direct_align(file).map(|align| align as usize);
+        let told = sys::direct_align(file).map(|align| align.most() as usize);
         let align = told.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES);
         let can = told != Some(0) && align <= ALIGN_BYTES && align.is_power_of_two();
         let direct = match wishes.direct {

@@ -405,6 +405,10 @@ impl Object for PosixObject {
         self.file().into_iter().for_each(sys::advise_random);
     }
 
+    fn memory_align(&self) -> usize {
+        self.file.memory_align()
+    }
+
     fn file(&self) -> Option<&std::fs::File> {
         self.file.os_file()
     }

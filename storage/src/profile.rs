@@ -9,7 +9,7 @@ use std::{fmt, fs};
 
 use crate::buf::ALIGN_BYTES;
 use crate::url::{Wish, Wishes};
-use crate::{Error, Result, ring, sys};
+use crate::{Error, Result, mount, ring, sys};
 
 /// Which system calls move the bytes. Both keep the same contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +46,8 @@ pub struct Profile {
     /// What direct transfers are aligned to, in bytes, as the file system told of one of its files;
     /// 4096 if it did not. We align to 4096 in any case.
     pub align_bytes: u32,
+    /// Where the file system is mounted; empty if that is not known.
+    pub mount_point: String,
 }
 
 /// The environment's wish for all stores whose URL has none.
@@ -100,6 +102,7 @@ impl Profile {
             engine_why: "it is no file system".to_owned(),
             direct: false,
             align_bytes: ALIGN_BYTES as u32,
+            mount_point: String::new(),
         })
     }
 
@@ -126,7 +129,8 @@ impl Profile {
             Wish::Auto => !in_memory && align != Some(0),
         };
         let align_bytes = align.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES as u32);
-        let profile = Profile { file_system, engine, engine_why, direct, align_bytes };
+        let mount_point = mount::point_of(there).unwrap_or_default();
+        let profile = Profile { file_system, engine, engine_why, direct, align_bytes, mount_point };
         profile.tell_once(there, &name);
         Ok(profile)
     }
@@ -144,7 +148,7 @@ impl Profile {
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Profile { file_system, engine, engine_why, direct, align_bytes } = self;
+        let Profile { file_system, engine, engine_why, direct, align_bytes, .. } = self;
         let direct = if *direct { "around" } else { "through" };
         write!(
             f,
@@ -198,7 +202,7 @@ fn align_of_some_file(folder: &Path) -> Option<u32> {
     const LOOKED_AT_MAX: usize = 64;
     let entries = fs::read_dir(folder).ok()?.take(LOOKED_AT_MAX);
     let file = entries.flatten().find(|e| e.file_type().is_ok_and(|kind| kind.is_file()))?;
-    sys::direct_align(&File::open(file.path()).ok()?)
+    sys::direct_align(&File::open(file.path()).ok()?).map(sys::DirectAlign::most)
 }
 
 /// FUSE is a hundred file systems; the mount table says which.

@@ -111,6 +111,13 @@ pub(crate) fn attribute(file: &File, name: &CStr) -> io::Result<Vec<u8>> {
     Ok(value)
 }
 
+/// Gives an open file an extended attribute.
+pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Result<()> {
+    let (fd, name, len) = (file.as_raw_fd(), name.as_ptr(), value.len());
+    // SAFETY: the name ends in NUL, and `value` has so many bytes; both live until the call returns.
+    checked(unsafe { libc::fsetxattr(fd, name, value.as_ptr().cast(), len, 0) })
+}
+
 pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     let path = c_path(path)?;
     let mut told = MaybeUninit::<libc::statfs>::zeroed();
@@ -124,9 +131,27 @@ pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     Ok(FileSystem { magic: told.f_type as u32, free_bytes })
 }
 
-/// The alignment that direct IO on this file asks of memory and offsets, in bytes. Zero: this file
-/// has no direct IO. `None`: the file system does not tell.
-pub(crate) fn direct_align(file: &File) -> Option<u32> {
+/// What direct IO on a file asks of memory and of offsets, in bytes. Zero: there is none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirectAlign {
+    pub(crate) memory: u32,
+    pub(crate) offset: u32,
+}
+
+impl DirectAlign {
+    /// Whether the file has no direct IO.
+    pub(crate) fn is_none(self) -> bool {
+        self.memory == 0 || self.offset == 0
+    }
+
+    /// One alignment for both; zero if there is no direct IO.
+    pub(crate) fn most(self) -> u32 {
+        if self.is_none() { 0 } else { self.memory.max(self.offset) }
+    }
+}
+
+/// The alignment that direct IO on this file asks for. `None`: the file system does not tell.
+pub(crate) fn direct_align(file: &File) -> Option<DirectAlign> {
     let mut told = MaybeUninit::<libc::statx>::zeroed();
     let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
     // SAFETY: the path is an empty C string, and `told` is room for one `statx`.
@@ -136,9 +161,8 @@ pub(crate) fn direct_align(file: &File) -> Option<u32> {
     // SAFETY: all zeros is a valid `statx`, and the call filled it.
     let told = unsafe { told.assume_init() };
     let known = told.stx_mask & libc::STATX_DIOALIGN != 0;
-    let least = told.stx_dio_mem_align.min(told.stx_dio_offset_align);
-    let most = told.stx_dio_mem_align.max(told.stx_dio_offset_align);
-    known.then_some(if least == 0 { 0 } else { most })
+    let align = DirectAlign { memory: told.stx_dio_mem_align, offset: told.stx_dio_offset_align };
+    known.then_some(align)
 }
 
 fn c_path(path: &Path) -> io::Result<CString> {

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{io, mem};
 
-use crate::behind::WriteBehind;
+use crate::behind::{BUFFERS_MIN, WriteBehind};
+use crate::buf::BUF_BYTES;
 use crate::disk::{DiskFile, folder_of};
 use crate::piece::{Cause, Failure};
 use crate::posix::{Place, PosixObject};
 use crate::{
-    Crc64, Draft, Error, FileEntry, Key, Mark, Object, Result, Upload, copy, crc64_join, temporary,
+    Crc64, Draft, Error, FileEntry, Key, Mark, Object, Result, Unsynced, Upload, copy, crc64_join,
+    temporary,
 };
 
 /// Objects up to here are written by one call through the page cache. Above, around it: a
@@ -40,6 +42,8 @@ pub(crate) struct PosixUpload {
     made: Vec<PathBuf>,
     /// Length of the file as far as we set it.
     allocated: u64,
+    /// Buffers that it may have on their way.
+    buffers_max: usize,
     len_bytes: u64,
     len_bytes_max: u64,
     /// Where this writer took over from another.
@@ -91,7 +95,7 @@ impl PosixUpload {
         {
             return Err(Error::NoSpace { what: name, need_bytes: len_bytes_max, free_bytes });
         }
-        let (made, temporary, file) = create_temporary(&place, &path, key.name())?;
+        let (made, temporary, file) = create_temporary(&place, &path, key.name(), len_bytes_max)?;
         let mut upload = PosixUpload::new(place, key, file, temporary);
         upload.made = made;
         upload.len_bytes_max = len_bytes_max;
@@ -111,7 +115,7 @@ impl PosixUpload {
         file.lock().map_err(|e| locked(&path, e))?;
         let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
         upload.life = Life::Kept { named: false };
-        let large = WriteBehind::start(file);
+        let large = WriteBehind::start(file, BUFFERS_MIN);
         upload.content = Content::Large(large.map_err(|e| upload.failed("begin", e))?);
         Ok(upload)
     }
@@ -140,7 +144,7 @@ impl PosixUpload {
         let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
         upload.life = Life::Kept { named: false };
         (upload.resumed, upload.len_bytes) = (from, from.bytes);
-        let large = WriteBehind::resume(&file, from.bytes);
+        let large = WriteBehind::resume(&file, from.bytes, BUFFERS_MIN);
         upload.content = Content::Large(large.map_err(|failure| upload.write_failed(failure))?);
         Ok(upload)
     }
@@ -156,6 +160,7 @@ impl PosixUpload {
             file_name: key.name().to_owned(),
             made: Vec::new(),
             allocated: 0,
+            buffers_max: BUFFERS_MIN,
             len_bytes: 0,
             len_bytes_max: 0,
             resumed: Mark::default(),
@@ -199,30 +204,51 @@ impl PosixUpload {
         self.file.as_ref().expect("open until all is written and synced")
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Appends bytes, and sums them unless their sum is given.
+    fn append(&mut self, bytes: &[u8], given: Option<u64>) -> Result<()> {
         let offset = self.len_bytes;
+        let joined = given.map(|crc64| crc64_join(self.crc64(), crc64, bytes.len() as u64));
         self.len_bytes += bytes.len() as u64;
         if let Content::Small(small) = &mut self.content {
             if small.len() + bytes.len() <= SMALL_BYTES_MAX {
                 small.extend_from_slice(bytes);
-                self.sum.update(bytes);
+                match joined {
+                    Some(crc64) => self.sum_from(crc64),
+                    None => self.sum.update(bytes),
+                }
                 return Ok(());
             }
             let small = mem::take(small);
-            let mut large = WriteBehind::start(Arc::clone(self.file()))
+            let mut large = WriteBehind::start(Arc::clone(self.file()), self.buffers_max)
                 .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
             // These bytes are in the sum already.
-            let moved = large.push(&small, &mut Crc64::new());
+            let moved = large.copy(&small);
             self.content = Content::Large(large);
             moved.map_err(|failure| self.write_failed(failure))?;
         }
         if let Content::Settled = self.content {
-            let large = WriteBehind::resume(self.file(), offset);
+            let large = WriteBehind::resume(self.file(), offset, self.buffers_max);
             self.content = Content::Large(large.map_err(|failure| self.write_failed(failure))?);
         }
         let Content::Large(large) = &mut self.content else { unreachable!("large since above") };
-        let pushed = large.push(bytes, &mut self.sum);
-        pushed.map_err(|failure| self.write_failed(failure))
+        let pushed = match given {
+            Some(_) => large.copy(bytes),
+            None => large.push(bytes, &mut self.sum),
+        };
+        pushed.map_err(|failure| self.write_failed(failure))?;
+        joined.into_iter().for_each(|crc64| self.sum_from(crc64));
+        Ok(())
+    }
+
+    /// Begins a new sum after all bytes so far, which have this one.
+    fn sum_from(&mut self, crc64: u64) {
+        (self.resumed, self.sum) = (Mark { bytes: self.len_bytes, crc64 }, Crc64::new());
+    }
+
+    /// Does what changes the upload, unless it has failed before; from its failure on it has.
+    fn attempt<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.check_state()?;
+        act(self).inspect_err(|e| self.state = State::Poisoned(e.to_string()))
     }
 
     /// Appends by a copy within the kernel where it can, else by reading.
@@ -237,7 +263,7 @@ impl PosixUpload {
             _ => return copy::read_and_write(self, object, range, crc64),
         };
         self.len_bytes_max = self.len_bytes_max.max(self.len_bytes + len);
-        self.settle()?;
+        self.settle_content()?;
         let Some(to) = self.file().os_file() else {
             return copy::read_and_write(self, object, range, crc64);
         };
@@ -249,29 +275,32 @@ impl PosixUpload {
         }
         let crc64 = crc64_join(self.crc64(), crc64_b, len);
         self.len_bytes += len;
-        (self.resumed, self.sum) = (Mark { bytes: self.len_bytes, crc64 }, Crc64::new());
+        self.sum_from(crc64);
         Ok(())
     }
 
     /// Writes all that came.
-    fn settle(&mut self) -> Result<()> {
+    fn settle_content(&mut self) -> Result<()> {
         let written = match mem::replace(&mut self.content, Content::Settled) {
-            Content::Small(small) => {
-                self.allocated = self.allocated.max(small.len() as u64);
-                self.file().write(0, &small)
-            }
-            Content::Large(large) => {
-                self.allocated = u64::MAX; // the last block is padded
-                large.finish()
-            }
-            Content::Settled => Ok(()),
+            Content::Small(small) => self.file().write(0, &small).map(|()| small.len() as u64),
+            // The last block is padded.
+            Content::Large(large) => large.finish(),
+            Content::Settled => Ok(0),
         };
-        written.map_err(|failure| self.write_failed(failure))
+        let end = written.map_err(|failure| self.write_failed(failure))?;
+        self.allocated = self.allocated.max(end);
+        Ok(())
     }
 
-    /// From all bytes taken to all bytes durable under the final name.
-    fn commit(&mut self) -> Result<()> {
-        self.settle()?;
+    fn finished(&mut self) -> FileEntry {
+        self.state = State::Finished;
+        let path = mem::take(&mut self.file_name);
+        FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() }
+    }
+
+    /// From all bytes taken to all bytes durable, under a name that a crash may take away.
+    fn name(&mut self) -> Result<()> {
+        self.settle_content()?;
         if self.allocated != self.len_bytes {
             let cut = self.file().set_len(self.len_bytes);
             cut.map_err(|e| self.failed("set the length of", e))?;
@@ -279,10 +308,15 @@ impl PosixUpload {
         let synced = self.file().sync();
         synced.map_err(|e| self.failed("sync", e))?;
         self.file = None;
+        let named = self.place.disk.rename_new(&self.temporary, &self.path);
+        named.map_err(|e| self.failed("name", e))
+    }
+
+    /// From all bytes taken to all bytes durable under the final name.
+    fn commit(&mut self) -> Result<()> {
+        self.name()?;
         let disk = &*self.place.disk;
-        disk.rename_new(&self.temporary, &self.path).map_err(|e| self.failed("name", e))?;
-        let folder = folder_of(&self.path);
-        if let Err(e) = disk.sync_dir(&folder) {
+        if let Err(e) = disk.sync_dir(&folder_of(&self.path)) {
             // Visible and perhaps not durable is neither of the two things that we promise. A draft
             // is one again: it is what its writer goes on from.
             let _ = match self.life {
@@ -319,12 +353,19 @@ impl PosixUpload {
 
 impl Upload for PosixUpload {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.check_state()?;
-        let outcome = self.append(bytes);
-        if let Err(e) = &outcome {
-            self.state = State::Poisoned(e.to_string());
-        }
-        outcome
+        self.attempt(|upload| upload.append(bytes, None))
+    }
+
+    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
+        self.attempt(|upload| {
+            upload.sum_from(upload.crc64());
+            upload.append(bytes, None)?;
+            Ok(upload.sum.value())
+        })
+    }
+
+    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        self.attempt(|upload| upload.append(bytes, Some(crc64)))
     }
 
     fn write_from(
@@ -333,35 +374,47 @@ impl Upload for PosixUpload {
         range: Range<u64>,
         crc64: Option<u64>,
     ) -> Result<()> {
-        self.check_state()?;
-        let outcome = self.copy(object, &range, crc64);
-        if let Err(e) = &outcome {
-            self.state = State::Poisoned(e.to_string());
-        }
-        outcome
+        self.attempt(|upload| upload.copy(object, &range, crc64))
+    }
+
+    fn stage_in(&mut self, bytes_max: u64) {
+        let buffers = bytes_max / BUF_BYTES as u64;
+        self.buffers_max = usize::try_from(buffers).unwrap_or(usize::MAX);
     }
 
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
+    fn settle(&mut self) -> Result<()> {
+        self.attempt(|upload| {
+            upload.settle_content()?;
+            // What the page cache has is on its way while others are still being written.
+            if upload.file().is_direct() {
+                return Ok(());
+            }
+            upload.file().sync().map_err(|e| upload.failed("sync", e))
+        })
+    }
+
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
         self.check_state()?;
         self.commit()?;
-        self.state = State::Finished;
-        let path = mem::take(&mut self.file_name);
-        Ok(FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() })
+        Ok(self.finished())
+    }
+
+    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+        self.check_state()?;
+        self.name()?;
+        let disk = Arc::clone(&self.place.disk);
+        Ok((self.finished(), Unsynced::in_folder(disk, folder_of(&self.path))))
     }
 }
 
 impl Draft for PosixUpload {
     fn sync(&mut self) -> Result<Mark> {
-        self.check_state()?;
-        let outcome = self.sync_content();
-        if let Err(e) = &outcome {
-            self.state = State::Poisoned(e.to_string());
-        }
-        outcome.map(|()| Mark { bytes: self.len_bytes, crc64: self.crc64() })
+        self.attempt(PosixUpload::sync_content)?;
+        Ok(Mark { bytes: self.len_bytes, crc64: self.crc64() })
     }
 }
 
@@ -392,14 +445,19 @@ fn locked(path: &std::path::Path, e: io::Error) -> Error {
 
 type Created = (Vec<PathBuf>, PathBuf, Arc<dyn DiskFile>);
 
-fn create_temporary(place: &Place, path: &std::path::Path, name: &str) -> Result<Created> {
+fn create_temporary(
+    place: &Place,
+    path: &std::path::Path,
+    name: &str,
+    len_bytes_max: u64,
+) -> Result<Created> {
     let folder = folder_of(path);
     let mut made = Vec::new();
     let mut tries = 0;
     loop {
         made.extend(place.make_folder(&folder)?);
         let temporary = folder.join(temporary::name_for(name, &place.disk.writer()));
-        match place.disk.create_new(&temporary) {
+        match place.disk.create_sized(&temporary, len_bytes_max) {
             Ok(file) => return Ok((made, temporary, file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound && tries < FOLDER_RETRIES_MAX => {
                 place.forget_folder(&folder);

@@ -161,7 +161,9 @@ mod tests {
             assert_eq!(receive_order(&b).unwrap(), Some(order));
         }
         let (plan, write, commit) = (Duration::ZERO, Duration::from_nanos(17), Duration::MAX);
-        let report = SaveReport { step: 3, bytes: 4, files: 5, plan, write, commit };
+        let (sync, peak_bytes_per_s) = (Duration::from_secs(3), Some(7));
+        let report =
+            SaveReport { step: 3, bytes: 4, files: 5, plan, write, sync, commit, peak_bytes_per_s };
         for answer in [
             Answer::Ready("host.1".to_owned()),
             Answer::Wrote(9),

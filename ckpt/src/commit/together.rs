@@ -21,7 +21,7 @@ use crate::control::Control;
 use crate::plan::SavePlan;
 use crate::save::{check_blobs, check_space};
 use crate::staging::{Staging, Written};
-use crate::{Blob, Checkpoints, Error, Result, SaveReport};
+use crate::{Blob, Checkpoints, Error, Peak, Result, SaveReport};
 use storage::{FileEntry, Key, Owner};
 
 /// How one of several processes takes part in a save.
@@ -175,7 +175,7 @@ impl Joint<'_> {
         let (mut files, tensors) = merge_parts(self.plan, shards)?;
         files.extend(self.staging(&place.data).write_index()?);
         files.extend(extra);
-        let written = Written { files, tensors, blobs };
+        let written = Written { files, tensors, blobs, sync: Duration::ZERO };
         self.check(place, &written)?;
         let manifest = steps.seal(self.step, place, written, user)?;
         match self.decide(true, "")? {
@@ -420,7 +420,9 @@ impl Joint<'_> {
             files: part.files().count(),
             plan: planned - self.begun,
             write: durable - planned,
+            sync: Duration::ZERO, // it is within the writing
             commit: durable.elapsed(),
+            peak_bytes_per_s: Peak::of(&*self.steps.store).map(|peak| peak.write_bytes_per_s),
         }
     }
 }

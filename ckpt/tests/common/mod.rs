@@ -128,7 +128,8 @@ impl State {
 }
 
 /// Small files and small blocks, so that a small state has many of both.
-pub const SMALL: Options = Options { shard_bytes_max: 3000, block_bytes: 4096, threads: 2 };
+pub const SMALL: Options =
+    Options { shard_bytes_max: 3000, block_bytes: 4096, threads: 2, staging_bytes_max: 1 << 20 };
 
 /// A folder that is gone afterwards.
 pub struct Folder {

@@ -66,6 +66,7 @@ impl S3 {
             engine_why: "requests over HTTP are neither".to_owned(),
             direct: false,
             align_bytes: 1,
+            mount_point: String::new(),
         };
         S3 { bucket: Bucket::of(&bucket, &options), prefix, profile: Arc::new(profile) }
     }

@@ -282,6 +282,19 @@ impl Upload for S3Upload {
         self.len_bytes
     }
 
+    fn settle(&mut self) -> Result<()> {
+        self.write(&[])?;
+        if self.multipart.is_some() && !self.part.is_empty() {
+            self.send_part()?;
+        }
+        while let Some(multipart) = &mut self.multipart
+            && !multipart.under_way.is_empty()
+        {
+            multipart.wait_for_one(&self.live, &self.target.name)?;
+        }
+        Ok(())
+    }
+
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
         self.write(&[])?;
         self.finish_inner()

@@ -1,0 +1,76 @@
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use storage::{Key, Storage, crc64, open_url, read_all, write_all};
+
+/// What a device can do at best, as `feedline ckpt bench` has measured it, so that a save can say
+/// which share of that it reached. Kept a mount, in the user's cache folder, and of no consequence:
+/// where it is missing or broken nothing is said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peak {
+    /// Written in sequence, around the page cache, until it was durable.
+    pub write_bytes_per_s: u64,
+    /// Read in sequence, around the page cache.
+    pub read_bytes_per_s: u64,
+    /// Which machine, file system and mount that was.
+    pub place: String,
+}
+
+impl Peak {
+    /// What was measured last where this store is.
+    #[must_use]
+    pub fn of(store: &dyn Storage) -> Option<Self> {
+        let place = place_of(store)?;
+        let folder = open_url(folder()?.to_str()?).ok()?;
+        let text = read_all(&*folder, &key_of(&place)?).ok()?;
+        let peak: Peak = serde_json::from_slice(&text).ok()?;
+        (peak.place == place && peak.write_bytes_per_s > 0).then_some(peak)
+    }
+
+    /// Keeps a measurement for saves to come, in place of an older one. Gives `None` where there is
+    /// nowhere to keep it, or no mount that it could be of.
+    ///
+    /// # Errors
+    /// What the cache folder's store says.
+    pub fn keep(
+        store: &dyn Storage,
+        write_bytes_per_s: u64,
+        read_bytes_per_s: u64,
+    ) -> Result<Option<Self>> {
+        let wanted = || {
+            let place = place_of(store)?;
+            Some((folder()?.to_str()?.to_owned(), key_of(&place)?, place))
+        };
+        let Some((folder, key, place)) = wanted() else { return Ok(None) };
+        let peak = Peak { write_bytes_per_s, read_bytes_per_s, place };
+        let text = serde_json::to_vec(&peak).expect("numbers and a string always serialize");
+        let folder = open_url(&folder)?;
+        match folder.delete(&key) {
+            Ok(()) | Err(storage::Error::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        write_all(&*folder, &key, &text)?;
+        Ok(Some(peak))
+    }
+}
+
+/// Homes are shared by machines; disks are not.
+fn place_of(store: &dyn Storage) -> Option<String> {
+    let profile = store.profile();
+    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let (machine, kind, point) = (machine.trim(), &profile.file_system, &profile.mount_point);
+    (!point.is_empty()).then(|| format!("{machine}: {kind} at {point}"))
+}
+
+fn folder() -> Option<PathBuf> {
+    let of = |variable| std::env::var_os(variable).filter(|value| !value.is_empty());
+    let cache = of("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(of("HOME")?).join(".cache")))?;
+    Some(cache.join("feedline").join("peaks"))
+}
+
+fn key_of(place: &str) -> Option<Key> {
+    Key::new(&format!("{:016x}.json", crc64(place.as_bytes()))).ok()
+}

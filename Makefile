@@ -1,7 +1,7 @@
 # The front door. `make demo` runs the main job on the text in demo/data; `make test` passes the
 # tests. Each sets up what it needs first.
 
-.PHONY: help setup demo test lint bench bench-tokenize clean
+.PHONY: help setup demo test lint bench bench-tokenize bench-ckpt clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
@@ -9,6 +9,7 @@ help:
 	@echo "make lint        formatting and clippy, warnings refused"
 	@echo "make bench       the benchmarks of every crate: a table each"
 	@echo "make bench-tokenize ARGS=...  our tokenizers beside those of others; see scripts/bench_tokenize.py --help"
+	@echo "make bench-ckpt ARGS=...      our checkpoints beside those of others; see scripts/bench_ckpt.py --help"
 	@echo "make setup       what the two need (CUDA=1: the libraries of a CUDA build as well)"
 	@echo "make clean       remove what was built and the demo's output; keeps libtorch"
 
@@ -35,6 +36,10 @@ bench: setup
 bench-tokenize:
 	cargo build --release --locked -p preprocess -p tools
 	scripts/bench_tokenize.py $(ARGS)
+
+bench-ckpt:
+	cargo build --release --locked -p tools
+	scripts/bench_ckpt.py $(ARGS)
 
 clean:
 	cargo clean

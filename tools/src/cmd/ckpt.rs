@@ -1,5 +1,6 @@
 //! `feedline ckpt`: all there is to do with checkpoints, a module a verb.
 
+pub mod bench;
 pub mod convert;
 pub mod diff;
 pub mod doctor;
@@ -75,6 +76,11 @@ pub enum CkptVerb {
     ///
     /// Exit 0: all are whole. 1: one is damaged. 2: the folder cannot be read.
     Scrub(scrub::ScrubArgs),
+    /// Measures how quickly a state is saved into a folder and loaded from it, beside fio.
+    ///
+    /// What fio wrote and read is kept in the user's cache folder: saves to the same mount then say
+    /// which share of it they reached. Exit 0: measured. 2: it could not be.
+    Bench(bench::BenchArgs),
 }
 
 /// What a verb found: the same for a program and for a person.
@@ -113,6 +119,7 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<Answer> {
         CkptVerb::Doctor(args) => doctor::run(args),
         CkptVerb::Retain(args) => retain::run(args),
         CkptVerb::Scrub(args) => scrub::run(args, line),
+        CkptVerb::Bench(args) => bench::run(args, line),
     }
 }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use ckpt::{Checkpoints, Error, Options, PlanLimits, Together};
 use common::ranks::Ranks;
 use common::{SMALL, State};
-use storage::server::{Fault, Rule, S3Server};
 use storage::Key;
+use storage::server::{Fault, Rule, S3Server};
 
 const OPTIONS: Options = Options { threads: 2, ..SMALL };
 const LIMITS: PlanLimits =

@@ -145,7 +145,11 @@ impl Joint<'_> {
             record: below(&place.record),
         })?;
         let planned = Instant::now();
-        let prepared = self.prepare(&place, user).inspect_err(|_| steps.abandon(&place.data));
+        let prepared = self.prepare(&place, user).inspect_err(|error| {
+            // Before the folder goes: else a writer that meets its end takes that for the cause.
+            let _ = self.decide(false, &self.told(error));
+            steps.abandon(&place.data);
+        });
         let (manifest, mine, durable) = prepared?;
         steps.publish(&place, &manifest)?;
         steps.note_latest(place.files());

@@ -6,6 +6,7 @@
 //! second save waits or is left out, but never takes a second copy.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -382,7 +383,12 @@ fn work(steps: &Checkpoints, shared: &Shared) {
         let mut state = shared.wait_while(None, |state| state.job.is_none() && !state.end);
         let Some((mut kit, snapshot, ticket)) = state.job.take() else { return };
         drop(state);
-        let outcome = write(steps, &mut kit, &snapshot, &ticket.control);
+        let attempt = || write(steps, &mut kit, &snapshot, &ticket.control);
+        // Without its memory nobody could ever save again, and the run would wait for it.
+        let outcome = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|_| {
+            let why = "the thread that writes it panicked".to_owned();
+            Err(Error::BadInput { what: format!("step {}", snapshot.step), why })
+        });
         match &outcome {
             Ok(report) => log::info!("{report}"),
             Err(Error::Cancelled) => log::info!("step {} was cancelled", snapshot.step),

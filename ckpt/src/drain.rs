@@ -133,10 +133,14 @@ impl Drain {
     /// # Errors
     /// What the stores say.
     pub fn levels(&self) -> Result<Vec<(u64, Durability)>> {
-        let (near, far) = (self.from.steps()?, self.to.steps()?);
-        let mut levels: Vec<_> = far.iter().map(|&step| (step, Durability::Remote)).collect();
-        let rest = near.iter().filter(|step| !far.contains(step));
-        levels.extend(rest.map(|&step| (step, Durability::Local)));
+        let (near, mut far) = (self.from.steps()?, self.to.steps()?);
+        let mut levels = Vec::new();
+        for step in near {
+            let is_far = far.contains(&step) && self.is_same(step)?;
+            levels.push((step, if is_far { Durability::Remote } else { Durability::Local }));
+            far.retain(|there| *there != step);
+        }
+        levels.extend(far.into_iter().map(|step| (step, Durability::Remote)));
         levels.sort_unstable();
         Ok(levels)
     }

@@ -109,8 +109,8 @@ struct Filled {
 
 impl Engine<'_> {
     /// Writes all files, and makes them and their names durable. Gives them in the order of the
-    /// jobs, and how long it took after each wave of them had all its bytes. After an error there may
-    /// be some of them.
+    /// jobs, and how long it took after each wave of them had all its bytes. After an error there
+    /// may be some of them.
     pub(crate) fn write(&self, jobs: &[Job<'_>]) -> Result<(Vec<Written>, Duration)> {
         let mut written = Vec::with_capacity(jobs.len());
         let mut names = Vec::with_capacity(jobs.len());

@@ -1,6 +1,6 @@
-//! Reads of blocks, each checked against its checksum before anybody sees it. A block comes straight
-//! into the caller's memory where the device can put it there, else by one copy, with which it is
-//! summed.
+//! Reads of blocks, each checked against its checksum before anybody sees it. A block comes
+//! straight into the caller's memory where the device can put it there, else by one copy, with
+//! which it is summed.
 
 use std::fmt;
 

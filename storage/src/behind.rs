@@ -15,8 +15,8 @@ use crate::piece::{Cause, Failure};
 const COPY_BYTES: usize = 256 << 10;
 
 /// Buffers of a file: one that fills, and one on its way, at least. With eight, 64 MiB, a caller
-/// that copies 10 GB/s is kept busy through a device's pause of 6 ms, and a device of 7 GB/s through
-/// a caller's of 8 ms; more is only more memory to touch.
+/// that copies 10 GB/s is kept busy through a device's pause of 6 ms, and a device of 7 GB/s
+/// through a caller's of 8 ms; more is only more memory to touch.
 pub(crate) const BUFFERS_MIN: usize = 2;
 pub(crate) const BUFFERS_MAX: usize = 8;
 

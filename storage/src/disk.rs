@@ -18,8 +18,8 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Makes a file that was not there, for writing.
     fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// The same, of a file that will have so many bytes at most: where a file's place depends on its
-    /// length, it is found here. Zero if that is not known.
+    /// The same, of a file that will have so many bytes at most: where a file's place depends on
+    /// its length, it is found here. Zero if that is not known.
     fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn DiskFile>> {
         let _ = len_bytes_max;
         self.create_new(path)

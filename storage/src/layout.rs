@@ -112,8 +112,8 @@ impl CephLayout {
     }
 }
 
-/// Whether a folder of Lustre has a layout of several parts for its files, as sites have it that let
-/// layouts grow with them.
+/// Whether a folder of Lustre has a layout of several parts for its files, as sites have it that
+/// let layouts grow with them.
 pub(crate) fn grows(folder: &File) -> bool {
     let told = sys::attribute(folder, c"lustre.lov").ok();
     told.and_then(|lov| u32_at(&lov, 0)) == Some(LOV_COMPOSITE)

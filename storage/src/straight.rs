@@ -1,9 +1,9 @@
 //! Direct reads straight into the memory of the caller.
 //!
-//! Direct IO moves whole blocks to aligned memory. Where the memory that bytes are wanted in lies to
-//! its alignment as the bytes lie to their block, all but the two ends can be read in place: nothing
-//! is copied, and one call can have as much in flight as the device likes. A network drive or an
-//! NVMe wants memory aligned to 4 bytes, which every tensor's is; others want 512.
+//! Direct IO moves whole blocks to aligned memory. Where the memory that bytes are wanted in lies
+//! to its alignment as the bytes lie to their block, all but the two ends can be read in place:
+//! nothing is copied, and one call can have as much in flight as the device likes. A network drive
+//! or an NVMe wants memory aligned to 4 bytes, which every tensor's is; others want 512.
 
 use std::fs::File;
 use std::ops::Range;

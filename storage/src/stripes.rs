@@ -14,8 +14,8 @@ use crate::sys;
 /// Files from here on are striped by us; what is shorter is laid out as the site has it.
 const STRIPED_BYTES_MIN: u64 = 1 << 30;
 
-/// A target for each GiB, up to four: as Lustre's manual advises for one writer a file. Many writers
-/// then reach all targets, each by files of its own.
+/// A target for each GiB, up to four: as Lustre's manual advises for one writer a file. Many
+/// writers then reach all targets, each by files of its own.
 const TARGETS_MAX: u64 = 4;
 
 /// A stripe is a staging buffer, so that no write is cut in two and no lock is asked for twice.

@@ -114,7 +114,8 @@ pub(crate) fn attribute(file: &File, name: &CStr) -> io::Result<Vec<u8>> {
 /// Gives an open file an extended attribute.
 pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Result<()> {
     let (fd, name, len) = (file.as_raw_fd(), name.as_ptr(), value.len());
-    // SAFETY: the name ends in NUL, and `value` has so many bytes; both live until the call returns.
+    // SAFETY: the name ends in NUL, and `value` has so many bytes; both live until the call
+    // returns.
     checked(unsafe { libc::fsetxattr(fd, name, value.as_ptr().cast(), len, 0) })
 }
 

@@ -64,7 +64,8 @@ pub enum Verb {
     /// With --hash the sum of all tokens, which is the same on every store, from every restart and
     /// for Megatron's own GPTDataset. Exit 0: read. 2: a read or the index failed.
     Samples(Box<samples::SamplesArgs>),
-    /// Looks after checkpoints: lists, checks, compares, rewrites, imports, exports and deletes them.
+    /// Looks after checkpoints: lists, checks, compares, rewrites, imports, exports and deletes
+    /// them.
     #[command(subcommand)]
     Ckpt(CkptVerb),
     /// Prints a script that completes this command's words in a shell.

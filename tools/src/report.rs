@@ -159,7 +159,8 @@ mod tests {
     fn bars_fill_up() {
         let text = bar_text("verify", 1 << 20, 4 << 20, Duration::from_secs(1));
         assert_eq!(text, "verify [######------------------] 1 MiB of 4 MiB, 1.0 MB/s, 3 s left");
-        assert!(bar_text("verify", 0, 0, Duration::ZERO).contains("0 B of 0 B"));
+        let empty = bar_text("verify", 0, 0, Duration::ZERO);
+        assert!(empty.contains("0 B of 0 B"), "{empty}");
     }
 
     #[test]

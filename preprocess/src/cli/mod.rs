@@ -45,7 +45,8 @@ pub(crate) struct Cli {
 
     /// gpt2 with its own vocabulary or vocab.json and merges.txt; hf, a tokenizer.json; tiktoken;
     /// sentencepiece; encdec, yuan and cpm-t5 of the CPM line; cpm1; jieba; wordpiece or
-    /// bert-cased; null, where texts are ids; and Megatron's, Paddle's and GPT-NeoX's names of these
+    /// bert-cased; null, where texts are ids; and Megatron's, Paddle's and GPT-NeoX's names of
+    /// these
     #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
     #[arg(default_value = "gpt2")]
     tokenizer: String,

@@ -174,8 +174,9 @@ impl Tokenizer for Gpt2 {
         format!("{:016x}", storage::crc64(&all))
     }
 
-    /// As Megatron core writes it for `--tokenizer-type GPT2BPETokenizer`. Its keys are the keywords that the tokenizer was built with, as text, and have
-    /// changed between versions; these are of core 0.16.
+    /// As Megatron core writes it for `--tokenizer-type GPT2BPETokenizer`. Its keys are the
+    /// keywords that the tokenizer was built with, as text, and have changed between versions;
+    /// these are of core 0.16.
     fn identifiers(&self) -> serde_json::Value {
         let (vocab, merges) = match &self.files {
             Some((vocab, merges)) => (vocab.as_str(), merges.as_str()),

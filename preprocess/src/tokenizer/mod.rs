@@ -182,8 +182,8 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
 pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
     if !["gpt2", "GPT2BPETokenizer"].contains(&spec.kind.as_str()) {
         let got = format!("'{}'", spec.kind);
-        let due = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, wordpiece, \
-                   bert-cased or null";
+        let due = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, \
+                   wordpiece, bert-cased or null";
         return Err(Error::BadOption { name: "tokenizer", got, due: due.to_owned() });
     }
     let tokenizer = match (&spec.vocab_file, &spec.merge_file) {

@@ -1,4 +1,5 @@
-//! `feedline ckpt bench`: how quickly a state is saved into a folder and loaded from it, beside fio.
+//! `feedline ckpt bench`: how quickly a state is saved into a folder and loaded from it, beside
+//! fio.
 
 mod fio;
 mod parts;

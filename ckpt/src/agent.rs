@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::control::Control;
-use crate::{Checkpoints, Error, Options, Result, SaveReport};
+use crate::{Checkpoints, Error, Options, Patience, Result, SaveReport};
 use storage::shared::{Arena, Door, Peer, ready};
 use storage::{Owner, crc64, one_line};
 use wire::{Answer, Hello, Order};
@@ -50,11 +50,18 @@ pub struct Agent {
 
 impl Agent {
     /// Starts an agent, by a command that calls [`serve`]. It saves into the folder below the store
-    /// of that URL, which must be those of the [`Background`](crate::Background) that it is for.
+    /// of that URL, which must be those of the [`Background`](crate::Background) that it is for, as
+    /// must options and patience.
     ///
     /// # Errors
     /// [`Error::Agent`] if it does not start, or cannot open the store.
-    pub fn start(mut command: Command, url: &str, folder: &str, options: Options) -> Result<Self> {
+    pub fn start(
+        mut command: Command,
+        url: &str,
+        folder: &str,
+        options: Options,
+        patience: Patience,
+    ) -> Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
         let here = Owner::new();
@@ -66,7 +73,9 @@ impl Agent {
         let mut agent = Agent { peer: None, child, owner: here.clone(), has_arena: None };
         let peer = agent.await_knock(&door)?;
         let (url, folder) = (url.to_owned(), folder.to_owned());
-        let hello = Hello { url, folder, options, trainer: here.to_string() };
+        let Patience { beat, silence_max } = patience;
+        let trainer = here.to_string();
+        let hello = Hello { url, folder, options, beat, silence_max, trainer };
         wire::send_hello(&peer, &hello).map_err(|e| failed(format!("greet it: {e}")))?;
         match wire::receive(&peer, START_MAX)? {
             Answer::Ready(owner) => {
@@ -108,13 +117,16 @@ impl Agent {
         Err(failed(format!("it has not come after {} s", START_MAX.as_secs())))
     }
 
-    /// Has the agent give up the memory that it has, before there is new memory.
+    /// Has the agent give up the memory that it has, before there is new memory: when this returns
+    /// there is none, or the agent is of no more use.
     pub(crate) fn forget(&mut self) {
-        if let Some(peer) = self.peer.as_ref().filter(|_| self.has_arena.is_some()) {
-            // An agent that is gone has given up all.
-            let _ = wire::send_order(peer, Order::Forget);
+        let Some(peer) = self.peer.as_ref().filter(|_| self.has_arena.take().is_some()) else {
+            return;
+        };
+        let is_sent = wire::send_order(peer, Order::Forget).is_ok();
+        if !is_sent || !matches!(wire::receive(peer, ANSWER_MAX), Ok(Answer::Forgotten)) {
+            self.peer = None;
         }
-        self.has_arena = None;
     }
 
     /// Orders a save of what lies in the arena, by the list at `start`. When this returns it will
@@ -156,7 +168,9 @@ impl Agent {
                 Answer::Saved(report) => return Ok(Ok(report)),
                 Answer::Cancelled => return Ok(Err(Error::Cancelled)),
                 Answer::Failed(why) => return Ok(Err(failed(why))),
-                Answer::Ready(_) => return Err(failed("it answers what was not asked")),
+                Answer::Ready(_) | Answer::Forgotten => {
+                    return Err(failed("it answers what was not asked"));
+                }
             }
         }
     }

@@ -15,8 +15,11 @@ use crate::agent::Agent;
 use crate::control::Control;
 use crate::snapshot::Snapshot;
 use crate::ticket::Ticket;
-use crate::{Blob, Checkpoints, Error, Result, SaveHandle, SaveReport, TensorData, save};
+use crate::{Blob, Checkpoints, Error, Result, SaveHandle, SaveReport, TensorData, rescue, save};
 use storage::shared::Arena;
+
+/// Of the time that a process has to end: for removing what a cancelled save has written.
+const ABANDON_MAX: Duration = Duration::from_secs(5);
 
 /// How saves go on behind the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +82,14 @@ pub enum Finish {
     },
     /// It failed.
     Failed(u64, Error),
+    /// It was cancelled, and does not end: the store does not answer. A process that ends now
+    /// leaves what was written to the next sweep; one that drops the [`Background`] first waits.
+    Stuck {
+        /// The step, which may still come to be there.
+        step: u64,
+        /// What it was given.
+        grace: Duration,
+    },
 }
 
 impl fmt::Display for Finish {
@@ -94,6 +105,12 @@ impl fmt::Display for Finish {
                 grace.as_secs_f64()
             ),
             Finish::Failed(step, error) => write!(f, "step {step} failed: {error}"),
+            Finish::Stuck { step, grace } => write!(
+                f,
+                "step {step} was cancelled and does not end within {:.1} s; hint: does the store \
+                 answer? The last commit stays",
+                grace.as_secs_f64()
+            ),
         }
     }
 }
@@ -112,6 +129,33 @@ pub struct Background {
 pub(crate) struct Kit {
     arena: Option<Arena>,
     agent: Option<Agent>,
+}
+
+/// The kit while a caller has it. Dropped, by a panic too, it goes home: without it nobody could
+/// ever save again, and the run would wait for it.
+struct Lent<'a> {
+    shared: &'a Shared,
+    /// `None` once it is passed on.
+    kit: Option<Kit>,
+}
+
+impl Lent<'_> {
+    fn kit(&mut self) -> &mut Kit {
+        self.kit.as_mut().expect("it is passed on at the very end")
+    }
+
+    fn pass_on(mut self) -> Kit {
+        self.kit.take().expect("it is passed on once")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(kit) = self.kit.take() {
+            self.shared.lock().kit = Some(kit);
+            self.shared.changed.notify_all();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -205,10 +249,7 @@ impl Background {
     /// # Errors
     /// [`Error::BadInput`] for more than the options allow; what the system says.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
-        let mut kit = self.take_kit();
-        let outcome = self.make_room(&mut kit, bytes);
-        self.give_back(kit);
-        outcome
+        self.make_room(self.take_kit().kit(), bytes)
     }
 
     /// Copies the state and returns; the copy is written behind the run. The arguments are those of
@@ -237,9 +278,9 @@ impl Background {
         let failed = self.take_failure();
         let snapshot = Snapshot::new(step, tensors, blobs, meta);
         let begun = Instant::now();
-        let staged = self.stage(&mut kit, &snapshot, tensors, blobs);
+        let staged = self.stage(kit.kit(), &snapshot, tensors, blobs);
         if let Err(error) = staged {
-            self.give_back(kit);
+            drop(kit);
             // The earlier failure is not to be lost for this one.
             if let Some((step, earlier)) = failed {
                 log::error!("step {step} was not saved: {earlier}");
@@ -247,6 +288,7 @@ impl Background {
             return Err(error);
         }
         let ticket = Arc::new(Ticket::new(step, snapshot.bytes(), begun.elapsed()));
+        let kit = kit.pass_on();
         let mut state = self.shared.lock();
         state.latest = Some(Arc::clone(&ticket));
         state.job = Some((kit, snapshot, Arc::clone(&ticket)));
@@ -269,10 +311,12 @@ impl Background {
     }
 
     /// For a process that is told to end: finishes the save in flight if that fits into the time,
-    /// and cancels it if not, by the rate at which it goes. All is decided and done when this
-    /// returns, and the text of the outcome says so.
+    /// and cancels it if not, by the rate at which it goes. A part of the time is kept for removing
+    /// what a cancelled save has written. The text of the outcome says what was decided and done.
     pub fn finish_within(&self, grace: Duration) -> Finish {
-        let until = Instant::now() + grace;
+        // Without end, if there is no such moment.
+        let until = Instant::now().checked_add(grace);
+        let last_call = until.map(|until| until - (grace / 2).min(ABANDON_MAX));
         let (ticket, last) = {
             let state = self.shared.lock();
             match (&state.kit, &state.latest) {
@@ -284,9 +328,12 @@ impl Background {
         if need.is_some_and(|need| need > grace) {
             ticket.control.cancel();
         }
-        drop(self.shared.wait_while(Some(until), |state| state.kit.is_none()));
+        drop(self.shared.wait_while(last_call, |state| state.kit.is_none()));
         let late = ticket.need(last.as_ref()).or(need).unwrap_or_default();
         ticket.control.cancel();
+        if self.shared.wait_while(until, |state| state.kit.is_none()).kit.is_none() {
+            return Finish::Stuck { step: ticket.step, grace };
+        }
         match ticket.wait() {
             Ok(report) => Finish::Committed(report),
             Err(Error::Cancelled) => {
@@ -348,14 +395,10 @@ impl Background {
         Ok(())
     }
 
-    fn take_kit(&self) -> Kit {
+    fn take_kit(&self) -> Lent<'_> {
         let mut state = self.shared.wait_while(None, |state| state.kit.is_none());
-        state.kit.take().expect("waited for above")
-    }
-
-    fn give_back(&self, kit: Kit) {
-        self.shared.lock().kit = Some(kit);
-        self.shared.changed.notify_all();
+        let kit = state.kit.take();
+        Lent { shared: &self.shared, kit }
     }
 
     fn take_failure(&self) -> Option<(u64, Error)> {
@@ -385,7 +428,10 @@ fn work(steps: &Checkpoints, shared: &Shared) {
         drop(state);
         let attempt = || write(steps, &mut kit, &snapshot, &ticket.control);
         // Without its memory nobody could ever save again, and the run would wait for it.
-        let outcome = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|_| {
+        let outcome = catch_unwind(AssertUnwindSafe(attempt));
+        let outcome = outcome.unwrap_or_else(|_| {
+            // Nobody knows what it has still to say.
+            kit.agent = None;
             let why = "the thread that writes it panicked".to_owned();
             Err(Error::BadInput { what: format!("step {}", snapshot.step), why })
         });
@@ -410,16 +456,21 @@ fn write(
     snapshot: &Snapshot,
     control: &Control,
 ) -> Result<SaveReport> {
+    let mut is_orphaned = false;
     if let Some(agent) = &mut kit.agent {
         match agent.finish(control) {
             Ok(outcome) => return outcome,
             Err(error) => {
                 log::error!("the agent is gone, and this process saves from now on: {error}");
                 kit.agent = None;
+                is_orphaned = true;
             }
         }
     }
     let arena = kit.arena.as_deref().unwrap_or_default();
     let (tensors, blobs) = (snapshot.tensors(arena)?, snapshot.blobs(arena)?);
+    if is_orphaned {
+        return rescue::save(steps, snapshot, &tensors, &blobs, control);
+    }
     steps.save_watched(snapshot.step, &tensors, &blobs, snapshot.meta.clone(), control)
 }

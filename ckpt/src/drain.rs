@@ -250,6 +250,10 @@ impl Drain {
             }
             place => place?,
         };
+        if place.files() == &place.data {
+            // A damaged step may be in the very folder that is to be filled.
+            forget(&*self.to.store, &place.record)?;
+        }
         let resumed = self.copy_files(&source, &place.data)?;
         self.control.check()?;
         let manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
@@ -280,7 +284,13 @@ impl Drain {
         let mut resumed = 0;
         for file in &source.catalog.files {
             let key = staging.join(&file.path)?;
-            if is_there(file, &key) { resumed += file.bytes } else { left.push((file, key)) }
+            if is_there(file, &key) {
+                resumed += file.bytes;
+            } else {
+                // One of another length, which a disk has cut.
+                forget(to, &key)?;
+                left.push((file, key));
+            }
         }
         let bytes = left.iter().map(|(file, _)| file.bytes).sum();
         check_space(to, staging, bytes, source.tensors().len() as u64)?;

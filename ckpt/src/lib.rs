@@ -70,6 +70,7 @@ mod pin;
 mod plan;
 mod read;
 mod region;
+mod rescue;
 mod retention;
 mod runs;
 mod save;

@@ -6,7 +6,7 @@ use crate::Result;
 /// Does the work for every item on up to `threads` threads, and gives the results in the order of
 /// the items. The first error stops all of them. Each thread has scratch space that it keeps from
 /// item to item. One thread is the caller's own, and then the order of the work is that of the
-/// items.
+/// items. A system that gives fewer threads makes it slower, and nothing else.
 pub(crate) fn each<T: Send, R: Send>(
     items: Vec<T>,
     threads: usize,
@@ -32,7 +32,8 @@ pub(crate) fn each<T: Send, R: Send>(
         Ok(done)
     };
     let parts: Vec<Result<Vec<(usize, R)>>> = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, run).ok();
+        let others: Vec<_> = (1..threads).map_while(spawn).collect();
         let own = run();
         let join = |other: thread::ScopedJoinHandle<'_, _>| {
             other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

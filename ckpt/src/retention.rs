@@ -20,22 +20,26 @@ pub(crate) const RETAIN: &str = ".retain-";
 /// Which steps stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// How many of the newest. Default: 3. Minimum: 1; 0 counts as that.
+    /// How many of the newest, which are those of the highest numbers, whenever they were saved.
+    /// Default: 3. Minimum: 1; 0 counts as that.
     pub keep_last: usize,
     /// Every step that is a multiple of this, for good. Default: none.
     pub keep_every: Option<NonZeroU64>,
-    /// Whether bytes are read before any is deleted. Default: [`Check::Lengths`].
+    /// Whether bytes are read before any is deleted. Default: [`Check::NewestBytes`].
     pub check: Check,
 }
 
 /// When a step counts as good.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Check {
-    /// Its manifest is whole, and all its files have their lengths.
-    #[default]
+    /// Its manifest is whole, and all its files have their lengths. That reads next to nothing, and
+    /// takes a disk at its word: one that loses power after a sync that it only claimed may have
+    /// the lengths and not the bytes.
     Lengths,
     /// One step, the newest whose every byte has passed its checksum, stays in any case; newer ones
-    /// that fail are treated as what they are, damaged. This reads a whole step, or more.
+    /// that fail are treated as what they are, damaged. This reads a whole step, or more, in each
+    /// pass that deletes any.
+    #[default]
     NewestBytes,
 }
 
@@ -128,7 +132,8 @@ impl RetentionPlan {
 impl Checkpoints {
     /// Deletes the oldest steps, so that the `keep_last` newest complete ones remain, and never the
     /// newest of all. Gives the steps that were deleted, the oldest first. Damaged steps are not
-    /// counted and not touched, and neither are those that somebody has pinned.
+    /// counted and not touched, and neither are those that somebody has pinned. A step counts as
+    /// complete by [`Check::Lengths`]; [`Checkpoints::retain_by`] looks more closely.
     ///
     /// # Errors
     /// As [`Checkpoints::retain_by`].
@@ -198,21 +203,18 @@ impl Checkpoints {
     }
 
     fn delete_unless_pinned(&self, mut plan: RetentionPlan) -> Result<RetentionPlan> {
-        // Those who came before the mark, and did not wait for it.
-        let pinned = self.pins()?;
-        let mut spared = Vec::new();
-        plan.delete.retain(|step| match pinned.get(step) {
-            Some(holder) => {
-                spared.push((*step, Keep::Pinned { holder: holder.clone() }));
-                false
+        for step in std::mem::take(&mut plan.delete) {
+            // Asked anew for each: some readers came before the mark, and others take a pass that
+            // is as long as this one for dead.
+            match self.pins()?.remove(&step) {
+                Some(holder) => plan.keep.push((step, Keep::Pinned { holder })),
+                None => {
+                    self.withdraw(step)?;
+                    plan.delete.push(step);
+                }
             }
-            None => true,
-        });
-        plan.keep.extend(spared);
-        plan.keep.sort_by_key(|(step, _)| *step);
-        for &step in &plan.delete {
-            self.withdraw(step)?;
         }
+        plan.keep.sort_by_key(|(step, _)| *step);
         Ok(plan)
     }
 

@@ -9,11 +9,16 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt::{Agent, Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Options};
+use ckpt::{
+    Agent, Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Options, Patience,
+};
 use common::{Folder, SMALL, State, Tensor};
 use storage::Key;
 
 const OPTIONS: Options = Options { threads: 1, ..SMALL };
+
+const PATIENCE: Patience =
+    Patience { beat: Duration::from_secs(1), silence_max: Duration::from_secs(5) };
 
 /// Tells the child processes what they are, and where to save.
 const ROLE: &str = "CKPT_TEST_AGENT_ROLE";
@@ -39,7 +44,11 @@ fn signal(pid: u32, signal: &str) {
 
 fn steps(folder: &Path) -> Arc<Checkpoints> {
     let store = storage::open_url(folder.to_str().unwrap()).unwrap();
-    Arc::new(Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS))
+    Arc::new(
+        Checkpoints::open(store, Key::new("run").unwrap())
+            .with_options(OPTIONS)
+            .with_patience(PATIENCE),
+    )
 }
 
 /// This very program, as another process.
@@ -50,7 +59,8 @@ fn child(role: &str) -> Command {
 }
 
 fn background(folder: &Path) -> (Background, u32, Arc<Checkpoints>) {
-    let agent = Agent::start(child("agent"), folder.to_str().unwrap(), "run", OPTIONS).unwrap();
+    let url = folder.to_str().unwrap();
+    let agent = Agent::start(child("agent"), url, "run", OPTIONS, PATIENCE).unwrap();
     let pid = agent.pid();
     let options = BackgroundOptions::default();
     let steps = steps(folder);
@@ -162,7 +172,7 @@ fn errors_of_the_agent_come_back() {
     let again = begin(&background, 1).wait().unwrap_err();
     assert!(matches!(&again, Error::Agent { why } if why.contains("is saved already")), "{again}");
     let start = |command: Command, url: &str| {
-        let started = Agent::start(command, url, "run", OPTIONS);
+        let started = Agent::start(command, url, "run", OPTIONS, PATIENCE);
         started.unwrap_err().to_string()
     };
     let url = folder.temp.path().to_str().unwrap();

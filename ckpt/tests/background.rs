@@ -25,6 +25,8 @@ enum Way {
     Shut,
     /// Whoever creates one fails.
     Broken,
+    /// Whoever creates one panics.
+    Panics,
 }
 
 /// A store that lets nothing pass until it is told to.
@@ -67,6 +69,7 @@ impl Storage for Gate {
             let e = io::Error::other("pulled");
             return Err(storage::Error::from_io("write", self.display(key), e));
         }
+        assert!(way != Way::Panics, "pulled");
         self.inner.create(key, len_bytes_max)
     }
 
@@ -243,16 +246,44 @@ fn a_process_that_is_told_to_end() {
 
     gate.set(Way::Shut);
     let handle = begin(&State::of_model(3), &background, 3);
+    // A store that hangs does not hold it up.
+    let finish = background.finish_within(Duration::ZERO);
+    assert!(matches!(finish, Finish::Stuck { step: 3, .. }), "{finish}");
+    gate.set(Way::Open);
+    assert!(matches!(handle.wait(), Err(Error::Cancelled)));
+    let _ = background.wait();
+
+    gate.set(Way::Shut);
+    let handle = begin(&State::of_model(4), &background, 4);
     std::thread::scope(|scope| {
-        let finish = scope.spawn(|| background.finish_within(Duration::ZERO));
+        let finish = scope.spawn(|| background.finish_within(Duration::from_secs(4)));
         while !handle.progress().is_cancelled {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(5));
         }
         gate.set(Way::Open);
         let finish = finish.join().unwrap();
-        assert!(matches!(finish, Finish::Cancelled { step: 3, .. }), "{finish}");
+        assert!(matches!(finish, Finish::Cancelled { step: 4, .. }), "{finish}");
     });
-    assert_eq!(folder.names(), ["step-000000000001", "step-000000000002"]);
+    begin(&State::of_model(5), &background, 5);
+    let finish = background.finish_within(Duration::MAX);
+    assert!(matches!(finish, Finish::Committed(report) if report.step == 5), "{finish}");
+    assert_eq!(gate.steps().steps().unwrap(), [1, 2, 5]);
+    assert_eq!(folder.names().len(), 3);
+}
+
+/// A run whose saving thread died would wait for it for good.
+#[test]
+fn a_panic_is_a_failure_and_no_end() {
+    let folder = Folder::new();
+    let gate = Gate::new(&folder);
+    let background = gate.background(WhenBusy::Wait);
+    gate.set(Way::Panics);
+    let handle = begin(&State::of_model(1), &background, 1);
+    let told = handle.wait().unwrap_err().to_string();
+    assert!(told.contains("panicked"), "{told}");
+    gate.set(Way::Open);
+    begin(&State::of_model(2), &background, 2).wait().unwrap();
+    assert_eq!(gate.steps().steps().unwrap(), [2]);
 }
 
 #[test]

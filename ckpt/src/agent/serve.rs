@@ -9,7 +9,7 @@ use super::wire::{self, Answer, Hello, Order};
 use super::{ANSWER_MAX, DOOR, LOOK_PAUSE, failed, tell};
 use crate::control::Control;
 use crate::snapshot::Snapshot;
-use crate::{Checkpoints, Error, Result, SaveReport};
+use crate::{Checkpoints, Error, Patience, Result, SaveReport};
 use storage::shared::{Arena, Peer, ready};
 use storage::{Key, Owner};
 
@@ -32,11 +32,14 @@ pub fn serve() -> Result<()> {
     let steps = match open(&wire::receive_hello(&peer)?) {
         Ok(steps) => steps,
         Err(error) => {
-            answer(&peer, &Answer::Failed(tell(&error)));
+            // If it does not listen either, the error is still this process's.
+            let _ = answer(&peer, &Answer::Failed(tell(&error)));
             return Err(error);
         }
     };
-    answer(&peer, &Answer::Ready(Owner::new().to_string()));
+    if !answer(&peer, &Answer::Ready(Owner::new().to_string())) {
+        return Ok(());
+    }
     let mut arena: Option<Arena> = None;
     while let Some(order) = next_order(&peer)? {
         match order {
@@ -44,7 +47,12 @@ pub fn serve() -> Result<()> {
                 drop(arena.take());
                 arena = Some(receive_arena(&peer, len)?);
             }
-            Order::Forget => arena = None,
+            Order::Forget => {
+                arena = None;
+                if !answer(&peer, &Answer::Forgotten) {
+                    return Ok(());
+                }
+            }
             Order::Save { start, len } => {
                 let bytes = arena.as_deref().unwrap_or_default();
                 if !save(&peer, &steps, bytes, start, len) {
@@ -67,8 +75,13 @@ fn next_order(peer: &Peer) -> Result<Option<Order>> {
 fn open(hello: &Hello) -> Result<Checkpoints> {
     let steps = Checkpoints::open(storage::open_url(&hello.url)?, Key::new(&hello.folder)?);
     let trainer = Owner::parse(&hello.trainer).ok_or_else(|| failed("the trainer has no name"))?;
+    let Hello { beat, silence_max, .. } = *hello;
+    if beat.checked_mul(2).is_none_or(|two| two > silence_max) {
+        return Err(failed(format!("no beat of {beat:?} fits into {silence_max:?}")));
+    }
+    let steps = steps.with_options(hello.options).with_patience(Patience { beat, silence_max });
     steps.admit(trainer);
-    Ok(steps.with_options(hello.options))
+    Ok(steps)
 }
 
 fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
@@ -79,7 +92,7 @@ fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
     Ok(Arena::open(fd, len)?)
 }
 
-/// Says whether the trainer is still there.
+/// Says whether the trainer is still there, and was told what came of it.
 fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) -> bool {
     let control = Control::default();
     let mut is_there = true;
@@ -100,7 +113,8 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
                 Err(_) => is_there = false,
             }
             if told.elapsed() >= TELL_PAUSE {
-                answer(peer, &Answer::Wrote(control.bytes()));
+                // One that does not read now may read the last answer.
+                let _ = answer(peer, &Answer::Wrote(control.bytes()));
                 told = Instant::now();
             }
         }
@@ -117,8 +131,9 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
             Answer::Failed(tell(&error))
         }
     };
-    answer(peer, &last);
-    is_there
+    // A trainer that waits for an answer which never comes waits for good; the end of the
+    // connection tells it to look for the step itself.
+    answer(peer, &last) && is_there
 }
 
 fn carry_out(
@@ -139,9 +154,9 @@ fn carry_out(
     steps.save_watched(snapshot.step, &tensors, &blobs, snapshot.meta.clone(), control)
 }
 
-/// A trainer that is gone hears nothing, and that is found when the next order is waited for.
-fn answer(peer: &Peer, answer: &Answer) {
-    if let Err(e) = wire::send_answer(peer, answer) {
-        log::debug!("the trainer does not listen: {e}");
-    }
+/// Says whether it could be sent.
+#[must_use]
+fn answer(peer: &Peer, answer: &Answer) -> bool {
+    let sent = wire::send_answer(peer, answer);
+    sent.inspect_err(|e| log::debug!("the trainer does not listen: {e}")).is_ok()
 }

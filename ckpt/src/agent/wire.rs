@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ANSWER_MAX, failed};
+use super::{ANSWER_MAX, LOOK_PAUSE, failed};
 use crate::{Options, Result, SaveReport};
 use storage::shared::Peer;
 
@@ -22,6 +22,9 @@ pub(super) struct Hello {
     pub(super) url: String,
     pub(super) folder: String,
     pub(super) options: Options,
+    /// Of the trainer, that neither takes the other, or another trainer both, for dead.
+    pub(super) beat: Duration,
+    pub(super) silence_max: Duration,
     pub(super) trainer: String,
 }
 
@@ -43,6 +46,8 @@ pub(super) enum Order {
 pub(super) enum Answer {
     /// It has opened the store; this is its name.
     Ready(String),
+    /// It has given up the memory that it had.
+    Forgotten,
     /// So many bytes went to the store.
     Wrote(u64),
     Saved(SaveReport),
@@ -88,7 +93,11 @@ pub(super) fn receive_order(peer: &Peer) -> Result<Option<Order>> {
 pub(super) fn send_answer(peer: &Peer, answer: &Answer) -> io::Result<()> {
     match answer {
         Answer::Ready(owner) => send(peer, b'R', [0, 0], owner.as_bytes()),
-        Answer::Wrote(bytes) => send(peer, b'W', [*bytes, 0], &[]),
+        Answer::Forgotten => send(peer, b'G', [0, 0], &[]),
+        Answer::Wrote(bytes) => {
+            // Not worth a wait: there will be a newer one.
+            peer.send(&packed(b'W', [*bytes, 0], &[]), LOOK_PAUSE)
+        }
         Answer::Saved(report) => send(peer, b'D', [0, 0], &serde_json::to_vec(report)?),
         Answer::Cancelled => send(peer, b'X', [0, 0], &[]),
         Answer::Failed(why) => send(peer, b'F', [0, 0], why.as_bytes()),
@@ -100,6 +109,7 @@ pub(super) fn receive(peer: &Peer, limit: Duration) -> Result<Answer> {
     let text = || String::from_utf8_lossy(&words).into_owned();
     match kind {
         b'R' => Ok(Answer::Ready(text())),
+        b'G' => Ok(Answer::Forgotten),
         b'W' => Ok(Answer::Wrote(first)),
         b'D' => {
             let report = serde_json::from_slice(&words);
@@ -112,6 +122,10 @@ pub(super) fn receive(peer: &Peer, limit: Duration) -> Result<Answer> {
 }
 
 fn send(peer: &Peer, kind: u8, numbers: [u64; 2], words: &[u8]) -> io::Result<()> {
+    peer.send(&packed(kind, numbers, words), ANSWER_MAX)
+}
+
+fn packed(kind: u8, numbers: [u64; 2], words: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + 8 + words.len());
     bytes.push(kind);
     for number in numbers {
@@ -119,7 +133,7 @@ fn send(peer: &Peer, kind: u8, numbers: [u64; 2], words: &[u8]) -> io::Result<()
     }
     bytes.extend((words.len() as u64).to_le_bytes());
     bytes.extend(words);
-    peer.send(&bytes, ANSWER_MAX)
+    bytes
 }
 
 fn message(peer: &Peer, limit: Duration) -> io::Result<(u8, [u64; 2], Vec<u8>)> {
@@ -166,6 +180,7 @@ mod tests {
             SaveReport { step: 3, bytes: 4, files: 5, plan, write, sync, commit, peak_bytes_per_s };
         for answer in [
             Answer::Ready("host.1".to_owned()),
+            Answer::Forgotten,
             Answer::Wrote(9),
             Answer::Saved(report),
             Answer::Cancelled,
@@ -176,8 +191,11 @@ mod tests {
         }
         let options = Options::default();
         let [url, folder, trainer] = ["/data", "run", "host.2"].map(str::to_owned);
-        send_hello(&a, &Hello { url, folder, options, trainer }).unwrap();
-        assert_eq!(receive_hello(&b).unwrap().url, "/data");
+        let (beat, silence_max) = (Duration::from_millis(9), Duration::from_secs(7));
+        let hello = Hello { url, folder, options, beat, silence_max, trainer };
+        send_hello(&a, &hello).unwrap();
+        let heard = receive_hello(&b).unwrap();
+        assert_eq!((heard.url.as_str(), heard.beat), ("/data", beat));
     }
 
     #[test]

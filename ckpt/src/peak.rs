@@ -72,5 +72,5 @@ fn folder() -> Option<PathBuf> {
 }
 
 fn key_of(place: &str) -> Option<Key> {
-    Key::new(&format!("{:016x}.json", crc64(place.as_bytes()))).ok()
+    Key::new(format!("{:016x}.json", crc64(place.as_bytes()))).ok()
 }

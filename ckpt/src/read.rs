@@ -199,7 +199,8 @@ impl<'a> Touched<'a> {
         regions: &[Region],
         block_bytes: u64,
     ) -> Option<Self> {
-        let (region, item_bytes) = (chunk.region(), tensor.dtype.item_bytes());
+        // A range is narrowed to the rows that it touches: the box around it may have a million.
+        let (region, item_bytes) = (chunk.region().normal(), tensor.dtype.item_bytes());
         // fits: as many checksums are in memory.
         let blocks = vec![Usage::Unread; chunk.bytes.div_ceil(block_bytes) as usize];
         let mut touched = Touched { chunk, region, item_bytes, takers: Vec::new(), blocks };

@@ -74,6 +74,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             }
             tensor.put(start, from, &region::whole(&lens));
         }
+        tensor.check(&source)?;
         made.push(tensor);
     }
     Ok(Import { source, made, dropped, step: None, heads: None })
@@ -144,7 +145,7 @@ fn chunk_of(
         return Err(corrupt(format!("{} bytes of {len}", within.bytes)));
     }
     let archive = TorchFile::read(&*object, *within, file)?;
-    let tensor = archive.tensor(archive.pickle.root)?;
+    let tensor = archive.tensor(archive.pickle.root, name)?;
     let tensor = tensor.ok_or_else(|| corrupt("another object".to_owned()))?;
     source.add(name.to_owned(), Group::Model, tensor.dtype, tensor.shape, tensor.extents)
 }

@@ -43,6 +43,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         let due = "*_model_states.pt and *_optim_states.pt, or `latest` that names their folder";
         return Err(unfit(&source, "none".to_owned(), due));
     }
+    check_numbers(&source, "model-parallel", ranks.keys(), None)?;
     let mut all = Vec::new();
     let (mut step, mut facts, mut dropped) = (None, None, Vec::new());
     for rank in ranks.values() {
@@ -51,12 +52,15 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         };
         let model = TorchFile::open(&mut source, &*store, &folder.join(model)?)?;
         let number = |key| model.pickle.size(model.pickle.get(model.pickle.root, key)?);
+        check_numbers(&source, "model-parallel", ranks.keys(), number("mp_world_size"))?;
         step = number("global_steps").or_else(|| number("iteration"));
-        facts.get_or_insert_with(|| megatron::facts_of(&model));
+        facts.get_or_insert_with(|| megatron::Facts::of(&model));
         let first = source.tensors().len();
         if rank.optim.is_empty() {
             add_module(&mut source, &model, |_| true)?;
         } else {
+            let due = number("dp_world_size");
+            check_numbers(&source, "data-parallel", rank.optim.keys(), due)?;
             let optim = rank
                 .optim
                 .values()
@@ -77,6 +81,21 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     import.step = step;
     import.dropped.extend(dropped);
     Ok(import)
+}
+
+/// Refuses ranks of which some are missing: `due` is how many there were, where it is said.
+fn check_numbers<'a>(
+    source: &Source,
+    kind: &str,
+    numbers: impl ExactSizeIterator<Item = &'a u64> + Clone,
+    due: Option<u64>,
+) -> Result<()> {
+    let there = numbers.len() as u64;
+    if numbers.clone().copied().eq(0..there) && due.is_none_or(|due| due == there) {
+        return Ok(());
+    }
+    let got = format!("files of the {kind} ranks {:?}", numbers.collect::<Vec<_>>());
+    Err(unfit(source, got, &format!("those of all {}", due.unwrap_or(there))))
 }
 
 /// Data-parallel rank, model-parallel rank and kind of a file.
@@ -116,7 +135,13 @@ fn add_zero(source: &mut Source, model: &TorchFile, optim: &[TorchFile]) -> Resu
     let stage = optim
         .first()
         .and_then(|file| file.pickle.size(file.pickle.get(state(file)?, "zero_stage")?))
-        .ok_or_else(|| unfit(source, "no zero_stage".to_owned(), "1, 2 or 3"))?;
+        .filter(|stage| (1..=3).contains(stage))
+        .ok_or_else(|| unfit(source, "another zero_stage".to_owned(), "1, 2 or 3"))?;
+    let frozen = model.pickle.get(model.pickle.root, "frozen_param_shapes");
+    if frozen.and_then(|id| model.pickle.pairs(id)).is_some_and(|pairs| !pairs.is_empty()) {
+        let due = "none: their weights are not read; hint: save with all parameters trainable";
+        return Err(unfit(source, "frozen parameters".to_owned(), due));
+    }
     let weights = if stage == 3 { "fp32_flat_groups" } else { "single_partition_of_fp32_groups" };
     let flats = optim
         .iter()
@@ -172,7 +197,7 @@ fn moments(file: &TorchFile, state: Option<Id>, word: &str) -> Result<Vec<Tensor
 }
 
 fn flat(file: &TorchFile, id: Id) -> Result<Tensor> {
-    file.tensor(id)?.ok_or_else(|| Error::Unfit {
+    file.tensor(id, "a flat vector")?.ok_or_else(|| Error::Unfit {
         what: "a flat vector of ZeRO".to_owned(),
         got: "another object".to_owned(),
         due: "a tensor".to_owned(),

@@ -101,6 +101,14 @@ impl Family {
 }
 
 impl Import {
+    /// The architecture that has such tensors, unless the configuration says that it is another.
+    fn family(&self) -> Option<Family> {
+        let family = Family::of(&self.made)?;
+        let config = config_of(&self.source).unwrap_or_default();
+        let is_other = config["model_type"].as_str().is_some_and(|name| name != family.name());
+        (!is_other).then_some(family)
+    }
+
     /// Gives the tensors of an architecture that we know the names they have in a step: each
     /// parameter once, with its prefix, without buffers. Gives the architecture, or `None` and
     /// leaves all as it is.
@@ -111,7 +119,7 @@ impl Import {
     /// # Errors
     /// What reading the source says.
     pub fn normalize(&mut self) -> Result<Option<Family>> {
-        let Some(family) = Family::of(&self.made) else { return Ok(None) };
+        let Some(family) = self.family() else { return Ok(None) };
         for made in &mut self.made {
             if let Some((prefix, firsts)) = family.prefix()
                 && firsts.iter().any(|first| made.name.starts_with(first))
@@ -129,33 +137,30 @@ impl Import {
         self.keep(|made| !family.buffers().iter().any(|name| matched(name, &made.name).is_some()));
         let config = config_of(&self.source).unwrap_or_default();
         for &(copy, of, always) in family.copies() {
-            self.drop_copy(
-                copy,
-                of,
-                if always { Some(true) } else { config["tie_word_embeddings"].as_bool() },
-            )?;
+            let told = config["tie_word_embeddings"].as_bool();
+            self.drop_copy(copy, of, if always { Some(true) } else { told })?;
         }
         Ok(Some(family))
     }
 
-    /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is known.
+    /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is known;
+    /// else the weights tell, for their moments as well.
     fn drop_copy(&mut self, copy: &str, of: &str, is_copy: Option<bool>) -> Result<()> {
-        for group in Group::ALL {
-            let find = |name: &str| {
-                self.made.iter().position(|made| made.group == group && made.name == name)
-            };
-            let Some(place) = find(copy) else { continue };
-            match find(of) {
-                None => of.clone_into(&mut self.made[place].name),
-                Some(original) => {
-                    let (a, b) = (&self.made[place], &self.made[original]);
-                    if match is_copy {
-                        Some(known) => known,
-                        None => group != Group::Model || a.is_equal(b, &self.source)?,
-                    } {
-                        self.dropped.push(self.made.remove(place).name);
-                    }
-                }
+        let find = |made: &[Made], group: Group, name: &str| {
+            made.iter().position(|made| made.group == group && made.name == name)
+        };
+        let weights = [copy, of].map(|name| find(&self.made, Group::Model, name));
+        let is_copy = match (is_copy, weights) {
+            (Some(known), _) => known,
+            (None, [Some(a), Some(b)]) => self.made[a].is_equal(&self.made[b], &self.source)?,
+            _ => true,
+        };
+        for group in Group::ALL.into_iter().filter(|_| is_copy) {
+            let Some(place) = find(&self.made, group, copy) else { continue };
+            if find(&self.made, group, of).is_some() {
+                self.dropped.push(self.made.remove(place).name);
+            } else {
+                of.clone_into(&mut self.made[place].name);
             }
         }
         Ok(())
@@ -168,7 +173,7 @@ impl Import {
     /// [`Error::Unfit`](crate::Error::Unfit) if none of the tensors is one that we know, or what
     /// reading the source says.
     pub fn set_vocab(&mut self, words: u64, new: &NewRows) -> Result<()> {
-        let Some(family) = Family::of(&self.made) else {
+        let Some(family) = self.family() else {
             let got = "names of another architecture".to_owned();
             return Err(unfit(self.source.display(), got, "those of GPT-2, T5 or BERT"));
         };
@@ -344,6 +349,7 @@ impl Facts<'_> {
             "type_vocab_size": self.shape("bert.embeddings.token_type_embeddings.weight")?[0],
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-12,
+            "tie_word_embeddings": !self.has("cls.predictions.decoder.weight"),
         }))
     }
 }

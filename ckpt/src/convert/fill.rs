@@ -1,8 +1,8 @@
 //! Rows that no source has: those of words that a vocabulary grew by.
 
-use super::made::{Made, Scratch};
+use super::made::{Made, Scratch, unfit};
 use super::source::Source;
-use crate::region::Span;
+use crate::region::{self, Span};
 use crate::{Dtype, Group, Result, bands, number};
 use storage::crc64;
 
@@ -11,7 +11,7 @@ use storage::crc64;
 pub enum NewRows {
     /// All zeros.
     Zeros,
-    /// Each the mean of the rows that were there, so that a new word is as likely as a middling one.
+    /// Each the mean of the rows that were there: a new word is as likely as a middling one.
     Mean,
     /// Normal about zero, a function of seed, name and place alone.
     Normal {
@@ -33,6 +33,9 @@ pub(crate) enum Fill {
     /// One row, repeated.
     Row(Vec<f64>),
 }
+
+/// Elements of a row of which the mean is held in memory.
+const ROW_ITEMS_MAX: u64 = 1 << 24;
 
 /// Read at a time while the mean is formed.
 const BAND_BYTES: u64 = 16 << 20;
@@ -70,9 +73,14 @@ impl Fill {
 
 /// The mean of all rows, in double precision.
 fn mean_row(source: &Source, made: &Made) -> Result<Vec<f64>> {
-    let rows = made.shape.first().copied().unwrap_or(0).max(1);
-    let row_items: u64 = made.shape.iter().skip(1).product();
-    let mut sums = vec![0.0; row_items as usize]; // fits: a row is far smaller than the tensor
+    let rows = made.shape.first().copied().unwrap_or(0);
+    let row_items = region::elements(made.shape.iter().skip(1).copied());
+    let row_items = row_items.filter(|items| rows > 0 && (1..=ROW_ITEMS_MAX).contains(items));
+    let Some(row_items) = row_items else {
+        let due = format!("a row at least, of 1 to {ROW_ITEMS_MAX} elements, to form their mean");
+        return Err(unfit(&made.name, format!("the shape {:?}", made.shape), &due));
+    };
+    let mut sums = vec![0.0; row_items as usize]; // fits: checked above
     let item_bytes = made.dtype.item_bytes() as usize; // fits: at most 8
     let (mut buffer, mut scratch) = (Vec::new(), Scratch::default());
     let mut place = 0;

@@ -7,6 +7,7 @@ use super::fill::Fill;
 use super::source::Source;
 use crate::region::{self, Span};
 use crate::runs;
+use crate::tile;
 use crate::{Dtype, Error, Group, Result, bands, number};
 
 /// Read of each of two tensors that are compared.
@@ -150,21 +151,31 @@ impl Made {
         self.parts.iter().any(turned)
     }
 
-    /// Refuses a recipe that leaves gaps or casts what cannot be cast.
+    /// Bytes of the widest element that it is made of.
+    pub(crate) fn item_bytes_max(&self, source: &Source) -> u64 {
+        let item_bytes = |part: &Part| match &part.from {
+            From::Tensor { tensor, .. } => source.tensors()[*tensor].dtype.item_bytes(),
+            From::Fill(_) => 0,
+        };
+        self.parts.iter().map(item_bytes).max().unwrap_or(0)
+    }
+
+    /// Refuses a recipe that leaves gaps, has parts that overlap, or casts what cannot be cast.
     pub(crate) fn check(&self, source: &Source) -> Result<()> {
         let count = region::elements(self.shape.iter().copied());
         if count.and_then(|count| count.checked_mul(self.dtype.item_bytes())).is_none() {
             return Err(unfit(&self.name, format!("{:?}", self.shape), "fewer than 2^64 bytes"));
         }
-        let covered: Option<u64> = self
+        let within = self.parts.iter().all(|part| region::is_within(&self.shape, &part.into));
+        let parts: Vec<tile::Part<'_>> = self
             .parts
             .iter()
-            .try_fold(0_u64, |sum, part| sum.checked_add(region::box_elements(&part.into)?));
-        let within = self.parts.iter().all(|part| region::is_within(&self.shape, &part.into));
-        if !within || covered != count {
-            let got = format!("parts of {covered:?} elements");
-            let due = format!("parts that cover {:?} of {:?}", count, self.shape);
-            return Err(unfit(&self.name, got, &due));
+            .filter(|part| part.into.iter().all(|span| span.len > 0))
+            .map(|part| (part.into.as_slice(), None))
+            .collect();
+        if !within || count != Some(0) && !tile::tile(&self.shape, &parts) {
+            let got = format!("{} boxes that leave gaps or overlap", parts.len());
+            return Err(unfit(&self.name, got, &format!("boxes that tile {:?}", self.shape)));
         }
         for part in &self.parts {
             if let From::Tensor { tensor, .. } = &part.from {

@@ -6,6 +6,8 @@
 //! queries come first, then keys, then values. Hugging Face keeps matrices as `[in, out]`, Megatron
 //! as `[out, in]`.
 
+mod facts;
+
 use std::collections::BTreeMap;
 
 use super::import::{Import, folder_by};
@@ -13,15 +15,8 @@ use super::made::Made;
 use super::source::Source;
 use super::torch::{Tensor, TorchFile};
 use crate::{Error, Group, Result, Span};
+pub(crate) use facts::Facts;
 use storage::{Key, Storage};
-
-/// What the checkpoint says of its model.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Facts {
-    pub(crate) heads: Option<u64>,
-    /// How the rows of the fused matrix are ordered; 0 if nothing is said.
-    pub(crate) version: u64,
-}
 
 /// How the ranks' parts of a tensor come together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +33,12 @@ enum Join {
 
 /// The end of Megatron's name, ours, how parts come together, and whether it is to be transposed.
 /// The classic names first, then those of Megatron-Core, with and without Transformer Engine.
-const GLOBAL: [(&str, &str, Join, bool); 4] = [
-    ("embedding.word_embeddings.weight", "wte.weight", Join::Rows, false),
-    ("embedding.position_embeddings.weight", "wpe.weight", Join::Same, false),
-    ("final_layernorm.weight", "ln_f.weight", Join::Same, false),
-    ("final_layernorm.bias", "ln_f.bias", Join::Same, false),
+const GLOBAL: [(&str, &str, Join, bool); 5] = [
+    ("embedding.word_embeddings.weight", "transformer.wte.weight", Join::Rows, false),
+    ("embedding.position_embeddings.weight", "transformer.wpe.weight", Join::Same, false),
+    ("final_layernorm.weight", "transformer.ln_f.weight", Join::Same, false),
+    ("final_layernorm.bias", "transformer.ln_f.bias", Join::Same, false),
+    ("output_layer.weight", "lm_head.weight", Join::Rows, false),
 ];
 const LAYER: [(&str, &str, Join, bool); 28] = [
     ("input_layernorm.weight", "ln_1.weight", Join::Same, false),
@@ -80,6 +76,9 @@ const LAYER_FC2: [(&str, &str, Join, bool); 2] = [
     ("mlp.linear_fc2.bias", "mlp.c_proj.bias", Join::Same, false),
 ];
 
+/// A name may have any number for its layer.
+const LAYERS_MAX: u64 = 1 << 20;
+
 /// A stage of the pipeline, or a part of one that is interleaved: for each tensor-parallel rank its
 /// tensors.
 pub(crate) type Stage = Vec<Vec<usize>>;
@@ -95,29 +94,51 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     let mut files: BTreeMap<u64, BTreeMap<u64, TorchFile>> = BTreeMap::new();
     for name in store.names(&folder)? {
         let Some(rest) = name.strip_prefix("mp_rank_") else { continue };
-        let mut numbers = rest.split('_').map(str::parse::<u64>);
-        let (tensor, pipeline, expert) = (numbers.next(), numbers.next(), numbers.next());
-        let (Some(Ok(tensor)), None) = (tensor, expert) else {
-            return Err(unfit(&source, name, "mp_rank_TT or mp_rank_TT_PPP, without experts"));
+        let numbers: Vec<_> = rest.split('_').map(str::parse::<u64>).collect();
+        let (tensor, pipeline) = match numbers[..] {
+            [Ok(tensor)] => (tensor, 0),
+            [Ok(tensor), Ok(pipeline)] => (tensor, pipeline),
+            _ => return Err(unfit(&source, name, "mp_rank_TT or mp_rank_TT_PPP, without experts")),
         };
-        let pipeline = pipeline.and_then(std::result::Result::ok).unwrap_or(0);
         let file = open_rank(&mut source, &*store, &folder.join(&name)?)?;
-        files.entry(pipeline).or_default().insert(tensor, file);
-    }
-    let ranks = files.values().next().map_or(0, BTreeMap::len);
-    if ranks == 0 || files.values().any(|stage| stage.len() != ranks) {
-        let got = files.values().map(|stage| stage.len().to_string()).collect::<Vec<_>>();
-        let got = format!("{} tensor-parallel ranks in the stages", got.join(", "));
-        return Err(unfit(&source, got, "mp_rank_* folders, as many in every stage"));
+        if files.entry(pipeline).or_default().insert(tensor, file).is_some() {
+            return Err(unfit(&source, name, "one folder for a rank"));
+        }
     }
     let first = files.values().next().and_then(|stage| stage.values().next());
-    let facts = first.map(facts_of).unwrap_or_default();
+    let facts = first.map(Facts::of).unwrap_or_default();
+    check_ranks(&source, &files, facts)?;
     let step =
         first.and_then(|file| file.pickle.size(file.pickle.get(file.pickle.root, "iteration")?));
     let stages = stages_of(&mut source, &files)?;
     let mut import = merge(source, &stages, facts)?;
     import.step = step;
     Ok(import)
+}
+
+/// Refuses folders that are not those of all ranks.
+fn check_ranks(
+    source: &Source,
+    files: &BTreeMap<u64, BTreeMap<u64, TorchFile>>,
+    facts: Facts,
+) -> Result<()> {
+    let tensor = files.values().next().map_or(0, BTreeMap::len) as u64;
+    let pipeline = files.len() as u64;
+    let is_whole = tensor > 0
+        && files.keys().copied().eq(0..pipeline)
+        && files.values().all(|stage| stage.keys().copied().eq(0..tensor))
+        && facts.tensor_ranks.is_none_or(|due| due == tensor)
+        && facts.pipeline_ranks.is_none_or(|due| due == pipeline);
+    if is_whole {
+        return Ok(());
+    }
+    let got: Vec<_> = files.iter().map(|(stage, ranks)| (stage, ranks.keys())).collect();
+    let due = format!(
+        "mp_rank_* folders of all {} tensor-parallel ranks in each of {} stages",
+        facts.tensor_ranks.unwrap_or(tensor.max(1)),
+        facts.pipeline_ranks.unwrap_or(pipeline.max(1)),
+    );
+    Err(unfit(source, format!("those of the stages and ranks {got:?}"), &due))
 }
 
 fn open_rank(source: &mut Source, store: &dyn Storage, folder: &Key) -> Result<TorchFile> {
@@ -129,21 +150,6 @@ fn open_rank(source: &mut Source, store: &dyn Storage, folder: &Key) -> Result<T
     }
     let got = format!("{} without it", store.display(folder));
     Err(unfit(source, got, "model_optim_rng.pt or model_rng.pt"))
-}
-
-/// Heads and version, from a file's `args` and `checkpoint_version`.
-pub(crate) fn facts_of(file: &TorchFile) -> Facts {
-    use super::pickle::Node;
-    let pickle = &file.pickle;
-    let heads =
-        pickle.path(pickle.root, &["args", "num_attention_heads"]).and_then(|id| pickle.size(id));
-    let version = pickle.get(pickle.root, "checkpoint_version");
-    let version = match version.map(|id| pickle.node(id)) {
-        Some(Node::Float(value)) => *value as u64, // fits: 0.0 to 3.0, else saturates
-        Some(Node::Int(value)) => u64::try_from(*value).unwrap_or(0),
-        _ => 0,
-    };
-    Facts { heads, version }
 }
 
 /// The stages in the order of their layers. Interleaved ones have `model0`, `model1`, ...: all
@@ -184,16 +190,19 @@ fn stages_of(
 /// A tensor to be: its layer, its place in the tables above, and each rank's part.
 #[derive(Default)]
 struct Slot {
+    /// The stage that has it. Another may have a copy, as the last does of the embedding.
+    stage: usize,
     parts: Vec<usize>,
     join: Option<(Join, bool)>,
 }
 
 /// Puts the ranks' parts together.
 pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Import> {
+    facts.check(&source)?;
     let mut slots: BTreeMap<(Group, String), Slot> = BTreeMap::new();
     let mut order = Vec::new();
     let (mut dropped, mut first_layer) = (Vec::new(), 0);
-    for stage in stages {
+    for (number, stage) in stages.iter().enumerate() {
         let mut layers = 0;
         for tensors in stage {
             let mut seen = std::collections::HashSet::new();
@@ -206,9 +215,12 @@ pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Im
                 let (layer, name, join) = slot_of(&of.name).ok_or_else(|| {
                     unfit(&source, format!("'{}'", of.name), "the parameters of a GPT-2")
                 })?;
+                if layer.is_some_and(|layer| layer >= LAYERS_MAX) {
+                    return Err(unfit(&source, format!("'{}'", of.name), "fewer layers"));
+                }
                 layers = layers.max(layer.map_or(0, |layer| layer + 1));
                 let name = layer.map_or_else(
-                    || format!("transformer.{name}"),
+                    || name.to_owned(),
                     |layer| format!("transformer.h.{}.{name}", first_layer + layer),
                 );
                 let key = (of.group, name);
@@ -217,10 +229,12 @@ pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Im
                 }
                 let slot = slots.entry(key.clone()).or_default();
                 if slot.join.is_none() {
+                    (slot.stage, slot.join) = (number, Some(join));
                     order.push(key);
                 }
-                slot.join = Some(join);
-                slot.parts.push(tensor);
+                if slot.stage == number {
+                    slot.parts.push(tensor);
+                }
             }
         }
         first_layer += layers;
@@ -228,10 +242,8 @@ pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Im
     let ranks = stages.first().map_or(1, Vec::len);
     let mut made = Vec::new();
     for key in order {
-        let Slot { mut parts, join } = slots.remove(&key).unwrap_or_default();
+        let Slot { parts, join, .. } = slots.remove(&key).unwrap_or_default();
         let Some((join, turned)) = join else { continue };
-        // The last stage has a copy of the embedding for its head.
-        parts.truncate(ranks);
         let (group, name) = key;
         if parts.len() != ranks {
             let got = format!("'{name}' in {} ranks", parts.len());
@@ -240,6 +252,7 @@ pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Im
         let tensor = joined(&source, group, name, &parts, join, facts)?;
         made.push(if turned { tensor.turn()? } else { tensor });
     }
+    facts.check_whole(&source, &made, first_layer)?;
     Ok(Import { source, made, dropped, step: None, heads: facts.heads })
 }
 
@@ -247,7 +260,6 @@ pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Im
 fn is_left_out(name: &str) -> bool {
     name.contains("word_embeddings_for_head")
         || name.ends_with("_extra_state")
-        || name.ends_with("output_layer.weight")
         || name.ends_with("rotary_pos_emb.inv_freq")
 }
 
@@ -330,6 +342,9 @@ fn qkv_rows(
     facts: Facts,
 ) -> Result<Vec<[u64; 3]>> {
     let share = rows / 3;
+    if rows == 0 || !rows.is_multiple_of(3) {
+        return Err(unfit(source, format!("'{name}' of {rows} rows"), "a positive multiple of 3"));
+    }
     if facts.version == 0 {
         return Ok((0..3).map(|part| [part * share, part * share, share]).collect());
     }
@@ -370,8 +385,9 @@ mod tests {
         let classic = "language_model.transformer.layers.7.attention.query_key_value.weight";
         check(classic, Some((Some(7), "attn.c_attn.weight")));
         check("decoder.layers.0.mlp.linear_fc2.bias", Some((Some(0), "mlp.c_proj.bias")));
-        check("decoder.final_layernorm.bias", Some((None, "ln_f.bias")));
-        check("embedding.word_embeddings.weight", Some((None, "wte.weight")));
+        check("decoder.final_layernorm.bias", Some((None, "transformer.ln_f.bias")));
+        check("embedding.word_embeddings.weight", Some((None, "transformer.wte.weight")));
+        check("output_layer.weight", Some((None, "lm_head.weight")));
         check("decoder.layers.0.mlp.router.weight", None);
         check("decoder.layers.x.mlp.linear_fc2.bias", None);
         check("unembedding.word_embeddings.weight", None);

@@ -18,6 +18,9 @@ const SPAN_BYTES_MAX: u64 = 16 << 20;
 /// Reads given to the store at once.
 const READS_MAX: usize = 256;
 
+/// Runs of bytes that all tensors lie in take 32 bytes each.
+const EXTENTS_MAX: usize = 1 << 25;
+
 /// A process may open 1,024 files unless it is told otherwise, and threads do this side by side.
 const FILES_OPEN_MAX: usize = 64;
 
@@ -62,6 +65,8 @@ pub struct Source {
     open: Mutex<HashMap<usize, Arc<dyn Object>>>,
     step: Option<Checkpoint>,
     blobs: Vec<(String, Vec<u8>)>,
+    /// Of all tensors.
+    extents: usize,
 }
 
 impl fmt::Debug for Source {
@@ -99,6 +104,7 @@ impl Source {
             open: Mutex::default(),
             step: None,
             blobs: Vec::new(),
+            extents: 0,
         }
     }
 
@@ -147,6 +153,12 @@ impl Source {
     ) -> Result<usize> {
         let due = region::elements(shape.iter().copied())
             .and_then(|count| count.checked_mul(dtype.item_bytes()));
+        self.extents += extents.len();
+        if self.extents > EXTENTS_MAX {
+            let got = format!("more than {EXTENTS_MAX} runs of bytes up to '{name:.80}'");
+            let due = "fewer; hint: save contiguous tensors".to_owned();
+            return Err(Error::Unfit { what: self.what.clone(), got, due });
+        }
         let mut ends = Vec::with_capacity(extents.len());
         let mut got = 0_u64;
         for extent in &extents {
@@ -221,7 +233,8 @@ impl Source {
             let (group, after) = rest.split_at(count);
             rest = after;
             let bytes: u64 = group.iter().map(|(_, len)| len).sum();
-            let (part, behind) = std::mem::take(&mut into).split_at_mut(bytes as usize); // fits: of a buffer
+            // fits: of a buffer
+            let (part, behind) = std::mem::take(&mut into).split_at_mut(bytes as usize);
             into = behind;
             if let [(from, _)] = group {
                 push_reads(extents, ends, *from, part, &mut direct);
@@ -237,7 +250,8 @@ impl Source {
             self.read_all(&mut reads)?;
             let mut to = 0;
             for (start, len) in group {
-                let (at, len) = ((start - from) as usize, *len as usize); // fits: within the scratch
+                // fits: within the scratch
+                let (at, len) = ((start - from) as usize, *len as usize);
                 part[to..to + len].copy_from_slice(&scratch[at..at + len]);
                 to += len;
             }

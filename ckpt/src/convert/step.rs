@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::import::Import;
-use super::made::Made;
+use super::made::{Made, unfit};
 use super::write::{Bounds, Job, OutFile, Tell, check, lay_out};
-use crate::catalog::BlobEntry;
+use crate::catalog::{BlobEntry, CHUNKS_MAX};
 use crate::staging::{EXTRA, INDEX, Written};
 use crate::{Blob, Checkpoints, Group, Peak, Result, SaveReport, TensorEntry};
 use storage::{FileEntry, write_all};
@@ -31,6 +31,10 @@ impl Checkpoints {
         self.check_options(step)?;
         crate::save::check_blobs(blobs)?;
         check(made, source)?;
+        if made.len() > CHUNKS_MAX {
+            let (got, due) = (format!("{} tensors", made.len()), format!("at most {CHUNKS_MAX}"));
+            return Err(unfit(source.display(), got, &due));
+        }
         let files = lay_out_step(made, bounds)?;
         let index = weight_index(made, &files);
         let _alone = self.begin_change()?;

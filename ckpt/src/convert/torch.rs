@@ -1,6 +1,7 @@
 //! Files of `torch.save`: which bytes of the file each tensor is. Nothing is executed, and no
 //! tensor is read before it is wanted.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::pickle::{Bad, Id, Node, Pickle};
@@ -15,8 +16,15 @@ const PICKLE_BYTES_MAX: u64 = 1 << 30;
 /// Nobody nests dicts so deeply; a cycle does.
 const DEPTH_MAX: usize = 32;
 
-/// A tensor that is not contiguous is read in so many runs at most.
-const RUNS_MAX: u64 = 1 << 20;
+/// Tensors that are not contiguous are read in so many runs at most, all of a file together.
+const RUNS_MAX: u64 = 4 << 20;
+
+/// What a walk through dicts may cost in bytes of names: a pickle that remembers a dict can have it
+/// below itself many times over, and 32 levels of two each are four thousand millions.
+const NAMES_BYTES_MAX: usize = 256 << 20;
+
+/// A step takes time even if its name is short.
+const VISIT_BYTES: usize = 128;
 
 /// A file of `torch.save`.
 #[derive(Debug)]
@@ -26,6 +34,8 @@ pub(crate) struct TorchFile {
     file: usize,
     /// Where the file's own name for a storage leads.
     storages: HashMap<String, Member>,
+    /// How many more runs its tensors may have.
+    runs_left: Cell<u64>,
 }
 
 /// A tensor as a file has it.
@@ -81,7 +91,8 @@ impl TorchFile {
                 Some((name.strip_prefix(&prefix)?.to_owned(), Member { offset, ..member }))
             })
             .collect();
-        Ok(TorchFile { pickle, what: part.display(), file, storages })
+        let runs_left = Cell::new(RUNS_MAX);
+        Ok(TorchFile { pickle, what: part.display(), file, storages, runs_left })
     }
 
     /// As torch wrote before 1.6: pickles of a magic number, a version, the machine, the object and
@@ -121,25 +132,44 @@ impl TorchFile {
             storages.insert(name.to_owned(), Member { offset: at, bytes });
             offset += bytes;
         }
-        Ok(TorchFile { pickle, what: part.display(), file, storages })
+        let runs_left = Cell::new(RUNS_MAX);
+        Ok(TorchFile { pickle, what: part.display(), file, storages, runs_left })
     }
 
-    /// The tensor that a node is; `None` if it is something else.
+    /// The tensor that a node is, which is to be named so; `None` if it is something else.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is one that cannot be.
-    pub(crate) fn tensor(&self, id: Id) -> Result<Option<Tensor>> {
-        self.tensor_within(id, 0)
-    }
-
-    fn tensor_within(&self, id: Id, depth: usize) -> Result<Option<Tensor>> {
+    /// [`Error::Corrupt`] if it is one that cannot be, [`Error::Unfit`] if it is of a kind that has
+    /// more to it than elements.
+    pub(crate) fn tensor(&self, id: Id, label: &str) -> Result<Option<Tensor>> {
         let Some((module, name, args)) = self.pickle.call(id) else { return Ok(None) };
-        if module == "torch.nn.parameter" && name == "Buffer" || depth > 2 {
+        if !(module == "torch" || module.starts_with("torch.")) || !name.starts_with("_rebuild") {
             return Ok(None);
         }
+        let tensor = self.rebuilt(name, args, 0)?;
+        tensor.map(Some).ok_or_else(|| Error::Unfit {
+            what: self.what.clone(),
+            got: format!("'{label:.80}' by {name:.80}"),
+            due: "a plain tensor; hint: sparse and quantized ones are to be saved dense".to_owned(),
+        })
+    }
+
+    /// What a function of torch makes of its arguments; `None` if that is no plain tensor.
+    fn rebuilt(&self, name: &str, args: &[Id], depth: usize) -> Result<Option<Tensor>> {
         match (name, args) {
+            _ if depth > 4 => Ok(None),
             ("_rebuild_parameter" | "_rebuild_parameter_with_state", [data, ..]) => {
-                self.tensor_within(*data, depth + 1)
+                let Some((_, name, args)) = self.pickle.call(*data) else { return Ok(None) };
+                self.rebuilt(name, args, depth + 1)
+            }
+            // A subclass, or a tensor with attributes: the function, the class, its arguments.
+            ("_rebuild_from_type" | "_rebuild_from_type_v2", [function, _, args, ..]) => {
+                let (Node::Global(_, name), Some(args)) =
+                    (self.pickle.node(*function), self.pickle.items(*args))
+                else {
+                    return Ok(None);
+                };
+                self.rebuilt(name, args, depth + 1)
             }
             ("_rebuild_tensor" | "_rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
                 self.strided(*storage, *offset, *size, *stride, None).map(Some)
@@ -184,11 +214,13 @@ impl TorchFile {
         else {
             return Err(bad(format!("a tensor in storage '{key}'"), "size, stride and storage"));
         };
-        let runs = runs(&shape, &strides, first);
+        let runs = runs(&shape, &strides, first, self.runs_left.get());
         let Some(runs) = runs.filter(|_| shape.len() == strides.len()) else {
             let got = format!("shape {shape:?} with strides {strides:?}");
-            return Err(bad(got, "fewer than a million runs; hint: save it with .contiguous()"));
+            let due = "fewer than 4 million runs in a file; hint: save it with .contiguous()";
+            return Err(bad(got, due));
         };
+        self.runs_left.set(self.runs_left.get() - runs.len() as u64);
         let item = dtype.item_bytes();
         let mut extents = Vec::with_capacity(runs.len());
         for (start, len) in runs {
@@ -205,8 +237,8 @@ impl TorchFile {
 
     /// All tensors below a node of dicts and lists, by their keys with dots between.
     pub(crate) fn leaves(&self, id: Id) -> Result<Vec<(String, Tensor)>> {
-        let mut found = Vec::new();
-        self.walk(id, String::new(), 0, &mut found)?;
+        let (mut found, mut left) = (Vec::new(), NAMES_BYTES_MAX);
+        self.walk(id, String::new(), 0, &mut left, &mut found)?;
         Ok(found)
     }
 
@@ -215,12 +247,16 @@ impl TorchFile {
         id: Id,
         name: String,
         depth: usize,
+        left: &mut usize,
         found: &mut Vec<(String, Tensor)>,
     ) -> Result<()> {
+        *left = left.checked_sub(VISIT_BYTES + name.len()).ok_or_else(|| {
+            corrupt_name(&self.what, &name, "fewer names, and no dict so often below itself")
+        })?;
         if depth > DEPTH_MAX {
             return Err(corrupt_name(&self.what, &name, "dicts of 32 levels at most"));
         }
-        if let Some(tensor) = self.tensor(id)? {
+        if let Some(tensor) = self.tensor(id, &name)? {
             found.push((name, tensor));
             return Ok(());
         }
@@ -233,11 +269,11 @@ impl TorchFile {
                     Node::Int(number) => below(&number.to_string()),
                     _ => continue,
                 };
-                self.walk(value, key, depth + 1, found)?;
+                self.walk(value, key, depth + 1, left, found)?;
             }
         } else if let Node::List(items) | Node::Tuple(items) = self.pickle.node(id) {
             for (place, &item) in items.iter().enumerate() {
-                self.walk(item, below(&place.to_string()), depth + 1, found)?;
+                self.walk(item, below(&place.to_string()), depth + 1, left, found)?;
             }
         }
         Ok(())
@@ -301,7 +337,7 @@ pub(crate) fn dtype_of(name: &str) -> Option<Dtype> {
 
 /// The elements of a strided tensor as runs of its storage, in row-major order; `None` if they are
 /// too many or overflow.
-fn runs(shape: &[u64], strides: &[u64], first: u64) -> Option<Vec<(u64, u64)>> {
+fn runs(shape: &[u64], strides: &[u64], first: u64, max: u64) -> Option<Vec<(u64, u64)>> {
     if shape.contains(&0) {
         return Some(Vec::new());
     }
@@ -312,10 +348,10 @@ fn runs(shape: &[u64], strides: &[u64], first: u64) -> Option<Vec<(u64, u64)>> {
         outer -= 1;
     }
     let count = shape[..outer].iter().try_fold(1_u64, |all, &len| all.checked_mul(len))?;
-    if count > RUNS_MAX {
+    if count > max {
         return None;
     }
-    let mut runs = Vec::with_capacity(count as usize); // fits: at most a million
+    let mut runs = Vec::with_capacity(count as usize); // fits: at most RUNS_MAX
     for mut place in 0..count {
         let mut start = first;
         for axis in (0..outer).rev() {

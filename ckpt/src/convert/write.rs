@@ -1,12 +1,12 @@
 //! Made tensors into safetensors files, a band at a time.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
 
 use super::made::{Made, Scratch};
 use super::source::Source;
 use crate::catalog::{block_count, join_blocks};
 use crate::shard::{self, Entry};
+use crate::spec::{TensorSpec, check_specs};
 use crate::{Chunk, Error, Result, bands, parallel, region};
 use storage::{Crc64, FileEntry, Key, Storage, crc64, crc64_join};
 
@@ -54,28 +54,16 @@ impl OutFile {
     }
 }
 
-/// Longer than any parameter's name.
-const NAME_BYTES_MAX: usize = 4096;
-
 /// Refuses recipes of which no step and no folder of files can be made.
 pub(crate) fn check(made: &[Made], source: &Source) -> Result<()> {
-    let mut seen = HashSet::new();
-    for made in made {
-        let name = &made.name;
-        let bad =
-            |why: &str| Err(Error::BadInput { what: format!("'{name:.80}'"), why: why.to_owned() });
-        if name.is_empty() || name.len() > NAME_BYTES_MAX {
-            return bad("a name has 1 to 4096 bytes");
-        }
-        if name.contains('#') || name == "__metadata__" {
-            return bad("names with '#', and __metadata__, are taken");
-        }
-        if !seen.insert((made.group, name)) {
-            return bad("it is there twice");
-        }
-        made.check(source)?;
-    }
-    Ok(())
+    let spec = |made: &Made| TensorSpec {
+        name: made.name.clone(),
+        group: made.group,
+        dtype: made.dtype,
+        shape: made.shape.clone(),
+    };
+    check_specs(&made.iter().map(spec).collect::<Vec<_>>())?;
+    made.iter().try_for_each(|made| made.check(source))
 }
 
 /// Divides tensors among files in their order, as many as fit, and writes the headers. `name` has
@@ -187,7 +175,9 @@ impl Job<'_> {
 
     fn band_bytes_max(&self, made: &Made) -> u64 {
         let share = self.bounds.memory_bytes / self.bounds.threads.max(1) as u64 / BUFFERS;
-        let share = share.max(1 << 16);
+        // A band is counted as it comes out, and what it is made of may have wider elements.
+        let (to, from) = (made.dtype.item_bytes(), made.item_bytes_max(self.source));
+        let share = share.max(1 << 16) / from.div_ceil(to).max(1);
         if made.is_turned() { share } else { share.min(BAND_BYTES) }
     }
 }
@@ -209,7 +199,8 @@ impl BlockSums {
     fn add(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = self.block_bytes - self.filled;
-            let (now, rest) = bytes.split_at(room.min(bytes.len() as u64) as usize); // fits: a length
+            // fits: a length
+            let (now, rest) = bytes.split_at(room.min(bytes.len() as u64) as usize);
             self.current.update(now);
             self.filled += now.len() as u64;
             if self.filled == self.block_bytes {
@@ -231,7 +222,8 @@ impl BlockSums {
             self.close();
         }
         let joined = join_blocks(&self.blocks, bytes, self.block_bytes);
-        self.blocks.truncate(block_count(bytes, self.block_bytes) as usize); // fits: no more than there are
+        // fits: no more than there are
+        self.blocks.truncate(block_count(bytes, self.block_bytes) as usize);
         (joined, self.blocks)
     }
 }

@@ -189,7 +189,7 @@ fn sums_agree(a: &TensorEntry, b: &TensorEntry) -> bool {
             .iter()
             .map(|chunk| {
                 let spans: Vec<[u64; 2]> = chunk.spans.iter().map(|&s| s.into()).collect();
-                (spans, chunk.crc64)
+                (spans, chunk.flat.map(<[u64; 2]>::from), chunk.crc64)
             })
             .collect();
         places.sort_unstable();

@@ -1,0 +1,121 @@
+//! What a checkpoint says of its model, and whether a GPT-2 of it can be made.
+
+use super::super::made::Made;
+use super::super::pickle::{Id, Node};
+use super::super::source::Source;
+use super::super::torch::TorchFile;
+use super::unfit;
+use crate::{Group, Result};
+
+/// What `args` say of the model and of the ranks; `None` where they do not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) heads: Option<u64>,
+    /// Of keys and values, which heads of queries share.
+    groups: Option<u64>,
+    layers: Option<u64>,
+    pub(super) tensor_ranks: Option<u64>,
+    pub(super) pipeline_ranks: Option<u64>,
+    /// How the rows of the fused matrix are ordered; 0 if nothing is said.
+    pub(super) version: u64,
+    /// A part that is of another architecture.
+    other: Option<&'static str>,
+}
+
+/// Switches that change what the same tensors mean.
+const OTHERS: [&str; 3] = ["swiglu", "apply_layernorm_1p", "squared_relu"];
+
+/// What every layer of a GPT-2 has.
+const LAYER: [&str; 12] = [
+    "ln_1.weight",
+    "ln_1.bias",
+    "attn.c_attn.weight",
+    "attn.c_attn.bias",
+    "attn.c_proj.weight",
+    "attn.c_proj.bias",
+    "ln_2.weight",
+    "ln_2.bias",
+    "mlp.c_fc.weight",
+    "mlp.c_fc.bias",
+    "mlp.c_proj.weight",
+    "mlp.c_proj.bias",
+];
+
+impl Facts {
+    /// From a file's `args` and `checkpoint_version`.
+    pub(crate) fn of(file: &TorchFile) -> Self {
+        let pickle = &file.pickle;
+        let arg = |key: &str| pickle.path(pickle.root, &["args", key]);
+        let size = |key: &str| arg(key).and_then(|id: Id| pickle.size(id));
+        let is_on = |key: &str| arg(key).and_then(|id: Id| pickle.bool(id));
+        // Without its switch the number of groups is a default that means nothing.
+        let groups = size("num_query_groups")
+            .filter(|_| is_on("group_query_attention") != Some(false))
+            .or_else(|| size("num_key_value_heads"));
+        let version = pickle.get(pickle.root, "checkpoint_version");
+        let version = match version.map(|id| pickle.node(id)) {
+            Some(Node::Float(value)) => *value as u64, // fits: 0.0 to 3.0, else saturates
+            Some(Node::Int(value)) => u64::try_from(*value).unwrap_or(0),
+            _ => 0,
+        };
+        Facts {
+            heads: size("num_attention_heads"),
+            groups,
+            layers: size("num_layers"),
+            tensor_ranks: size("tensor_model_parallel_size")
+                .or_else(|| size("model_parallel_size")),
+            pipeline_ranks: size("pipeline_model_parallel_size"),
+            version,
+            other: OTHERS.into_iter().find(|key| is_on(key) == Some(true)),
+        }
+    }
+
+    /// Refuses models whose tensors have the names of a GPT-2 and mean something else.
+    pub(super) fn check(&self, source: &Source) -> Result<()> {
+        if let Some(other) = self.other {
+            return Err(unfit(source, format!("a model with {other}"), "one as GPT-2 is"));
+        }
+        if self.groups.is_some_and(|groups| Some(groups) != self.heads) {
+            let got = format!("{:?} query groups for {:?} heads", self.groups, self.heads);
+            return Err(unfit(source, got, "as many: GPT-2 has keys and values of every head"));
+        }
+        Ok(())
+    }
+
+    /// Refuses a model that lacks something, and matrices that do not fit each other, as those of a
+    /// gated MLP do not.
+    pub(super) fn check_whole(&self, source: &Source, made: &[Made], layers: u64) -> Result<()> {
+        let weights: std::collections::HashMap<&str, &[u64]> = made
+            .iter()
+            .filter(|made| made.group == Group::Model)
+            .map(|made| (made.name.as_str(), made.shape.as_slice()))
+            .collect();
+        let shape = |name: &str| {
+            let missing = || unfit(source, format!("no '{name}'"), "all the parameters of a GPT-2");
+            weights.get(name).copied().ok_or_else(missing)
+        };
+        if layers == 0 || self.layers.is_some_and(|due| due != layers) {
+            let due = self.layers.map_or("1 or more".to_owned(), |due| due.to_string());
+            return Err(unfit(source, format!("{layers} layers"), &due));
+        }
+        for name in ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"] {
+            shape(&format!("transformer.{name}"))?;
+        }
+        for layer in 0..layers {
+            let shape = |name: &str| shape(&format!("transformer.h.{layer}.{name}"));
+            for name in LAYER {
+                shape(name)?;
+            }
+            let (up, down) = (shape("mlp.c_fc.weight")?, shape("mlp.c_proj.weight")?);
+            let qkv = shape("attn.c_attn.weight")?;
+            if up.last() != down.first()
+                || qkv.first().map(|width| 3 * width) != qkv.last().copied()
+            {
+                let got = format!("layer {layer} with matrices {qkv:?}, {up:?} and {down:?}");
+                let due = "three times the width for attention, and an MLP that is not gated";
+                return Err(unfit(source, got, due));
+            }
+        }
+        Ok(())
+    }
+}

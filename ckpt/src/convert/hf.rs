@@ -146,8 +146,9 @@ pub struct Exported {
 /// `companions` such as `config.json`. The folder appears when it is whole.
 ///
 /// # Errors
-/// [`storage::Error::Exists`] within [`Error::Storage`] if the folder is there, [`Error::Unfit`] for
-/// recipes that are none, or what a store says; nothing is left then.
+/// [`storage::Error::Exists`] within [`Error::Storage`] if the folder is there,
+/// [`storage::Error::Unsupported`] where a folder cannot appear at once, [`Error::Unfit`] for recipes
+/// that are none, or what a store says; nothing is left then.
 pub fn export(
     import: &Import,
     companions: &[(String, Vec<u8>)],
@@ -163,6 +164,10 @@ pub fn export(
     }
     if store.names(&folder.parent())?.iter().any(|name| name == folder.name()) {
         return Err(storage::Error::Exists { what: store.display(folder) }.into());
+    }
+    if !store.can_publish(&folder.parent())? {
+        let (doing, what) = ("export a folder that appears at once", store.display(folder));
+        return Err(storage::Error::Unsupported { doing, what }.into());
     }
     let name = |number: usize, count: usize| match count {
         1 => SINGLE.to_owned(),

@@ -84,7 +84,8 @@ pub struct ImportArgs {
     /// `transformers` gives the model with its head, without buffers and copies.
     #[arg(long)]
     pub keep_names: bool,
-    /// A file of rules: `rename P -> NAME`, `drop P`, `transpose P`, `split P axis N -> NAME, NAME`.
+    /// A file of rules: `rename P -> NAME`, `drop P`, `transpose P`,
+    /// `split P axis N -> NAME, NAME`.
     #[arg(long, value_name = "FILE")]
     pub rename: Option<String>,
     /// Gives the word embedding, and what else has a row a word, so many rows.
@@ -187,6 +188,11 @@ pub(super) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<A
     import.dropped.clear();
     ensure!(!import.made.is_empty(), "{}: no weights in it", args.name);
     let family = import.normalize()?;
+    ensure!(
+        args.vocab.is_none() || family.is_some(),
+        "--vocab: got names of another architecture in {}, due those of GPT-2, T5 or BERT",
+        args.name
+    );
     if let Some(words) = args.vocab.or(model.vocab).filter(|_| family.is_some()) {
         import.set_vocab(words, &NewRows::Zeros)?;
     }

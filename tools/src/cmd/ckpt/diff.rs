@@ -1,5 +1,7 @@
 //! `feedline ckpt diff`: where two steps differ.
 
+use std::collections::HashMap;
+
 use anyhow::Result;
 use ckpt::{Checkpoint, Group, Span, TensorEntry, bands, to_f64};
 use clap::Args;
@@ -101,10 +103,11 @@ pub(super) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<Answer> {
     let total = a.tensors().iter().map(TensorEntry::bytes).sum();
     let mut bar = Bar::new(line, "compare", total);
     let mut done = 0;
+    let (of_a, of_b) = (by_name(&a), by_name(&b));
     for tensor in a.tensors() {
-        let how = match b.tensor(&tensor.name, tensor.group) {
-            Err(_) => Some(How::OnlyInA),
-            Ok(other) => diff.tensor(&a, tensor, &b, other, args.read, &mut |bytes| {
+        let how = match of_b.get(&(tensor.group, tensor.name.as_str())) {
+            None => Some(How::OnlyInA),
+            Some(other) => diff.tensor(&a, tensor, &b, other, args.read, &mut |bytes| {
                 bar.at(done + bytes);
             })?,
         };
@@ -112,13 +115,18 @@ pub(super) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<Answer> {
         diff.add(tensor, how);
     }
     for tensor in b.tensors() {
-        if a.tensor(&tensor.name, tensor.group).is_err() {
+        if !of_a.contains_key(&(tensor.group, tensor.name.as_str())) {
             diff.add(tensor, Some(How::OnlyInB));
         }
     }
     diff.compare_blobs(&a, &b)?;
     diff.same = diff.tensors.is_empty() && diff.blobs.is_empty();
     Answer::new(args.json, &diff, diff.text(), diff.same)
+}
+
+/// All tensors by name: asking a step for one that it lacks compares that name with all others.
+fn by_name(step: &Checkpoint) -> HashMap<(Group, &str), &TensorEntry> {
+    step.tensors().iter().map(|tensor| ((tensor.group, tensor.name.as_str()), tensor)).collect()
 }
 
 impl Diff {

@@ -143,8 +143,8 @@ impl Import {
         Ok(Some(family))
     }
 
-    /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is known;
-    /// else the weights tell, for their moments as well.
+    /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is
+    /// known; else the weights tell, for their moments as well.
     fn drop_copy(&mut self, copy: &str, of: &str, is_copy: Option<bool>) -> Result<()> {
         let find = |made: &[Made], group: Group, name: &str| {
             made.iter().position(|made| made.group == group && made.name == name)

@@ -147,8 +147,8 @@ pub struct Exported {
 ///
 /// # Errors
 /// [`storage::Error::Exists`] within [`Error::Storage`] if the folder is there,
-/// [`storage::Error::Unsupported`] where a folder cannot appear at once, [`Error::Unfit`] for recipes
-/// that are none, or what a store says; nothing is left then.
+/// [`storage::Error::Unsupported`] where a folder cannot appear at once, [`Error::Unfit`] for
+/// recipes that are none, or what a store says; nothing is left then.
 pub fn export(
     import: &Import,
     companions: &[(String, Vec<u8>)],

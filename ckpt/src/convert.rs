@@ -2,8 +2,9 @@
 //!
 //! A [`Source`] is tensors that can be read in parts: those of a step, or bytes of foreign files.
 //! A [`Made`] says which boxes of which source tensors a tensor is made of.
-//! [`Checkpoints::save_made`] and [`export`] make them band by band, within [`Bounds`]. Foreign files are indexed, not copied:
-//! a pickle is read as data and tells where in its file each tensor lies.
+//! [`Checkpoints::save_made`] and [`export`] make them band by band, within [`Bounds`]. Foreign
+//! files are indexed, not copied: a pickle is read as data and tells where in its file each tensor
+//! lies.
 //!
 //! ```no_run
 //! use ckpt::Checkpoints;

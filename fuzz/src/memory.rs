@@ -37,12 +37,21 @@ impl Storage for Memory {
         Ok(Box::new(Writing { files: Arc::clone(&self.0), key: key.clone(), bytes: Vec::new() }))
     }
 
-    fn list(&self, _: &Key) -> Result<Vec<Entry>> {
-        Err(unsupported())
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+        self.with(|files| {
+            let below = files.iter().filter(|(name, _)| below(folder, name).is_some());
+            let entry = |(name, bytes): (&String, &Arc<Vec<u8>>)| {
+                Ok(Entry { key: Key::new(name.as_str())?, bytes: bytes.len() as u64 })
+            };
+            below.map(entry).collect()
+        })
     }
 
-    fn names(&self, _: &Key) -> Result<Vec<String>> {
-        Ok(self.with(|files| files.keys().cloned().collect()))
+    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+        let first = |name: &String| Some(below(folder, name)?.split('/').next()?.to_owned());
+        let mut names: Vec<String> = self.with(|files| files.keys().filter_map(first).collect());
+        names.dedup();
+        Ok(names)
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
@@ -64,6 +73,13 @@ impl Storage for Memory {
 
     fn display(&self, key: &Key) -> String {
         format!("memory:{}", key.as_str())
+    }
+}
+
+fn below<'a>(folder: &Key, name: &'a str) -> Option<&'a str> {
+    match folder.as_str() {
+        "" => Some(name),
+        folder => name.strip_prefix(folder)?.strip_prefix('/'),
     }
 }
 

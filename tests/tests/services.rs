@@ -1,4 +1,5 @@
-//! Real services: what every store must keep, and the stream of batches, on CephFS, S3 and XFS.
+//! Real services: what every store must keep, the stream of batches, and checkpoints of several
+//! writers, on CephFS, S3 and XFS.
 //!
 //! `scripts/services/ceph-test` brings up a Ceph and `scripts/services/xfs-test` mounts an XFS, and
 //! they run these. Elsewhere `FEEDLINE_TEST_CEPHFS` and `FEEDLINE_TEST_XFS` are folders on mounts,
@@ -9,6 +10,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use ckpt::{Blob, Checkpoints, Group, Holding, PlanLimits, Region, SavePlan, TensorSpec, Together};
 use indexed::{
     Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SplicePart, Split, splice,
 };
@@ -108,6 +110,86 @@ fn services_s3_stream() {
     for depth in [1, 16] {
         corpus.streams_alike_from(&format!("{run}-{depth}?{options}&depth={depth}"));
     }
+}
+
+#[test]
+fn services_cephfs_checkpoint() {
+    let Some(mount) = service("services_cephfs_checkpoint", CEPHFS) else { return };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    // FUSE knows no rename that refuses a name which is taken.
+    saves_together(folder.path().to_str().unwrap(), false);
+}
+
+#[test]
+fn services_s3_checkpoint() {
+    let Some(url) = service("services_s3_checkpoint", S3) else { return };
+    let (place, options) = url.split_once('?').unwrap_or((&url, ""));
+    let run = format!("{}/ckpt-{}", place.trim_end_matches('/'), std::process::id());
+    saves_together(&format!("{run}?{options}"), false);
+}
+
+#[test]
+fn services_xfs_checkpoint() {
+    let Some(mount) = service("services_xfs_checkpoint", XFS) else { return };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    saves_together(folder.path().to_str().unwrap(), true);
+}
+
+/// Three writers save two steps together, each with a store of its own, and one of them goes.
+fn saves_together(url: &str, can_publish: bool) {
+    const WRITERS: usize = 3;
+    const ROWS: usize = 3000;
+    let spec = |name: &str, group| TensorSpec {
+        name: name.to_owned(),
+        group,
+        dtype: ckpt::Dtype::U8,
+        shape: vec![ROWS as u64, 1000],
+    };
+    let specs = [spec("w", Group::Model), spec("w", Group::ExpAvg)];
+    let holding = |tensor, writer| {
+        let mut region = Region::whole(&specs[0].shape);
+        region.spans[0] = [(ROWS / WRITERS * writer) as u64, (ROWS / WRITERS) as u64].into();
+        Holding { tensor, region }
+    };
+    let held: Vec<Vec<Holding>> =
+        (0..WRITERS).map(|writer| (0..2).map(|tensor| holding(tensor, writer)).collect()).collect();
+    let plan = SavePlan::new(&specs, &held, PlanLimits::default()).unwrap();
+    let tensor = |step: u64| -> Vec<u8> {
+        (0..ROWS * 1000).map(|i| (i as u64 * step % 251) as u8).collect()
+    };
+    let steps = || Checkpoints::open(open_url(url).unwrap(), key("run"));
+    for step in [1, 2] {
+        let bytes = tensor(step);
+        std::thread::scope(|scope| {
+            for (writer, part) in bytes.chunks(bytes.len() / WRITERS).enumerate() {
+                let (plan, token) = (&plan, format!("first-{step}"));
+                scope.spawn(move || {
+                    let deadline = std::time::Duration::from_secs(120);
+                    let together = Together { token: &token, writer, deadline };
+                    let name = format!("rng-{writer}");
+                    let blobs = [Blob { name: &name, bytes: &[writer as u8] }];
+                    let meta = serde_json::json!({ "step": step });
+                    let held = [part, part];
+                    steps().save_together(step, plan, &held, &blobs, meta, &together).unwrap();
+                });
+            }
+        });
+        let newest = steps().newest().unwrap().unwrap();
+        assert_eq!(newest.step(), step);
+        newest.verify().unwrap();
+        let mut read = vec![0; bytes.len()];
+        newest.read_tensor("w", Group::ExpAvg, &mut read).unwrap();
+        assert!(read == bytes, "step {step} came back changed");
+        assert_eq!(newest.blob("rng-2").unwrap(), [2]);
+    }
+    let store = open_url(url).unwrap();
+    assert_eq!(store.can_publish(&key("run")).unwrap(), can_publish);
+    let has_record = store.names(&key("run/step-000000000002")).unwrap()[0] == "COMMIT";
+    assert_eq!(has_record, !can_publish);
+    assert_eq!(steps().retain(1).unwrap(), [1]);
+    steps().sweep().unwrap();
+    assert_eq!(steps().steps().unwrap(), [2]);
+    store.delete_folder(&key("run")).unwrap();
 }
 
 /// A corpus on a local disk, with the order of its samples and the hash of their batches.

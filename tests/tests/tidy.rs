@@ -19,7 +19,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("trainer", &["bridge", "ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("tools", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
-    ("fuzz", &["indexed", "preprocess", "storage"]),
+    ("fuzz", &["ckpt", "indexed", "preprocess", "storage"]),
 ];
 
 /// External crates that several of ours may use; every other has one owner.

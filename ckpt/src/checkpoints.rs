@@ -11,6 +11,9 @@ use storage::{Key, Storage};
 /// Twelve decimal digits hold it.
 const STEP_MAX: u64 = 999_999_999_999;
 
+/// So often steps may come and go while the newest is looked for. A save takes longer than a look.
+const LOOKS_MAX: usize = 16;
+
 /// A folder of checkpoints, one a step.
 #[derive(Debug)]
 pub struct Checkpoints {
@@ -119,13 +122,26 @@ impl Checkpoints {
     /// What the store says, such as that it cannot be read: falling back to an older step then
     /// would lose the work in between.
     pub fn newest(&self) -> Result<Option<Checkpoint>> {
-        let there = self.listing()?;
-        for step in self.named_steps()?.into_iter().rev() {
-            if let Some(checkpoint) = self.open_if_complete(step, &there)? {
-                return Ok(Some(checkpoint));
+        for _ in 0..LOOKS_MAX {
+            let there = self.listing()?;
+            let names = self.named_steps()?;
+            let mut is_all_well = true;
+            let mut found = None;
+            for &step in names.iter().rev() {
+                found = self.open_if_complete(step, &there)?;
+                if found.is_some() {
+                    break;
+                }
+                is_all_well = false;
+            }
+            // What was passed over may have been deleted since, because a newer one had come.
+            if is_all_well || self.named_steps()? == names {
+                return Ok(found);
             }
         }
-        Ok(None)
+        let what = self.store.display(&self.folder);
+        let what = format!("{what}: a step that stays while it is looked for");
+        Err(storage::Error::NotFound { what }.into())
     }
 
     /// Opens one step.

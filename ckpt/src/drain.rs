@@ -340,6 +340,7 @@ impl Drain {
         let _alone = self.to.begin_change()?;
         for (step, mark, folder) in self.to.unfinished(DRAIN)? {
             if !due.contains(&(step, mark)) {
+                self.to.check_lease()?;
                 self.to.store.delete_folder(&folder)?;
             }
         }

@@ -41,8 +41,8 @@ pub(crate) struct Shared {
 struct Held {
     count: usize,
     pulse: Option<Pulse>,
-    /// An object that could not be deleted.
-    left: Option<Key>,
+    /// Objects that could not be deleted.
+    left: Vec<Key>,
 }
 
 /// A lease that is not ours.
@@ -68,6 +68,11 @@ impl Shared {
         self.family().push(process);
     }
 
+    /// Whether an owner is a process that writes beside this one.
+    pub(crate) fn is_of_family(&self, owner: &Owner) -> bool {
+        self.family().iter().any(|one| one.is_same_process(owner))
+    }
+
     fn family(&self) -> MutexGuard<'_, Vec<Owner>> {
         self.family.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,7 +81,8 @@ impl Shared {
     /// long as a process of another machine may be silent.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
-        if held.count == 0 {
+        // One that was lost while we were silent is taken again: those who hold it are the same.
+        if held.count == 0 || held.pulse.as_ref().is_none_or(Pulse::is_lost) {
             self.claim(&mut held)?;
         }
         held.count += 1;
@@ -88,8 +94,14 @@ impl Shared {
         let held = self.held();
         let lost = || Error::LeaseLost { what: self.store.display(&self.folder) };
         let pulse = held.pulse.as_ref().filter(|pulse| !pulse.is_lost()).ok_or_else(lost)?;
-        let names = self.store.names(&self.folder)?;
-        names.iter().any(|name| name.starts_with(pulse.name())).then_some(()).ok_or_else(lost)
+        // A listing may miss both the last sign and the next while one follows the other.
+        for _ in 0..2 {
+            let names = self.store.names(&self.folder)?;
+            if names.iter().any(|name| maker_of(name).1 == pulse.name()) {
+                return Ok(());
+            }
+        }
+        Err(lost())
     }
 
     fn claim(&self, held: &mut Held) -> Result<()> {
@@ -100,11 +112,11 @@ impl Shared {
         let text = format!("{} writes here while this file exists\n", owner.label());
         let name = format!("{PREFIX}{owner}");
         // It may be there although its creation fails.
-        held.left = Some(self.folder.join(&name)?);
+        held.left.push(self.folder.join(&name)?);
         let beat = self.patience.beat;
         let begun = Pulse::start(&self.store, &self.folder, name.clone(), text, beat);
         let claimed = begun.and_then(|pulse| {
-            held.left = None;
+            held.left.clear();
             held.pulse = Some(pulse);
             match self.others(&name)?.first() {
                 Some(other) => Err(self.held_by(other)),
@@ -165,8 +177,7 @@ impl Shared {
                 forget(&*self.store, &key)?;
                 continue;
             }
-            let is_of = |owner: &Owner| self.family().iter().any(|one| one.is_same_process(owner));
-            if !owner.as_ref().is_some_and(is_of) {
+            if !owner.as_ref().is_some_and(|owner| self.is_of_family(owner)) {
                 others.push(Other { key, owner });
             }
         }
@@ -182,16 +193,16 @@ impl Shared {
         }
     }
 
-    /// Deletes the object. If that fails it is remembered, and the next claim tries again: it must
+    /// Deletes the objects. If that fails it is remembered, and the next claim tries again: it must
     /// not keep ourselves out.
     fn release(&self, held: &mut Held) -> Result<()> {
         if let Some(pulse) = held.pulse.take() {
-            held.left = Some(pulse.stop()?);
+            held.left.extend(pulse.stop()?);
         }
-        if let Some(key) = &held.left {
+        while let Some(key) = held.left.last() {
             forget(&*self.store, key)?;
+            held.left.pop();
         }
-        held.left = None;
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use storage::{Life, Owner};
 pub struct SweepReport {
     /// Left-overs that are gone now, those of the store's own work among them.
     pub removed: Vec<String>,
-    /// Left-overs that stay, for they may be somebody's work: saves of processes that live, or of
-    /// which this machine can tell nothing, and damaged steps that a save set aside.
+    /// Left-overs that stay, for they may be somebody's work: saves of processes of this machine
+    /// that live, and damaged steps that a save set aside.
     pub kept: Vec<String>,
 }
 
@@ -28,8 +28,8 @@ enum Left {
 }
 
 impl Checkpoints {
-    /// Removes what crashes have left behind: half-deleted steps, half-written ones whose process
-    /// is dead on this machine, and the marks of dead readers.
+    /// Removes what crashes have left behind: half-deleted steps, half-written ones unless their
+    /// process lives on this machine, and the marks of readers that are dead on it.
     ///
     /// # Errors
     /// [`Error::Held`](crate::Error::Held), or what the store says.
@@ -38,8 +38,11 @@ impl Checkpoints {
         let removed = self.store.sweep(&self.folder)?;
         let mut report = SweepReport { removed, kept: Vec::new() };
         for name in self.store.names(&self.folder)? {
-            match judge(&name) {
-                Left::Folder => self.store.delete_folder(&self.folder.join(&name)?)?,
+            match self.judge(&name) {
+                Left::Folder => {
+                    self.check_lease()?;
+                    self.store.delete_folder(&self.folder.join(&name)?)?;
+                }
                 Left::Object => self.forget(&name)?,
                 Left::Kept => {
                     report.kept.push(name);
@@ -54,34 +57,32 @@ impl Checkpoints {
         Ok(report)
     }
 
+    /// The lease is ours: what others began whom it keeps out, nobody goes on with.
+    fn judge(&self, name: &str) -> Left {
+        if name.starts_with(TRASH) {
+            return Left::Folder;
+        }
+        if let Some(rest) = name.strip_prefix(STAGING) {
+            return if self.is_abandoned(after_step(rest)) { Left::Folder } else { Left::Kept };
+        }
+        if name.starts_with(DAMAGED) {
+            return Left::Kept;
+        }
+        let gone = if let Some(owner) = name.strip_prefix(RETAIN) {
+            self.is_abandoned(Some(owner))
+        } else if let Some(rest) = name.strip_prefix(PIN) {
+            // Readers hold no lease.
+            life_of(after_step(rest)) == Some(Life::Dead)
+        } else {
+            false
+        };
+        if gone { Left::Object } else { Left::Other }
+    }
+
     /// Deletes a mark that somebody else may be deleting at the same time.
     pub(crate) fn forget(&self, name: &str) -> Result<()> {
         forget(&*self.store, &self.folder.join(name)?)
     }
-}
-
-fn judge(name: &str) -> Left {
-    if name.starts_with(TRASH) {
-        return Left::Folder;
-    }
-    if let Some(rest) = name.strip_prefix(STAGING) {
-        // Ours are of saves that failed and could not clean up: we hold the lease and save nothing
-        // now.
-        let gone = matches!(life_of(after_step(rest)), Some(Life::Dead | Life::Ours));
-        return if gone { Left::Folder } else { Left::Kept };
-    }
-    if name.starts_with(DAMAGED) {
-        return Left::Kept;
-    }
-    let gone = if let Some(owner) = name.strip_prefix(RETAIN) {
-        // Ours are of passes that failed, as above.
-        matches!(life_of(Some(owner)), Some(Life::Dead | Life::Ours))
-    } else if let Some(rest) = name.strip_prefix(PIN) {
-        matches!(life_of(after_step(rest)), Some(Life::Dead))
-    } else {
-        false
-    };
-    if gone { Left::Object } else { Left::Other }
 }
 
 /// What follows the step in `step-000012000-owner`.

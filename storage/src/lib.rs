@@ -79,6 +79,7 @@ pub use checksum::{Crc32, Crc64, crc64, crc64_join};
 pub use error::{Error, Result, one_line};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};
+pub use map::Map;
 pub use owner::{Life, Owner};
 pub use profile::{Engine, Profile};
 pub use reader::{Came, RETRY_CAUSES, Reader, ReaderCounters, ReaderOptions, Want};
@@ -430,65 +431,6 @@ pub struct Entry {
     pub key: Key,
     /// Its length.
     pub bytes: u64,
-}
-
-/// The bytes of a committed object, mapped or copied; dereferences to `[u8]`.
-#[derive(Debug)]
-pub struct Map(MapInner);
-
-#[derive(Debug)]
-enum MapInner {
-    Mapped(memmap2::Mmap),
-    Owned(Vec<u8>),
-    Table(Zeros),
-}
-
-impl Map {
-    pub(crate) fn mapped(map: memmap2::Mmap) -> Self {
-        Map(MapInner::Mapped(map))
-    }
-
-    /// Bytes that are in memory anyway, as a store without files has them.
-    #[must_use]
-    pub fn owned(bytes: Vec<u8>) -> Self {
-        Map(MapInner::Owned(bytes))
-    }
-
-    /// Tells the kernel that a few bytes here and there will be read from now on, so that a miss
-    /// brings one page and not megabytes of read-ahead.
-    pub fn expect_random_reads(&self) {
-        if let MapInner::Mapped(map) = &self.0 {
-            // It is advice: where it is not taken, reading costs more and gives the same.
-            let _ = map.advise(memmap2::Advice::Random);
-        }
-    }
-
-    /// Tells the kernel that all of it will be read from front to back.
-    pub fn expect_sequential_reads(&self) {
-        if let MapInner::Mapped(map) = &self.0 {
-            // As above.
-            let _ = map.advise(memmap2::Advice::Sequential);
-        }
-    }
-}
-
-impl std::ops::Deref for Map {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.0 {
-            MapInner::Mapped(map) => map,
-            MapInner::Owned(bytes) => bytes,
-            MapInner::Table(bytes) => bytes,
-        }
-    }
-}
-
-impl From<Zeros> for Map {
-    /// A table that was zeros, and has been filled.
-    fn from(table: Zeros) -> Self {
-        Map(MapInner::Table(table))
-    }
 }
 
 /// Opens the store whose root is the folder named by a URL or a plain path. The folder need not

@@ -58,9 +58,14 @@ impl Manifest {
     /// Writes the manifest, which commits the folder it is in. All files must be durable by then.
     ///
     /// # Errors
-    /// As [`write_all`].
+    /// As [`write_all`], and [`Error::Unsupported`] for one that is too long to be read again.
     pub fn write(&self, store: &dyn Storage, key: &Key) -> Result<FileEntry> {
-        write_all(store, key, self.to_text().as_bytes())
+        let text = self.to_text();
+        if text.len() as u64 > MANIFEST_BYTES_MAX {
+            let doing = "write a manifest of more than 1 GiB";
+            return Err(Error::Unsupported { doing, what: store.display(key) });
+        }
+        write_all(store, key, text.as_bytes())
     }
 
     /// Reads a manifest and checks it against its own sum.

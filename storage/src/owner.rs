@@ -25,6 +25,13 @@ pub struct Owner {
     number: u64,
 }
 
+/// Inode of the PID namespace that a machine begins with: `PROC_PID_INIT_INO` of the kernel's
+/// `proc_ns.h`.
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// Where there is no id to be read.
+const NO_ID: &str = "0";
+
 /// What can be known of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
@@ -106,11 +113,17 @@ impl Owner {
     /// Whether the process lives, as far as this one can tell.
     #[must_use]
     pub fn life(&self) -> Life {
-        let here = Owner::here();
+        self.life_as_seen_by(Owner::here())
+    }
+
+    fn life_as_seen_by(&self, here: &Owner) -> Life {
         if (&self.host, &self.machine) != (&here.host, &here.machine) {
             Life::Unknown
         } else if self.boot != here.boot {
-            Life::Dead
+            // A container takes its name, and an id that is part of its image, to other machines.
+            let is_machine = |owner: &Owner| owner.namespace == FIRST_NAMESPACE;
+            let is_told_apart = self.machine != NO_ID && is_machine(self) && is_machine(here);
+            if is_told_apart { Life::Dead } else { Life::Unknown }
         } else if self.namespace != here.namespace {
             Life::Unknown
         } else if self.pid == here.pid && self.started == here.started {
@@ -151,7 +164,7 @@ fn host() -> String {
 fn id_digits(path: &str) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(8).collect();
-    if digits.is_empty() { "0".to_owned() } else { digits }
+    if digits.is_empty() { NO_ID.to_owned() } else { digits }
 }
 
 /// The link reads `pid:[4026531836]`.
@@ -199,6 +212,17 @@ mod tests {
     }
 
     #[test]
+    fn a_restart_ends_what_ran_on_a_machine_and_not_what_ran_in_a_container() {
+        let seen = |namespace: u64, machine: &str| {
+            let here = Owner { namespace, machine: machine.to_owned(), ..Owner::new() };
+            Owner { boot: "before".to_owned(), ..here.clone() }.life_as_seen_by(&here)
+        };
+        assert_eq!(seen(FIRST_NAMESPACE, "1f2e3d4c"), Life::Dead);
+        assert_eq!(seen(FIRST_NAMESPACE, NO_ID), Life::Unknown);
+        assert_eq!(seen(4_026_532_999, "1f2e3d4c"), Life::Unknown);
+    }
+
+    #[test]
     fn tells_the_living_from_the_dead() {
         let here = Owner::new();
         assert_eq!(here.life(), Life::Ours);
@@ -208,7 +232,6 @@ mod tests {
             ..here.clone()
         };
         assert_eq!(other("elsewhere.example", &here.boot).life(), Life::Unknown);
-        assert_eq!(other(&here.host, "00000000").life(), Life::Dead);
         assert_eq!(Owner { namespace: 1, ..here.clone() }.life(), Life::Unknown);
         // The same number, but another process had it.
         assert_eq!(Owner { started: here.started + 1, ..here.clone() }.life(), Life::Dead);

@@ -7,7 +7,7 @@
 //!   alive/00003-OWNER  those of writer 3
 //!   part/00003       what writer 3 has written, durably
 //!   decision         "commit" or why not: whoever writes it first decides for all
-//!   failed           by writer 0: a commit that was decided and could not be made
+//!   outcome          by writer 0: whether the commit that was decided is made, durably
 //! ```
 //!
 //! All but signs of life are sealed as manifests are, so that a torn or foreign one is refused. The
@@ -20,11 +20,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::catalog::BlobEntry;
 use crate::checkpoints::step_name;
+use crate::commit::{STAGING, forget};
+use crate::sweep::after_step;
 use crate::{Checkpoints, Chunk, Error, Result};
-use storage::{FileEntry, Key, Manifest, Storage};
+use storage::{FileEntry, Key, Life, Manifest, Owner, Storage};
 
 /// Hidden folders of saves that several processes make.
 const MEETING: &str = ".save-";
+
+/// By writer 0: the first object of a meeting, and the first to go.
+const ANNOUNCE: &str = "announce";
 
 /// Longer would not fit beside what else is in the name.
 const TOKEN_BYTES_MAX: usize = 100;
@@ -51,6 +56,8 @@ pub(super) struct Announce {
     pub(super) data: String,
     /// What is there when the step is, below the checkpoints' folder.
     pub(super) record: String,
+    /// Whether a damaged step has that name, and may have such a record.
+    pub(super) has_damaged: bool,
 }
 
 /// What one writer has written, durably.
@@ -115,7 +122,7 @@ impl<'a> Meeting<'a> {
 
     /// Says what is saved. A token serves once: what another try left would be mistaken for ours.
     pub(super) fn announce(&self, announce: &Announce) -> Result<()> {
-        match self.write("announce", Vec::new(), announce) {
+        match self.write(ANNOUNCE, Vec::new(), announce) {
             Err(Error::Storage(storage::Error::Exists { what })) => {
                 let why = format!("{what} is there; every try takes a token of its own");
                 Err(Error::BadInput { what: self.steps.store.display(&self.folder), why })
@@ -125,7 +132,7 @@ impl<'a> Meeting<'a> {
     }
 
     pub(super) fn announced(&self) -> Result<Option<Announce>> {
-        Ok(self.read("announce")?.map(|(_, announce)| announce))
+        Ok(self.read(ANNOUNCE)?.map(|(_, announce)| announce))
     }
 
     pub(super) fn put_part(&self, writer: usize, owner: &str, part: &Part) -> Result<()> {
@@ -179,14 +186,14 @@ impl<'a> Meeting<'a> {
         Ok(self.read("decision")?.map(|(_, decision)| decision))
     }
 
-    /// Says that what was decided could not be done.
-    pub(super) fn fail(&self, why: &str) -> Result<()> {
-        let decision = Decision { commit: false, why: why.to_owned() };
-        self.write("failed", Vec::new(), &decision)
+    /// Says what has become of a commit that was decided.
+    pub(super) fn end(&self, is_there: bool, why: &str) -> Result<()> {
+        let end = Decision { commit: is_there, why: why.to_owned() };
+        self.write("outcome", Vec::new(), &end)
     }
 
-    pub(super) fn failed(&self) -> Result<Option<Decision>> {
-        Ok(self.read("failed")?.map(|(_, decision)| decision))
+    pub(super) fn ended(&self) -> Result<Option<Decision>> {
+        Ok(self.read("outcome")?.map(|(_, end)| end))
     }
 
     fn write(&self, name: &str, files: Vec<FileEntry>, meta: &impl Serialize) -> Result<()> {
@@ -220,13 +227,23 @@ impl<'a> Meeting<'a> {
 }
 
 impl Checkpoints {
-    /// Removes the meetings of earlier saves, all but the one of this name. The lease is held: none
-    /// of them goes on.
+    /// Removes the meetings of earlier saves, all but the one of this name, and what slow writers
+    /// wrote after writer 0 had given up. The lease is held: none of them goes on.
     pub(crate) fn clear_meetings(&self, but: &str) -> Result<Vec<String>> {
         let mut removed = Vec::new();
         for name in self.store.names(&self.folder)? {
-            if name.starts_with(MEETING) && name != but {
+            let is_ours = |owner: &Owner| owner.life() == Life::Ours;
+            let staged = name.strip_prefix(STAGING).and_then(after_step).and_then(Owner::parse);
+            if staged.is_some_and(|owner| is_ours(&owner)) {
+                self.check_lease()?;
                 self.store.delete_folder(&self.folder.join(&name)?)?;
+            } else if name.starts_with(MEETING) && name != but {
+                self.check_lease()?;
+                let folder = self.folder.join(&name)?;
+                // First of all: a writer that still finds it knows that the decision which it has
+                // just made is the only one there was.
+                forget(&*self.store, &folder.join(ANNOUNCE)?)?;
+                self.store.delete_folder(&folder)?;
                 removed.push(name);
             }
         }

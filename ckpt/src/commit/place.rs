@@ -58,7 +58,7 @@ pub(crate) struct Place {
     pub(crate) record: Key,
     form: Form,
     /// Whether a damaged step has the target's name.
-    has_damaged: bool,
+    pub(crate) has_damaged: bool,
 }
 
 impl Place {
@@ -146,8 +146,9 @@ impl Checkpoints {
         }
     }
 
-    /// Deletes a step: it is gone at once, and its files then.
+    /// Deletes a step: it is gone at once, and its files then. The lease is held.
     pub(crate) fn withdraw(&self, step: u64) -> Result<()> {
+        self.check_lease()?;
         let name = step_name(step);
         let target = self.folder.join(&name)?;
         if self.store.can_publish(&self.folder)? {
@@ -238,7 +239,16 @@ impl Checkpoints {
         let there = self.listing()?;
         for step in self.named_steps()? {
             let target = self.folder.join(&step_name(step))?;
-            let committed = self.data_folder(step, &there).ok();
+            let committed = match self.data_folder(step, &there) {
+                Ok(data) => Some(data),
+                Err(Error::Uncommitted { .. }) => None,
+                // What the record names may be all that there is of the step.
+                Err(error) if error.is_damage() => {
+                    log::warn!("what is unfinished of step {step} stays: {error}");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             for name in self.store.names(&target)? {
                 let folder = target.join(&name)?;
                 let mark = name.strip_prefix(DATA).filter(|_| committed.as_ref() != Some(&folder));
@@ -248,6 +258,13 @@ impl Checkpoints {
             }
         }
         Ok(found)
+    }
+
+    /// Whether nobody writes what this owner began, as long as the lease is ours. A process of this
+    /// machine that lives gets the benefit of the doubt.
+    pub(crate) fn is_abandoned(&self, owner: Option<&str>) -> bool {
+        let owner = owner.and_then(Owner::parse);
+        owner.is_some_and(|owner| owner.life() != Life::Alive && !self.lease.is_of_family(&owner))
     }
 
     /// Removes the files of steps that were never committed, or were being deleted, where steps are
@@ -275,10 +292,11 @@ impl Checkpoints {
                 }
                 let is_damaged = names.contains(&format!("{DAMAGED_DATA}{owner}"));
                 let path = format!("{name}/{inner}");
-                if is_damaged || !is_abandoned(owner) {
+                if is_damaged || !self.is_abandoned(Some(owner)) {
                     report.kept.push(path);
                     continue;
                 }
+                self.check_lease()?;
                 self.store.delete_folder(&data)?;
                 report.removed.push(path);
                 left -= 1;
@@ -293,10 +311,4 @@ impl Checkpoints {
 
 fn has_manifest(target: &Key, there: &Listing) -> Result<bool> {
     Ok(there.contains_key(&target.join(MANIFEST)?))
-}
-
-/// Whether nobody writes what this owner began, as long as the lease is ours. A process of this
-/// machine that lives gets the benefit of the doubt.
-fn is_abandoned(owner: &str) -> bool {
-    Owner::parse(owner).is_some_and(|owner| owner.life() != Life::Alive)
 }

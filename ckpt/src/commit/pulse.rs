@@ -5,6 +5,7 @@
 //! again and again. Whoever sees the same name for too long, by its own clock, takes the maker for
 //! dead: no two clocks are ever compared, and no time of a file is read.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,6 +53,9 @@ struct Heart {
 #[derive(Debug, Default)]
 struct State {
     number: u64,
+    /// The beats whose sign may be there, the newest among them: a failed call to the store may
+    /// have written one, or not have deleted it.
+    signs: BTreeSet<u64>,
     is_stopped: bool,
     is_lost: bool,
 }
@@ -69,6 +73,7 @@ impl Pulse {
         let (store, folder) = (Arc::clone(store), folder.clone());
         let heart = Arc::new(Heart { store, folder, name, text, beat, state, stopped });
         write_all(&*heart.store, &heart.key(0)?, heart.text.as_bytes())?;
+        heart.state().signs.insert(0);
         let beating = Arc::clone(&heart);
         let thread = std::thread::Builder::new().name("ckpt-pulse".to_owned());
         let thread = thread.spawn(move || beating.run());
@@ -86,11 +91,11 @@ impl Pulse {
         self.heart.state().is_lost
     }
 
-    /// Stops, and gives the sign that is left, to be deleted.
-    pub(crate) fn stop(mut self) -> Result<Key> {
+    /// Stops, and gives the signs that may be left, to be deleted.
+    pub(crate) fn stop(mut self) -> Result<Vec<Key>> {
         self.halt();
-        let number = self.heart.state().number;
-        self.heart.key(number)
+        let signs = self.heart.state().signs.clone();
+        signs.into_iter().map(|number| self.heart.key(number)).collect()
     }
 
     fn halt(&mut self) {
@@ -136,17 +141,33 @@ impl Heart {
     }
 
     fn beat(&self, last: u64) -> Result<()> {
-        let next = self.key(last + 1)?;
-        write_all(&*self.store, &next, self.text.as_bytes())?;
-        self.state().number = last + 1;
-        match self.store.delete(&self.key(last)?) {
-            // Whoever deleted it has gone on without us: the next one must not keep others out.
-            Err(storage::Error::NotFound { .. }) => {
-                self.state().is_lost = true;
-                forget(&*self.store, &next)
-            }
-            outcome => Ok(outcome?),
+        let next = last + 1;
+        self.state().signs.insert(next);
+        match write_all(&*self.store, &self.key(next)?, self.text.as_bytes()) {
+            // No other has our name: an earlier try was told that it failed, and had not.
+            Ok(_) | Err(storage::Error::Exists { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
+        self.state().number = next;
+        let earlier: Vec<u64> = self.state().signs.range(..next).copied().collect();
+        let mut outcome = Ok(());
+        for number in earlier {
+            match self.store.delete(&self.key(number)?) {
+                // Whoever deleted it has gone on without us: the next must not keep others out. Of
+                // those before it we have tried to delete it ourselves.
+                Err(storage::Error::NotFound { .. }) if number == last => {
+                    self.state().is_lost = true;
+                    forget(&*self.store, &self.key(next)?)?;
+                }
+                Err(storage::Error::NotFound { .. }) | Ok(()) => {}
+                Err(error) => {
+                    outcome = Err(error.into());
+                    continue;
+                }
+            }
+            self.state().signs.remove(&number);
+        }
+        outcome
     }
 }
 

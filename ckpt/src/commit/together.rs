@@ -8,15 +8,19 @@
 //! writer, for an error of its own or for want of patience, that it is not. An object is created
 //! once on every store, so all come to the same end. A writer that dies decides nothing: the others
 //! see that its signs of life have stopped, or that the deadline has passed.
+//!
+//! Only writer 0 and a sweep, which hold the lease, delete anything. Another writer cannot tell an
+//! error of its store from the end of the save, and on some stores what it would delete is the step.
+
+mod follow;
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use crate::catalog::merge_parts;
-use crate::checkpoints::step_name;
 use crate::commit::meeting::{Announce, Decision, Meeting, pause};
 use crate::commit::roll::{Roll, label_of};
-use crate::commit::{Part, Place, Pulse, STAGING};
+use crate::commit::{Part, Place, Pulse};
 use crate::control::Control;
 use crate::plan::SavePlan;
 use crate::save::{check_blobs, check_space};
@@ -74,13 +78,6 @@ impl Checkpoints {
         meta: serde_json::Value,
         together: &Together<'_>,
     ) -> Result<SaveReport> {
-        self.check_options(step)?;
-        check_blobs(blobs)?;
-        let (writer, writers) = (together.writer, plan.writers());
-        if writer >= writers {
-            let what = format!("step {step} as writer {writer}");
-            return Err(Error::BadInput { what, why: format!("the plan has {writers} writers") });
-        }
         let meeting = Meeting::new(self, step, together.token)?;
         let (owner, begun) = (Owner::new(), Instant::now());
         let control = Control::default();
@@ -96,27 +93,42 @@ impl Checkpoints {
             begun,
             control,
         };
-        if writer == 0 { joint.lead(meta) } else { joint.follow() }
+        if let Err(error) = joint.check_call() {
+            joint.warn_untold(joint.decide(false, &joint.told(&error)));
+            return Err(error);
+        }
+        if together.writer == 0 { joint.lead(meta) } else { joint.follow() }
     }
 }
 
 impl Joint<'_> {
+    /// What can be wrong with the call itself.
+    fn check_call(&self) -> Result<()> {
+        self.steps.check_options(self.step)?;
+        check_blobs(self.blobs)?;
+        let writers = self.plan.writers();
+        if self.together.writer >= writers {
+            let why = format!("the plan has {writers} writers");
+            return Err(Error::BadInput { what: self.what(), why });
+        }
+        Ok(())
+    }
+
+    fn warn_untold<T>(&self, told: Result<T>) {
+        if let Err(error) = told {
+            log::warn!("the other writers of {} are not told: {error}", self.what());
+        }
+    }
+
     fn lead(&self, user: serde_json::Value) -> Result<SaveReport> {
         let led = self.try_lead(user);
         let Err(error) = led else { return led };
         let told = self.told(&error);
         match self.decide(false, &told) {
-            Ok(decided) if decided.commit => {
-                if let Err(untold) = self.meeting.fail(&told) {
-                    log::warn!("the other writers of {} are not told: {untold}", self.what());
-                }
-            }
+            Ok(decided) if decided.commit => self.warn_untold(self.meeting.end(false, &told)),
             // Somebody else was first, and ours may follow from that.
             Ok(decided) if decided.why != told => return Err(self.aborted(decided.why)),
-            Ok(_) => {}
-            Err(untold) => {
-                log::warn!("the other writers of {} are not told: {untold}", self.what());
-            }
+            decided => self.warn_untold(decided),
         }
         Err(error)
     }
@@ -143,15 +155,17 @@ impl Joint<'_> {
             owner: self.owner.to_string(),
             data: below(&place.data),
             record: below(&place.record),
+            has_damaged: place.has_damaged,
         })?;
         let planned = Instant::now();
         let prepared = self.prepare(&place, user).inspect_err(|error| {
             // Before the folder goes: else a writer that meets its end takes that for the cause.
-            let _ = self.decide(false, &self.told(error));
+            self.warn_untold(self.decide(false, &self.told(error)));
             steps.abandon(&place.data);
         });
         let (manifest, mine, durable) = prepared?;
         steps.publish(&place, &manifest)?;
+        self.warn_untold(self.meeting.end(true, ""));
         steps.note_latest(place.files());
         Ok(self.report(&mine, planned, durable))
     }
@@ -237,131 +251,6 @@ impl Joint<'_> {
         }
     }
 
-    fn follow(&self) -> Result<SaveReport> {
-        let announced = self.wait_for_announce();
-        let announce =
-            announced.inspect_err(|error| drop(self.decide(false, &self.told(error))))?;
-        let data = self.steps.folder.join(&announce.data)?;
-        let _pulse = self.pulse("alive")?;
-        let planned = Instant::now();
-        let written = self.write(&data).and_then(|part| {
-            self.meeting.put_part(self.together.writer, &announce.owner, &part)?;
-            Ok(part)
-        });
-        let part = match written {
-            Ok(part) => part,
-            Err(error) => {
-                let told = self.told(&error);
-                let decided = self.decide(false, &told);
-                // If the part was there although this is an error, all may have gone well.
-                if !matches!(&decided, Ok(Decision { commit: true, .. })) {
-                    self.steps.abandon(&data);
-                    return Err(match decided {
-                        Ok(decided) if decided.why != told => self.aborted(decided.why),
-                        _ => error,
-                    });
-                }
-                Part::default()
-            }
-        };
-        let durable = Instant::now();
-        self.wait_for_step(&announce, &data)?;
-        Ok(self.report(&part, planned, durable))
-    }
-
-    fn wait_for_announce(&self) -> Result<Announce> {
-        let announce = loop {
-            self.go_on()?;
-            if let Some(announce) = self.meeting.announced()? {
-                break announce;
-            }
-            if self.is_late() {
-                let deadline = self.together.deadline;
-                return Err(self.aborted(format!("writer 0 did not begin within {deadline:?}")));
-            }
-            pause(self.begun);
-        };
-        let Announce { step, writers, fingerprint, block_bytes, .. } = announce;
-        let ours = (
-            self.step,
-            self.plan.writers(),
-            self.plan.fingerprint(),
-            self.steps.options.block_bytes,
-        );
-        if (step, writers, fingerprint, block_bytes) != ours {
-            let theirs = plan_text(step, writers, fingerprint, block_bytes);
-            let ours = plan_text(ours.0, ours.1, ours.2, ours.3);
-            let why = format!(
-                "it is {ours}, and writer 0 has {theirs}; hint: all processes are to plan the same \
-                 tensors, held alike, with the same options"
-            );
-            return Err(Error::BadInput { what: self.what(), why });
-        }
-        let name = step_name(step);
-        let is_place = announce.data.starts_with(&format!("{STAGING}{name}-"))
-            || announce.data.starts_with(&format!("{name}/data-"));
-        if !is_place || !announce.record.starts_with(&format!("{name}/")) {
-            let (what, place) = (self.what(), "the announcement".to_owned());
-            let got = format!("files in '{}', committed by '{}'", announce.data, announce.record);
-            return Err(Error::BadManifest { what, place, got, due: format!("those of {name}") });
-        }
-        Ok(announce)
-    }
-
-    /// Waits until the step is there or it is certain that it will not be.
-    fn wait_for_step(&self, announce: &Announce, data: &Key) -> Result<()> {
-        let record = self.steps.folder.join(&announce.record)?;
-        let mut leader = Leader::new(self, announce)?;
-        let waited = Instant::now();
-        let mut decided = None;
-        loop {
-            // Asked for first: what is seen below then came after it.
-            let gone = leader.is_gone()?;
-            if decided.is_none() {
-                decided = self.meeting.decided()?;
-            }
-            match (&decided, gone) {
-                (Some(Decision { commit: false, why }), _) => {
-                    self.steps.abandon(data);
-                    return Err(self.aborted(why.clone()));
-                }
-                (Some(_), gone) => {
-                    if self.is_there(&record)? {
-                        return Ok(());
-                    }
-                    if let Some(failed) = self.meeting.failed()? {
-                        return Err(self.aborted(failed.why));
-                    }
-                    if let Some(why) = gone {
-                        let when = "after the commit was decided and before it was seen";
-                        return Err(self.aborted(format!("{why}, {when}")));
-                    }
-                }
-                (None, Some(_)) if leader.has_left => {
-                    // It has begun another save: this one has ended, and the record says how.
-                    return match self.is_there(&record)? {
-                        true => Ok(()),
-                        false => Err(self.aborted("it has ended, and nobody says why".to_owned())),
-                    };
-                }
-                (None, Some(why)) => {
-                    decided = Some(self.decide(false, &why)?);
-                    continue;
-                }
-                (None, None) => {}
-            }
-            pause(waited);
-        }
-    }
-
-    fn is_there(&self, record: &Key) -> Result<bool> {
-        match self.steps.store.open(record) {
-            Ok(_) => Ok(true),
-            Err(storage::Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// Writes this writer's files, durably.
     fn write(&self, data: &Key) -> Result<Part> {
         self.plan.check_held(self.together.writer, self.held)?;
@@ -429,47 +318,4 @@ impl Joint<'_> {
             peak_bytes_per_s: Peak::of(&*self.steps.store).map(|peak| peak.write_bytes_per_s),
         }
     }
-}
-
-/// Writer 0, as another sees it.
-struct Leader<'a> {
-    joint: &'a Joint<'a>,
-    folder: Key,
-    roll: Roll,
-    called: Instant,
-    /// Whether its meeting was cleared away, as it does when it begins another.
-    has_left: bool,
-}
-
-impl<'a> Leader<'a> {
-    fn new(joint: &'a Joint<'a>, announce: &Announce) -> Result<Self> {
-        let mut roll = Roll::new(1, announce.writers, joint.steps.patience);
-        roll.call(&[format!("00000-{}", announce.owner)], Instant::now());
-        let (folder, called) = (joint.meeting.key("lead")?, Instant::now());
-        Ok(Leader { joint, folder, roll, called, has_left: false })
-    }
-
-    /// Why nothing is to be expected of it any more.
-    fn is_gone(&mut self) -> Result<Option<String>> {
-        let steps = self.joint.steps;
-        if self.called.elapsed() >= steps.patience.beat / 2 {
-            self.called = Instant::now();
-            let names = steps.store.names(&self.folder)?;
-            if names.is_empty() {
-                self.has_left = true;
-                return Ok(Some("writer 0 has left".to_owned()));
-            }
-            let names: Vec<_> = names.iter().map(|name| format!("00000-{name}")).collect();
-            self.roll.call(&names, self.called);
-        }
-        if self.joint.is_late() {
-            let deadline = self.joint.together.deadline;
-            return Ok(Some(format!("{}: no end within {deadline:?}", self.roll.label(0))));
-        }
-        Ok(self.roll.dead(&HashSet::new(), Instant::now()))
-    }
-}
-
-fn plan_text(step: u64, writers: usize, fingerprint: u64, block_bytes: u64) -> String {
-    format!("step {step} by {writers} writers, plan {fingerprint:016x}, blocks of {block_bytes}")
 }

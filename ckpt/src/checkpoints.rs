@@ -164,7 +164,9 @@ impl Checkpoints {
     pub(crate) fn begin_change(&self) -> Result<(Lease, MutexGuard<'_, ()>)> {
         // A thread that panicked here left only what a crash leaves, and readers bear that.
         let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok((self.lock()?, alone))
+        let lease = self.lock()?;
+        self.lease.renew()?;
+        Ok((lease, alone))
     }
 
     /// Refuses to go on if another process took the lease for abandoned.

@@ -81,12 +81,21 @@ impl Shared {
     /// long as a process of another machine may be silent.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
-        // One that was lost while we were silent is taken again: those who hold it are the same.
-        if held.count == 0 || held.pulse.as_ref().is_none_or(Pulse::is_lost) {
+        if held.count == 0 {
             self.claim(&mut held)?;
         }
         held.count += 1;
         Ok(Lease { shared: Arc::clone(self) })
+    }
+
+    /// Takes the lease again if it was lost while we were silent. Nothing is being changed: what
+    /// began under the old one must not end under the new one.
+    pub(crate) fn renew(&self) -> Result<()> {
+        let mut held = self.held();
+        if held.pulse.as_ref().is_none_or(Pulse::is_lost) {
+            self.claim(&mut held)?;
+        }
+        Ok(())
     }
 
     /// Looks whether the lease is still ours, before what cannot be taken back.

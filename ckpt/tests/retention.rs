@@ -7,6 +7,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ckpt::{Error, Options, Patience};
@@ -242,19 +243,32 @@ fn a_lease_that_was_lost_commits_nothing() {
         let names = folder.names();
         names.into_iter().filter(|name| name.starts_with(".lease-")).collect::<Vec<_>>()
     };
-    // Somebody else deletes it, between two beats or during one.
-    while !held(&folder).is_empty() {
+    let delete = || {
         for name in held(&folder) {
             let _ = fs::remove_file(folder.path(&name));
         }
+    };
+    // Somebody else deletes it, between two beats or during one.
+    while !held(&folder).is_empty() {
+        delete();
         std::thread::sleep(4 * patience.beat);
     }
     save_steps(&folder, &[7]);
-    let saved = State::of_model(8).save(&slow, 8);
-    assert!(matches!(saved, Err(Error::LeaseLost { .. })), "{saved:?}");
-    drop(lease);
-    assert_eq!(folder.names(), ["step-000000000007"]);
+    // A save takes it again, and loses it again.
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                delete();
+            }
+        });
+        let saved = State::of_model(8).save(&slow, 8);
+        is_over.store(true, Ordering::Relaxed);
+        assert!(matches!(saved, Err(Error::LeaseLost { .. })), "{saved:?}");
+    });
     State::of_model(8).save(&slow, 8).unwrap();
+    drop(lease);
+    assert_eq!(folder.names(), ["step-000000000007", "step-000000000008"]);
 }
 
 #[test]
@@ -272,11 +286,12 @@ fn only_what_the_dead_left_is_swept() {
     let mut due_removed = vec![
         make(format!(".tmp-step-000000000002-{}", dead.owner)),
         make(format!(".tmp-step-000000000003-{ours}")),
+        // Its process gives no sign, or the lease would not be ours.
+        make(format!(".tmp-step-000000000002-elsewhere.{}", dead.owner)),
         make(format!(".trash-step-000000000000-{}", dead.owner)),
     ];
     let mut due_kept = vec![
         make(format!(".tmp-step-000000000002-{}", alive.owner)),
-        make(format!(".tmp-step-000000000002-elsewhere.{}", dead.owner)),
         make(".tmp-step-000000000002-what".to_owned()),
         make(".tmp-表表表表表表表表".to_owned()),
     ];

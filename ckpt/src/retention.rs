@@ -209,6 +209,8 @@ impl Checkpoints {
             match self.pins()?.remove(&step) {
                 Some(holder) => plan.keep.push((step, Keep::Pinned { holder })),
                 None => {
+                    // A pass may be slow enough for another process to take the folder over.
+                    self.check_lease()?;
                     self.withdraw(step)?;
                     plan.delete.push(step);
                 }

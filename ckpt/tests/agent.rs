@@ -141,6 +141,28 @@ fn an_agent_that_dies_is_replaced_by_its_trainer() {
     }
 }
 
+/// It has committed and cannot say so, which this process plays for it.
+#[test]
+fn what_a_dead_agent_has_saved_is_saved() {
+    for (there, is_same) in [(2, true), (77, false)] {
+        let folder = Folder::new();
+        let (background, agent, steps) = background(folder.temp.path());
+        begin(&background, 1).wait().unwrap();
+        signal(agent, "-STOP");
+        let handle = begin(&background, 2);
+        let report = State::of_model(there).save(&steps, 2).unwrap();
+        signal(agent, "-KILL");
+        match handle.wait() {
+            Ok(told) if is_same => assert_eq!((told.step, told.bytes), (2, report.bytes)),
+            Err(Error::StepExists { .. }) if !is_same => {}
+            other => panic!("{other:?}"),
+        }
+        drop(background);
+        State::of_model(there).check(&steps.open_step(2).unwrap());
+        assert_eq!(folder.names(), ["step-000000000001", "step-000000000002"]);
+    }
+}
+
 #[test]
 fn an_agent_can_be_told_to_end_a_save() {
     let folder = Folder::new();

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Options, Retention};
 use common::{Folder, SMALL, State};
-use storage::Key;
 use storage::sim::{Fail, Faults, SimStore};
+use storage::{Entry, Key, Object, Owner, Storage, Upload, write_all};
 
 const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
@@ -222,6 +222,89 @@ fn a_drain_is_tried_again() {
         }
     }
     assert!(resumed > 20, "only {resumed} drains went on with what was there");
+}
+
+/// Where a record commits, a step is copied into the folder where a damaged one lies.
+#[test]
+fn a_damaged_copy_is_made_whole() {
+    let near = Folder::in_memory();
+    save_steps(&near, &[1, 2]);
+    for no_exclusive_rename in [false, true] {
+        let store = SimStore::new(9, Faults { no_exclusive_rename, ..Faults::default() });
+        let far = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
+        let far = Arc::new(far.with_options(OPTIONS));
+        let options = DrainOptions { pause: Duration::ZERO, ..DrainOptions::default() };
+        let drain = Drain::new(Arc::new(near.steps(SMALL)), Arc::clone(&far), options);
+        assert_eq!(drain.run().unwrap().drained.len(), 2);
+        let below = Key::new("run/step-000000000002").unwrap();
+        let files = store.list(&below).unwrap();
+        let cut = files.iter().find(|file| file.key.name() == "rng.bin").unwrap();
+        store.delete(&cut.key).unwrap();
+        write_all(&store, &cut.key, b"cut").unwrap();
+        assert_eq!(far.steps().unwrap(), [1]);
+        let pass = drain.run().unwrap();
+        assert!(pass.failed.is_empty(), "{:?}", pass.failed);
+        assert_eq!(pass.drained.len(), 1);
+        State::of_model(2).check(&far.newest().unwrap().unwrap());
+        assert_eq!(far.steps().unwrap(), [1, 2]);
+    }
+}
+
+/// A store in which somebody pins step 2 when step 1 is being deleted.
+#[derive(Debug)]
+struct LatePin(Arc<dyn Storage>);
+
+impl Storage for LatePin {
+    fn open(&self, key: &Key) -> storage::Result<Arc<dyn Object>> {
+        self.0.open(key)
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> storage::Result<Box<dyn Upload>> {
+        self.0.create(key, len_bytes_max)
+    }
+
+    fn list(&self, folder: &Key) -> storage::Result<Vec<Entry>> {
+        self.0.list(folder)
+    }
+
+    fn names(&self, folder: &Key) -> storage::Result<Vec<String>> {
+        self.0.names(folder)
+    }
+
+    fn delete(&self, key: &Key) -> storage::Result<()> {
+        self.0.delete(key)
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> storage::Result<()> {
+        self.0.publish(staged, target)
+    }
+
+    fn delete_folder(&self, folder: &Key) -> storage::Result<()> {
+        let mark = format!("run/.pin-step-000000000002-{}", Owner::new());
+        write_all(&*self.0, &Key::new(&mark).unwrap(), b"")?;
+        self.0.delete_folder(folder)
+    }
+
+    fn free_bytes(&self) -> storage::Result<Option<u64>> {
+        self.0.free_bytes()
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.0.display(key)
+    }
+}
+
+/// A reader takes a pass that is too long for dead, and reads on while the pass comes to its step.
+#[test]
+fn a_step_that_is_pinned_late_stays() {
+    let folder = Folder::new();
+    save_steps(&folder, &[1, 2, 3, 4]);
+    let store = Arc::new(LatePin(folder.store()));
+    let steps = Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS);
+    let plan = steps.retain_by(&keep(1, 0), &[]).unwrap();
+    assert_eq!(plan.delete, [1, 3]);
+    assert!(matches!(&plan.keep[..], [(2, Keep::Pinned { .. }), (4, Keep::Last)]), "{plan:?}");
+    State::of_model(2).check(&steps.open_step(2).unwrap());
 }
 
 #[test]

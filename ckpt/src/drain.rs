@@ -250,10 +250,6 @@ impl Drain {
             }
             place => place?,
         };
-        if place.files() == &place.data {
-            // A damaged step may be in the very folder that is to be filled.
-            forget(&*self.to.store, &place.record)?;
-        }
         let resumed = self.copy_files(&source, &place.data)?;
         self.control.check()?;
         let manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
@@ -287,7 +283,8 @@ impl Drain {
             if is_there(file, &key) {
                 resumed += file.bytes;
             } else {
-                // One of another length, which a disk has cut.
+                // One of another length, which was cut. Where a record commits, this may be the
+                // folder of a step that is damaged so, and is then whole again.
                 forget(to, &key)?;
                 left.push((file, key));
             }

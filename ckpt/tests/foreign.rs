@@ -67,7 +67,8 @@ fn check_group(name: &str, step: &Checkpoint, group: Group) {
 
 #[test]
 fn files_of_torch() {
-    for (name, step) in [("zip.pt", Some(7)), ("stream.pt", None), ("views.pt", None)] {
+    let files = [("zip.pt", Some(7)), ("stream.pt", None), ("views.pt", None), ("marked.pt", None)];
+    for (name, step) in files {
         let import = open(name, Format::Torch);
         assert_eq!(import.step, step, "{name}");
         let (_folder, step) = saved(&import);
@@ -111,6 +112,64 @@ fn flat_vectors_of_deepspeed() {
         let (_folder, step) = saved(&import);
         assert!(step.tensors().iter().all(|tensor| tensor.group == Group::Model), "{name}");
     }
+}
+
+/// What has the names of a GPT-2 and means something else, what is no plain tensor, and what would
+/// never end. Each says why.
+#[test]
+fn another_model_is_refused() {
+    let refused = |name: &str, format, due: &str| {
+        let name = format!("refused/{name}");
+        let opened = Import::open(golden(&name).to_str().unwrap(), format);
+        let text = opened.expect_err(&name).to_string();
+        assert!(text.contains(due), "{name}: {text}");
+    };
+    open("refused/plain", Format::Megatron);
+    refused("groups", Format::Megatron, "three times the width");
+    refused("groups-said", Format::Megatron, "query groups");
+    refused("gated", Format::Megatron, "not gated");
+    refused("gated-said", Format::Megatron, "swiglu");
+    refused("ranks", Format::Megatron, "all 2 tensor-parallel ranks");
+    refused("sparse.pt", Format::Torch, "_rebuild_sparse_tensor");
+    refused("again.pt", Format::Torch, "so often below itself");
+    refused("overlap", Format::Dcp, "boxes that tile [12, 4]");
+}
+
+/// Half of the ranks, a gap in them, half of the stages, and a copy beside a rank.
+#[test]
+fn ranks_that_are_missing_are_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |from: &str, to: &str| {
+        let to = folder.path().join(to);
+        std::fs::create_dir_all(&to).unwrap();
+        let from = golden(from).join("iter_0000100").join(from_rank(&to));
+        std::fs::copy(from.join("model_optim_rng.pt"), to.join("model_optim_rng.pt")).unwrap();
+    };
+    let refused = |name: &str| {
+        let opened = Import::open(folder.path().join(name).to_str().unwrap(), Format::Megatron);
+        assert!(matches!(opened, Err(Error::Unfit { .. })), "{name}: {opened:?}");
+    };
+    copy("megatron-v0", "half/mp_rank_00");
+    refused("half");
+    copy("megatron-v3", "first/mp_rank_00_000");
+    copy("megatron-v3", "first/mp_rank_01_000");
+    refused("first");
+    copy("megatron-v3", "last/mp_rank_00_001");
+    copy("megatron-v3", "last/mp_rank_01_001");
+    refused("last");
+    copy("megatron-v0", "gap/mp_rank_00");
+    copy("megatron-v0", "gap/mp_rank_01");
+    std::fs::rename(folder.path().join("gap/mp_rank_01"), folder.path().join("gap/mp_rank_02"))
+        .unwrap();
+    refused("gap");
+    copy("megatron-v1", "old/mp_rank_00");
+    copy("megatron-v1", "old/mp_rank_00_old");
+    refused("old");
+}
+
+/// The folder of the rank of which something is to be a copy.
+fn from_rank(to: &Path) -> String {
+    to.file_name().unwrap().to_str().unwrap().trim_end_matches("_old").to_owned()
 }
 
 /// A rank that is missing, a file that was cut and one that another program wrote.

@@ -4,11 +4,16 @@
 
 torch.save, torch.distributed.checkpoint, transformers and safetensors write their own files. Those
 of Megatron-LM (tensor and pipeline parallel, by checkpoint version) and of DeepSpeed (ZeRO 2 and 3)
-have the structure that these programs publish, written by torch.save.
+have the structure that these programs publish, written by torch.save. Below golden/refused is what
+looks like one of them and is something else.
 """
 
 import argparse
+import enum
+import pickle
 import shutil
+import sys
+import types
 from collections import OrderedDict
 from pathlib import Path
 
@@ -52,6 +57,11 @@ def torch_files():
     # Views with strides, and parameters.
     views = {name: torch.nn.Parameter(p.detach().t().contiguous().t()) for name, p in params.items()}
     torch.save(views, OUT / "views.pt")
+    # Tensors with attributes, which are rebuilt by another function.
+    marked = {name: p.detach().clone() for name, p in params.items()}
+    for tensor in marked.values():
+        tensor.mark = 1
+    torch.save(marked, OUT / "marked.pt")
 
 
 def distributed():
@@ -149,6 +159,21 @@ def megatron(name, tp, pp, version, core=False):
     (OUT / name / "latest_checkpointed_iteration.txt").write_text("100")
 
 
+class ZeroStageEnum(int, enum.Enum):
+    """As deepspeed.runtime.zero.config has it."""
+
+    disabled = 0
+    optimizer_states = 1
+    gradients = 2
+    weights = 3
+
+
+ZeroStageEnum.__module__ = "deepspeed.runtime.zero.config"
+for end in ["deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero", ZeroStageEnum.__module__]:
+    sys.modules[end] = types.ModuleType(end)
+sys.modules[ZeroStageEnum.__module__].ZeroStageEnum = ZeroStageEnum
+
+
 def deepspeed(name, stage, ranks):
     folder = OUT / name / "global_step9"
     folder.mkdir(parents=True)
@@ -174,7 +199,9 @@ def deepspeed(name, stage, ranks):
             place: {"step": 1} | {key: part(values, group, rank) for key, values in moments.items()}
             for place, group in enumerate(groups)
         }
-        optimizer = {"zero_stage": stage, "partition_count": ranks}
+        # Older releases wrote an integer.
+        kind = ZeroStageEnum(stage) if stage < 3 else stage
+        optimizer = {"zero_stage": kind, "partition_count": ranks}
         if stage < 3:
             optimizer["single_partition_of_fp32_groups"] = vectors
             optimizer["base_optimizer_state"] = {"state": adams, "param_groups": []}
@@ -196,6 +223,63 @@ def deepspeed(name, stage, ranks):
             torch.save(states, folder / "mp_rank_00_model_states.pt")
 
 
+def refused():
+    folder = OUT / "refused"
+
+    def one_layer(name, heads, qkv_rows, fc1_rows, args):
+        """A Megatron-Core layer of width 8."""
+        shapes = {
+            "embedding.word_embeddings.weight": [6, 8],
+            "embedding.position_embeddings.weight": [3, 8],
+            "decoder.final_layernorm.weight": [8],
+            "decoder.final_layernorm.bias": [8],
+        }
+        layer = {
+            "self_attention.linear_qkv.layer_norm_weight": [8],
+            "self_attention.linear_qkv.layer_norm_bias": [8],
+            "self_attention.linear_qkv.weight": [qkv_rows, 8],
+            "self_attention.linear_qkv.bias": [qkv_rows],
+            "self_attention.linear_proj.weight": [8, 8],
+            "self_attention.linear_proj.bias": [8],
+            "mlp.linear_fc1.layer_norm_weight": [8],
+            "mlp.linear_fc1.layer_norm_bias": [8],
+            "mlp.linear_fc1.weight": [fc1_rows, 8],
+            "mlp.linear_fc1.bias": [fc1_rows],
+            "mlp.linear_fc2.weight": [8, 16],
+            "mlp.linear_fc2.bias": [8],
+        }
+        shapes |= {f"decoder.layers.0.{key}": shape for key, shape in layer.items()}
+        file = {
+            "args": argparse.Namespace(num_layers=1, num_attention_heads=heads, **args),
+            "model": {key: torch.zeros(shape) for key, shape in shapes.items()},
+            "checkpoint_version": 3.0,
+        }
+        (folder / name / "mp_rank_00").mkdir(parents=True)
+        torch.save(file, folder / name / "mp_rank_00" / "model_optim_rng.pt")
+
+    one_layer("plain", 4, 24, 16, {"num_query_groups": 1, "group_query_attention": False})
+    # Four heads share one of keys and values: the rows divide as those of four would.
+    one_layer("groups", 4, 12, 16, {})
+    one_layer("groups-said", 4, 24, 16, {"num_query_groups": 1, "group_query_attention": True})
+    one_layer("gated", 4, 24, 32, {})
+    one_layer("gated-said", 4, 24, 16, {"swiglu": True})
+    one_layer("ranks", 4, 24, 16, {"tensor_model_parallel_size": 2})
+
+    torch.save({"w": torch.eye(2).to_sparse()}, folder / "sparse.pt")
+    below = {"w": torch.zeros(2)}
+    for _ in range(30):
+        below = {"a": below, "b": below}
+    torch.save(below, folder / "again.pt")
+
+    dcp.save({"w": torch.arange(24.0).view(6, 4)}, checkpoint_id=str(folder / "overlap"))
+    path = folder / "overlap" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    entry = metadata.state_dict_metadata["w"]
+    # As many elements as are due, all of them in the first half.
+    entry.size, entry.chunks = torch.Size([12, 4]), entry.chunks * 2
+    path.write_bytes(pickle.dumps(metadata))
+
+
 shutil.rmtree(OUT, ignore_errors=True)
 OUT.mkdir()
 plain()
@@ -207,3 +291,4 @@ megatron("megatron-v3", 2, 2, 3)
 megatron("megatron-core", 2, 1, 3, core=True)
 deepspeed("zero-2", 2, 3)
 deepspeed("zero-3", 3, 2)
+refused()

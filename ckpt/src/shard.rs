@@ -9,8 +9,7 @@ use std::fmt;
 use std::io::Write as _;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::region::Span;
 use crate::spec::PAD_PREFIX;
@@ -137,19 +136,15 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
         .map_err(|error| corrupt(PREFIX_BYTES, error.to_string(), due))?;
     let mut entries = Vec::with_capacity(pairs.0.len());
     for (name, value) in pairs.0 {
-        if name == METADATA {
-            continue;
-        }
-        let Fields { dtype, shape, data_offsets } = serde_json::from_value(value).map_err(|e| {
-            corrupt(PREFIX_BYTES, format!("{e} in '{name}'"), "a tensor".to_owned())
-        })?;
+        let Some(Fields { dtype, shape, data_offsets }) = value else { continue };
         entries.push(Entry { name, dtype, shape, data_offsets });
     }
     Ok(Header { bytes, entries })
 }
 
-/// The keys and values of a JSON object as they stand, so that a key which is there twice is seen.
-struct Pairs(Vec<(String, Value)>);
+/// The names and tensors of a header as they stand, so that a key which is there twice is seen, also
+/// within a tensor. What is no tensor is `None`.
+struct Pairs(Vec<(String, Option<Fields>)>);
 
 impl<'de> Deserialize<'de> for Pairs {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
@@ -168,10 +163,17 @@ impl<'de> Deserialize<'de> for Pairs {
             ) -> std::result::Result<Pairs, A::Error> {
                 let mut seen = std::collections::HashSet::new();
                 let mut pairs = Vec::new();
-                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                while let Some(name) = map.next_key::<String>()? {
                     if !seen.insert(name.clone()) {
                         return Err(de::Error::custom(format!("'{name}' is there twice")));
                     }
+                    let value = if name == METADATA {
+                        map.next_value::<IgnoredAny>()?;
+                        None
+                    } else {
+                        let named = |e| de::Error::custom(format!("{e} in '{name:.80}'"));
+                        Some(map.next_value::<Fields>().map_err(named)?)
+                    };
                     pairs.push((name, value));
                 }
                 Ok(Pairs(pairs))

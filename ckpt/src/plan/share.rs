@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::bad;
-use crate::region::{Region, Span};
+use crate::region::{Region, Span, whole};
 use crate::spec::{Holding, TensorSpec};
 use crate::tile::{Part, tile};
 use crate::{Error, Result};
@@ -54,7 +54,11 @@ pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<Holding>]) -> Result<Vec
             // A writer may have nothing of a tensor that has elements, such as rows of padding.
             if region.elements() != Some(0) || spec.bytes() == Some(0) {
                 let place = (writer as u32, number as u32); // fits: far fewer than 2^32 in memory
-                of_tensor[*tensor].push((region.normal(), place.0, place.1));
+                // Of nothing there is one part, however it is cut.
+                let is_empty = spec.bytes() == Some(0);
+                let all = || Region { spans: whole(&spec.shape), flat: None };
+                let region = if is_empty { all() } else { region.normal() };
+                of_tensor[*tensor].push((region, place.0, place.1));
             }
         }
     }

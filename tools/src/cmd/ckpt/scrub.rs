@@ -28,6 +28,7 @@ pub struct ScrubArgs {
 pub(super) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<Answer> {
     ensure!(args.rate.0 > 0, "--rate: got 0 B, due at least 1 B a second");
     let (store, steps) = steps_of(&args.folder)?;
+    let is_only = steps.len() == 1;
     let mut verified = Verified { steps: Vec::new() };
     for step in steps {
         let begun = Instant::now();
@@ -35,12 +36,8 @@ pub(super) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<Answer> {
             let due = Duration::from_secs_f64(done as f64 / args.rate.0 as f64);
             thread::sleep(due.saturating_sub(begun.elapsed()));
         };
-        verified.steps.push(match verify_step(&store, step, false, line, &mut pace) {
-            Ok(verdict) => verdict,
-            // Retention deletes old steps meanwhile.
-            Err(ckpt::Error::NoStep { .. }) => continue,
-            Err(error) => StepVerdict::damaged(&store, step, &error),
-        });
+        let outcome = verify_step(&store, step, false, line, &mut pace);
+        verified.steps.extend(StepVerdict::of(&store, step, outcome, is_only)?);
     }
     Answer::new(args.json, &verified, verified.text(), verified.ok())
 }

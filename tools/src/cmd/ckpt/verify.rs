@@ -45,11 +45,12 @@ pub(super) struct StepVerdict {
 
 pub(super) fn run(args: &VerifyArgs, line: &mut ProgressLine) -> Result<Answer> {
     let (store, steps) = steps_of(&args.name)?;
-    let verdict = |step| match verify_step(&store, step, args.quick, line, &mut |_| ()) {
-        Ok(verdict) => verdict,
-        Err(error) => StepVerdict::damaged(&store, step, &error),
-    };
-    let verified = Verified { steps: steps.into_iter().map(verdict).collect() };
+    let is_only = steps.len() == 1;
+    let mut verified = Verified { steps: Vec::new() };
+    for step in steps {
+        let outcome = verify_step(&store, step, args.quick, line, &mut |_| ());
+        verified.steps.extend(StepVerdict::of(&store, step, outcome, is_only)?);
+    }
     Answer::new(args.json, &verified, verified.text(), verified.ok())
 }
 
@@ -90,10 +91,39 @@ pub(super) fn verify_step(
 }
 
 impl StepVerdict {
-    pub(super) fn damaged(store: &Arc<dyn Storage>, step: u64, error: &ckpt::Error) -> Self {
+    /// Whole, damaged, or `None` if it went meanwhile, as retention deletes old steps. What keeps us
+    /// from looking, such as a store that does not answer, says nothing of the step: an error.
+    pub(super) fn of(
+        store: &Arc<dyn Storage>,
+        step: u64,
+        outcome: ckpt::Result<Self>,
+        is_only: bool,
+    ) -> Result<Option<Self>> {
+        let error = match outcome {
+            Ok(verdict) => return Ok(Some(verdict)),
+            Err(ckpt::Error::NoStep { .. }) if !is_only => return Ok(None),
+            Err(error) => error,
+        };
+        let is_damage = matches!(
+            &error,
+            ckpt::Error::Corrupt { .. }
+                | ckpt::Error::BadManifest { .. }
+                | ckpt::Error::Storage(
+                    storage::Error::Corrupt { .. }
+                        | storage::Error::NotFound { .. }
+                        | storage::Error::ShortRead { .. }
+                )
+        );
+        if !is_damage {
+            return Err(error.into());
+        }
+        let gone = |there: Vec<u64>| !there.contains(&step);
+        if !is_only && steps_named(&**store).is_ok_and(gone) {
+            return Ok(None);
+        }
         let folder = store.display(&Key::root());
-        let fault = Some(storage::one_line(error));
-        StepVerdict { folder, step, ok: false, verified_bytes: 0, fault }
+        let fault = Some(storage::one_line(&error));
+        Ok(Some(StepVerdict { folder, step, ok: false, verified_bytes: 0, fault }))
     }
 }
 

@@ -164,9 +164,7 @@ impl Checkpoints {
     pub(crate) fn begin_change(&self) -> Result<(Lease, MutexGuard<'_, ()>)> {
         // A thread that panicked here left only what a crash leaves, and readers bear that.
         let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let lease = self.lock()?;
-        self.lease.renew()?;
-        Ok((lease, alone))
+        Ok((self.lease.take_for_change()?, alone))
     }
 
     /// Refuses to go on if another process took the lease for abandoned.

@@ -88,29 +88,36 @@ impl Shared {
         Ok(Lease { shared: Arc::clone(self) })
     }
 
-    /// Takes the lease again if it was lost while we were silent. Nothing is being changed: what
-    /// began under the old one must not end under the new one.
-    pub(crate) fn renew(&self) -> Result<()> {
+    /// The same at the beginning of a change, when nothing else is being changed: a lease that was
+    /// lost while we were silent is claimed again. What began under the old one must not end under
+    /// the new one.
+    pub(crate) fn take_for_change(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
-        if held.pulse.as_ref().is_none_or(Pulse::is_lost) {
+        if held.count == 0 || !self.is_ours(&held)? {
             self.claim(&mut held)?;
         }
-        Ok(())
+        held.count += 1;
+        Ok(Lease { shared: Arc::clone(self) })
     }
 
     /// Looks whether the lease is still ours, before what cannot be taken back.
     pub(crate) fn check(&self) -> Result<()> {
-        let held = self.held();
         let lost = || Error::LeaseLost { what: self.store.display(&self.folder) };
-        let pulse = held.pulse.as_ref().filter(|pulse| !pulse.is_lost()).ok_or_else(lost)?;
+        self.is_ours(&self.held())?.then_some(()).ok_or_else(lost)
+    }
+
+    fn is_ours(&self, held: &Held) -> Result<bool> {
+        let Some(pulse) = held.pulse.as_ref().filter(|pulse| !pulse.is_lost()) else {
+            return Ok(false);
+        };
         // A listing may miss both the last sign and the next while one follows the other.
         for _ in 0..2 {
             let names = self.store.names(&self.folder)?;
             if names.iter().any(|name| maker_of(name).1 == pulse.name()) {
-                return Ok(());
+                return Ok(true);
             }
         }
-        Err(lost())
+        Ok(false)
     }
 
     fn claim(&self, held: &mut Held) -> Result<()> {

@@ -6,6 +6,7 @@ mod common;
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -168,6 +169,125 @@ impl Storage for Full {
 
     fn display(&self, key: &Key) -> String {
         self.0.display(key)
+    }
+}
+
+/// A writer whose store takes its part, says that it did not, and is then gone until the others have
+/// ended. It deletes nothing, for the step is there; and it finds that out, even if the meeting was
+/// swept away in between.
+#[test]
+fn a_writer_that_was_cut_off_finds_the_step() {
+    let state = State::of_model(3);
+    let ranks = Ranks::new(&state, 2, LIMITS);
+    for (marked, is_swept) in [(false, false), (false, true), (true, false), (true, true)] {
+        let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
+        let store = SimStore::new(5, faults);
+        let steps = steps_on(Arc::new(store.clone()));
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let cut = Cut { store: store.clone(), is_cut: Arc::clone(&is_cut) };
+        let (lead, follow) = thread::scope(|scope| {
+            let ranks = &ranks;
+            let follow = scope.spawn(move || {
+                let together = Together { token: "t", writer: 1, deadline: DEADLINE };
+                ranks.save(&steps_on(Arc::new(cut)), 4, &together)
+            });
+            let together = Together { token: "t", writer: 0, deadline: DEADLINE };
+            let lead = ranks.save(&steps, 4, &together);
+            if is_swept {
+                steps.sweep().unwrap();
+            }
+            is_cut.store(false, Ordering::SeqCst);
+            (lead, follow.join().unwrap())
+        });
+        let context = format!("marked {marked}, swept {is_swept}: {lead:?} {follow:?}");
+        assert!(lead.is_ok() && follow.is_ok(), "{context}");
+        state.check(&steps.newest().unwrap().expect(&context));
+    }
+}
+
+#[derive(Debug)]
+struct Cut {
+    store: SimStore,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Cut {
+    fn reach(&self) -> storage::Result<&SimStore> {
+        if self.is_cut.load(Ordering::SeqCst) {
+            let what = "a store that is out of reach".to_owned();
+            return Err(storage::Error::Unsupported { doing: "reach", what });
+        }
+        Ok(&self.store)
+    }
+}
+
+impl Storage for Cut {
+    fn open(&self, key: &Key) -> storage::Result<Arc<dyn storage::Object>> {
+        self.reach()?.open(key)
+    }
+
+    fn create(&self, key: &Key, bytes: u64) -> storage::Result<Box<dyn storage::Upload>> {
+        let upload = self.reach()?.create(key, bytes)?;
+        if key.as_str().ends_with("/part/00001") {
+            return Ok(Box::new(Unanswered { upload, is_cut: Arc::clone(&self.is_cut) }));
+        }
+        Ok(upload)
+    }
+
+    fn list(&self, folder: &Key) -> storage::Result<Vec<storage::Entry>> {
+        self.reach()?.list(folder)
+    }
+
+    fn names(&self, folder: &Key) -> storage::Result<Vec<String>> {
+        self.reach()?.names(folder)
+    }
+
+    fn delete(&self, key: &Key) -> storage::Result<()> {
+        self.reach()?.delete(key)
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> storage::Result<()> {
+        self.reach()?.publish(staged, target)
+    }
+
+    fn can_publish(&self, folder: &Key) -> storage::Result<bool> {
+        self.reach()?.can_publish(folder)
+    }
+
+    fn delete_folder(&self, folder: &Key) -> storage::Result<()> {
+        self.reach()?.delete_folder(folder)
+    }
+
+    fn free_bytes(&self) -> storage::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.store.display(key)
+    }
+}
+
+#[derive(Debug)]
+struct Unanswered {
+    upload: Box<dyn storage::Upload>,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl storage::Upload for Unanswered {
+    fn write(&mut self, bytes: &[u8]) -> storage::Result<()> {
+        self.upload.write(bytes)
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.upload.len_bytes()
+    }
+
+    fn finish(self: Box<Self>) -> storage::Result<storage::FileEntry> {
+        // From before the part is seen: the others may end at once.
+        self.is_cut.store(true, Ordering::SeqCst);
+        self.upload.finish()?;
+        let what = "the answer".to_owned();
+        Err(storage::Error::Unsupported { doing: "receive", what })
     }
 }
 

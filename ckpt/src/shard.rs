@@ -142,8 +142,8 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     Ok(Header { bytes, entries })
 }
 
-/// The names and tensors of a header as they stand, so that a key which is there twice is seen, also
-/// within a tensor. What is no tensor is `None`.
+/// The names and tensors of a header as they stand, so that a key which is there twice is seen,
+/// also within a tensor. What is no tensor is `None`.
 struct Pairs(Vec<(String, Option<Fields>)>);
 
 impl<'de> Deserialize<'de> for Pairs {

@@ -91,8 +91,8 @@ pub(super) fn verify_step(
 }
 
 impl StepVerdict {
-    /// Whole, damaged, or `None` if it went meanwhile, as retention deletes old steps. What keeps us
-    /// from looking, such as a store that does not answer, says nothing of the step: an error.
+    /// Whole, damaged, or `None` if it went meanwhile, as retention deletes old steps. What keeps
+    /// us from looking, such as a store that does not answer, says nothing of the step: an error.
     pub(super) fn of(
         store: &Arc<dyn Storage>,
         step: u64,

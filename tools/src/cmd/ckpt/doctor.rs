@@ -89,7 +89,7 @@ impl Diagnosis {
             Ok(true) => self.probe_folders(store, scratch),
             Ok(false) => self.probe_objects(store, scratch),
             Err(error) => {
-                self.add("a folder gets its name in one step", Err(error), |()| String::new())
+                self.add("a folder gets its name in one step", Err(error), |()| String::new());
             }
         }
         let again = || write_all(store, &scratch.join("done-0/a")?, &[0]).map(drop);

@@ -10,7 +10,7 @@
 //! see that its signs of life have stopped, or that the deadline has passed.
 //!
 //! Only writer 0 and a sweep, which hold the lease, delete anything. Another writer cannot tell an
-//! error of its store from the end of the save, and on some stores what it would delete is the step.
+//! error of its store from the end of the save, and on some stores would delete the very step.
 
 mod follow;
 

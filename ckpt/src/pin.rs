@@ -52,7 +52,8 @@ impl Checkpoints {
     /// Keeps a step for as long as the pin lives, whatever any process's retention says.
     ///
     /// # Errors
-    /// As [`Checkpoints::open_step`], such as that it is gone already; what the store says, such as that it is read-only.
+    /// As [`Checkpoints::open_step`], such as that it is gone already; what the store says, such as
+    /// that it is read-only.
     pub fn pin(&self, step: u64) -> Result<Pin> {
         let key = self.folder.join(&format!("{PIN}{}-{}", step_name(step), Owner::new()))?;
         // Empty, so that a full disk has room for it.

@@ -235,10 +235,12 @@ fn a_process_that_is_told_to_end() {
     let folder = Folder::new();
     let gate = Gate::new(&folder);
     let background = gate.background(WhenBusy::Wait);
-    assert!(matches!(background.finish_within(Duration::ZERO), Finish::Idle));
+    let nothing_to_do = |grace| matches!(background.finish_within(grace), Finish::Idle);
+    let none = Duration::ZERO;
+    assert!(nothing_to_do(none));
     begin(&State::of_model(1), &background, 1).wait().unwrap();
     background.wait().unwrap();
-    assert!(matches!(background.finish_within(Duration::ZERO), Finish::Idle));
+    assert!(nothing_to_do(none));
 
     begin(&State::of_model(2), &background, 2);
     let finish = background.finish_within(Duration::from_secs(100));

@@ -173,8 +173,8 @@ impl Storage for Full {
 }
 
 /// A writer whose store takes its part, says that it did not, and is then gone until the others
-/// have ended. It deletes nothing, for the step is there; and it finds that out, even if the meeting
-/// was swept away in between.
+/// have ended. It deletes nothing, for the step is there; and it finds that out, even if the
+/// meeting was swept away in between.
 #[test]
 fn a_writer_that_was_cut_off_finds_the_step() {
     let state = State::of_model(3);

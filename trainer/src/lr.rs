@@ -5,34 +5,58 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{Config, LrStyle};
+use crate::config::{AnnealStyle, Config, FloorMode, LrStyle, WarmupShape};
 
 /// The course of the learning rate over a run. With `n` samples consumed, `w` samples of warm-up
-/// and `d` of decay, counted from the start of the run:
+/// and `d` of decay, counted from the start of the run, `b` of a step, and the mean
+/// `mix(x) = floor + (peak − floor) · x`:
 ///
 /// | where | rate |
 /// |---|---|
-/// | `n < w` | `peak · n / w` |
+/// | `n < w` | `start + (peak − start) · n / w` |
+/// | `n < w`, log | `start + (peak − start) · ln(n/b + 1) / ln(w/b)` |
 /// | constant | `peak` |
-/// | linear | `floor + (peak − floor) · (1 − r)`, with `r = (n − w) / (d − w)` |
-/// | cosine | `floor + (peak − floor) · (1 + cos(π · r)) / 2` |
-/// | `n ≥ d`, linear and cosine | `floor` |
+/// | linear | `mix(1 − r)`, with `r = (n − w) / (d − w)` |
+/// | cosine | `mix((1 + cos(π · r)) / 2)` |
+/// | inverse-sqrt | `peak · √(w / n)`, at least `floor` |
+/// | wsd | `peak`, and over the last `a` samples of the decay, with `q = (n − d + a) / a`: |
+/// | | linear `mix(1 − q)`, cosine `mix((1 + cos(π · q)) / 2)`, |
+/// | | exponential `mix(2 · 2^(−q) − 1)`, minus-sqrt `mix(1 − √q)` |
+/// | `n ≥ d` | `floor`, in the four styles above |
+/// | linear, clamp | `peak · (1 − m / d)`, at least `floor`, with `m = min(n, d − w) − w` |
+/// | cosine, clamp | `peak · (1 + cos(π · m / d)) / 2`, at least `floor` |
+/// | exponential | `peak · exp(−0.693 · m / d)`, at least `floor` |
+/// | range-test | `mix(n / d)` |
 ///
-/// These are the formulas of Megatron-core. Its `n` had been consumed *before* the step, so that
-/// the first step of a warm-up has the rate 0. For example `peak = 1, w = 4, d = 12`, cosine to a
-/// floor of 0: the rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The first are the formulas of Megatron-core; `clamp` and exponential are those of the first
+/// Megatron and of CPM-1, whose cosine therefore ends before its half period; the logarithm and the
+/// range test are DeepSpeed's. `n` had been consumed *before* the step, so that the first step of a
+/// warm-up has the rate `start`. For example `peak = 1, w = 4, d = 12`, cosine to a floor of 0: the
+/// rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearningRate {
-    /// The way down.
+    /// The way after the warm-up.
     pub style: LrStyle,
     /// The rate at the end of the warm-up.
     pub peak: f64,
     /// The rate at the end of the decay and after.
     pub floor: f64,
+    /// What the floor does to the way down.
+    pub floor_mode: FloorMode,
+    /// The rate before the first sample.
+    pub start: f64,
+    /// The way up.
+    pub warmup_shape: WarmupShape,
     /// Samples of the warm-up.
     pub warmup_samples: u64,
     /// Samples from the start of the run to the end of the decay.
     pub decay_samples: u64,
+    /// The last fall of `wsd`.
+    pub anneal_style: AnnealStyle,
+    /// Samples of that.
+    pub anneal_samples: u64,
+    /// Samples of a step, in which the logarithm of a `log` warm-up counts.
+    pub batch_samples: u64,
 }
 
 impl LearningRate {
@@ -44,8 +68,14 @@ impl LearningRate {
             style: lr.style,
             peak: lr.peak,
             floor: lr.floor,
+            floor_mode: lr.floor_mode,
+            start: lr.start,
+            warmup_shape: lr.warmup_shape,
             warmup_samples: config.lr_warmup_samples(),
             decay_samples: config.lr_decay_samples(),
+            anneal_style: lr.anneal_style,
+            anneal_samples: config.lr_anneal_samples(),
+            batch_samples: config.batch.global,
         }
     }
 
@@ -53,91 +83,57 @@ impl LearningRate {
     #[must_use]
     pub fn at(&self, samples: u64) -> f64 {
         if samples < self.warmup_samples {
-            return self.peak * samples as f64 / self.warmup_samples as f64;
+            return self.warming(samples as f64);
         }
-        if self.style == LrStyle::Constant {
-            return self.peak;
+        let (n, w, d) = (samples as f64, self.warmup_samples as f64, self.decay_samples as f64);
+        // What the first Megatron counted.
+        let m = (n.min(d - w) - w).max(0.0) / d;
+        match (self.style, self.floor_mode) {
+            (LrStyle::Constant, _) => return self.peak,
+            (LrStyle::Exponential, _) => return self.clamped((-0.693 * m).exp()),
+            (LrStyle::Linear, FloorMode::Clamp) => return self.clamped(1.0 - m),
+            (LrStyle::Cosine, FloorMode::Clamp) => return self.clamped(half_cosine(m)),
+            _ => {}
         }
-        if samples >= self.decay_samples {
-            return self.floor;
-        }
-        let decay_samples = self.decay_samples - self.warmup_samples;
-        let progress = (samples - self.warmup_samples) as f64 / decay_samples as f64;
         let height = match self.style {
-            LrStyle::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
-            LrStyle::Linear | LrStyle::Constant => 1.0 - progress,
+            LrStyle::RangeTest => (n / d).min(1.0),
+            _ if samples >= self.decay_samples => 0.0,
+            LrStyle::InverseSqrt => return self.clamped((w / n).sqrt()),
+            LrStyle::Cosine => half_cosine((n - w) / (d - w)),
+            LrStyle::Wsd => self.annealing(samples),
+            LrStyle::Linear | LrStyle::Constant | LrStyle::Exponential => 1.0 - (n - w) / (d - w),
         };
         self.floor + (self.peak - self.floor) * height
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(style: LrStyle, floor: f64, expected: &[(u64, f64)]) {
-        let lr = LearningRate { style, peak: 1.0, floor, warmup_samples: 4, decay_samples: 12 };
-        for (samples, rate) in expected {
-            let got = lr.at(*samples);
-            assert!((got - rate).abs() < 1e-15, "{style:?} at {samples}: {got}, due {rate}");
+    fn warming(&self, n: f64) -> f64 {
+        let rise = self.peak - self.start;
+        let (w, batch) = (self.warmup_samples as f64, self.batch_samples as f64);
+        match self.warmup_shape {
+            WarmupShape::Linear => self.start + rise * n / w,
+            // DeepSpeed's warm-up has two steps at least.
+            WarmupShape::Log => self.start + rise * (n / batch).ln_1p() / (w / batch).max(2.0).ln(),
         }
     }
 
-    /// Values from the closed forms: cos(π/4) = √2/2, cos(π/2) = 0, cos(3π/4) = −√2/2.
-    #[test]
-    fn follows_the_closed_forms() {
-        let half_root = 0.5_f64.sqrt();
-        check(
-            LrStyle::Cosine,
-            0.0,
-            &[
-                (0, 0.0),
-                (1, 0.25),
-                (3, 0.75),
-                (4, 1.0),
-                (6, (1.0 + half_root) / 2.0),
-                (8, 0.5),
-                (10, (1.0 - half_root) / 2.0),
-                (12, 0.0),
-                (1000, 0.0),
-            ],
-        );
-        check(LrStyle::Cosine, 0.2, &[(2, 0.5), (4, 1.0), (8, 0.6), (12, 0.2), (13, 0.2)]);
-        check(
-            LrStyle::Linear,
-            0.2,
-            &[(2, 0.5), (4, 1.0), (6, 0.8), (8, 0.6), (10, 0.4), (12, 0.2)],
-        );
-        check(LrStyle::Constant, 0.2, &[(0, 0.0), (2, 0.5), (4, 1.0), (12, 1.0), (99, 1.0)]);
+    fn clamped(&self, height: f64) -> f64 {
+        (self.peak * height).max(self.floor)
     }
 
-    #[test]
-    fn needs_no_warmup_and_no_decay() {
-        let lr = LearningRate {
-            style: LrStyle::Cosine,
-            peak: 3e-4,
-            floor: 3e-5,
-            warmup_samples: 0,
-            decay_samples: 10,
-        };
-        assert_eq!((lr.at(0), lr.at(10)), (3e-4, 3e-5));
-        let all_warmup = LearningRate { warmup_samples: 10, ..lr };
-        assert_eq!((all_warmup.at(5), all_warmup.at(10)), (1.5e-4, 3e-5));
+    /// The height of `wsd` between the floor and the peak.
+    fn annealing(&self, samples: u64) -> f64 {
+        let since = (samples + self.anneal_samples).saturating_sub(self.decay_samples);
+        let q = since as f64 / self.anneal_samples as f64;
+        match self.anneal_style {
+            AnnealStyle::Linear => 1.0 - q,
+            AnnealStyle::Cosine => half_cosine(q),
+            AnnealStyle::Exponential => 2.0 * 0.5_f64.powf(q) - 1.0,
+            AnnealStyle::MinusSqrt => 1.0 - q.sqrt(),
+        }
     }
+}
 
-    /// The values that Megatron-core's `OptimizerParamScheduler` has for GPT-3 125M: peak 6e-4,
-    /// floor 6e-5, 183,105 warm-up and 126,953,125 decay samples; worked out in exact arithmetic.
-    #[test]
-    fn keeps_its_precision_at_the_scale_of_a_real_run() {
-        let lr = LearningRate {
-            style: LrStyle::Linear,
-            peak: 6e-4,
-            floor: 6e-5,
-            warmup_samples: 183_105,
-            decay_samples: 126_953_125,
-        };
-        // Half the way down: (183105 + 126953125) / 2 = 63568115.
-        assert!((lr.at(63_568_115) - 3.3e-4).abs() < 1e-18);
-        assert!((lr.at(36_621) - 1.2e-4).abs() < 1e-18, "a fifth of the warm-up");
-    }
+/// From 1 at 0 to 0 at 1.
+fn half_cosine(part: f64) -> f64 {
+    0.5 * (1.0 + (PI * part).cos())
 }

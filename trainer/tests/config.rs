@@ -81,9 +81,10 @@ fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
             "optim.lr.warm_up={steps=1}",
             "optim.lr.warm_up: unknown key; hint: did you mean 'warmup'?",
         ),
-        ("parallel.tp=2", "parallel: unknown key; hint: known here: run, model, data, batch"),
-        ("model.dropout=0.1", "model.dropout: unknown key; hint: known here: family, layers"),
-        ("checkpoint.async=true", "checkpoint.async: unknown key"),
+        ("paralel.tp=2", "paralel: unknown key; hint: did you mean 'parallel'?"),
+        ("shape.x=1", "shape: unknown key; hint: known here: run, model, data, batch, parallel"),
+        ("model.rotary_percent=0.1", "model.rotary_percent: unknown key; hint: known here: family"),
+        ("checkpoint.asinc=true", "checkpoint.asinc: unknown key; hint: did you mean 'async'?"),
         ("run.budget={step=5}", "run.budget: got 'step', due steps or samples or tokens"),
     ] {
         let refusal = set(&[change]).unwrap_err();
@@ -103,9 +104,11 @@ fn wrong_types_are_refused_by_name() {
         ("optim.betas=[0.9,true]", "optim.betas.1: got true, due a number"),
         ("optim.lr=1e-3", "optim.lr: got 0.001, due a table"),
         ("log.jsonl=1", "log.jsonl: got 1, due true or false"),
-        ("precision.dtype=fp16", "precision.dtype: got 'fp16', due fp32 or bf16"),
+        ("precision.dtype=fp8", "precision.dtype: got 'fp8', due fp32 or bf16 or fp16"),
+        ("optim.offload=disk", "optim.offload: got 'disk', due none, cpu or nvme:/path"),
+        ("parallel.schedule=zigzag", "parallel.schedule: got 'zigzag', due 1f1b or interleaved or"),
         ("precision.dtype=16", "precision.dtype: got 16, due"),
-        ("model.activation=relu", "model.activation: got 'relu', due gelu-tanh"),
+        ("model.activation=gleu", "model.activation: got 'gleu', due gelu or gelu-tanh or"),
         ("run.budget=800", "run.budget: got 800, due exactly one of steps, samples, tokens"),
         ("run.budget={}", "run.budget: got none, due exactly one of steps, samples, tokens"),
         ("run.budget={steps=1,tokens=2}", "run.budget: got steps and tokens, due exactly one of"),
@@ -136,8 +139,9 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("run.budget={tokens=1023}", "run.budget: is less than one step of 16 samples"),
         ("run.budget={steps=0}", "run.budget.steps: got 0, due 1 to"),
         ("run.budget={steps=9007199254740992}", "run.budget: is more than 9007199254740992 tokens"),
-        ("data.train=[]", "data.train: got 0 corpora, due exactly one"),
-        ("data.train=['a','b']", "data.train: got 2 corpora, due exactly one; hint: merge them"),
+        ("data.train=[]", "data.train: got 0 corpora, due 1 to 255"),
+        ("data.train=['a',{path=''}]", "data.train.1.path: is empty"),
+        ("data.objective=mlm", "data.objective: is not of this family; hint: gpt learns lm"),
         ("data.train=[{path='a',weight=0}]", "data.train.0.weight: got 0, due more than 0"),
         ("data.split='1,2,3,4'", "data.split: got 4 shares, due at most 3"),
         ("data.split=[0,0]", "data.split: no share is above 0"),
@@ -145,7 +149,25 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("data.prefetch_batches=0", "data.prefetch_batches: got 0, due 1 to 1024"),
         ("batch.micro=3", "batch.micro: micro 3 does not divide global 16"),
         ("batch.micro=0", "batch.micro: got 0, due 1 to 65536"),
-        ("batch.accumulation=3", "batch.accumulation: got 3, due global / micro = 4"),
+        ("batch.accumulation=3", "batch.accumulation: got 3, due a divisor of global / micro = 4"),
+        (
+            "batch.rampup={start=4,increment=5,samples=9}",
+            "batch.rampup.increment: 5 is no multiple",
+        ),
+        ("batch.rampup={start=4,increment=8,samples=9}", "batch.rampup.increment: steps of 8 from"),
+        (
+            "batch.rampup={start=16,increment=4,samples=9}",
+            "batch.rampup.start: got 16, due 1 to 15",
+        ),
+        ("model.head_dim=0", "model.head_dim: got 0, due 1 to 131072"),
+        ("model.dropout=1", "model.dropout: got 1, due 0 or more, and less than 1"),
+        ("model.dec_len=8", "model.dec_len: is of family \"t5\" alone"),
+        ("model.family=t5", "model.dec_len: is missing, and family \"t5\" needs it"),
+        ("model.positions=relative-bias", "model.positions: is not of this family; hint: gpt has"),
+        ("precision.loss_scale.min=1e9", "precision.loss_scale.min: got 1000000000, due"),
+        ("optim.lr.anneal={samples=0}", "optim.lr.anneal: got 0, due 1 to"),
+        ("checkpoint.load_parts=['optim']", "checkpoint.load_parts: is without \"model\""),
+        ("checkpoint.keep.every=0", "checkpoint.keep.every: got 0, due 1 to"),
         ("optim.betas=[0.9,1.0]", "optim.betas.1: got 1, due 0 or more, and less than 1"),
         ("optim.lr.floor=1", "optim.lr.floor: got 1, due 0 to 0.001"),
         ("optim.lr.peak=inf", "optim.lr.peak: got inf, due 0 to 1000"),
@@ -157,7 +179,8 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("eval.iters=0", "eval.iters: got 0, due 1 to 1000000"),
         ("log.every=0", "log.every: got 0, due 1 to"),
     ] {
-        let refusal = set(&[change]).unwrap_err();
+        let wsd = if change.contains("anneal") { "wsd" } else { "cosine" };
+        let refusal = set(&[&format!("optim.lr.style={wsd}"), change]).unwrap_err();
         assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
     }
 }
@@ -330,6 +353,39 @@ fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
     check(&["run.dir=x", "log.every=1", "eval.every=5", "checkpoint.keep.last=1"], &[]);
     // The same length in other words is no difference.
     check(&["run.budget={samples=12800}", "optim.lr.warmup={samples=128}", "model.ffn=512"], &[]);
+    // Nor is another layout, another place of the corpus, or an initial weight long since drawn.
+    check(
+        &[
+            "parallel.pp=2",
+            "parallel.zero=1",
+            "parallel.bucket_mib=1",
+            "parallel.recompute.mode=full",
+            "data.train=[{path='elsewhere', weight=3}]",
+            "model.init.std=0.5",
+            "optim.offload=cpu",
+            "checkpoint.async=false",
+        ],
+        &[],
+    );
+    check(&["parallel.tp=2"], &[("parallel.tp", "1", "2", Effect::OtherBits)]);
+    let ramp = "batch.rampup={start=8,increment=8,samples=64}";
+    let found = set(&["run.threads=2", ramp]).unwrap().differences(&saved);
+    assert!(
+        found.iter().any(|d| d.key == "batch.rampup.start" && d.there == "absent"),
+        "{found:?}"
+    );
+    let without = set(&["run.threads=2"]).unwrap();
+    let found = without.differences(&set(&["run.threads=2", ramp]).unwrap());
+    assert!(found.iter().any(|d| d.key == "batch.rampup.start" && d.here == "absent"), "{found:?}");
+    check(
+        &["data.train=['a', 'b']"],
+        &[(
+            "data.train",
+            "[{ path = \"\", weight = 1.0 }]",
+            "[{ path = \"\", weight = 1.0 }, { path = \"\", weight = 1.0 }]",
+            Effect::OtherRun,
+        )],
+    );
     check(
         &["model.layers=5", "optim.lr.peak=2e-3", "batch.micro=2"],
         &[
@@ -345,4 +401,178 @@ fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
             ("run.threads", "2", "3", Effect::OtherBits),
         ],
     );
+}
+
+/// What an earlier version recorded says what it said then.
+#[test]
+fn a_recorded_config_without_the_newer_keys_is_the_same_run() {
+    let text = "[run]\ndir = \"r\"\nseed = 1\nthreads = 1\n[run.budget]\nsteps = 48\n\
+                [model]\nfamily = \"gpt\"\nlayers = 2\nhidden = 64\nheads = 2\nffn = 256\n\
+                activation = \"gelu-tanh\"\nvocab = 500\nseq_len = 16\n\
+                [model.init]\nstd = 0.02\nscaled_output = true\n\
+                [[data.train]]\npath = \"c\"\nweight = 1.0\n\
+                [batch]\nglobal = 12\nmicro = 4\naccumulation = 3\n\
+                [precision]\ndtype = \"fp32\"\n[optim]\nbetas = [0.9, 0.95]\neps = 1e-8\n\
+                weight_decay = 0.1\nclip = 1.0\n[optim.lr]\nstyle = \"cosine\"\npeak = 0.003\n\
+                floor = 0.0\n[optim.lr.warmup]\nsamples = 5\n[optim.lr.decay]\nsamples = 576\n\
+                [checkpoint]\ndir = \"r/ckpt\"\nload = \"auto\"\n[checkpoint.keep]\nlast = 2\n";
+    let config = read(text).unwrap();
+    assert_eq!(config.divide(1).map(|division| division.micro_batches), Ok(3));
+    let again = Config::from_toml("now", &config.resolved().to_toml()).unwrap();
+    assert_eq!(again.differences(&config), []);
+    assert!(config.not_yet().is_empty());
+}
+
+/// The batch identity of `CPM-1`'s T5 (4 x 16 on 2 replicas) and of its GPT-2 (4 x 16 on 1), and
+/// the refusals that belong to a layout.
+#[test]
+fn a_world_divides_or_says_why_not() {
+    let check = |sets: &[&str], world: u64, due: Result<[u64; 4], &str>| {
+        let sets = [&["model.layers=8", "model.heads=8"], sets].concat();
+        match (set(&sets).unwrap().divide(world), due) {
+            (Ok(got), Ok(due)) => {
+                let got = [got.dp, got.tp, got.pp, got.micro_batches];
+                assert_eq!(got, due, "{sets:?} on {world}");
+            }
+            (Err(got), Err(due)) => {
+                let got = got.join("\n");
+                assert!(got.contains(due), "{sets:?} on {world}: {got}");
+            }
+            (got, due) => panic!("{sets:?} on {world}: got {got:?}, due {due:?}"),
+        }
+    };
+    let t5 = ["batch.global=128", "parallel.tp=2", "batch.accumulation=16"];
+    check(&t5, 4, Ok([2, 2, 1, 16]));
+    let gpt = ["batch.global=64", "parallel.tp=2", "parallel.pp=2", "batch.accumulation=16"];
+    check(&gpt, 4, Ok([1, 2, 2, 16]));
+    check(&gpt, 8, Err("batch.accumulation: got 16, due global / (micro x dp) = 8"));
+    check(&gpt, 6, Err("6 ranks are no multiple of tp 2 x pp 2 = 4"));
+    check(&[], 0, Err("0 ranks are no multiple"));
+    check(&[], 8, Err("batch.global 16 is no multiple of micro 4 x dp 8 = 32: global = micro x"));
+    check(&["batch.global=24"], 3, Err("\"tree\" needs powers of two, got dp 3 and 2"));
+    check(&["batch.global=24"], 2, Err("got dp 2 and 3 micro-batches a replica; hint: parallel."));
+    check(&["batch.global=24", "parallel.reduce=ring"], 3, Ok([3, 1, 1, 2]));
+    check(&["batch.global=24"], 1, Ok([1, 1, 1, 6]));
+    let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=4"];
+    check(&woven, 4, Ok([1, 1, 4, 4]));
+    check(&[&woven[..], &["batch.micro=8"]].concat(), 4, Err("2 micro-batches a replica are no"));
+    let ramp = "batch.rampup={start=4,increment=4,samples=64}";
+    check(&[ramp], 2, Err("batch.rampup.start 4 is no multiple of micro 4 x dp 2 = 8"));
+    check(&[ramp, "batch.micro=2"], 2, Ok([2, 1, 1, 4]));
+}
+
+#[test]
+fn layouts_that_cannot_be_are_refused() {
+    let t5 = ["model.family=t5", "model.dec_len=32"];
+    let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=2"];
+    for (sets, due) in [
+        (vec!["parallel.tp=3"], "parallel.tp: 3 does not divide model.heads 4"),
+        (vec!["parallel.tp=4", "model.ffn=30"], "parallel.tp: 4 does not divide model.ffn 30"),
+        (vec!["parallel.sequence_parallel=true"], "needs parallel.tp of 2 or more"),
+        (
+            vec!["parallel.sequence_parallel=true", "parallel.tp=4", "model.seq_len=66"],
+            "parallel.sequence_parallel: tp 4 does not divide model.seq_len 66",
+        ),
+        (vec!["parallel.pp=5"], "4 layers are fewer than pp x virtual_stages = 5"),
+        (vec!["parallel.zero=2", "parallel.tp=2"], "parallel.zero: 2 needs tp = 1 and pp = 1"),
+        (vec!["parallel.zero=4"], "parallel.zero: got 4, due 0 to 3"),
+        (vec!["parallel.zero=3", "optim.offload=cpu"], "optim.offload: goes with parallel.zero 0"),
+        (vec!["parallel.virtual_stages=2"], "which only schedule \"interleaved\" uses"),
+        (vec!["parallel.schedule=interleaved"], "parallel.virtual_stages: is 1, and schedule"),
+        (vec![woven[0], woven[1]], "parallel.pp: is 1, and there is nothing to interleave"),
+        ([&t5[..], &woven[..]].concat(), "which only family \"gpt\" has"),
+        (vec!["parallel.layers_per_stage=[3]"], "their sum is 3, the model has 4 layers"),
+        (vec!["parallel.layers_per_stage=[2,2]"], "got 2 numbers, due pp x virtual_stages = 1"),
+        (vec!["parallel.pp=2", "parallel.layers_per_stage=[0,4]"], "a stage without a layer"),
+        (vec!["parallel.recompute={mode='full',except=[4]}"], "got 4, due layers below 4"),
+        (vec!["parallel.timeout=0s"], "parallel.timeout: got 0s, due 1s or more"),
+    ] {
+        let refusal = set(&sets).unwrap_err();
+        assert!(refusal.contains(due), "{sets:?}: {refusal}");
+    }
+}
+
+/// Colossal-AI's rule: what is left over goes to the last stages. And Megatron's thirty layers on
+/// four stages, of which it trained 28.
+#[test]
+fn layers_are_divided_among_stages_without_a_rest() {
+    for (sets, due) in [
+        (vec!["parallel.pp=4", "model.layers=30"], vec![7, 7, 8, 8]),
+        (vec!["parallel.pp=2", "parallel.layers_per_stage=[1,3]"], vec![1, 3]),
+        (
+            vec!["model.family=t5", "model.dec_len=8", "model.decoder_layers=3", "parallel.pp=2"],
+            vec![3, 4],
+        ),
+        (
+            vec![
+                "parallel.pp=2",
+                "parallel.virtual_stages=2",
+                "parallel.schedule=interleaved",
+                "model.layers=9",
+            ],
+            vec![2, 2, 2, 3],
+        ),
+    ] {
+        assert_eq!(set(&sets).unwrap().units_per_piece(), due, "{sets:?}");
+    }
+}
+
+#[test]
+fn what_a_family_has_by_default() {
+    use trainer::config::{Activation, Norm, Objective, Positions};
+    let t5 = set(&["model.family=t5", "model.dec_len=32"]).unwrap().resolved();
+    let model = &t5.model;
+    assert_eq!((model.activation, model.norm), (Some(Activation::GegluTanh), Some(Norm::Rmsnorm)));
+    assert_eq!((model.positions, model.bias), (Some(Positions::RelativeBias), Some(false)));
+    assert_eq!((model.tie_embeddings, model.norm_eps), (Some(false), Some(1e-6)));
+    assert_eq!((model.decoder_layers, model.units(), model.tokens_per_sample()), (Some(4), 8, 96));
+    assert_eq!((t5.objective(), t5.tokens_per_step()), (Objective::SpanCorruption, 16 * 96));
+    let bert = set(&["model.family=bert"]).unwrap();
+    assert_eq!((bert.model.activation(), bert.model.norm_eps()), (Activation::Gelu, 1e-12));
+    assert_eq!((bert.objective(), bert.model.token_types), (Objective::Mlm, 2));
+    // The other name of the encoder's length.
+    let named = read(&SMALL.replace("seq_len = 64", "family='t5'\nenc_len = 48\ndec_len = 16"));
+    assert_eq!(named.unwrap().model.tokens_per_sample(), 64);
+}
+
+/// `--rampup-batch-size 448 448 488280` to 2688, Yuan's: the sizes are those that
+/// `RampupBatchsizeNumMicroBatchesCalculator` of megatron-core 0.16.1 gives.
+#[test]
+fn batches_grow_as_megatrons_do() {
+    let config = set(&[
+        "batch.global=2688",
+        "batch.micro=4",
+        "batch.rampup={start=448,increment=448,samples=488280}",
+        "run.budget={samples=1_000_000}",
+    ])
+    .unwrap();
+    let batch = &config.batch;
+    for (samples, due) in [
+        (0, 448),
+        (97_655, 448),
+        (97_656, 896),
+        (195_312, 1344),
+        (292_968, 1792),
+        (390_624, 2240),
+        (488_279, 2240),
+        (488_280, 2688),
+        (9_000_000, 2688),
+    ] {
+        assert_eq!(batch.at(samples), due, "at {samples}");
+    }
+    // Step by step, as the loop goes.
+    let (mut samples, mut steps) = (0, 0);
+    while samples + batch.at(samples) <= 1_000_000 {
+        assert_eq!((batch.steps_in(samples), batch.samples_after(steps)), (steps, samples));
+        samples += batch.at(samples);
+        steps += 1;
+    }
+    assert_eq!((config.steps_total(), config.samples_total()), (steps, samples));
+    let by_steps = set(&[
+        "batch.global=2688",
+        "batch.micro=4",
+        "batch.rampup={start=448,increment=448,samples=488280}",
+        &format!("run.budget={{steps={steps}}}"),
+    ]);
+    assert_eq!(by_steps.unwrap().samples_total(), samples);
 }

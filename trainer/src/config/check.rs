@@ -5,11 +5,15 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::node::Refusal;
-use super::{Budget, Config, ConfigError, Length, LrConfig, Warmup};
+use super::{Budget, Config, ConfigError, Family, LrStyle, Objective, Offload, Part};
 
 /// What a config counts (steps, samples, tokens) stays below 2^53, so that it is exact in a float,
 /// in JSON, and in every product made of it here.
-const COUNT_MAX: u64 = 1 << 53;
+pub(super) const COUNT_MAX: u64 = 1 << 53;
+/// Corpora of one blend: Megatron's index of a blend has a byte for each.
+const CORPORA_MAX: usize = 255;
+/// Sizes of batches while they grow.
+const GROWTHS_MAX: u64 = 1 << 16;
 
 impl Config {
     /// Checks every value. [`Config::load`] and [`Config::from_toml`] have done so; this is for a
@@ -23,10 +27,13 @@ impl Config {
 
     pub(super) fn checked(&self) -> Result<(), Refusal> {
         self.check_run()?;
-        self.check_model()?;
+        self.model.checked()?;
         self.check_data()?;
         self.check_batch()?;
-        self.check_optim()?;
+        self.check_parallel()?;
+        self.precision.checked()?;
+        self.optim.checked()?;
+        self.check_offload()?;
         self.check_rhythm()?;
         self.check_lengths()
     }
@@ -50,37 +57,38 @@ impl Config {
         }
     }
 
-    fn check_model(&self) -> Result<(), Refusal> {
-        let model = &self.model;
-        within("model.layers", model.layers, 1..=1024)?;
-        within("model.hidden", model.hidden, 1..=1 << 17)?;
-        within("model.heads", model.heads, 1..=1024)?;
-        within("model.ffn", model.ffn(), 1..=1 << 20)?;
-        within("model.vocab", model.vocab, 2..=1 << 24)?;
-        within("model.seq_len", model.seq_len, 1..=1 << 20)?;
-        within("model.init.std", model.init.std, 0.0..=1.0)?;
-        if !model.hidden.is_multiple_of(model.heads) {
-            let problem = format!("{} heads do not divide hidden {}", model.heads, model.hidden);
-            return Err(refused("model.heads", problem));
-        }
-        Ok(())
-    }
-
     fn check_data(&self) -> Result<(), Refusal> {
         let data = &self.data;
-        let [corpus] = &data.train[..] else {
-            let problem = format!("got {} corpora, due exactly one", data.train.len());
-            return Err(refused("data.train", problem).hint("merge them into one .bin/.idx pair"));
-        };
-        not_empty("data.train.0.path", &corpus.path)?;
-        if !(corpus.weight > 0.0 && corpus.weight.is_finite()) {
-            let problem = format!("got {}, due more than 0", corpus.weight);
-            return Err(refused("data.train.0.weight", problem));
+        if data.train.is_empty() || data.train.len() > CORPORA_MAX {
+            let problem = format!("got {} corpora, due 1 to {CORPORA_MAX}", data.train.len());
+            return Err(refused("data.train", problem));
+        }
+        for (at, corpus) in data.train.iter().enumerate() {
+            not_empty(&format!("data.train.{at}.path"), &corpus.path)?;
+            if !(corpus.weight > 0.0 && corpus.weight.is_finite()) {
+                let problem = format!("got {}, due more than 0", corpus.weight);
+                return Err(refused(&format!("data.train.{at}.weight"), problem));
+            }
         }
         data.split.shares().map_err(|problem| refused("data.split", problem))?;
         not_empty("data.tokenizer", &data.tokenizer)?;
         within("data.prefetch_batches", data.prefetch_batches, 1..=1024)?;
-        data.cache_dir.as_ref().map_or(Ok(()), |folder| not_empty("data.cache_dir", folder))
+        data.cache_dir.as_ref().map_or(Ok(()), |folder| not_empty("data.cache_dir", folder))?;
+        if !(0.0..1.0).contains(&data.mask_prob) {
+            let problem = format!("got {}, due 0 or more, and less than 1", data.mask_prob);
+            return Err(refused("data.mask_prob", problem));
+        }
+        within("data.short_seq_prob", data.short_seq_prob, 0.0..=1.0)?;
+        let fits = match self.model.family {
+            Family::Gpt => Objective::Lm,
+            Family::T5 => Objective::SpanCorruption,
+            Family::Bert => Objective::Mlm,
+        };
+        if self.objective() == fits {
+            return Ok(());
+        }
+        let hint = "gpt learns lm, t5 span-corruption, bert mlm";
+        Err(refused("data.objective", "is not of this family").hint(hint))
     }
 
     fn check_batch(&self) -> Result<(), Refusal> {
@@ -91,29 +99,44 @@ impl Config {
             let problem = format!("micro {} does not divide global {}", batch.micro, batch.global);
             return Err(refused("batch.micro", problem));
         }
+        let micro_batches = batch.micro_batches();
         match batch.accumulation {
-            Some(given) if given != batch.global / batch.micro => {
-                let due = batch.global / batch.micro;
-                Err(refused(
-                    "batch.accumulation",
-                    format!("got {given}, due global / micro = {due}"),
-                ))
+            Some(given) if given == 0 || !micro_batches.is_multiple_of(given) => {
+                let problem =
+                    format!("got {given}, due a divisor of global / micro = {micro_batches}");
+                return Err(refused("batch.accumulation", problem));
             }
-            _ => Ok(()),
+            _ => {}
         }
+        let Some(ramp) = &batch.rampup else { return Ok(()) };
+        within("batch.rampup.start", ramp.start, 1..=batch.global.saturating_sub(1).max(1))?;
+        within("batch.rampup.increment", ramp.increment, 1..=batch.global)?;
+        within("batch.rampup.samples", ramp.samples, 1..=COUNT_MAX)?;
+        for (key, size) in [("start", ramp.start), ("increment", ramp.increment)] {
+            if !size.is_multiple_of(batch.micro) {
+                let problem = format!("{size} is no multiple of micro {}", batch.micro);
+                return Err(refused(&format!("batch.rampup.{key}"), problem));
+            }
+        }
+        let whole =
+            batch.global > ramp.start && (batch.global - ramp.start).is_multiple_of(ramp.increment);
+        if !whole || ramp.growths(batch.global) > GROWTHS_MAX {
+            let (from, to) = (ramp.start, batch.global);
+            let problem = format!(
+                "steps of {} from {from} do not end at {to}, or are more than {GROWTHS_MAX}",
+                ramp.increment
+            );
+            return Err(refused("batch.rampup.increment", problem));
+        }
+        Ok(())
     }
 
-    fn check_optim(&self) -> Result<(), Refusal> {
-        let optim = &self.optim;
-        for (name, beta) in ["optim.betas.0", "optim.betas.1"].into_iter().zip(optim.betas) {
-            if !(0.0..1.0).contains(&beta) {
-                return Err(refused(name, format!("got {beta}, due 0 or more, and less than 1")));
-            }
+    fn check_offload(&self) -> Result<(), Refusal> {
+        if self.optim.offload != Offload::None && self.parallel.zero > 1 {
+            let problem = format!("goes with parallel.zero 0 and 1, got {}", self.parallel.zero);
+            return Err(refused("optim.offload", problem));
         }
-        within("optim.eps", optim.eps, 1e-16..=1.0)?;
-        within("optim.weight_decay", optim.weight_decay, 0.0..=10.0)?;
-        within("optim.clip", optim.clip, 0.0..=1e6)?;
-        check_lr(&optim.lr)
+        Ok(())
     }
 
     fn check_rhythm(&self) -> Result<(), Refusal> {
@@ -125,6 +148,13 @@ impl Config {
             within("checkpoint.every.minutes", minutes, 1..=1_000_000)?;
         }
         within("checkpoint.keep.last", checkpoint.keep.last, 1..=1_000_000)?;
+        if let Some(steps) = checkpoint.keep.every {
+            within("checkpoint.keep.every", steps, 1..=COUNT_MAX)?;
+        }
+        if !checkpoint.load_parts.contains(&Part::Model) {
+            let problem = "is without \"model\": nothing would be left of the checkpoint";
+            return Err(refused("checkpoint.load_parts", problem));
+        }
         within("eval.every", self.eval.every, 0..=COUNT_MAX)?;
         within("eval.iters", self.eval.iters, 1..=1_000_000)?;
         within("log.every", self.log.every, 1..=COUNT_MAX)
@@ -132,13 +162,13 @@ impl Config {
 
     /// What the budget, the batch and the learning rate must say together.
     fn check_lengths(&self) -> Result<(), Refusal> {
-        let samples = self.samples_of_budget().filter(|samples| *samples <= COUNT_MAX);
-        let tokens = samples.and_then(|samples| samples.checked_mul(self.model.seq_len));
+        let samples = Some(self.samples_of_budget()).filter(|samples| *samples <= COUNT_MAX);
+        let tokens = samples.and_then(|n| n.checked_mul(self.model.tokens_per_sample()));
         if tokens.is_none_or(|tokens| tokens > COUNT_MAX) {
             return Err(refused("run.budget", format!("is more than {COUNT_MAX} tokens")));
         }
         if self.steps_total() == 0 {
-            let problem = format!("is less than one step of {} samples", self.batch.global);
+            let problem = format!("is less than one step of {} samples", self.batch.at(0));
             return Err(refused("run.budget", problem));
         }
         let (decay, warmup) = (self.lr_decay_samples(), self.lr_warmup_samples());
@@ -149,26 +179,18 @@ impl Config {
             let problem = format!("{warmup} samples are more than the decay's {decay}");
             return Err(refused("optim.lr.warmup", problem));
         }
-        Ok(())
+        match self.optim.lr.style {
+            LrStyle::InverseSqrt if warmup == 0 => {
+                let problem = "is 0, and \"inverse-sqrt\" takes its scale from it";
+                Err(refused("optim.lr.warmup", problem))
+            }
+            LrStyle::Wsd => within("optim.lr.anneal", self.lr_anneal_samples(), 1..=decay - warmup),
+            _ => Ok(()),
+        }
     }
 }
 
-fn check_lr(lr: &LrConfig) -> Result<(), Refusal> {
-    within("optim.lr.peak", lr.peak, 0.0..=1000.0)?;
-    within("optim.lr.floor", lr.floor, 0.0..=lr.peak)?;
-    match lr.warmup {
-        Warmup::Steps(count) => within("optim.lr.warmup.steps", count, 0..=COUNT_MAX)?,
-        Warmup::Samples(count) => within("optim.lr.warmup.samples", count, 0..=COUNT_MAX)?,
-        Warmup::Fraction(part) => within("optim.lr.warmup.fraction", part, 0.0..=1.0)?,
-    }
-    match lr.decay {
-        None => Ok(()),
-        Some(Length::Steps(count)) => within("optim.lr.decay.steps", count, 1..=COUNT_MAX),
-        Some(Length::Samples(count)) => within("optim.lr.decay.samples", count, 1..=COUNT_MAX),
-    }
-}
-
-fn within<T: Copy + PartialOrd + Display>(
+pub(super) fn within<T: Copy + PartialOrd + Display>(
     key: &str,
     value: T,
     due: RangeInclusive<T>,
@@ -179,10 +201,10 @@ fn within<T: Copy + PartialOrd + Display>(
     Err(refused(key, format!("got {value}, due {} to {}", due.start(), due.end())))
 }
 
-fn not_empty(key: &str, text: &str) -> Result<(), Refusal> {
+pub(super) fn not_empty(key: &str, text: &str) -> Result<(), Refusal> {
     if text.is_empty() { Err(refused(key, "is empty")) } else { Ok(()) }
 }
 
-fn refused(key: &str, problem: impl Display) -> Refusal {
+pub(super) fn refused(key: &str, problem: impl Display) -> Refusal {
     Refusal::new(key, problem)
 }

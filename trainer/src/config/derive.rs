@@ -2,56 +2,115 @@
 
 use std::thread::available_parallelism;
 
-use super::{BatchConfig, Budget, Config, Length, ModelConfig, Warmup};
+use super::{
+    BatchConfig, Budget, Config, Family, Length, LrStyle, Objective, RampupConfig, Warmup,
+};
 
-/// Rows of the word embedding come in this many: matrix units want whole tiles, and 128 is what
-/// Megatron pads to.
-const VOCAB_MULTIPLE: u64 = 128;
-
-impl ModelConfig {
-    /// Width inside the feed-forward block.
+impl BatchConfig {
+    /// Micro-batches of one step, over all replicas.
     #[must_use]
-    pub fn ffn(&self) -> u64 {
-        self.ffn.unwrap_or(4 * self.hidden)
+    pub fn micro_batches(&self) -> u64 {
+        self.global / self.micro
     }
 
-    /// Width of one attention head.
+    /// Forward and backward passes of one step, if there is one replica.
     #[must_use]
-    pub fn head_dim(&self) -> u64 {
-        self.hidden / self.heads
+    pub fn accumulation(&self) -> u64 {
+        self.micro_batches()
     }
 
-    /// Rows of the word embedding: `vocab`, rounded up to a multiple of 128. No token has the
-    /// rows above `vocab`; they are there for the speed of the matrix product alone.
+    /// Samples of the step before which so many had been consumed.
     #[must_use]
-    pub fn padded_vocab(&self) -> u64 {
-        self.vocab.next_multiple_of(VOCAB_MULTIPLE)
+    pub fn at(&self, samples: u64) -> u64 {
+        match &self.rampup {
+            Some(ramp) if samples < ramp.samples => {
+                ramp.start + ramp.increment * ramp.level(self.global, samples)
+            }
+            _ => self.global,
+        }
+    }
+
+    /// The ramp as runs of equal batches: the size, and how many steps have it. Behind them every
+    /// batch is `global`.
+    fn levels(&self) -> Vec<(u64, u64)> {
+        let Some(ramp) = &self.rampup else { return Vec::new() };
+        let (mut levels, mut consumed) = (Vec::new(), 0);
+        while consumed < ramp.samples {
+            let size = self.at(consumed);
+            let next = ramp.first_sample(self.global, ramp.level(self.global, consumed) + 1);
+            let steps = (next - consumed).div_ceil(size);
+            levels.push((size, steps));
+            consumed += steps * size;
+        }
+        levels
+    }
+
+    /// Whole steps that so many samples make, from the start of the run.
+    #[must_use]
+    pub fn steps_in(&self, samples: u64) -> u64 {
+        let (mut steps, mut left) = (0, samples);
+        for (size, count) in self.levels() {
+            let here = count.min(left / size);
+            steps += here;
+            left -= here * size;
+            if here < count {
+                return steps;
+            }
+        }
+        steps + left / self.global
+    }
+
+    /// Samples that so many steps consume, from the start of the run; the most that can be counted
+    /// if that is beyond counting.
+    #[must_use]
+    pub fn samples_after(&self, steps: u64) -> u64 {
+        let (mut samples, mut left) = (0, steps);
+        for (size, count) in self.levels() {
+            let here = count.min(left);
+            samples += here * size;
+            left -= here;
+        }
+        left.saturating_mul(self.global).saturating_add(samples)
     }
 }
 
-impl BatchConfig {
-    /// Forward and backward passes of one step.
-    #[must_use]
-    pub fn accumulation(&self) -> u64 {
-        self.global / self.micro
+impl RampupConfig {
+    /// Times that the batch grows.
+    pub(super) fn growths(&self, global: u64) -> u64 {
+        (global - self.start) / self.increment
+    }
+
+    /// How often it has grown when so many samples, fewer than `self.samples`, are consumed: the
+    /// ramp is divided evenly, as Megatron does.
+    fn level(&self, global: u64, samples: u64) -> u64 {
+        let passed = u128::from(samples) * u128::from(self.growths(global));
+        (passed / u128::from(self.samples)) as u64 // fits: below the number of growths
+    }
+
+    /// The first sample at which it has grown so often.
+    fn first_sample(&self, global: u64, level: u64) -> u64 {
+        let scaled = u128::from(level) * u128::from(self.samples);
+        scaled.div_ceil(u128::from(self.growths(global))) as u64 // fits: at most `self.samples`
     }
 }
 
 impl Config {
     /// The same run with every default written down: what is recorded. Threads are counted here,
-    /// once; paths stay as they were given.
+    /// once; paths stay as they were given, and what depends on the layout stays open.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut all = self.clone();
         if all.run.threads == 0 {
             all.run.threads = available_parallelism().map_or(1, |count| count.get() as u64);
         }
-        all.model.ffn = Some(self.model.ffn());
-        all.batch.accumulation = Some(self.batch.accumulation());
+        all.model.resolve();
+        all.data.objective = Some(self.objective());
+        all.batch.accumulation = None;
         all.checkpoint.dir = Some(self.checkpoint_dir());
         all.data.cache_dir = Some(self.cache_dir());
         all.optim.lr.decay = Some(Length::Samples(self.lr_decay_samples()));
         all.optim.lr.warmup = Warmup::Samples(self.lr_warmup_samples());
+        all.optim.lr.anneal = Some(Warmup::Samples(self.lr_anneal_samples()));
         all
     }
 
@@ -62,7 +121,7 @@ impl Config {
         self.checkpoint.dir.clone().unwrap_or_else(below_run)
     }
 
-    /// Prefix of the `.bin/.idx` pair.
+    /// Prefix of the first `.bin/.idx` pair.
     ///
     /// # Panics
     /// If the config was built in memory without a corpus and not checked.
@@ -79,22 +138,32 @@ impl Config {
         self.data.cache_dir.clone().unwrap_or_else(below)
     }
 
+    /// What is learned from the corpus.
+    #[must_use]
+    pub fn objective(&self) -> Objective {
+        self.data.objective.unwrap_or(match self.model.family {
+            Family::Gpt => Objective::Lm,
+            Family::T5 => Objective::SpanCorruption,
+            Family::Bert => Objective::Mlm,
+        })
+    }
+
     /// Optimizer steps of the run.
     #[must_use]
     pub fn steps_total(&self) -> u64 {
-        self.samples_of_budget().unwrap_or(u64::MAX) / self.batch.global
+        self.batch.steps_in(self.samples_of_budget())
     }
 
     /// Samples of the run: those of its whole steps.
     #[must_use]
     pub fn samples_total(&self) -> u64 {
-        self.steps_total() * self.batch.global
+        self.batch.samples_after(self.steps_total())
     }
 
-    /// Tokens of one step.
+    /// Tokens of one step, when batches have grown to `batch.global`.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
-        self.batch.global * self.model.seq_len
+        self.batch.global * self.model.tokens_per_sample()
     }
 
     /// Samples over which the learning rate comes down, warm-up included.
@@ -103,16 +172,31 @@ impl Config {
         match self.optim.lr.decay {
             None => self.samples_total(),
             Some(Length::Samples(samples)) => samples,
-            Some(Length::Steps(steps)) => steps.saturating_mul(self.batch.global),
+            Some(Length::Steps(steps)) => self.batch.samples_after(steps),
+            Some(Length::Tokens(tokens)) => tokens / self.model.tokens_per_sample(),
         }
     }
 
     /// Samples over which the learning rate goes up.
     #[must_use]
     pub fn lr_warmup_samples(&self) -> u64 {
-        match self.optim.lr.warmup {
+        match self.optim.lr.style {
+            LrStyle::RangeTest => 0,
+            _ => self.lr_samples(self.optim.lr.warmup),
+        }
+    }
+
+    /// Samples of the last fall of `"wsd"`.
+    #[must_use]
+    pub fn lr_anneal_samples(&self) -> u64 {
+        self.lr_samples(self.optim.lr.anneal.unwrap_or(Warmup::Fraction(0.1)))
+    }
+
+    fn lr_samples(&self, length: Warmup) -> u64 {
+        match length {
             Warmup::Samples(samples) => samples,
-            Warmup::Steps(steps) => steps.saturating_mul(self.batch.global),
+            Warmup::Steps(steps) => self.batch.samples_after(steps),
+            Warmup::Tokens(tokens) => tokens / self.model.tokens_per_sample(),
             // fits: both factors are exact, and the product is at most the decay.
             Warmup::Fraction(part) => (self.lr_decay_samples() as f64 * part) as u64,
         }
@@ -124,12 +208,12 @@ impl Config {
         self.eval.iters * self.batch.global
     }
 
-    /// The budget in samples, or `None` if that is beyond counting.
-    pub(super) fn samples_of_budget(&self) -> Option<u64> {
+    /// The budget in samples; the most that can be counted if that is beyond counting.
+    pub(super) fn samples_of_budget(&self) -> u64 {
         match self.run.budget {
-            Budget::Samples(samples) => Some(samples),
-            Budget::Steps(steps) => steps.checked_mul(self.batch.global),
-            Budget::Tokens(tokens) => Some(tokens / self.model.seq_len),
+            Budget::Samples(samples) => samples,
+            Budget::Steps(steps) => self.batch.samples_after(steps),
+            Budget::Tokens(tokens) => tokens / self.model.tokens_per_sample(),
         }
     }
 }

@@ -14,7 +14,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const EXTENDS_MAX: usize = 16;
 /// Tables that hold one of several keys. A later file replaces them whole: with a base that says
 /// `budget = { samples = .. }`, `budget = { steps = .. }` means the steps alone.
-const WHOLE: [&str; 3] = ["run.budget", "optim.lr.warmup", "optim.lr.decay"];
+const WHOLE: [&str; 4] = ["run.budget", "optim.lr.warmup", "optim.lr.decay", "optim.lr.anneal"];
 
 /// One file, or one `--set`.
 struct Layer {

@@ -6,24 +6,36 @@
 //! (`--set optim.lr.peak=1e-3`). What is not given has a default, and [`Config::resolved`] writes
 //! all of them down; that text goes into the run's folder and into every checkpoint.
 //!
-//! In reading order: the sections below, `load` reads and merges files, `node` turns TOML into
-//! these types, `check` holds the ranges, `derive` what follows from them, `resume` what a resumed
-//! run must share with the run that it goes on with.
+//! In reading order: the sections below, with `model`, `parallel` and `optim` in files of their
+//! own, `words` and `values` are what keys take, `load` reads and merges files, `node` turns TOML
+//! into these types, `check` holds the ranges, `derive` what follows from them, `resume` what a
+//! resumed run must share with the run that it goes on with.
 
 mod check;
 mod derive;
 mod error;
 mod load;
+mod model;
 mod node;
+mod optim;
+mod parallel;
+mod pending;
 mod resume;
 mod values;
+mod words;
 
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
+pub use model::{InitConfig, ModelConfig};
+pub use node::nearest;
+pub use optim::{LossScaleConfig, LrConfig, OptimConfig, PrecisionConfig};
+pub use parallel::{Division, ParallelConfig, RecomputeConfig};
 pub use resume::{Difference, Effect};
-pub use values::{
-    Activation, Budget, Corpus, Dtype, Family, Length, Load, LrStyle, SplitText, WallTime, Warmup,
+pub use values::{Budget, Corpus, Length, Load, Offload, SplitText, WallTime, Warmup};
+pub use words::{
+    Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, Norm, Objective, OnSignal,
+    OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype, Schedule, Timers, WarmupShape,
 };
 
 /// A run, from its data to its last checkpoint. [`Config::load`] and [`Config::from_toml`] read it
@@ -39,6 +51,9 @@ pub struct Config {
     pub data: DataConfig,
     /// How many samples make a step.
     pub batch: BatchConfig,
+    /// How it divides among ranks.
+    #[serde(default)]
+    pub parallel: ParallelConfig,
     /// In what numbers it computes.
     #[serde(default)]
     pub precision: PrecisionConfig,
@@ -73,6 +88,9 @@ pub struct RunConfig {
     /// limit. Minimum: `"1s"`.
     #[serde(default)]
     pub max_wall: Option<WallTime>,
+    /// What SIGTERM, SIGINT and SIGUSR1 do: `"save-and-exit"`. Default: `"save-and-exit"`.
+    #[serde(default)]
+    pub on_signal: OnSignal,
     /// Threads that compute. Another number rounds sums differently, so a resumed run ends in the
     /// same bits only with the same number. Default: 0, all cores; the number that was found is
     /// recorded. Minimum: 0. Maximum: 1024.
@@ -80,55 +98,13 @@ pub struct RunConfig {
     pub threads: u64,
 }
 
-/// `[model]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelConfig {
-    /// The architecture: `"gpt"`, that of GPT-2: learned positions, norm before each block, biases,
-    /// head tied to the word embedding. Default: `"gpt"`.
-    #[serde(default)]
-    pub family: Family,
-    /// Transformer layers. Required. Minimum: 1. Maximum: 1024.
-    pub layers: u64,
-    /// Width of the residual stream. Required. Minimum: 1. Maximum: 131072.
-    pub hidden: u64,
-    /// Attention heads; must divide `hidden`. Required. Minimum: 1. Maximum: 1024.
-    pub heads: u64,
-    /// Width inside the feed-forward block. Default: 4 x `hidden`. Minimum: 1. Maximum: 1048576.
-    #[serde(default)]
-    pub ffn: Option<u64>,
-    /// What stands between the two matrices of the feed-forward block: `"gelu-tanh"`, the GELU of
-    /// GPT-2 by its tanh formula. Default: `"gelu-tanh"`.
-    #[serde(default)]
-    pub activation: Activation,
-    /// Tokens of the vocabulary, as the tokenizer counts them. Required. Minimum: 2. Maximum:
-    /// 16777216.
-    pub vocab: u64,
-    /// Tokens that the model sees at once. Required. Minimum: 1. Maximum: 1048576.
-    pub seq_len: u64,
-    /// The initial weights.
-    #[serde(default)]
-    pub init: InitConfig,
-}
-
-/// `[model.init]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct InitConfig {
-    /// Standard deviation of the normal distribution that weights are drawn from. Default: 0.02.
-    /// Minimum: 0. Maximum: 1.
-    pub std: f64,
-    /// Whether the two matrices that write into the residual stream are drawn with
-    /// `std / sqrt(2 x layers)`, so that its variance does not grow with depth. Default: true.
-    pub scaled_output: bool,
-}
-
 /// `[data]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// The corpus: the prefix of a `.bin/.idx` pair, alone (`"data/wiki_text_document"`) or as
-    /// `[{ path = "..." }]`. Required. Exactly one.
+    /// The corpora: the prefix of a `.bin/.idx` pair, alone (`"data/wiki_text_document"`), or
+    /// `[{ path = "...", weight = 1.0 }]` with as many as there are. Required. Minimum: 1. Maximum:
+    /// 255, which Megatron's blends can count.
     #[serde(deserialize_with = "values::corpora")]
     pub train: Vec<Corpus>,
     /// Shares of the documents for training, validation and test, as Megatron writes them:
@@ -139,6 +115,25 @@ pub struct DataConfig {
     /// depends on it. Default: `"gpt2"`.
     #[serde(default = "default_tokenizer")]
     pub tokenizer: String,
+    /// What is learned from it: `"lm"`, `"span-corruption"` or `"mlm"`. Default: what the family
+    /// learns, in this order of `"gpt"`, `"t5"` and `"bert"`.
+    #[serde(default)]
+    pub objective: Option<Objective>,
+    /// Part of the tokens that `"span-corruption"` and `"mlm"` hide. Default: 0.15. Minimum: 0.
+    /// Below 1.
+    #[serde(default = "default_mask_prob")]
+    pub mask_prob: f64,
+    /// Part of the samples of `"span-corruption"` and `"mlm"` that are made shorter. Default: 0.1.
+    /// Minimum: 0. Maximum: 1.
+    #[serde(default = "default_short_seq_prob")]
+    pub short_seq_prob: f64,
+    /// Whether a token sees its own document alone, and positions begin anew with it. Default:
+    /// false.
+    #[serde(default)]
+    pub reset_at_document: bool,
+    /// Whether the token after the end of a document counts in the loss no more. Default: false.
+    #[serde(default)]
+    pub mask_eod_loss: bool,
     /// Micro-batches read ahead of the one in use. Fewer stall on a slow store, more cost
     /// `micro x seq_len` tokens each. Default: 8. Minimum: 1. Maximum: 1024.
     #[serde(default = "default_prefetch_batches")]
@@ -149,7 +144,7 @@ pub struct DataConfig {
     pub cache_dir: Option<String>,
 }
 
-/// `[batch]`: `global = micro x accumulation`, in samples.
+/// `[batch]`: `global = micro x accumulation x dp`, in samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchConfig {
@@ -158,68 +153,30 @@ pub struct BatchConfig {
     /// Samples of one forward and backward pass; must divide `global`. Larger is faster until
     /// memory ends. Required. Minimum: 1. Maximum: 65536.
     pub micro: u64,
-    /// Passes of one step. Default: `global / micro`; a given value is checked against that.
-    /// Minimum: 1.
+    /// Passes of one step of one replica. Default: `global / (micro x dp)`; a given value is checked
+    /// against that. Minimum: 1.
     #[serde(default)]
     pub accumulation: Option<u64>,
+    /// Smaller batches at first. Default: none.
+    #[serde(default)]
+    pub rampup: Option<RampupConfig>,
 }
 
-/// `[precision]`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PrecisionConfig {
-    /// Numbers of the matrix multiplications: `"fp32"`, or `"bf16"` with weights, gradients and
-    /// moments kept in fp32. Default: `"fp32"`.
-    pub dtype: Dtype,
-}
-
-/// `[optim]`: AdamW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// `[batch.rampup]`: as the samples go by, batches grow from `start` to `global`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct OptimConfig {
-    /// Decay of the first and the second moment. Default: [0.9, 0.95]. Minimum: 0. Below 1.
-    #[serde(default = "default_betas")]
-    pub betas: [f64; 2],
-    /// What keeps the update finite where the second moment is 0. Default: 1e-8. Minimum: 1e-16.
-    /// Maximum: 1.
-    #[serde(default = "default_eps")]
-    pub eps: f64,
-    /// Decoupled decay of matrices and embeddings; never of norms and biases. Default: 0.1.
-    /// Minimum: 0. Maximum: 10.
-    #[serde(default = "default_weight_decay")]
-    pub weight_decay: f64,
-    /// Gradients of a longer norm are scaled down to this one; 0 leaves them alone. Default: 1.
-    /// Minimum: 0. Maximum: 1000000.
-    #[serde(default = "default_clip")]
-    pub clip: f64,
-    /// The learning rate over the run.
-    pub lr: LrConfig,
-}
-
-/// `[optim.lr]`; the formulas are in [`crate::lr`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LrConfig {
-    /// The way down after the warm-up: `"constant"`, `"linear"` or `"cosine"`. Default: `"cosine"`.
-    #[serde(default)]
-    pub style: LrStyle,
-    /// The rate at the end of the warm-up. Required. Minimum: 0. Maximum: 1000.
-    pub peak: f64,
-    /// The rate at the end of the decay and after. Default: 0. Minimum: 0. Maximum: `peak`.
-    #[serde(default)]
-    pub floor: f64,
-    /// The way up from 0: `{ steps = N }`, `{ samples = N }`, or `{ fraction = F }` of the decay.
-    /// Default: `{ fraction = 0.01 }`. Minimum: 0. Maximum: the length of the decay.
-    #[serde(default)]
-    pub warmup: Warmup,
-    /// Where the rate reaches `floor`, counted from the start of the run: `{ steps = N }` or
-    /// `{ samples = N }`. Default: the budget. Minimum: 1.
-    #[serde(default)]
-    pub decay: Option<Length>,
+pub struct RampupConfig {
+    /// The first batch; a multiple of `micro`. Required. Minimum: 1. Below `global`.
+    pub start: u64,
+    /// What it grows by, each time; a multiple of `micro`. Required. Minimum: 1. Divides
+    /// `global - start`, at most 65536 times.
+    pub increment: u64,
+    /// Samples until it is `global`. Required. Minimum: 1.
+    pub samples: u64,
 }
 
 /// `[checkpoint]`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Folder of the checkpoints. Default: `ckpt` in `run.dir`.
@@ -228,9 +185,15 @@ pub struct CheckpointConfig {
     pub every: EveryConfig,
     /// What to keep.
     pub keep: KeepConfig,
+    /// Whether steps go on while a checkpoint is written. Default: true.
+    #[serde(rename = "async")]
+    pub background: bool,
     /// Where to start: `"auto"` goes on from the newest complete checkpoint in `dir` if there is
     /// one, `"none"` starts anew, anything else is the folder of one checkpoint. Default: `"auto"`.
     pub load: Load,
+    /// What is taken from the checkpoint in `load`: `"model"`, `"optim"`, `"data"`, `"rng"` and
+    /// `"schedule"`; `["model"]` starts a run of its own from those weights. Default: all.
+    pub load_parts: Vec<Part>,
 }
 
 /// `[checkpoint.every]`: whichever comes first.
@@ -250,6 +213,8 @@ pub struct KeepConfig {
     /// Newest checkpoints that stay; older ones are deleted after a save has succeeded. Default: 3.
     /// Minimum: 1.
     pub last: u64,
+    /// Steps whose multiples stay for ever. Default: none. Minimum: 1.
+    pub every: Option<u64>,
 }
 
 /// `[eval]`: the mean loss over validation samples.
@@ -272,6 +237,9 @@ pub struct LogConfig {
     pub jsonl: bool,
     /// Whether TensorBoard event files are written to `tb` in `run.dir`. Default: true.
     pub tensorboard: bool,
+    /// `"off"`, `"phases"`: where the time of a step went, in the log; `"trace"`: every action, as a
+    /// Chrome trace. Default: `"phases"`.
+    pub timers: Timers,
 }
 
 fn default_seed() -> u64 {
@@ -286,25 +254,24 @@ fn default_prefetch_batches() -> u64 {
     8
 }
 
-fn default_betas() -> [f64; 2] {
-    [0.9, 0.95]
+fn default_mask_prob() -> f64 {
+    0.15
 }
 
-fn default_eps() -> f64 {
-    1e-8
-}
-
-fn default_weight_decay() -> f64 {
+fn default_short_seq_prob() -> f64 {
     0.1
 }
 
-fn default_clip() -> f64 {
-    1.0
-}
-
-impl Default for InitConfig {
+impl Default for CheckpointConfig {
     fn default() -> Self {
-        InitConfig { std: 0.02, scaled_output: true }
+        CheckpointConfig {
+            dir: None,
+            every: EveryConfig::default(),
+            keep: KeepConfig::default(),
+            background: true,
+            load: Load::default(),
+            load_parts: Part::ALL.to_vec(),
+        }
     }
 }
 
@@ -316,7 +283,7 @@ impl Default for EveryConfig {
 
 impl Default for KeepConfig {
     fn default() -> Self {
-        KeepConfig { last: 3 }
+        KeepConfig { last: 3, every: None }
     }
 }
 
@@ -328,6 +295,6 @@ impl Default for EvalConfig {
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { every: 10, jsonl: true, tensorboard: true }
+        LogConfig { every: 10, jsonl: true, tensorboard: true, timers: Timers::default() }
     }
 }

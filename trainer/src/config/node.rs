@@ -108,7 +108,8 @@ fn due_text(due: &str) -> &str {
 }
 
 /// The known key that was most likely meant, or all of them.
-fn nearest(key: &str, known: &[&str]) -> String {
+#[must_use]
+pub fn nearest(key: &str, known: &[&str]) -> String {
     let near = known.iter().map(|name| (edits(key, name), name)).min();
     match near {
         Some((distance, name)) if distance <= key.len().div_ceil(3) => {

@@ -1,5 +1,7 @@
 //! What a run must share with the one that it goes on with.
 
+use std::collections::BTreeMap;
+
 use toml::{Table, Value};
 
 use super::{Budget, Config};
@@ -26,42 +28,53 @@ pub struct Difference {
     pub effect: Effect,
 }
 
-/// Keys, and sections ending in a point, that a resumed run must share. The budget is among them:
-/// the number of samples decides how many epochs are shuffled together, and with it their order.
-/// Keys that are absent here (folders, logs, saving, evaluation, prefetching) may differ freely.
-const SHARED: [(&str, Effect); 17] = [
-    ("model.family", Effect::OtherRun),
-    ("model.layers", Effect::OtherRun),
-    ("model.hidden", Effect::OtherRun),
-    ("model.heads", Effect::OtherRun),
-    ("model.ffn", Effect::OtherRun),
-    ("model.activation", Effect::OtherRun),
-    ("model.vocab", Effect::OtherRun),
-    ("model.seq_len", Effect::OtherRun),
-    ("data.split", Effect::OtherRun),
-    ("data.tokenizer", Effect::OtherRun),
-    ("run.seed", Effect::OtherRun),
-    ("run.budget.", Effect::OtherRun),
-    ("batch.global", Effect::OtherRun),
-    ("batch.micro", Effect::OtherBits),
-    ("run.threads", Effect::OtherBits),
-    ("precision.", Effect::OtherBits),
-    ("optim.", Effect::OtherBits),
+/// Keys, and sections ending in a point, and what another value does; the first that covers a key
+/// counts, and what none covers (folders, logs, saving, evaluation, prefetching) may differ freely.
+/// So may the layout but for tensor parallelism, which divides sums. The budget must be shared: the
+/// number of samples decides how many epochs are shuffled together, and with it their order.
+const EFFECTS: [(&str, Option<Effect>); 22] = [
+    ("model.init.", None),
+    ("model.dropout", Some(Effect::OtherBits)),
+    ("model.", Some(Effect::OtherRun)),
+    ("data.train", Some(Effect::OtherRun)),
+    ("data.split", Some(Effect::OtherRun)),
+    ("data.tokenizer", Some(Effect::OtherRun)),
+    ("data.objective", Some(Effect::OtherRun)),
+    ("data.short_seq_prob", Some(Effect::OtherRun)),
+    ("data.mask_prob", Some(Effect::OtherBits)),
+    ("data.mask_eod_loss", Some(Effect::OtherBits)),
+    ("data.reset_at_document", Some(Effect::OtherBits)),
+    ("run.seed", Some(Effect::OtherRun)),
+    ("run.budget.", Some(Effect::OtherRun)),
+    ("run.threads", Some(Effect::OtherBits)),
+    ("batch.micro", Some(Effect::OtherBits)),
+    ("batch.", Some(Effect::OtherRun)),
+    ("parallel.tp", Some(Effect::OtherBits)),
+    ("parallel.sequence_parallel", Some(Effect::OtherBits)),
+    ("parallel.reduce", Some(Effect::OtherBits)),
+    ("precision.", Some(Effect::OtherBits)),
+    ("optim.offload", None),
+    ("optim.", Some(Effect::OtherBits)),
 ];
 
 impl Config {
     /// Where this run and the one that a checkpoint was written by disagree, in order of their
-    /// names. The corpus is compared by its bytes elsewhere: it may have moved.
+    /// names. The corpora are compared by their bytes elsewhere, for they may have moved; here only
+    /// their number and weights count.
     #[must_use]
     pub fn differences(&self, saved: &Config) -> Vec<Difference> {
         let (there, here) = (saved.flat(), self.flat());
+        let mut keys: Vec<&String> = there.keys().chain(here.keys()).collect();
+        keys.sort_unstable();
+        keys.dedup();
         let mut found = Vec::new();
-        for (key, value) in &here {
-            let other = there.iter().find(|(name, _)| name == key).map(|(_, value)| value);
-            let there = other.map_or_else(|| "absent".to_owned(), Value::to_string);
-            let here = value.to_string();
-            let effect = SHARED.iter().find(|(name, _)| covers(name, key)).map(|(_, e)| *e);
-            if let Some(effect) = effect.filter(|_| there != here) {
+        for key in keys {
+            let text = |flat: &BTreeMap<String, Value>| {
+                flat.get(key).map_or_else(|| "absent".to_owned(), Value::to_string)
+            };
+            let (there, here) = (text(&there), text(&here));
+            let effect = EFFECTS.iter().find(|(name, _)| covers(name, key));
+            if let Some(effect) = effect.and_then(|(_, effect)| *effect).filter(|_| there != here) {
                 found.push(Difference { key: key.clone(), there, here, effect });
             }
         }
@@ -69,11 +82,17 @@ impl Config {
     }
 
     /// Every key with its value; lengths in samples, so that equal ones compare equal.
-    fn flat(&self) -> Vec<(String, Value)> {
+    fn flat(&self) -> BTreeMap<String, Value> {
         let mut config = self.resolved();
         config.run.budget = Budget::Samples(self.samples_total());
+        let alone = config.data.train.len() == 1;
+        for corpus in &mut config.data.train {
+            corpus.path.clear();
+            // One corpus has all the weight, whatever its number says.
+            corpus.weight = if alone { 1.0 } else { corpus.weight };
+        }
         let table: Table = toml::from_str(&config.to_toml()).expect("what was just written");
-        let mut flat = Vec::new();
+        let mut flat = BTreeMap::new();
         flatten("", table, &mut flat);
         flat
     }
@@ -83,11 +102,11 @@ fn covers(shared: &str, key: &str) -> bool {
     if shared.ends_with('.') { key.starts_with(shared) } else { key == shared }
 }
 
-fn flatten(prefix: &str, table: Table, into: &mut Vec<(String, Value)>) {
+fn flatten(prefix: &str, table: Table, into: &mut BTreeMap<String, Value>) {
     for (key, value) in table {
         match value {
             Value::Table(inner) => flatten(&format!("{prefix}{key}."), inner, into),
-            other => into.push((format!("{prefix}{key}"), other)),
+            other => _ = into.insert(format!("{prefix}{key}"), other),
         }
     }
 }

@@ -8,48 +8,6 @@ use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// An architecture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Family {
-    /// GPT-2's.
-    #[default]
-    Gpt,
-}
-
-/// The function inside the feed-forward block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Activation {
-    /// GELU by its tanh formula.
-    #[default]
-    GeluTanh,
-}
-
-/// The numbers of the matrix multiplications.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dtype {
-    /// 32-bit floats throughout.
-    #[default]
-    Fp32,
-    /// bfloat16, from fp32 master weights.
-    Bf16,
-}
-
-/// The course of the learning rate after the warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LrStyle {
-    /// Stays at the peak.
-    Constant,
-    /// Falls along a line.
-    Linear,
-    /// Falls along half a period of a cosine.
-    #[default]
-    Cosine,
-}
-
 /// When a run is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -70,6 +28,8 @@ pub enum Length {
     Steps(u64),
     /// In samples.
     Samples(u64),
+    /// In tokens; rounded down to whole samples.
+    Tokens(u64),
 }
 
 /// How long the learning rate rises.
@@ -80,6 +40,8 @@ pub enum Warmup {
     Steps(u64),
     /// In samples.
     Samples(u64),
+    /// In tokens; rounded down to whole samples.
+    Tokens(u64),
     /// As a part of the decay, 0 to 1; rounded down to whole samples.
     Fraction(f64),
 }
@@ -215,6 +177,40 @@ impl<'de> Deserialize<'de> for SplitText {
             }
         }
         from.deserialize_any(SplitVisitor)
+    }
+}
+
+/// Where moments and master weights lie.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Beside the weights.
+    #[default]
+    None,
+    /// In the host's memory.
+    Cpu,
+    /// In this folder.
+    Nvme(String),
+}
+
+impl Serialize for Offload {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Offload::None => to.serialize_str("none"),
+            Offload::Cpu => to.serialize_str("cpu"),
+            Offload::Nvme(folder) => to.collect_str(&format_args!("nvme:{folder}")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Offload {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        match (text.as_str(), text.strip_prefix("nvme:")) {
+            ("none", _) => Ok(Offload::None),
+            ("cpu", _) => Ok(Offload::Cpu),
+            (_, Some(folder)) if !folder.is_empty() => Ok(Offload::Nvme(folder.to_owned())),
+            _ => Err(de::Error::custom(format!("got '{text}', due none, cpu or nvme:/path"))),
+        }
     }
 }
 

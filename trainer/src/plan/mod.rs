@@ -171,7 +171,7 @@ impl Memory {
         // A copy that computes, and gradients in its dtype before they are added, bf16 alone has.
         let (number_bytes, copy_bytes) = match config.precision.dtype {
             Dtype::Fp32 => (F32_BYTES, 0),
-            Dtype::Bf16 => (2, 2),
+            Dtype::Bf16 | Dtype::Fp16 => (2, 2),
         };
         let sums = u64::from(config.batch.accumulation().ilog2()) + 1;
         let tokens = config.batch.micro * model.seq_len;
@@ -218,6 +218,7 @@ impl Plan {
     }
 
     fn refuse(&mut self, config: &Config, known: &Known) {
+        self.refusals.extend(config.not_yet());
         let seq_len = config.model.seq_len;
         if let Some(tokens) = known.corpus_tokens.map(|tokens| training_tokens(config, tokens))
             && tokens <= seq_len as f64

@@ -1,0 +1,297 @@
+//! `[model]`: the shape of the network.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{refused, within};
+use super::node::Refusal;
+use super::{Activation, Family, Norm, Positions};
+
+/// Rows of the word embedding come in this many: matrix units want whole tiles, and 128 is what
+/// Megatron pads to.
+const VOCAB_MULTIPLE: u64 = 128;
+
+/// `[model]`
+///
+/// What is not given is what the family's first model had: GPT-2, T5 v1.1, BERT.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// The architecture: `"gpt"`, `"t5"` or `"bert"`. Default: `"gpt"`.
+    #[serde(default)]
+    pub family: Family,
+    /// Transformer layers; with `"t5"` those of the encoder. Required. Minimum: 1. Maximum: 1024.
+    pub layers: u64,
+    /// Layers of the decoder of `"t5"`. Default: `layers`. Minimum: 1. Maximum: 1024.
+    #[serde(default)]
+    pub decoder_layers: Option<u64>,
+    /// Width of the residual stream. Required. Minimum: 1. Maximum: 131072.
+    pub hidden: u64,
+    /// Attention heads. Required. Minimum: 1. Maximum: 1024.
+    pub heads: u64,
+    /// Width of one head. Default: `hidden / heads`, which must be whole then. Minimum: 1. Maximum:
+    /// 1024; even with `"rope"`.
+    #[serde(default)]
+    pub head_dim: Option<u64>,
+    /// Width inside the feed-forward block. Default: 4 x `hidden`. Minimum: 1. Maximum: 1048576.
+    #[serde(default)]
+    pub ffn: Option<u64>,
+    /// What stands between the matrices of the feed-forward block: `"gelu"`, `"gelu-tanh"`,
+    /// `"relu"`, or gated `"geglu-tanh"`, `"swiglu"`. Default: `"gelu-tanh"`; `"geglu-tanh"` with
+    /// `"t5"`, `"gelu"` with `"bert"`.
+    #[serde(default)]
+    pub activation: Option<Activation>,
+    /// `"layernorm"` or `"rmsnorm"`. Default: `"layernorm"`; `"rmsnorm"` with `"t5"`.
+    #[serde(default)]
+    pub norm: Option<Norm>,
+    /// What keeps the norm finite where all is 0. Default: 1e-5; 1e-6 with `"t5"`, 1e-12 with
+    /// `"bert"`. Minimum: 1e-16. Maximum: 1.
+    #[serde(default)]
+    pub norm_eps: Option<f64>,
+    /// `"learned"`, `"relative-bias"`, `"rope"` or `"none"`. Default: `"learned"`;
+    /// `"relative-bias"` with `"t5"`.
+    #[serde(default)]
+    pub positions: Option<Positions>,
+    /// Base of the angles of `"rope"`. Default: 10000. Minimum: 1. Maximum: 1e12.
+    #[serde(default = "default_rope_theta")]
+    pub rope_theta: f64,
+    /// Distances that `"relative-bias"` tells apart. Default: 32. Minimum: 4. Maximum: 4096.
+    #[serde(default = "default_relative_buckets")]
+    pub relative_buckets: u64,
+    /// From here on all distances share a bucket. Default: 128. Minimum: `relative_buckets`.
+    /// Maximum: 1048576.
+    #[serde(default = "default_relative_max")]
+    pub relative_max: u64,
+    /// Whether matrices have biases. Default: true; false with `"t5"`.
+    #[serde(default)]
+    pub bias: Option<bool>,
+    /// Whether the head is the word embedding. Default: true; false with `"t5"`.
+    #[serde(default)]
+    pub tie_embeddings: Option<bool>,
+    /// Tokens of the vocabulary, as the tokenizer counts them. Required. Minimum: 2. Maximum:
+    /// 16777216.
+    pub vocab: u64,
+    /// Tokens that the model sees at once; with `"t5"` those of the encoder, and `enc_len` is
+    /// another name of the key. Required. Minimum: 1. Maximum: 1048576.
+    #[serde(alias = "enc_len")]
+    pub seq_len: u64,
+    /// Tokens that the decoder of `"t5"` writes at once. Required with it. Minimum: 1. Maximum:
+    /// 1048576.
+    #[serde(default)]
+    pub dec_len: Option<u64>,
+    /// Kinds of tokens that `"bert"` tells apart. Default: 2. Minimum: 1. Maximum: 1024.
+    #[serde(default = "default_token_types")]
+    pub token_types: u64,
+    /// Part of the numbers that is dropped in training, after the embedding, in the attention and
+    /// after each block. Default: 0. Minimum: 0. Below 1.
+    #[serde(default)]
+    pub dropout: f64,
+    /// The initial weights.
+    #[serde(default)]
+    pub init: InitConfig,
+}
+
+/// `[model.init]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct InitConfig {
+    /// Standard deviation of the normal distribution that weights are drawn from. Default: 0.02.
+    /// Minimum: 0. Maximum: 1.
+    pub std: f64,
+    /// Whether the two matrices that write into the residual stream are drawn with
+    /// `std / sqrt(2 x layers)`, so that its variance does not grow with depth. Default: true.
+    pub scaled_output: bool,
+}
+
+impl Default for InitConfig {
+    fn default() -> Self {
+        InitConfig { std: 0.02, scaled_output: true }
+    }
+}
+
+fn default_rope_theta() -> f64 {
+    10_000.0
+}
+
+fn default_relative_buckets() -> u64 {
+    32
+}
+
+fn default_relative_max() -> u64 {
+    128
+}
+
+fn default_token_types() -> u64 {
+    2
+}
+
+impl ModelConfig {
+    fn of_family<T>(&self, given: Option<T>, gpt: T, t5: T, bert: T) -> T {
+        given.unwrap_or(match self.family {
+            Family::Gpt => gpt,
+            Family::T5 => t5,
+            Family::Bert => bert,
+        })
+    }
+
+    /// Layers of the decoder: 0 but for `"t5"`.
+    #[must_use]
+    pub fn decoder_layers(&self) -> u64 {
+        if self.family == Family::T5 { self.decoder_layers.unwrap_or(self.layers) } else { 0 }
+    }
+
+    /// Layers in all: the units that a pipeline is divided into.
+    #[must_use]
+    pub fn units(&self) -> u64 {
+        self.layers + self.decoder_layers()
+    }
+
+    /// Width of one attention head.
+    #[must_use]
+    pub fn head_dim(&self) -> u64 {
+        self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// Width of the queries of all heads: `hidden` unless `head_dim` says else.
+    #[must_use]
+    pub fn attention_width(&self) -> u64 {
+        self.heads * self.head_dim()
+    }
+
+    /// Width inside the feed-forward block.
+    #[must_use]
+    pub fn ffn(&self) -> u64 {
+        self.ffn.unwrap_or(4 * self.hidden)
+    }
+
+    /// What stands between the matrices of the feed-forward block.
+    #[must_use]
+    pub fn activation(&self) -> Activation {
+        use Activation::{GegluTanh, Gelu, GeluTanh};
+        self.of_family(self.activation, GeluTanh, GegluTanh, Gelu)
+    }
+
+    /// The norm.
+    #[must_use]
+    pub fn norm(&self) -> Norm {
+        self.of_family(self.norm, Norm::Layernorm, Norm::Rmsnorm, Norm::Layernorm)
+    }
+
+    /// What keeps the norm finite.
+    #[must_use]
+    pub fn norm_eps(&self) -> f64 {
+        self.of_family(self.norm_eps, 1e-5, 1e-6, 1e-12)
+    }
+
+    /// How a token knows its place.
+    #[must_use]
+    pub fn positions(&self) -> Positions {
+        use Positions::{Learned, RelativeBias};
+        self.of_family(self.positions, Learned, RelativeBias, Learned)
+    }
+
+    /// Whether matrices have biases.
+    #[must_use]
+    pub fn bias(&self) -> bool {
+        self.of_family(self.bias, true, false, true)
+    }
+
+    /// Whether the head is the word embedding.
+    #[must_use]
+    pub fn tie_embeddings(&self) -> bool {
+        self.of_family(self.tie_embeddings, true, false, true)
+    }
+
+    /// Tokens of one sample that the model computes: with `"t5"` those of both its sides.
+    #[must_use]
+    pub fn tokens_per_sample(&self) -> u64 {
+        self.seq_len + self.dec_len.unwrap_or(0)
+    }
+
+    /// Rows of the word embedding: `vocab`, rounded up to a multiple of 128. No token has the
+    /// rows above `vocab`; they are there for the speed of the matrix product alone.
+    #[must_use]
+    pub fn padded_vocab(&self) -> u64 {
+        self.vocab.next_multiple_of(VOCAB_MULTIPLE)
+    }
+
+    /// Rows of the word embedding that each of `tp` ranks has, the padding among them.
+    #[must_use]
+    pub fn vocab_rows(&self, tp: u64) -> u64 {
+        self.vocab.next_multiple_of(VOCAB_MULTIPLE * tp) / tp
+    }
+
+    /// Writes the defaults of the family down.
+    pub(super) fn resolve(&mut self) {
+        if self.family == Family::T5 {
+            self.decoder_layers = Some(self.decoder_layers());
+        }
+        self.head_dim = Some(self.head_dim());
+        self.ffn = Some(self.ffn());
+        self.activation = Some(self.activation());
+        self.norm = Some(self.norm());
+        self.norm_eps = Some(self.norm_eps());
+        self.positions = Some(self.positions());
+        self.bias = Some(self.bias());
+        self.tie_embeddings = Some(self.tie_embeddings());
+    }
+
+    pub(super) fn checked(&self) -> Result<(), Refusal> {
+        within("model.layers", self.layers, 1..=1024)?;
+        within("model.hidden", self.hidden, 1..=1 << 17)?;
+        within("model.heads", self.heads, 1..=1024)?;
+        if self.head_dim.is_none() && !self.hidden.is_multiple_of(self.heads) {
+            let problem = format!("{} heads do not divide hidden {}", self.heads, self.hidden);
+            return Err(refused("model.heads", problem).hint("or give model.head_dim"));
+        }
+        within("model.head_dim", self.head_dim(), 1..=1 << 17)?;
+        within("model.ffn", self.ffn(), 1..=1 << 20)?;
+        within("model.norm_eps", self.norm_eps(), 1e-16..=1.0)?;
+        within("model.rope_theta", self.rope_theta, 1.0..=1e12)?;
+        within("model.relative_buckets", self.relative_buckets, 4..=4096)?;
+        within("model.relative_max", self.relative_max, self.relative_buckets..=1 << 20)?;
+        within("model.vocab", self.vocab, 2..=1 << 24)?;
+        within("model.seq_len", self.seq_len, 1..=1 << 20)?;
+        within("model.token_types", self.token_types, 1..=1024)?;
+        within("model.init.std", self.init.std, 0.0..=1.0)?;
+        if !(0.0..1.0).contains(&self.dropout) {
+            let problem = format!("got {}, due 0 or more, and less than 1", self.dropout);
+            return Err(refused("model.dropout", problem));
+        }
+        self.check_family()
+    }
+
+    fn check_family(&self) -> Result<(), Refusal> {
+        let family = self.family;
+        match (family, self.dec_len) {
+            (Family::T5, None) => {
+                return Err(refused("model.dec_len", "is missing, and family \"t5\" needs it"));
+            }
+            (Family::T5, Some(dec_len)) => within("model.dec_len", dec_len, 1..=1 << 20)?,
+            (_, None) => {}
+            (_, Some(_)) => return Err(refused("model.dec_len", "is of family \"t5\" alone")),
+        }
+        match self.decoder_layers {
+            Some(layers) if family == Family::T5 => {
+                within("model.decoder_layers", layers, 1..=1024)?;
+            }
+            Some(_) => return Err(refused("model.decoder_layers", "is of family \"t5\" alone")),
+            None => {}
+        }
+        let positions = self.positions();
+        let possible = match family {
+            Family::Gpt => positions != Positions::RelativeBias,
+            Family::T5 => positions == Positions::RelativeBias,
+            Family::Bert => positions == Positions::Learned,
+        };
+        if !possible {
+            return Err(refused("model.positions", "is not of this family").hint(
+                "gpt has learned, rope or none, t5 has relative-bias, bert has learned ones",
+            ));
+        }
+        if positions == Positions::Rope && !self.head_dim().is_multiple_of(2) {
+            let problem = format!("{} is odd, and rope turns pairs", self.head_dim());
+            return Err(refused("model.head_dim", problem));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,255 @@
+//! `[parallel]`: how a run divides among ranks. None of it changes what the run is.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{refused, within};
+use super::node::Refusal;
+use super::{Config, Family, RecomputeMode, Reduce, Schedule, WallTime};
+
+/// `[parallel]`: a world of `dp x tp x pp` ranks, of which `dp` is what is left over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelConfig {
+    /// Ranks that share each matrix. They talk in every layer, so they belong on one node. Default:
+    /// 1. Minimum: 1. Maximum: 1024; divides `model.heads` and `model.ffn`.
+    pub tp: u64,
+    /// Stages of the pipeline. Default: 1. Minimum: 1. Maximum: 1024.
+    pub pp: u64,
+    /// Pieces of the model that each stage has, with `"interleaved"`. Default: 1. Minimum: 1.
+    /// Maximum: 64.
+    pub virtual_stages: u64,
+    /// `"1f1b"`, `"interleaved"` or `"gpipe"`. Default: `"1f1b"`.
+    pub schedule: Schedule,
+    /// Whether the ranks that share matrices also share the tokens between them: less memory, the
+    /// same traffic. Default: false. Needs `tp` of 2 or more.
+    pub sequence_parallel: bool,
+    /// What replicas share among them: 0 nothing, 1 moments and master weights, 2 gradients too,
+    /// 3 weights too. 2 and 3 need `tp` and `pp` of 1. Default: 0. Maximum: 3.
+    pub zero: u64,
+    /// `"tree"`, the same bits for any power of two of replicas, or `"ring"`. Default: `"tree"`.
+    pub reduce: Reduce,
+    /// Units (layers; with `"t5"` those of the encoder, then of the decoder) of each stage, in the
+    /// order in which samples pass them. Default: [], as even as can be, the larger ones last.
+    pub layers_per_stage: Vec<u64>,
+    /// Gradients are sent in pieces of this size. Smaller ones start sooner, larger ones cost fewer
+    /// messages. Default: 25. Minimum: 1. Maximum: 4096.
+    pub bucket_mib: u64,
+    /// A peer that is silent for so long is lost. Default: `"2m"`. Minimum: `"1s"`.
+    pub timeout: WallTime,
+    /// What the backward pass computes again.
+    pub recompute: RecomputeConfig,
+}
+
+/// `[parallel.recompute]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecomputeConfig {
+    /// `"none"`, or `"full"`: layers are computed again from their inputs, a third more arithmetic
+    /// for a fraction of the memory. Default: `"none"`.
+    pub mode: RecomputeMode,
+    /// Layers that are kept all the same, counted from 0. Default: [].
+    pub except: Vec<u64>,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        ParallelConfig {
+            tp: 1,
+            pp: 1,
+            virtual_stages: 1,
+            schedule: Schedule::default(),
+            sequence_parallel: false,
+            zero: 0,
+            reduce: Reduce::default(),
+            layers_per_stage: Vec::new(),
+            bucket_mib: 25,
+            timeout: WallTime(Duration::from_secs(120)),
+            recompute: RecomputeConfig::default(),
+        }
+    }
+}
+
+/// How a world of ranks divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Division {
+    /// All ranks.
+    pub world: u64,
+    /// Replicas.
+    pub dp: u64,
+    /// Ranks that share each matrix.
+    pub tp: u64,
+    /// Stages of the pipeline.
+    pub pp: u64,
+    /// Micro-batches of a step that each replica has.
+    pub micro_batches: u64,
+}
+
+impl ParallelConfig {
+    /// Whether the backward pass computes this unit again.
+    #[must_use]
+    pub fn recomputes(&self, unit: u64) -> bool {
+        self.recompute.mode == RecomputeMode::Full && !self.recompute.except.contains(&unit)
+    }
+}
+
+impl Config {
+    /// Units of each piece of the pipeline, in the order in which samples pass them: `pp` times
+    /// `virtual_stages` of them, piece `c x pp + r` on stage `r`.
+    #[must_use]
+    pub fn units_per_piece(&self) -> Vec<u64> {
+        if !self.parallel.layers_per_stage.is_empty() {
+            return self.parallel.layers_per_stage.clone();
+        }
+        let (units, pieces) = (self.model.units(), self.parallel.pp * self.parallel.virtual_stages);
+        let larger = units % pieces;
+        (0..pieces).map(|piece| units / pieces + u64::from(piece >= pieces - larger)).collect()
+    }
+
+    /// Divides a world of ranks.
+    ///
+    /// # Errors
+    /// Every reason why it cannot be.
+    pub fn divide(&self, world: u64) -> Result<Division, Vec<String>> {
+        let (parallel, batch) = (&self.parallel, &self.batch);
+        let (tp, pp) = (parallel.tp, parallel.pp);
+        if world == 0 || !world.is_multiple_of(tp * pp) {
+            return Err(vec![format!(
+                "{world} ranks are no multiple of tp {tp} x pp {pp} = {}",
+                tp * pp
+            )]);
+        }
+        let dp = world / (tp * pp);
+        let mut refusals = Vec::new();
+        let mut sizes = vec![("batch.global", batch.global)];
+        if let Some(ramp) = &batch.rampup {
+            sizes.push(("batch.rampup.start", ramp.start));
+            sizes.push(("batch.rampup.increment", ramp.increment));
+        }
+        for (key, size) in sizes {
+            let micro_batches = size / batch.micro;
+            if !size.is_multiple_of(batch.micro * dp) {
+                refusals.push(format!(
+                    "{key} {size} is no multiple of micro {} x dp {dp} = {}: global = micro x \
+                     accumulation x dp, and dp = world / (tp x pp)",
+                    batch.micro,
+                    batch.micro * dp
+                ));
+            } else if parallel.schedule == Schedule::Interleaved
+                && !(micro_batches / dp).is_multiple_of(pp)
+            {
+                refusals.push(format!(
+                    "{key}: {} micro-batches a replica are no multiple of pp {pp}, which \
+                     \"interleaved\" needs",
+                    micro_batches / dp
+                ));
+            }
+        }
+        let micro_batches = batch.micro_batches() / dp;
+        let powers = dp.is_power_of_two() && micro_batches.is_power_of_two();
+        if dp > 1 && parallel.reduce == Reduce::Tree && refusals.is_empty() && !powers {
+            refusals.push(format!(
+                "reduce = \"tree\" needs powers of two, got dp {dp} and {micro_batches} \
+                 micro-batches a replica; hint: parallel.reduce = \"ring\" takes any number"
+            ));
+        }
+        if let Some(given) = batch.accumulation.filter(|given| *given != micro_batches) {
+            refusals.push(format!(
+                "batch.accumulation: got {given}, due global / (micro x dp) = {micro_batches}"
+            ));
+        }
+        let division = Division { world, dp, tp, pp, micro_batches };
+        if refusals.is_empty() { Ok(division) } else { Err(refusals) }
+    }
+
+    pub(super) fn check_parallel(&self) -> Result<(), Refusal> {
+        let parallel = &self.parallel;
+        within("parallel.tp", parallel.tp, 1..=1024)?;
+        within("parallel.pp", parallel.pp, 1..=1024)?;
+        within("parallel.virtual_stages", parallel.virtual_stages, 1..=64)?;
+        within("parallel.zero", parallel.zero, 0..=3)?;
+        within("parallel.bucket_mib", parallel.bucket_mib, 1..=4096)?;
+        if parallel.timeout.0 < Duration::from_secs(1) {
+            let problem = format!("got {}, due 1s or more", parallel.timeout);
+            return Err(refused("parallel.timeout", problem));
+        }
+        if let Some(layer) = parallel.recompute.except.iter().find(|at| **at >= self.model.units())
+        {
+            let problem = format!("got {layer}, due layers below {}", self.model.units());
+            return Err(refused("parallel.recompute.except", problem));
+        }
+        self.check_tensor_parallel()?;
+        self.check_pipeline()?;
+        if parallel.zero >= 2 && (parallel.tp > 1 || parallel.pp > 1) {
+            let problem = format!("{} needs tp = 1 and pp = 1", parallel.zero);
+            return Err(refused("parallel.zero", problem).hint("zero = 1 goes with every layout"));
+        }
+        Ok(())
+    }
+
+    fn check_tensor_parallel(&self) -> Result<(), Refusal> {
+        let (model, tp) = (&self.model, self.parallel.tp);
+        for (key, size) in [("heads", model.heads), ("ffn", model.ffn())] {
+            if !size.is_multiple_of(tp) {
+                let problem = format!("{tp} does not divide model.{key} {size}");
+                return Err(refused("parallel.tp", problem));
+            }
+        }
+        if !self.parallel.sequence_parallel {
+            return Ok(());
+        }
+        if tp == 1 {
+            return Err(refused("parallel.sequence_parallel", "needs parallel.tp of 2 or more"));
+        }
+        for (key, len) in [("seq_len", model.seq_len), ("dec_len", model.dec_len.unwrap_or(0))] {
+            if !len.is_multiple_of(tp) {
+                let problem = format!("tp {tp} does not divide model.{key} {len}");
+                return Err(refused("parallel.sequence_parallel", problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pipeline(&self) -> Result<(), Refusal> {
+        let (parallel, units) = (&self.parallel, self.model.units());
+        let pieces = parallel.pp * parallel.virtual_stages;
+        match (parallel.schedule, parallel.virtual_stages) {
+            (Schedule::Interleaved, 1) => {
+                let problem = "is 1, and schedule \"interleaved\" needs 2 or more";
+                return Err(refused("parallel.virtual_stages", problem));
+            }
+            (Schedule::Interleaved, _) if self.model.family != Family::Gpt => {
+                let problem = "is \"interleaved\", which only family \"gpt\" has";
+                return Err(refused("parallel.schedule", problem));
+            }
+            (Schedule::Interleaved, _) if parallel.pp == 1 => {
+                return Err(refused("parallel.pp", "is 1, and there is nothing to interleave"));
+            }
+            (Schedule::Interleaved, _) | (_, 1) => {}
+            (_, stages) => {
+                let problem = format!("is {stages}, which only schedule \"interleaved\" uses");
+                return Err(refused("parallel.virtual_stages", problem));
+            }
+        }
+        if units < pieces {
+            let problem = format!("{units} layers are fewer than pp x virtual_stages = {pieces}");
+            return Err(refused("parallel.pp", problem));
+        }
+        let given = &parallel.layers_per_stage;
+        if given.is_empty() {
+            return Ok(());
+        }
+        let sum = given.iter().fold(0_u64, |sum, layers| sum.saturating_add(*layers));
+        let problem = if given.len() as u64 != pieces {
+            format!("got {} numbers, due pp x virtual_stages = {pieces}", given.len())
+        } else if sum != units {
+            format!("their sum is {sum}, the model has {units} layers")
+        } else if given.contains(&0) {
+            "a stage without a layer".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(refused("parallel.layers_per_stage", problem))
+    }
+}

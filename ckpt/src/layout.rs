@@ -34,6 +34,8 @@
 //! # }
 //! ```
 
+use std::ops::Range;
+
 use crate::region::{Region, Span, whole};
 use crate::spec::{Holding, TensorSpec, check_specs};
 use crate::{Dtype, Error, Group, Result};
@@ -81,12 +83,40 @@ pub enum Zero {
 pub enum Slices {
     /// Each parameter, as the rank's tensor parallel part of it lies in memory.
     Param,
+    /// The same, in whole blocks of [`block_elements`], so that what is computed block by block
+    /// does not depend on how many replicas there are.
+    Blocks,
     /// All parameters of a rank, end to end in their order, as `DeepSpeed`'s flat groups and
     /// Megatron's buffers have them. A slice is a multiple of so many elements.
     Buffer {
         /// At least 1.
         align: u64,
     },
+}
+
+/// The block of a parameter of so many elements: of a power of two of them, 16 to 16,384, and where
+/// that allows it more than 256 a parameter. So slices are even to within 1/256 for few replicas,
+/// begin at vectors of the widest registers, and a block fits a processor's nearest cache.
+#[must_use]
+pub fn block_elements(elements: u64) -> u64 {
+    let block = (elements / 512).max(1).next_power_of_two();
+    block.clamp(16, 1 << 14)
+}
+
+/// The elements of a parameter that one of `replicas` has: `elements` is what there is of it before
+/// ZeRO. Empty for the last replicas of a short one.
+///
+/// # Panics
+/// For [`Slices::Buffer`], where that depends on the other parameters.
+#[must_use]
+pub fn slice_of(slices: Slices, elements: u64, replicas: u64, replica: u64) -> Range<u64> {
+    let each = match slices {
+        Slices::Param => elements.div_ceil(replicas),
+        Slices::Blocks => elements.div_ceil(replicas).next_multiple_of(block_elements(elements)),
+        Slices::Buffer { .. } => panic!("the slices of a buffer are no slices of a parameter"),
+    };
+    let limit = |replica: u64| replica.saturating_mul(each).min(elements);
+    limit(replica)..limit(replica + 1)
 }
 
 /// One rank's place in the mesh.
@@ -266,9 +296,8 @@ impl Layout {
                 // The slice, in elements from the begin of this parameter's part.
                 let (slice, base) = match slices {
                     _ if !is_sliced => (0..local.elements, 0),
-                    Slices::Param => {
-                        let each = local.elements.div_ceil(dp);
-                        (place.dp * each..(place.dp + 1) * each, 0)
+                    Slices::Param | Slices::Blocks => {
+                        (slice_of(slices, local.elements, dp, place.dp), 0)
                     }
                     Slices::Buffer { align } => {
                         let each = buffer_elements.div_ceil(dp).next_multiple_of(align);

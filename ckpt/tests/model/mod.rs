@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-use ckpt::layout::{Layout, Mesh, Order, Param, Slices, Split, Zero};
+use ckpt::layout::{Layout, Mesh, Order, Param, Slices, Split, Zero, block_elements};
 use ckpt::{Dtype, Group, Region};
 
 use crate::common::Random;
@@ -126,9 +126,10 @@ pub fn random_mesh(random: &mut Random) -> Mesh {
         vpp: pick(random, &[1, 2]),
         dp: pick(random, &[1, 2, 3]),
         zero: [Zero::Off, Zero::One, Zero::Two, Zero::Three][random.below(4) as usize],
-        slices: match random.below(3) {
+        slices: match random.below(4) {
             0 => Slices::Param,
-            1 => Slices::Buffer { align: 1 },
+            1 => Slices::Blocks,
+            2 => Slices::Buffer { align: 1 },
             _ => Slices::Buffer { align: 32 },
         },
     }
@@ -169,6 +170,10 @@ pub fn memories(
             match mesh.slices {
                 _ if !is_sliced => all.push((vec![tensor], local)),
                 Slices::Param => all.push((vec![tensor], slice(&local, 1))),
+                Slices::Blocks => {
+                    let block = block_elements(local.len() as u64);
+                    all.push((vec![tensor], slice(&local, block)));
+                }
                 Slices::Buffer { .. } => {
                     buffer.extend(local);
                     in_buffer.push(tensor);

@@ -1,0 +1,151 @@
+//! Which process of a run is which: its place among tensor parallel ranks, replicas and pipeline
+//! stages, who it works with, and what share of the layers and of the samples is its.
+//!
+//! Ranks are counted as Megatron and [`ckpt::layout::Mesh`] count them: those of one tensor parallel
+//! group follow one another, so that they are of one node, then replicas, then pipeline stages,
+//! whose traffic is the least.
+
+use std::ops::Range;
+
+use crate::{Error, Result};
+
+/// How the processes of a run are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Tensor parallel ranks.
+    pub tp: usize,
+    /// Pipeline ranks.
+    pub pp: usize,
+    /// Stages of each pipeline rank: of `stages()`, rank `r` has `r`, `r + pp`, and so on.
+    pub virtual_stages: usize,
+    /// Data parallel replicas.
+    pub dp: usize,
+}
+
+/// One rank's place in the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its tensor parallel rank.
+    pub tp: usize,
+    /// Its replica.
+    pub dp: usize,
+    /// Its pipeline rank.
+    pub pp: usize,
+}
+
+/// Which micro-batches of a step one replica computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// A run of them. They are summed at home first, then among replicas.
+    Run,
+    /// Every `dp`-th. Each is summed among replicas at once, so nobody keeps a whole gradient.
+    Stride,
+}
+
+impl Mesh {
+    /// One process that does everything.
+    pub const ALONE: Mesh = Mesh { tp: 1, pp: 1, virtual_stages: 1, dp: 1 };
+
+    /// How many processes it has.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.tp * self.pp * self.dp
+    }
+
+    /// Where a rank is.
+    #[must_use]
+    pub fn place(&self, rank: usize) -> Place {
+        Place { tp: rank % self.tp, dp: rank / self.tp % self.dp, pp: rank / self.tp / self.dp }
+    }
+
+    /// Who is there.
+    #[must_use]
+    pub fn rank(&self, place: Place) -> usize {
+        (place.pp * self.dp + place.dp) * self.tp + place.tp
+    }
+
+    /// The tensor parallel group of a place: global ranks, in order.
+    #[must_use]
+    pub fn tp_group(&self, of: Place) -> Vec<usize> {
+        (0..self.tp).map(|tp| self.rank(Place { tp, ..of })).collect()
+    }
+
+    /// The replicas of a place.
+    #[must_use]
+    pub fn dp_group(&self, of: Place) -> Vec<usize> {
+        (0..self.dp).map(|dp| self.rank(Place { dp, ..of })).collect()
+    }
+
+    /// The pipeline that a place is in. Those who share a tied weight are members of it.
+    #[must_use]
+    pub fn pp_group(&self, of: Place) -> Vec<usize> {
+        (0..self.pp).map(|pp| self.rank(Place { pp, ..of })).collect()
+    }
+
+    /// All who have a part of the replica's model.
+    #[must_use]
+    pub fn model_group(&self, of: Place) -> Vec<usize> {
+        let stages = 0..self.pp;
+        stages.flat_map(|pp| self.tp_group(Place { pp, ..of })).collect()
+    }
+
+    /// Stages that the layers are divided into.
+    #[must_use]
+    pub fn stages(&self) -> usize {
+        self.pp * self.virtual_stages
+    }
+
+    /// The stage that a pipeline rank has as its chunk number `chunk`.
+    #[must_use]
+    pub fn stage(&self, pp: usize, chunk: usize) -> usize {
+        chunk * self.pp + pp
+    }
+
+    /// Which of the micro-batches of a step a replica computes, in its order.
+    ///
+    /// # Panics
+    /// If the replicas do not divide them.
+    #[must_use]
+    pub fn share(&self, share: Share, replica: usize, micro_batches: usize) -> Vec<usize> {
+        assert!(micro_batches.is_multiple_of(self.dp), "{micro_batches} among {}", self.dp);
+        let each = micro_batches / self.dp;
+        match share {
+            Share::Run => (replica * each..(replica + 1) * each).collect(),
+            Share::Stride => (0..each).map(|i| i * self.dp + replica).collect(),
+        }
+    }
+}
+
+/// The units of each stage, in order. As even as can be, later stages taking more, for the first
+/// has the embedding beside its layers; or as `given` says.
+///
+/// # Errors
+/// [`Error::Mismatch`] if a stage has no unit, or those given are not all.
+pub fn partition(units: usize, stages: usize, given: Option<&[u64]>) -> Result<Vec<Range<usize>>> {
+    let refuse = |got: String, hint| {
+        let doing = format!("divide {units} layers into {stages} stages");
+        Err(Error::Mismatch { doing, details: vec![got], hint })
+    };
+    let counts: Vec<usize> = match given {
+        Some(given) => given.iter().map(|count| *count as usize).collect(), // fits: layers
+        None => {
+            let (each, more) = (units / stages, units % stages);
+            (0..stages).map(|stage| each + usize::from(stage >= stages - more)).collect()
+        }
+    };
+    let sum: usize = counts.iter().sum();
+    if counts.len() != stages || sum != units {
+        let got = format!("got {counts:?}: {} stages and {sum} layers", counts.len());
+        return refuse(got, "parallel.layers_per_stage has a number a stage, and all layers");
+    }
+    if counts.contains(&0) {
+        let got = format!("got {counts:?}: a stage without a layer");
+        return refuse(got, "take fewer pipeline ranks or virtual stages");
+    }
+    let mut first = 0;
+    let ranges = counts.into_iter().map(|count| {
+        first += count;
+        first - count..first
+    });
+    Ok(ranges.collect())
+}

@@ -1,0 +1,232 @@
+//! Pipeline schedules as data: what each rank computes, in which order.
+//!
+//! A schedule is a list of [`Action`]s a rank. What is sent and received follows from them: an
+//! action's input comes from the action that [`Action::after`] names, wherever that is done.
+//! [`simulate`] plays the lists against one another, so that a deadlock, an order that cannot be,
+//! or a bubble that is too big is found without a process being started.
+
+use std::fmt;
+
+/// The order in which a rank takes its micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// All forward, then all backward: every activation of the step is kept.
+    GPipe,
+    /// One forward, one backward: rank `r` of `p` keeps the activations of `p - r` micro-batches.
+    OneForwardOneBackward,
+    /// The same over several stages a rank, which divides the bubble by their number. The
+    /// micro-batches must be a multiple of the ranks.
+    Interleaved,
+}
+
+/// The two directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// From the embedding to the loss.
+    Forward,
+    /// From the loss to the embedding.
+    Backward,
+}
+
+/// One pass of one micro-batch through one stage of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Action {
+    /// Which direction.
+    pub pass: Pass,
+    /// Which of the step's micro-batches of this replica.
+    pub micro: usize,
+    /// Which of the rank's stages.
+    pub chunk: usize,
+}
+
+impl Action {
+    /// The action, and the pipeline rank that does it, whose result this one takes when rank `rank`
+    /// does it; `None` for the first stage's forward. The last stage's backward takes the result of
+    /// its own forward.
+    #[must_use]
+    pub fn after(&self, rank: usize, shape: Pipeline) -> Option<(usize, Action)> {
+        let Pipeline { ranks, chunks } = shape;
+        let stage = self.chunk * ranks + rank;
+        let (pass, stage) = match self.pass {
+            Pass::Forward => (Pass::Forward, stage.checked_sub(1)?),
+            Pass::Backward if stage + 1 == ranks * chunks => (Pass::Forward, stage),
+            Pass::Backward => (Pass::Backward, stage + 1),
+        };
+        let before = Action { pass, micro: self.micro, chunk: stage / ranks };
+        Some((stage % ranks, before))
+    }
+
+    /// The rank that takes this action's result, if another takes it.
+    #[must_use]
+    pub fn result_goes_to(&self, rank: usize, shape: Pipeline) -> Option<usize> {
+        let Pipeline { ranks, chunks } = shape;
+        let stage = self.chunk * ranks + rank;
+        let to = match self.pass {
+            Pass::Forward if stage + 1 == ranks * chunks => return None,
+            Pass::Forward => stage + 1,
+            Pass::Backward => stage.checked_sub(1)?,
+        };
+        (to % ranks != rank).then_some(to % ranks)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Action { pass, micro, chunk } = self;
+        write!(f, "{pass:?}(micro-batch {micro}, chunk {chunk})")
+    }
+}
+
+/// The ranks of a pipeline, and how many stages each has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pipeline {
+    /// Pipeline ranks.
+    pub ranks: usize,
+    /// Stages of each.
+    pub chunks: usize,
+}
+
+impl Schedule {
+    /// What one rank does in a step of `micro` micro-batches, in order. Every list has each of them
+    /// forward and backward through each chunk once, and the backward passes of a chunk in the
+    /// order of the micro-batches, which is what a sum of gradients in a fixed order needs.
+    ///
+    /// # Panics
+    /// If several chunks are asked of a schedule other than the interleaved one, or if that has a
+    /// number of micro-batches that the ranks do not divide.
+    #[must_use]
+    pub fn actions(self, shape: Pipeline, rank: usize, micro: usize) -> Vec<Action> {
+        let Pipeline { ranks, chunks } = shape;
+        let total = micro * chunks;
+        // Before the first backward: what those after this rank need in order to begin.
+        let warm = match self {
+            Schedule::GPipe => total,
+            Schedule::OneForwardOneBackward => ranks - rank - 1,
+            Schedule::Interleaved => 2 * (ranks - rank - 1) + (chunks - 1) * ranks,
+        };
+        assert!(chunks == 1 || self == Schedule::Interleaved, "{self:?} has one chunk a rank");
+        assert!(chunks == 1 || micro.is_multiple_of(ranks), "{micro} micro-batches, {ranks} ranks");
+        let warm = warm.min(total);
+        let forward = |nth| nth_action(Pass::Forward, nth, shape);
+        let backward = |nth| nth_action(Pass::Backward, nth, shape);
+        let mut actions: Vec<Action> = (0..warm).map(forward).collect();
+        for nth in warm..total {
+            actions.push(forward(nth));
+            actions.push(backward(nth - warm));
+        }
+        actions.extend((total - warm..total).map(backward));
+        actions
+    }
+
+    /// The part of a step that a rank of `ranks` waits, if all stages take the same time and
+    /// sending takes none.
+    #[must_use]
+    pub fn bubble(self, shape: Pipeline, micro: usize) -> f64 {
+        let idle = (shape.ranks - 1) as f64;
+        idle / ((micro * shape.chunks) as f64 + idle)
+    }
+}
+
+/// In groups of as many micro-batches as there are ranks, each through the first chunk, then each
+/// through the next: by the time the last rank is done with the first, this rank has its second.
+fn nth_action(pass: Pass, nth: usize, shape: Pipeline) -> Action {
+    let Pipeline { ranks, chunks } = shape;
+    if chunks == 1 {
+        return Action { pass, micro: nth, chunk: 0 };
+    }
+    let (group, within) = (nth / (ranks * chunks), nth % (ranks * chunks));
+    let chunk = within / ranks;
+    let chunk = if pass == Pass::Forward { chunk } else { chunks - 1 - chunk };
+    Action { pass, micro: group * ranks + within % ranks, chunk }
+}
+
+/// How long things take, in any unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// One forward pass of one chunk.
+    pub forward: f64,
+    /// One backward pass.
+    pub backward: f64,
+    /// From the end of an action to its result being at another rank.
+    pub transfer: f64,
+}
+
+/// What a simulated step was like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulated {
+    /// From the first action to the end of the last.
+    pub time: f64,
+    /// Time in which each rank computed.
+    pub busy: Vec<f64>,
+    /// The most micro-batches whose activations a rank kept at once, counted a chunk.
+    pub in_flight_max: Vec<usize>,
+}
+
+impl Simulated {
+    /// The part of the step in which the rank that computed least was idle.
+    #[must_use]
+    pub fn bubble(&self) -> f64 {
+        let least = self.busy.iter().copied().fold(f64::INFINITY, f64::min);
+        1.0 - least / self.time
+    }
+}
+
+/// Plays the lists of all ranks: a rank begins its next action as soon as it is done with the one
+/// before and has that one's input; sending holds nobody up.
+///
+/// # Errors
+/// Where everybody waits: for each rank the action that never came to be, and what it waits for.
+pub fn simulate(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> Result<Simulated, String> {
+    let mut done = std::collections::HashMap::new();
+    let mut next = vec![0; lists.len()];
+    let mut free_at = vec![0.0_f64; lists.len()];
+    let mut busy = vec![0.0; lists.len()];
+    let (mut in_flight, mut in_flight_max) = (vec![0_usize; lists.len()], vec![0; lists.len()]);
+    loop {
+        let mut moved = false;
+        for rank in 0..lists.len() {
+            while let Some(action) = lists[rank].get(next[rank]) {
+                let begin = match action.after(rank, shape) {
+                    None => free_at[rank],
+                    Some(input) => {
+                        let Some(at) = done.get(&input) else { break };
+                        let way = if input.0 == rank { 0.0 } else { costs.transfer };
+                        free_at[rank].max(at + way)
+                    }
+                };
+                let cost = match action.pass {
+                    Pass::Forward => {
+                        in_flight[rank] += 1;
+                        costs.forward
+                    }
+                    Pass::Backward => {
+                        in_flight[rank] = in_flight[rank]
+                            .checked_sub(1)
+                            .ok_or_else(|| format!("rank {rank}: {action} before its forward"))?;
+                        costs.backward
+                    }
+                };
+                in_flight_max[rank] = in_flight[rank].max(in_flight_max[rank]);
+                free_at[rank] = begin + cost;
+                busy[rank] += cost;
+                done.insert((rank, *action), free_at[rank]);
+                next[rank] += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    let stuck = lists.iter().enumerate().filter_map(|(rank, list)| {
+        let action = list.get(next[rank])?;
+        let (from, input) = action.after(rank, shape)?;
+        Some(format!("rank {rank}: {action} waits for {input} of rank {from}"))
+    });
+    let stuck: Vec<String> = stuck.collect();
+    if !stuck.is_empty() {
+        return Err(stuck.join("\n"));
+    }
+    let time = free_at.iter().copied().fold(0.0, f64::max);
+    Ok(Simulated { time, busy, in_flight_max })
+}

@@ -1,0 +1,176 @@
+//! Every schedule of every pipeline that fits on a page: it ends, its order is one that can be, it
+//! keeps as few activations as it promises, and its bubble is the formula's.
+
+use std::collections::HashSet;
+
+use trainer::mesh::{Mesh, Place, Share, partition};
+use trainer::parallel::schedule::{Action, Costs, Pass, Pipeline, Schedule, Simulated, simulate};
+
+const COSTS: [Costs; 2] = [
+    Costs { forward: 1.0, backward: 1.0, transfer: 0.0 },
+    Costs { forward: 1.0, backward: 2.0, transfer: 0.0 },
+];
+
+fn lists(schedule: Schedule, shape: Pipeline, micro: usize) -> Vec<Vec<Action>> {
+    (0..shape.ranks).map(|rank| schedule.actions(shape, rank, micro)).collect()
+}
+
+/// What holds of every schedule; the simulation for what holds of some.
+fn check(schedule: Schedule, shape: Pipeline, micro: usize, costs: Costs) -> Simulated {
+    let what = format!("{schedule:?} of {shape:?}, {micro} micro-batches");
+    let lists = lists(schedule, shape, micro);
+    for (rank, list) in lists.iter().enumerate() {
+        let distinct: HashSet<Action> = list.iter().copied().collect();
+        assert_eq!(distinct.len(), list.len(), "{what}: rank {rank} does something twice");
+        assert_eq!(list.len(), 2 * micro * shape.chunks, "{what}: rank {rank}");
+        for chunk in 0..shape.chunks {
+            for pass in [Pass::Forward, Pass::Backward] {
+                let of = |action: &&Action| action.pass == pass && action.chunk == chunk;
+                let order: Vec<usize> = list.iter().filter(of).map(|a| a.micro).collect();
+                assert!(order.is_sorted(), "{what}: rank {rank} has {pass:?} as {order:?}");
+            }
+        }
+    }
+    let simulated =
+        simulate(shape, &lists, costs).unwrap_or_else(|stuck| panic!("{what}:\n{stuck}"));
+    let work = (costs.forward + costs.backward) * (micro * shape.chunks) as f64;
+    assert!(simulated.busy.iter().all(|busy| (busy - work).abs() < 1e-9), "{what}");
+    simulated
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9
+}
+
+#[test]
+fn gpipe_and_one_forward_one_backward() {
+    for ranks in 1..=16 {
+        for micro in 1..=64 {
+            let shape = Pipeline { ranks, chunks: 1 };
+            for costs in COSTS {
+                for schedule in [Schedule::GPipe, Schedule::OneForwardOneBackward] {
+                    let simulated = check(schedule, shape, micro, costs);
+                    let due = schedule.bubble(shape, micro);
+                    assert!(close(simulated.bubble(), due), "{schedule:?} {ranks} {micro}");
+                    let kept = |rank: usize| match schedule {
+                        Schedule::GPipe => micro,
+                        _ => micro.min(ranks - rank),
+                    };
+                    let due: Vec<usize> = (0..ranks).map(kept).collect();
+                    assert_eq!(simulated.in_flight_max, due, "{schedule:?} {ranks} {micro}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaved() {
+    for ranks in 2..=16 {
+        for micro in (ranks..=64).step_by(ranks) {
+            for chunks in 1..=4 {
+                let shape = Pipeline { ranks, chunks };
+                for costs in COSTS {
+                    let simulated = check(Schedule::Interleaved, shape, micro, costs);
+                    let due = Schedule::Interleaved.bubble(shape, micro);
+                    let got = simulated.bubble();
+                    assert!(close(got, due), "{shape:?} {micro}: {got}, due {due}");
+                    for (rank, kept) in simulated.in_flight_max.iter().enumerate() {
+                        let warm = 2 * (ranks - rank - 1) + (chunks - 1) * ranks;
+                        assert!(*kept <= (warm + 1).min(micro * chunks), "{shape:?} rank {rank}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The simulator is itself checked: an order that cannot be must be found.
+#[test]
+fn a_deadlock_is_found_and_told() {
+    let shape = Pipeline { ranks: 2, chunks: 1 };
+    let mut lists = lists(Schedule::OneForwardOneBackward, shape, 2);
+    // The first rank wants its first gradient before it has sent what the second waits for.
+    lists[0].swap(1, 2);
+    lists[0].swap(0, 1);
+    let stuck = simulate(shape, &lists, COSTS[0]).unwrap_err();
+    let due = "rank 0: Backward(micro-batch 0, chunk 0) waits for Backward(micro-batch 0, chunk 0) \
+               of rank 1\nrank 1: Forward(micro-batch 0, chunk 0) waits for Forward(micro-batch 0, \
+               chunk 0) of rank 0";
+    assert_eq!(stuck, due);
+}
+
+#[test]
+fn results_go_where_they_are_waited_for() {
+    for (ranks, chunks) in [(1, 1), (2, 1), (3, 1), (2, 3), (4, 2)] {
+        let shape = Pipeline { ranks, chunks };
+        let kind = if chunks == 1 { Schedule::GPipe } else { Schedule::Interleaved };
+        for rank in 0..ranks {
+            for action in kind.actions(shape, rank, ranks) {
+                if let Some((from, before)) = action.after(rank, shape).filter(|a| a.0 != rank) {
+                    assert_eq!(before.result_goes_to(from, shape), Some(rank), "{action}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_and_places_are_one_to_one() {
+    for (tp, pp, dp) in [(1, 1, 1), (2, 3, 4), (4, 2, 1), (1, 5, 3)] {
+        let mesh = Mesh { tp, pp, dp, virtual_stages: 2 };
+        let theirs = ckpt::layout::Mesh {
+            tp: tp as u64,
+            pp: pp as u64,
+            dp: dp as u64,
+            ..ckpt::layout::Mesh::default()
+        };
+        for rank in 0..mesh.ranks() {
+            let place = mesh.place(rank);
+            assert_eq!(mesh.rank(place), rank);
+            let ckpt::layout::Place { tp, dp, pp } = theirs.place(rank as u64);
+            let same = Place { tp: tp as usize, dp: dp as usize, pp: pp as usize };
+            assert_eq!(place, same, "rank {rank} of {mesh:?}");
+            assert_eq!(mesh.tp_group(place)[place.tp], rank);
+            assert_eq!(mesh.dp_group(place)[place.dp], rank);
+            assert_eq!(mesh.pp_group(place)[place.pp], rank);
+            let model = mesh.model_group(place);
+            assert_eq!(model.len(), mesh.tp * mesh.pp);
+            assert!(model.is_sorted() && model.contains(&rank));
+        }
+        assert_eq!(mesh.ranks() as u64, theirs.ranks());
+    }
+}
+
+#[test]
+fn every_micro_batch_is_of_one_replica() {
+    for (share, dp) in [(Share::Run, 1), (Share::Run, 4), (Share::Stride, 2), (Share::Stride, 4)] {
+        let mesh = Mesh { dp, ..Mesh::ALONE };
+        let mut all: Vec<usize> =
+            (0..dp).flat_map(|replica| mesh.share(share, replica, 8)).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..8).collect::<Vec<_>>(), "{share:?} {dp}");
+    }
+    let four = Mesh { dp: 4, ..Mesh::ALONE };
+    assert_eq!(four.share(Share::Run, 1, 8), [2, 3]);
+    assert_eq!(four.share(Share::Stride, 1, 8), [1, 5]);
+}
+
+/// Megatron-LM's rule of 2023 gave 30 layers to 4 stages as 7 each, and trained 28.
+#[test]
+fn a_partition_has_every_layer() {
+    let sizes = |units, stages, given: Option<&[u64]>| {
+        let ranges = partition(units, stages, given)?;
+        assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+        Ok::<_, trainer::Error>(ranges.iter().map(ExactSizeIterator::len).collect::<Vec<_>>())
+    };
+    assert_eq!(sizes(30, 4, None).unwrap(), [7, 7, 8, 8]);
+    assert_eq!(sizes(4, 4, None).unwrap(), [1, 1, 1, 1]);
+    assert_eq!(sizes(6, 2, Some(&[4, 2])).unwrap(), [4, 2]);
+    for (units, stages, given) in
+        [(3, 4, None), (6, 2, Some(&[3, 2][..])), (6, 2, Some(&[6][..])), (6, 2, Some(&[6, 0][..]))]
+    {
+        let error = sizes(units, stages, given).unwrap_err().to_string();
+        assert!(error.contains("hint: "), "{error}");
+    }
+}

@@ -1,13 +1,9 @@
 //! Which process of a run is which: its place among tensor parallel ranks, replicas and pipeline
-//! stages, who it works with, and what share of the layers and of the samples is its.
+//! stages, who it works with, and what share of the samples is its.
 //!
 //! Ranks are counted as Megatron and [`ckpt::layout::Mesh`] count them: those of one tensor parallel
 //! group follow one another, so that they are of one node, then replicas, then pipeline stages,
 //! whose traffic is the least.
-
-use std::ops::Range;
-
-use crate::{Error, Result};
 
 /// How the processes of a run are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,38 +110,4 @@ impl Mesh {
             Share::Stride => (0..each).map(|i| i * self.dp + replica).collect(),
         }
     }
-}
-
-/// The units of each stage, in order. As even as can be, later stages taking more, for the first
-/// has the embedding beside its layers; or as `given` says.
-///
-/// # Errors
-/// [`Error::Mismatch`] if a stage has no unit, or those given are not all.
-pub fn partition(units: usize, stages: usize, given: Option<&[u64]>) -> Result<Vec<Range<usize>>> {
-    let refuse = |got: String, hint| {
-        let doing = format!("divide {units} layers into {stages} stages");
-        Err(Error::Mismatch { doing, details: vec![got], hint })
-    };
-    let counts: Vec<usize> = match given {
-        Some(given) => given.iter().map(|count| *count as usize).collect(), // fits: layers
-        None => {
-            let (each, more) = (units / stages, units % stages);
-            (0..stages).map(|stage| each + usize::from(stage >= stages - more)).collect()
-        }
-    };
-    let sum: usize = counts.iter().sum();
-    if counts.len() != stages || sum != units {
-        let got = format!("got {counts:?}: {} stages and {sum} layers", counts.len());
-        return refuse(got, "parallel.layers_per_stage has a number a stage, and all layers");
-    }
-    if counts.contains(&0) {
-        let got = format!("got {counts:?}: a stage without a layer");
-        return refuse(got, "take fewer pipeline ranks or virtual stages");
-    }
-    let mut first = 0;
-    let ranges = counts.into_iter().map(|count| {
-        first += count;
-        first - count..first
-    });
-    Ok(ranges.collect())
 }

@@ -1,4 +1,4 @@
-//! A step by several processes.
+//! A step by several ranks.
 //!
 //! [`schedule`] says in which order a rank of a pipeline computes, as data.
 

@@ -56,17 +56,18 @@ impl Action {
         Some((stage % ranks, before))
     }
 
-    /// The rank that takes this action's result, if another takes it.
+    /// The action, and the pipeline rank that does it, that takes this one's result when rank `rank`
+    /// does this one; `None` for the first stage's backward.
     #[must_use]
-    pub fn result_goes_to(&self, rank: usize, shape: Pipeline) -> Option<usize> {
+    pub fn before(&self, rank: usize, shape: Pipeline) -> Option<(usize, Action)> {
         let Pipeline { ranks, chunks } = shape;
         let stage = self.chunk * ranks + rank;
-        let to = match self.pass {
-            Pass::Forward if stage + 1 == ranks * chunks => return None,
-            Pass::Forward => stage + 1,
-            Pass::Backward => stage.checked_sub(1)?,
+        let (pass, stage) = match self.pass {
+            Pass::Forward if stage + 1 == ranks * chunks => (Pass::Backward, stage),
+            Pass::Forward => (Pass::Forward, stage + 1),
+            Pass::Backward => (Pass::Backward, stage.checked_sub(1)?),
         };
-        (to % ranks != rank).then_some(to % ranks)
+        Some((stage % ranks, Action { pass, micro: self.micro, chunk: stage / ranks }))
     }
 }
 
@@ -177,7 +178,12 @@ impl Simulated {
 /// # Errors
 /// Where everybody waits: for each rank the action that never came to be, and what it waits for.
 pub fn simulate(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> Result<Simulated, String> {
-    let mut done = std::collections::HashMap::new();
+    let micros = lists.iter().flatten().map(|action| action.micro + 1).max().unwrap_or(0);
+    let place = |rank: usize, action: &Action| {
+        let pass = 2 * rank + usize::from(action.pass == Pass::Backward);
+        (pass * shape.chunks + action.chunk) * micros + action.micro
+    };
+    let mut done = vec![None; 2 * shape.ranks * shape.chunks * micros];
     let mut next = vec![0; lists.len()];
     let mut free_at = vec![0.0_f64; lists.len()];
     let mut busy = vec![0.0; lists.len()];
@@ -188,9 +194,9 @@ pub fn simulate(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> Result<
             while let Some(action) = lists[rank].get(next[rank]) {
                 let begin = match action.after(rank, shape) {
                     None => free_at[rank],
-                    Some(input) => {
-                        let Some(at) = done.get(&input) else { break };
-                        let way = if input.0 == rank { 0.0 } else { costs.transfer };
+                    Some((from, input)) => {
+                        let Some(at) = done[place(from, &input)] else { break };
+                        let way = if from == rank { 0.0 } else { costs.transfer };
                         free_at[rank].max(at + way)
                     }
                 };
@@ -209,7 +215,7 @@ pub fn simulate(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> Result<
                 in_flight_max[rank] = in_flight[rank].max(in_flight_max[rank]);
                 free_at[rank] = begin + cost;
                 busy[rank] += cost;
-                done.insert((rank, *action), free_at[rank]);
+                done[place(rank, action)] = Some(free_at[rank]);
                 next[rank] += 1;
                 moved = true;
             }

@@ -4,22 +4,36 @@
 //! that writes from it. Memory and right to write go together: [`Background::save`] has them while
 //! it copies, the thread while it writes, so that a copy is never touched by a later update, and a
 //! second save waits or is left out, but never takes a second copy.
+//!
+//! A process that is one of several writers copies just the pieces that the plan has it write, and
+//! its thread meets those of the others by [`Checkpoints::save_together`].
 
-use std::fmt;
+mod finish;
+mod shared;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use finish::Finish;
+
 use crate::agent::Agent;
-use crate::control::Control;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Party, Snapshot};
 use crate::ticket::Ticket;
-use crate::{Blob, Checkpoints, Error, Result, SaveHandle, SaveReport, TensorData, rescue, save};
+use crate::{
+    Blob, Checkpoints, Error, Result, SaveHandle, SavePlan, SaveReport, TensorData, Together,
+    rescue, save,
+};
+use shared::{Hook, Job, Kit, Lent, Shared, State};
 use storage::shared::Arena;
 
 /// Of the time that a process has to end: for removing what a cancelled save has written.
 const ABANDON_MAX: Duration = Duration::from_secs(5);
+
+/// Memory beyond what is copied: a loss of more digits, or a longer token, is to find room without
+/// new memory for all.
+const SPARE_BYTES: u64 = 64 << 10;
 
 /// How saves go on behind the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +58,8 @@ impl Default for BackgroundOptions {
     }
 }
 
-/// What to do while the memory for the copy is in use.
+/// What to do while the memory for the copy is in use. A save of several writers always waits: what
+/// one of them leaves out all must, so they ask [`Background::is_busy`] and agree on it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenBusy {
     /// Wait until it is written.
@@ -64,57 +79,6 @@ pub struct Begun {
     pub failed: Option<(u64, Error)>,
 }
 
-/// What [`Background::finish_within`] decided and what came of it. Its text is a line for a log.
-#[derive(Debug)]
-pub enum Finish {
-    /// Nothing was being written, and nothing is lost.
-    Idle,
-    /// The save in flight is committed.
-    Committed(SaveReport),
-    /// It was cancelled, for it would have taken too long, or did.
-    Cancelled {
-        /// The step that is not there.
-        step: u64,
-        /// What it would still have taken, by its rate.
-        need: Duration,
-        /// What it was given.
-        grace: Duration,
-    },
-    /// It failed.
-    Failed(u64, Error),
-    /// It was cancelled, and does not end: the store does not answer. A process that ends now
-    /// leaves what was written to the next sweep; one that drops the [`Background`] first waits.
-    Stuck {
-        /// The step, which may still come to be there.
-        step: u64,
-        /// What it was given.
-        grace: Duration,
-    },
-}
-
-impl fmt::Display for Finish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Finish::Idle => f.write_str("no save was in flight"),
-            Finish::Committed(report) => write!(f, "finished in time: {report}"),
-            Finish::Cancelled { step, need, grace } => write!(
-                f,
-                "step {step} cancelled: it would have taken {:.1} s more, of {:.1} s given; the \
-                 last commit stays",
-                need.as_secs_f64(),
-                grace.as_secs_f64()
-            ),
-            Finish::Failed(step, error) => write!(f, "step {step} failed: {error}"),
-            Finish::Stuck { step, grace } => write!(
-                f,
-                "step {step} was cancelled and does not end within {:.1} s; hint: does the store \
-                 answer? The last commit stays",
-                grace.as_secs_f64()
-            ),
-        }
-    }
-}
-
 /// Saves that go on behind the run. Dropped, it waits for the one in flight.
 #[derive(Debug)]
 pub struct Background {
@@ -122,86 +86,6 @@ pub struct Background {
     options: BackgroundOptions,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// What a save needs, and there is one of.
-#[derive(Debug, Default)]
-pub(crate) struct Kit {
-    arena: Option<Arena>,
-    agent: Option<Agent>,
-}
-
-/// The kit while a caller has it. Dropped, by a panic too, it goes home: without it nobody could
-/// ever save again, and the run would wait for it.
-struct Lent<'a> {
-    shared: &'a Shared,
-    /// `None` once it is passed on.
-    kit: Option<Kit>,
-}
-
-impl Lent<'_> {
-    fn kit(&mut self) -> &mut Kit {
-        self.kit.as_mut().expect("it is passed on at the very end")
-    }
-
-    fn pass_on(mut self) -> Kit {
-        self.kit.take().expect("it is passed on once")
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        if let Some(kit) = self.kit.take() {
-            self.shared.lock().kit = Some(kit);
-            self.shared.changed.notify_all();
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// At home while nothing is copied or written.
-    kit: Option<Kit>,
-    /// Copied, and to be written.
-    job: Option<(Kit, Snapshot, Arc<Ticket>)>,
-    /// The latest save.
-    latest: Option<Arc<Ticket>>,
-    /// The latest that was committed.
-    last: Option<SaveReport>,
-    end: bool,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sleeps while `is_so`, until the time is up if there is one.
-    fn wait_while(
-        &self,
-        until: Option<Instant>,
-        is_so: impl Fn(&State) -> bool,
-    ) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
-        while is_so(&state) {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            state = match left {
-                Some(left) if left.is_zero() => break,
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-        state
-    }
 }
 
 impl Background {
@@ -252,6 +136,21 @@ impl Background {
         self.make_room(self.take_kit().kit(), bytes)
     }
 
+    /// Has this done by the thread that saves, after each save that was committed and before the
+    /// next is written: retention, or telling a cache. It gets the `meta` of the save as well.
+    pub fn after_commit(
+        &self,
+        hook: impl Fn(&SaveReport, &serde_json::Value) + Send + Sync + 'static,
+    ) {
+        self.shared.lock().hook = Hook(Some(Arc::new(hook)));
+    }
+
+    /// Whether a save would have to wait for another.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.shared.lock().kit.is_none()
+    }
+
     /// Copies the state and returns; the copy is written behind the run. The arguments are those of
     /// [`Checkpoints::save`], and may change as soon as this returns.
     ///
@@ -268,17 +167,70 @@ impl Background {
     ) -> Result<Begun> {
         self.steps.check_options(step)?;
         let plan = self.steps.plan_whole(tensors)?;
-        plan.check_held(0, &tensors.iter().map(|tensor| tensor.bytes).collect::<Vec<_>>())?;
+        let held: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.bytes).collect();
+        self.save_alone(step, &plan, &held, blobs, meta)
+    }
+
+    /// Copies what this process is to write of a plan, and returns; it is written behind the run
+    /// and committed with that of the other writers. The arguments are those of
+    /// [`Checkpoints::save_together`], and may change as soon as this returns. The deadline counts
+    /// from when this writer begins to write. If the plan has one writer, that saves alone.
+    ///
+    /// Whatever fails, in any of the writers and their agents, fails for all, and each is told once
+    /// why; so does [`SaveHandle::cancel`] of one. An agent that dies before its part is there
+    /// fails this save; later ones are done here.
+    ///
+    /// # Errors
+    /// As [`Background::save`]; the other writers are then told why.
+    pub fn save_part(
+        &self,
+        step: u64,
+        plan: &Arc<SavePlan>,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &Together<'_>,
+    ) -> Result<Begun> {
+        if plan.writers() == 1 && together.writer == 0 {
+            self.steps.check_options(step)?;
+            return self.save_alone(step, plan, held, blobs, meta);
+        }
+        let pieces = self.steps.check_part(step, plan, held, blobs, together)?;
+        let mut snapshot = Snapshot::new(step, plan, together.writer, blobs, meta);
+        let (token, deadline) = (together.token.to_owned(), together.deadline);
+        snapshot.party = Some(Party { token, deadline });
+        let begun = self.begin(snapshot, plan, &pieces, blobs);
+        begun.inspect_err(|error| self.steps.decline(step, plan, together, error))
+    }
+
+    fn save_alone(
+        &self,
+        step: u64,
+        plan: &Arc<SavePlan>,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<Begun> {
+        let pieces = plan.pieces_held(0, held)?;
         save::check_blobs(blobs)?;
-        let is_busy = self.shared.lock().kit.is_none();
-        if is_busy && self.options.when_busy == WhenBusy::Skip {
+        if self.is_busy() && self.options.when_busy == WhenBusy::Skip {
             return Ok(Begun { save: None, failed: None });
         }
+        self.begin(Snapshot::new(step, plan, 0, blobs, meta), plan, &pieces, blobs)
+    }
+
+    /// Copies, and passes the copy on.
+    fn begin(
+        &self,
+        snapshot: Snapshot,
+        plan: &Arc<SavePlan>,
+        pieces: &[&[u8]],
+        blobs: &[Blob<'_>],
+    ) -> Result<Begun> {
         let mut kit = self.take_kit();
         let failed = self.take_failure();
-        let snapshot = Snapshot::new(step, tensors, blobs, meta);
         let begun = Instant::now();
-        let staged = self.stage(kit.kit(), &snapshot, tensors, blobs);
+        let staged = self.stage(kit.kit(), &snapshot, plan, pieces, blobs);
         if let Err(error) = staged {
             drop(kit);
             // The earlier failure is not to be lost for this one.
@@ -287,11 +239,11 @@ impl Background {
             }
             return Err(error);
         }
-        let ticket = Arc::new(Ticket::new(step, snapshot.bytes(), begun.elapsed()));
-        let kit = kit.pass_on();
+        let ticket = Arc::new(Ticket::new(snapshot.step, snapshot.bytes, begun.elapsed()));
+        let (kit, plan) = (kit.pass_on(), Arc::clone(plan));
         let mut state = self.shared.lock();
         state.latest = Some(Arc::clone(&ticket));
-        state.job = Some((kit, snapshot, Arc::clone(&ticket)));
+        state.job = Some(Job { kit, plan, snapshot, ticket: Arc::clone(&ticket) });
         self.shared.changed.notify_all();
         Ok(Begun { save: Some(SaveHandle::new(ticket)), failed })
     }
@@ -348,18 +300,15 @@ impl Background {
         &self,
         kit: &mut Kit,
         snapshot: &Snapshot,
-        tensors: &[TensorData<'_>],
+        plan: &SavePlan,
+        pieces: &[&[u8]],
         blobs: &[Blob<'_>],
     ) -> Result<()> {
         // An agent reads its orders behind the copy.
-        let orders = match &kit.agent {
-            Some(_) => serde_json::to_vec(snapshot)
-                .expect("strings, numbers and lists always serialize, and all keys are strings"),
-            None => Vec::new(),
-        };
+        let orders = kit.agent.as_ref().map_or_else(Vec::new, |_| snapshot.orders(plan));
         self.make_room(kit, snapshot.arena_bytes + orders.len() as u64)?;
         let arena = kit.arena.as_mut().expect("room was made above");
-        snapshot.fill(arena, tensors, blobs, self.options.copy_threads)?;
+        snapshot.fill(arena, plan, pieces, blobs, self.options.copy_threads)?;
         let start = snapshot.arena_bytes as usize; // fits: the arena has room for it
         arena[start..start + orders.len()].copy_from_slice(&orders);
         // Told before the caller goes on: from here on the agent saves whatever happens here.
@@ -384,6 +333,8 @@ impl Background {
         if kit.arena.as_ref().is_some_and(|arena| arena.len() >= len) {
             return Ok(());
         }
+        let spare = (bytes.next_multiple_of(SPARE_BYTES) + SPARE_BYTES).min(max);
+        let len = usize::try_from(spare).unwrap_or(len);
         // The old one first: there are never two.
         kit.arena = None;
         if let Some(agent) = &mut kit.agent {
@@ -424,53 +375,62 @@ impl Drop for Background {
 fn work(steps: &Checkpoints, shared: &Shared) {
     loop {
         let mut state = shared.wait_while(None, |state| state.job.is_none() && !state.end);
-        let Some((mut kit, snapshot, ticket)) = state.job.take() else { return };
+        let Some(mut job) = state.job.take() else { return };
         drop(state);
-        let attempt = || write(steps, &mut kit, &snapshot, &ticket.control);
         // Without its memory nobody could ever save again, and the run would wait for it.
-        let outcome = catch_unwind(AssertUnwindSafe(attempt));
+        let outcome = catch_unwind(AssertUnwindSafe(|| write(steps, &mut job)));
         let outcome = outcome.unwrap_or_else(|_| {
             // Nobody knows what it has still to say.
-            kit.agent = None;
+            job.kit.agent = None;
             let why = "the thread that writes it panicked".to_owned();
-            Err(Error::BadInput { what: format!("step {}", snapshot.step), why })
+            Err(Error::BadInput { what: format!("step {}", job.snapshot.step), why })
         });
-        match &outcome {
-            Ok(report) => log::info!("{report}"),
-            Err(Error::Cancelled) => log::info!("step {} was cancelled", snapshot.step),
-            Err(error) => log::error!("step {} was not saved: {error}", snapshot.step),
-        }
+        tell(&job.snapshot, &outcome);
+        let report = outcome.as_ref().ok().copied();
+        let Job { kit, snapshot, ticket, .. } = job;
         let mut state = shared.lock();
-        if let Ok(report) = &outcome {
-            state.last = Some(*report);
-        }
+        state.last = report.or(state.last);
+        let hook = state.hook.clone();
         ticket.finish(outcome);
         state.kit = Some(kit);
         shared.changed.notify_all();
+        drop(state);
+        if let (Some(report), Some(hook)) = (report, hook.0) {
+            // The panic hook has told of a panic, and the next save is to be written all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| hook(&report, &snapshot.meta)));
+        }
     }
 }
 
-fn write(
-    steps: &Checkpoints,
-    kit: &mut Kit,
-    snapshot: &Snapshot,
-    control: &Control,
-) -> Result<SaveReport> {
+/// All writers come to the same end: the first tells it.
+fn tell(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
+    let (step, is_first) = (snapshot.step, snapshot.writer == 0);
+    let level = |level| if is_first { level } else { log::Level::Debug };
+    match outcome {
+        Ok(report) => log::log!(level(log::Level::Info), "{report}"),
+        Err(Error::Cancelled) => log::log!(level(log::Level::Info), "step {step} was cancelled"),
+        Err(error) => {
+            log::log!(level(log::Level::Error), "step {step} was not saved: {error}");
+        }
+    }
+}
+
+fn write(steps: &Checkpoints, job: &mut Job) -> Result<SaveReport> {
     let mut is_orphaned = false;
-    if let Some(agent) = &mut kit.agent {
-        match agent.finish(control) {
+    if let Some(agent) = &mut job.kit.agent {
+        match agent.finish(&job.ticket.control) {
             Ok(outcome) => return outcome,
             Err(error) => {
                 log::error!("the agent is gone, and this process saves from now on: {error}");
-                kit.agent = None;
+                job.kit.agent = None;
                 is_orphaned = true;
             }
         }
     }
+    let Job { kit, plan, snapshot, ticket } = job;
     let arena = kit.arena.as_deref().unwrap_or_default();
-    let (tensors, blobs) = (snapshot.tensors(arena)?, snapshot.blobs(arena)?);
     if is_orphaned {
-        return rescue::save(steps, snapshot, &tensors, &blobs, control);
+        return rescue::save(steps, plan, snapshot, arena, &ticket.control);
     }
-    steps.save_watched(snapshot.step, &tensors, &blobs, snapshot.meta.clone(), control)
+    snapshot.save(steps, plan, arena, &ticket.control)
 }

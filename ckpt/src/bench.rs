@@ -157,8 +157,8 @@ pub fn time_of_files(
         steps.plan_limits(),
     )?;
     let held: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.bytes).collect();
-    let jobs: Vec<Job<'_>> =
-        plan.shards(0).iter().map(|shard| Job::of_shard(shard, &held)).collect();
+    let pieces = plan.pieces_held(0, &held)?;
+    let jobs = Job::of_shards(plan.shards(0), &pieces);
     let folder = steps.folder.join(&format!(".tmp-bench-{}", Owner::new()))?;
     let summing = if with_sums { Summing::On } else { Summing::Off };
     let begun = Instant::now();

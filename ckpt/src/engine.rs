@@ -61,14 +61,16 @@ pub(crate) struct Part<'a> {
 const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
 
 impl<'a> Job<'a> {
-    /// A shard of a writer that holds these bytes.
-    pub(crate) fn of_shard(shard: &'a Shard, held: &[&'a [u8]]) -> Self {
-        let part = |piece: &Piece| Part {
-            offset: piece.offset,
-            bytes: &held[piece.holding][piece.bytes.clone()],
+    /// The shards of a writer that has these bytes of their pieces, one after the other.
+    pub(crate) fn of_shards(shards: &'a [Shard], pieces: &[&'a [u8]]) -> Vec<Self> {
+        let mut pieces = pieces.iter();
+        let part = |(piece, bytes): (&Piece, &&'a [u8])| Part { offset: piece.offset, bytes };
+        let job = |shard: &'a Shard| Job {
+            path: shard.file.clone(),
+            header: &shard.header,
+            parts: shard.pieces.iter().zip(pieces.by_ref()).map(part).collect(),
         };
-        let parts = shard.pieces.iter().map(part).collect();
-        Job { path: shard.file.clone(), header: &shard.header, parts }
+        shards.iter().map(job).collect()
     }
 
     /// A file of bytes that belong to no tensor.

@@ -9,7 +9,9 @@ mod pack;
 mod share;
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use serde::{Deserialize, Serialize};
 
 use crate::catalog::CHUNKS_MAX;
 use crate::spec::{Holding, TensorSpec, check_specs};
@@ -17,7 +19,8 @@ use crate::{Error, Region, Result};
 use storage::Crc64;
 
 /// What a plan may do. All writers must have the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PlanLimits {
     /// Bytes of tensors in one file. A row that is larger gets a file of its own. Default: 4 GiB.
     pub shard_bytes_max: u64,
@@ -76,10 +79,21 @@ impl Shard {
     }
 }
 
+/// All that a plan follows from: whoever has it makes the same plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recipe {
+    specs: Vec<TensorSpec>,
+    held: Vec<Vec<Holding>>,
+    limits: PlanLimits,
+}
+
 /// Which writer writes what. It knows nothing of a step, so it serves every save of a run.
 #[derive(Debug)]
 pub struct SavePlan {
-    specs: Vec<TensorSpec>,
+    recipe: Recipe,
+    /// The recipe as text, once somebody wants it.
+    text: OnceLock<Vec<u8>>,
     shards: Vec<Vec<Shard>>,
     /// Bytes of each holding of each writer.
     held_bytes: Vec<Vec<u64>>,
@@ -114,7 +128,40 @@ impl SavePlan {
             |holding: &Holding| holding.region.count() * specs[holding.tensor].dtype.item_bytes();
         let held_bytes = held.iter().map(|held| held.iter().map(bytes).collect()).collect();
         let fingerprint = fingerprint(specs, held, limits);
-        Ok(SavePlan { specs: specs.to_vec(), shards, held_bytes, chunks, fingerprint })
+        let recipe = Recipe { specs: specs.to_vec(), held: held.to_vec(), limits };
+        Ok(SavePlan { recipe, text: OnceLock::new(), shards, held_bytes, chunks, fingerprint })
+    }
+
+    /// What another process makes the same plan of, in JSON.
+    pub(crate) fn recipe_text(&self) -> &[u8] {
+        self.text.get_or_init(|| {
+            serde_json::to_vec(&self.recipe).expect("strings, numbers and lists always serialize")
+        })
+    }
+
+    /// What a writer puts into its files, piece by piece in the order of their places there.
+    ///
+    /// # Errors
+    /// As [`SavePlan::check_held`].
+    ///
+    /// # Panics
+    /// As there.
+    pub(crate) fn pieces_held<'a>(
+        &self,
+        writer: usize,
+        held: &[&'a [u8]],
+    ) -> Result<Vec<&'a [u8]>> {
+        self.check_held(writer, held)?;
+        let bytes = |piece: &Piece| &held[piece.holding][piece.bytes.clone()];
+        Ok(self.pieces_of(writer).map(bytes).collect())
+    }
+
+    /// The pieces of all files of one writer, file after file.
+    ///
+    /// # Panics
+    /// If there is no such writer.
+    pub(crate) fn pieces_of(&self, writer: usize) -> impl Iterator<Item = &Piece> {
+        self.shards[writer].iter().flat_map(|shard| &shard.pieces)
     }
 
     /// Refuses memory that is not as long as what the writer holds.
@@ -142,7 +189,7 @@ impl SavePlan {
     /// The tensors of the whole model.
     #[must_use]
     pub fn specs(&self) -> &[TensorSpec] {
-        &self.specs
+        &self.recipe.specs
     }
 
     /// How many writers there are.
@@ -223,6 +270,11 @@ impl PlanCache {
         let plan = Arc::new(SavePlan::new(specs, held, limits)?);
         *last = Some(Arc::clone(&plan));
         Ok(plan)
+    }
+
+    /// The same of a recipe.
+    pub(crate) fn plan_of(&self, recipe: &Recipe) -> Result<Arc<SavePlan>> {
+        self.plan(&recipe.specs, &recipe.held, recipe.limits)
     }
 }
 

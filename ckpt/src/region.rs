@@ -32,7 +32,8 @@ impl From<Span> for [u64; 2] {
 pub(crate) const RANK_MAX: usize = 32;
 
 /// A box of a tensor, or a range of the box's elements.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Region {
     /// The box: one span an axis.
     pub spans: Vec<Span>,

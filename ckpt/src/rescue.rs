@@ -3,28 +3,34 @@
 use std::time::{Duration, Instant};
 
 use crate::control::Control;
+use crate::plan::SavePlan;
 use crate::snapshot::Snapshot;
-use crate::{Blob, Checkpoint, Checkpoints, Error, Peak, Result, SaveReport, TensorData};
+use crate::{Blob, Checkpoint, Checkpoints, Error, Peak, Result, SaveReport, Want};
 
-/// Saves what an agent was to save that is gone. It may have left any part of it, or all.
+/// Saves what an agent was to save that is gone. It may have left any part of it, or all. If others
+/// save with it they cannot begin anew: then the step comes to be if its part was there already.
 pub(crate) fn save(
     steps: &Checkpoints,
+    plan: &SavePlan,
     snapshot: &Snapshot,
-    tensors: &[TensorData<'_>],
-    blobs: &[Blob<'_>],
+    arena: &[u8],
     control: &Control,
 ) -> Result<SaveReport> {
+    if let Some(together) = snapshot.together() {
+        return steps.take_over(snapshot.step, plan, &together, control);
+    }
     // What it had written may be the room that this save needs.
     if let Err(error) = steps.sweep() {
         log::warn!("what the agent has left stays for now: {error}");
     }
     let begun = Instant::now();
-    let saved = steps.save_watched(snapshot.step, tensors, blobs, snapshot.meta.clone(), control);
+    let saved = snapshot.save(steps, plan, arena, control);
     if !matches!(saved, Err(Error::StepExists { .. })) {
         return saved;
     }
     let there = steps.open_step(snapshot.step)?;
-    if *there.meta() != snapshot.meta || !is_same(&there, tensors, blobs)? {
+    let (pieces, blobs) = (snapshot.pieces(plan, arena)?, snapshot.blobs(arena)?);
+    if *there.meta() != snapshot.meta || !is_same(&there, plan, &pieces, &blobs)? {
         return saved;
     }
     log::info!("{}: the agent had saved it", there.display());
@@ -41,20 +47,25 @@ pub(crate) fn save(
     })
 }
 
-/// Whether the step has these very tensors and blobs.
-fn is_same(there: &Checkpoint, tensors: &[TensorData<'_>], blobs: &[Blob<'_>]) -> Result<bool> {
-    if (there.tensors().len(), there.blobs().count()) != (tensors.len(), blobs.len()) {
+/// Whether the step has these very pieces, all of the plan's tensors, and blobs.
+fn is_same(
+    there: &Checkpoint,
+    plan: &SavePlan,
+    pieces: &[&[u8]],
+    blobs: &[Blob<'_>],
+) -> Result<bool> {
+    if there.check_against(plan.specs()).is_err()
+        || (there.tensors().len(), there.blobs().count()) != (plan.specs().len(), blobs.len())
+    {
         return Ok(false);
     }
     let mut buf = Vec::new();
-    for tensor in tensors {
-        let Ok(entry) = there.tensor(tensor.name, tensor.group) else { return Ok(false) };
-        if (entry.dtype, entry.shape.as_slice()) != (tensor.dtype, tensor.shape) {
-            return Ok(false);
-        }
-        buf.resize(tensor.bytes.len(), 0);
-        there.read_tensor(tensor.name, tensor.group, &mut buf)?;
-        if buf != tensor.bytes {
+    for (piece, bytes) in plan.pieces_of(0).zip(pieces) {
+        let spec = &plan.specs()[piece.tensor];
+        buf.resize(bytes.len(), 0);
+        let (name, group, region) = (&spec.name, spec.group, piece.region.clone());
+        there.read(vec![Want { name, group, region, into: &mut buf }])?;
+        if buf != *bytes {
             return Ok(false);
         }
     }

@@ -111,23 +111,12 @@ impl Checkpoints {
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
-        self.save_watched(step, tensors, blobs, meta, &Control::default())
-    }
-
-    /// A save that can be watched and cancelled.
-    pub(crate) fn save_watched(
-        &self,
-        step: u64,
-        tensors: &[TensorData<'_>],
-        blobs: &[Blob<'_>],
-        meta: serde_json::Value,
-        control: &Control,
-    ) -> Result<SaveReport> {
         let begun = Instant::now();
         self.check_options(step)?;
         let plan = self.plan_whole(tensors)?;
-        let held = [tensors.iter().map(|tensor| tensor.bytes).collect()];
-        self.save_from(begun, step, &plan, &held, blobs, meta, control)
+        let held: Vec<_> = tensors.iter().map(|tensor| tensor.bytes).collect();
+        let pieces = [plan.pieces_held(0, &held)?];
+        self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &Control::default())
     }
 
     /// The plan of one writer that holds all tensors whole. It is made once and then remembered.
@@ -158,8 +147,10 @@ impl Checkpoints {
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
         assert_eq!(held.len(), plan.writers(), "each writer has its holdings");
-        let control = Control::default();
-        self.save_from(Instant::now(), step, plan, held, blobs, meta, &control)
+        let begun = Instant::now();
+        let pieces = held.iter().enumerate().map(|(writer, held)| plan.pieces_held(writer, held));
+        let pieces = pieces.collect::<Result<Vec<_>>>()?;
+        self.save_pieces(begun, step, plan, &pieces, blobs, meta, &Control::default())
     }
 
     /// What the options say of a plan.
@@ -168,22 +159,20 @@ impl Checkpoints {
         PlanLimits { shard_bytes_max: self.options.shard_bytes_max, ..PlanLimits::default() }
     }
 
+    /// A save of the pieces of all writers, that can be watched and cancelled.
     #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
-    fn save_from(
+    pub(crate) fn save_pieces(
         &self,
         begun: Instant,
         step: u64,
         plan: &SavePlan,
-        held: &[Vec<&[u8]>],
+        pieces: &[Vec<&[u8]>],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
         control: &Control,
     ) -> Result<SaveReport> {
         self.check_options(step)?;
         check_blobs(blobs)?;
-        for (writer, held) in held.iter().enumerate() {
-            plan.check_held(writer, held)?;
-        }
         let index = weight_index(plan);
         let _alone = self.begin_change()?;
         let place = self.find_place(step)?;
@@ -193,7 +182,7 @@ impl Checkpoints {
         check_space(&*self.store, &place.target, bytes, plan.chunks() as u64)?;
         let planned = Instant::now();
 
-        let staging = Staging { steps: self, folder: &place.data, plan, held, control };
+        let staging = Staging { steps: self, folder: &place.data, plan, pieces, control };
         let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
             let (durable, sync) = (Instant::now(), written.sync);
             control.check()?;

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::region::{self, Region};
 use crate::{Dtype, Error, Group, Result};
 
@@ -12,7 +14,8 @@ const NAME_BYTES_MAX: usize = 4096;
 pub(crate) const PAD_PREFIX: &str = "__pad__";
 
 /// A tensor of the whole model, without ranks and without bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TensorSpec {
     /// The parameter's name; the same in every group. Without `#`, which marks pieces.
     pub name: String,
@@ -38,7 +41,8 @@ impl TensorSpec {
 }
 
 /// What a writer has of a tensor in its memory: these elements, in row-major order, side by side.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Holding {
     /// Which of the model's tensors.
     pub tensor: usize,

@@ -19,8 +19,8 @@ pub(crate) struct Staging<'a> {
     pub(crate) steps: &'a Checkpoints,
     pub(crate) folder: &'a Key,
     pub(crate) plan: &'a SavePlan,
-    /// What each writer holds.
-    pub(crate) held: &'a [Vec<&'a [u8]>],
+    /// What each writer puts into its files, piece by piece.
+    pub(crate) pieces: &'a [Vec<&'a [u8]>],
     pub(crate) control: &'a Control,
 }
 
@@ -28,8 +28,8 @@ impl Staging<'_> {
     /// Writes all files of all writers, and makes them durable.
     pub(crate) fn write(&self, blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<Written> {
         let mut jobs = Vec::new();
-        for (writer, held) in self.held.iter().enumerate() {
-            jobs.extend(self.plan.shards(writer).iter().map(|shard| Job::of_shard(shard, held)));
+        for (writer, pieces) in self.pieces.iter().enumerate() {
+            jobs.extend(Job::of_shards(self.plan.shards(writer), pieces));
         }
         jobs.extend(index.map(|bytes| Job::of_bytes(INDEX.to_owned(), bytes)));
         let (blob_jobs, blobs) = blob_jobs(blobs);
@@ -50,12 +50,11 @@ impl Staging<'_> {
     pub(crate) fn write_part(
         &self,
         writer: usize,
-        held: &[&[u8]],
+        pieces: &[&[u8]],
         blobs: &[Blob<'_>],
     ) -> Result<Part> {
         let shards = self.plan.shards(writer);
-        let mut jobs: Vec<Job<'_>> =
-            shards.iter().map(|shard| Job::of_shard(shard, held)).collect();
+        let mut jobs = Job::of_shards(shards, pieces);
         let (blob_jobs, blobs) = blob_jobs(blobs);
         jobs.extend(blob_jobs);
         let mut written = self.engine().write(&jobs)?.0.into_iter();

@@ -4,102 +4,28 @@
 
 mod common;
 
-use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ckpt::{
     Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Finish, Options, SaveHandle,
     WhenBusy,
 };
+use common::gate::{Gate, Way};
 use common::{Folder, SMALL, State, Tensor};
-use storage::{Entry, Key, Object, Result, Storage, Upload};
+use storage::Key;
 
 const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
-/// What a [`Gate`] does with new objects.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    Open,
-    /// Whoever creates an object waits.
-    Shut,
-    /// Whoever creates one fails.
-    Broken,
-    /// Whoever creates one panics.
-    Panics,
+/// The gate's checkpoints.
+fn steps_of(gate: &Gate) -> Arc<Checkpoints> {
+    let steps = Checkpoints::open(Arc::new(gate.clone()), Key::new("run").unwrap());
+    Arc::new(steps.with_options(OPTIONS))
 }
 
-/// A store that lets nothing pass until it is told to.
-#[derive(Clone, Debug)]
-struct Gate {
-    inner: Arc<dyn Storage>,
-    way: Arc<(Mutex<Way>, Condvar)>,
-}
-
-impl Gate {
-    fn new(folder: &Folder) -> Self {
-        Gate { inner: folder.store(), way: Arc::new((Mutex::new(Way::Open), Condvar::new())) }
-    }
-
-    fn set(&self, way: Way) {
-        *self.way.0.lock().unwrap() = way;
-        self.way.1.notify_all();
-    }
-
-    fn steps(&self) -> Arc<Checkpoints> {
-        let steps = Checkpoints::open(Arc::new(self.clone()), Key::new("run").unwrap());
-        Arc::new(steps.with_options(OPTIONS))
-    }
-
-    fn background(&self, when_busy: WhenBusy) -> Background {
-        let options = BackgroundOptions { when_busy, ..BackgroundOptions::default() };
-        Background::new(self.steps(), options).unwrap()
-    }
-}
-
-impl Storage for Gate {
-    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.inner.open(key)
-    }
-
-    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        let way = self.way.0.lock().unwrap();
-        let way = *self.way.1.wait_while(way, |way| *way == Way::Shut).unwrap();
-        if way == Way::Broken {
-            let e = io::Error::other("pulled");
-            return Err(storage::Error::from_io("write", self.display(key), e));
-        }
-        assert!(way != Way::Panics, "pulled");
-        self.inner.create(key, len_bytes_max)
-    }
-
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
-        self.inner.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> Result<()> {
-        self.inner.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        self.inner.publish(staged, target)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> Result<()> {
-        self.inner.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.inner.free_bytes()
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.inner.display(key)
-    }
+fn background_of(gate: &Gate, when_busy: WhenBusy) -> Background {
+    let options = BackgroundOptions { when_busy, ..BackgroundOptions::default() };
+    Background::new(steps_of(gate), options).unwrap()
 }
 
 fn save(state: &State, background: &Background, step: u64) -> ckpt::Result<Begun> {
@@ -119,8 +45,8 @@ fn begin(state: &State, background: &Background, step: u64) -> SaveHandle {
 #[test]
 fn later_updates_do_not_reach_the_copy() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
-    let background = gate.background(WhenBusy::Wait);
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
     let before = State::of_model(1);
     let mut state = before.clone();
     gate.set(Way::Shut);
@@ -135,7 +61,7 @@ fn later_updates_do_not_reach_the_copy() {
     gate.set(Way::Open);
     let report = handle.wait().unwrap();
     assert!(handle.progress().is_done);
-    before.check(&gate.steps().newest().unwrap().unwrap());
+    before.check(&steps_of(&gate).newest().unwrap().unwrap());
     assert_eq!(background.wait().unwrap(), Some(report));
     assert_eq!(handle.wait().unwrap(), report, "as often as one likes");
 }
@@ -143,8 +69,8 @@ fn later_updates_do_not_reach_the_copy() {
 #[test]
 fn one_copy_at_a_time() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
-    let skips = gate.background(WhenBusy::Skip);
+    let gate = Gate::new(folder.store());
+    let skips = background_of(&gate, WhenBusy::Skip);
     gate.set(Way::Shut);
     let first = begin(&State::of_model(1), &skips, 1);
     assert!(save(&State::of_model(2), &skips, 2).unwrap().save.is_none());
@@ -154,7 +80,7 @@ fn one_copy_at_a_time() {
     begin(&State::of_model(3), &skips, 3);
     drop(skips);
 
-    let waits = gate.background(WhenBusy::Wait);
+    let waits = background_of(&gate, WhenBusy::Wait);
     gate.set(Way::Shut);
     begin(&State::of_model(4), &waits, 4);
     std::thread::scope(|scope| {
@@ -163,9 +89,9 @@ fn one_copy_at_a_time() {
         second.join().unwrap().wait().unwrap();
     });
     drop(waits);
-    assert_eq!(gate.steps().steps().unwrap(), [1, 3, 4, 5]);
+    assert_eq!(steps_of(&gate).steps().unwrap(), [1, 3, 4, 5]);
     for step in [1, 3, 4, 5] {
-        State::of_model(step).check(&gate.steps().open_step(step).unwrap());
+        State::of_model(step).check(&steps_of(&gate).open_step(step).unwrap());
     }
 }
 
@@ -173,8 +99,8 @@ fn one_copy_at_a_time() {
 #[test]
 fn failures_are_told_once() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
-    let background = gate.background(WhenBusy::Wait);
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
     let is_pulled = |error: &Error| error.to_string().contains("pulled");
     let good = begin(&State::of_model(1), &background, 1).wait().unwrap();
 
@@ -201,15 +127,15 @@ fn failures_are_told_once() {
     assert!(matches!(failed, Some((4, error)) if is_pulled(&error)));
     handle.unwrap().wait().unwrap();
     drop(background);
-    assert_eq!(gate.steps().steps().unwrap(), [1, 5]);
+    assert_eq!(steps_of(&gate).steps().unwrap(), [1, 5]);
     assert_eq!(folder.names(), ["step-000000000001", "step-000000000005"]);
 }
 
 #[test]
 fn what_is_cancelled_leaves_nothing() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
-    let background = gate.background(WhenBusy::Wait);
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
     begin(&State::of_model(1), &background, 1).wait().unwrap();
     gate.set(Way::Shut);
     let handle = begin(&State::of_model(2), &background, 2);
@@ -233,8 +159,8 @@ fn what_is_cancelled_leaves_nothing() {
 #[test]
 fn a_process_that_is_told_to_end() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
-    let background = gate.background(WhenBusy::Wait);
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
     let nothing_to_do = |grace| matches!(background.finish_within(grace), Finish::Idle);
     let none = Duration::ZERO;
     assert!(nothing_to_do(none));
@@ -269,7 +195,7 @@ fn a_process_that_is_told_to_end() {
     begin(&State::of_model(5), &background, 5);
     let finish = background.finish_within(Duration::MAX);
     assert!(matches!(finish, Finish::Committed(report) if report.step == 5), "{finish}");
-    assert_eq!(gate.steps().steps().unwrap(), [1, 2, 5]);
+    assert_eq!(steps_of(&gate).steps().unwrap(), [1, 2, 5]);
     assert_eq!(folder.names().len(), 3);
 }
 
@@ -277,23 +203,23 @@ fn a_process_that_is_told_to_end() {
 #[test]
 fn a_panic_is_a_failure_and_no_end() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
-    let background = gate.background(WhenBusy::Wait);
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
     gate.set(Way::Panics);
     let handle = begin(&State::of_model(1), &background, 1);
     let told = handle.wait().unwrap_err().to_string();
     assert!(told.contains("panicked"), "{told}");
     gate.set(Way::Open);
     begin(&State::of_model(2), &background, 2).wait().unwrap();
-    assert_eq!(gate.steps().steps().unwrap(), [2]);
+    assert_eq!(steps_of(&gate).steps().unwrap(), [2]);
 }
 
 #[test]
 fn what_cannot_be_saved_is_refused_at_once() {
     let folder = Folder::new();
-    let gate = Gate::new(&folder);
+    let gate = Gate::new(folder.store());
     let options = BackgroundOptions { staging_bytes_max: 1000, ..BackgroundOptions::default() };
-    let background = Background::new(gate.steps(), options).unwrap();
+    let background = Background::new(steps_of(&gate), options).unwrap();
     let refused = save(&State::of_model(1), &background, 1).unwrap_err();
     assert!(refused.to_string().contains("staging_bytes_max"), "{refused}");
     assert!(background.reserve(1001).is_err());
@@ -305,5 +231,5 @@ fn what_cannot_be_saved_is_refused_at_once() {
     state.blobs.push(state.blobs[0].clone());
     let refused = save(&state, &background, 2).unwrap_err();
     assert!(matches!(refused, Error::BadInput { .. }), "{refused}");
-    assert_eq!(*gate.steps().newest().unwrap().unwrap().meta(), state.meta);
+    assert_eq!(*steps_of(&gate).newest().unwrap().unwrap().meta(), state.meta);
 }

@@ -1,4 +1,5 @@
-//! Processes that save together without end, and SIGKILL for one of them at a time.
+//! Processes that save together without end, and SIGKILL for one of them at a time. In every other
+//! round they save behind the run.
 //!
 //! `CKPT_TEST_KILLS=200` kills so many; without it a few seconds' worth.
 
@@ -7,9 +8,10 @@
 mod common;
 
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt::{Checkpoints, Options, Patience, PlanLimits, Together};
+use ckpt::{Background, Checkpoints, Options, Patience, PlanLimits, Together};
 use common::ranks::Ranks;
 use common::{Folder, Random, SMALL, State};
 use storage::Key;
@@ -38,15 +40,23 @@ fn child_saves_with_others_until_one_is_killed() {
     let (writer, round) = (std::env::var(WRITER).unwrap(), std::env::var(ROUND).unwrap());
     let store = storage::open_url(&folder).unwrap();
     let steps = Checkpoints::open(store, Key::new("run").unwrap());
-    let steps = steps.with_options(OPTIONS).with_patience(PATIENCE);
+    let steps = Arc::new(steps.with_options(OPTIONS).with_patience(PATIENCE));
     let writer: usize = writer.parse().unwrap();
+    let is_behind = round.parse::<u64>().unwrap() % 2 == 1;
+    let background = Background::new(Arc::clone(&steps), Default::default()).unwrap();
     // No step is saved unless all are here: until then the newest is the same for all.
     let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
     for step in first.. {
         let token = format!("{round}-{step}");
         let together = Together { token: &token, writer, deadline: DEADLINE };
         let ranks = Ranks::new(&State::of_model(step), WRITERS, LIMITS);
-        match ranks.save(&steps, step, &together) {
+        let saved = if is_behind {
+            let begun = ranks.begin(&background, step, &together);
+            begun.and_then(|begun| begun.save.unwrap().wait())
+        } else {
+            ranks.save(&steps, step, &together)
+        };
+        match saved {
             Ok(_) if writer == 0 => drop(steps.retain(2).unwrap()),
             Ok(_) => {}
             // Another was killed, which is what the parent is about to see.

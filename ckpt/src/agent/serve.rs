@@ -148,10 +148,12 @@ fn carry_out(
         arena.get(usize::try_from(start).ok()?..end)
     };
     let orders = range().ok_or_else(|| failed(format!("orders at {start}, past the memory")))?;
-    let snapshot: Snapshot = serde_json::from_slice(orders)
+    let (recipe, snapshot) = Snapshot::of_orders(orders)
         .map_err(|e| failed(format!("orders that cannot be read: {e}")))?;
-    let (tensors, blobs) = (snapshot.tensors(arena)?, snapshot.blobs(arena)?);
-    steps.save_watched(snapshot.step, &tensors, &blobs, snapshot.meta.clone(), control)
+    // It is made once and then remembered, as the trainer does.
+    let plan = steps.plans.plan_of(&recipe)?;
+    snapshot.check(&plan)?;
+    snapshot.save(steps, &plan, arena, control)
 }
 
 /// Says whether it could be sent.

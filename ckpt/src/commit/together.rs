@@ -46,13 +46,14 @@ struct Joint<'a> {
     steps: &'a Checkpoints,
     step: u64,
     plan: &'a SavePlan,
-    held: &'a [&'a [u8]],
+    /// What this writer puts into its files, piece by piece.
+    pieces: &'a [&'a [u8]],
     blobs: &'a [Blob<'a>],
     together: &'a Together<'a>,
     meeting: Meeting<'a>,
     owner: Owner,
     begun: Instant,
-    control: Control,
+    control: &'a Control,
 }
 
 impl Checkpoints {
@@ -78,26 +79,84 @@ impl Checkpoints {
         meta: serde_json::Value,
         together: &Together<'_>,
     ) -> Result<SaveReport> {
-        let meeting = Meeting::new(self, step, together.token)?;
-        let (owner, begun) = (Owner::new(), Instant::now());
+        let pieces = self.check_part(step, plan, held, blobs, together)?;
         let control = Control::default();
-        let joint = Joint {
-            steps: self,
-            step,
-            plan,
-            held,
-            blobs,
-            together,
-            meeting,
-            owner,
-            begun,
-            control,
-        };
-        if let Err(error) = joint.check_call() {
-            joint.warn_untold(joint.decide(false, &joint.told(&error)));
-            return Err(error);
-        }
+        self.save_part(step, plan, &pieces, blobs, meta, together, &control)
+    }
+
+    /// The bytes of a writer's pieces. What is wrong with its call is told to the others.
+    pub(crate) fn check_part<'a>(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        held: &[&'a [u8]],
+        blobs: &[Blob<'_>],
+        together: &Together<'_>,
+    ) -> Result<Vec<&'a [u8]>> {
+        let control = Control::default();
+        let joint = Joint { blobs, ..Joint::new(self, step, plan, together, &control)? };
+        let checked = joint.check_call();
+        let pieces = checked.and_then(|()| plan.pieces_held(together.writer, held));
+        pieces.inspect_err(|error| joint.decline(error))
+    }
+
+    /// A save of pieces that were checked, which can be watched and cancelled. To cancel it is to
+    /// cancel it for all writers, as any failure is.
+    #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
+    pub(crate) fn save_part(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        pieces: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &Together<'_>,
+        control: &Control,
+    ) -> Result<SaveReport> {
+        let joint = Joint { pieces, blobs, ..Joint::new(self, step, plan, together, control)? };
         if together.writer == 0 { joint.lead(meta) } else { joint.follow() }
+    }
+
+    /// Tells the other writers that this one cannot take part.
+    pub(crate) fn decline(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        together: &Together<'_>,
+        error: &Error,
+    ) {
+        let control = Control::default();
+        match Joint::new(self, step, plan, together, &control) {
+            Ok(joint) => joint.decline(error),
+            Err(error) => log::warn!("the other writers of step {step} are not told: {error}"),
+        }
+    }
+
+    /// Ends what another process was to save in this one's stead, and died over.
+    pub(crate) fn take_over(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        together: &Together<'_>,
+        control: &Control,
+    ) -> Result<SaveReport> {
+        Joint::new(self, step, plan, together, control)?.take_over()
+    }
+}
+
+impl<'a> Joint<'a> {
+    /// Without anything to write.
+    fn new(
+        steps: &'a Checkpoints,
+        step: u64,
+        plan: &'a SavePlan,
+        together: &'a Together<'a>,
+        control: &'a Control,
+    ) -> Result<Self> {
+        let meeting = Meeting::new(steps, step, together.token)?;
+        let (owner, begun) = (Owner::new(), Instant::now());
+        let (pieces, blobs): (&[&[u8]], &[Blob<'_>]) = (&[], &[]);
+        Ok(Joint { steps, step, plan, pieces, blobs, together, meeting, owner, begun, control })
     }
 }
 
@@ -112,6 +171,10 @@ impl Joint<'_> {
             return Err(Error::BadInput { what: self.what(), why });
         }
         Ok(())
+    }
+
+    fn decline(&self, error: &Error) {
+        self.warn_untold(self.decide(false, &self.told(error)));
     }
 
     fn warn_untold<T>(&self, told: Result<T>) {
@@ -138,7 +201,6 @@ impl Joint<'_> {
         let _alone = steps.begin_change()?;
         steps.clear_meetings(self.meeting.folder.name())?;
         let place = steps.find_place(self.step)?;
-        self.plan.check_held(0, self.held)?;
         let bytes: u64 = (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum();
         check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
         let below = |key: &Key| {
@@ -160,7 +222,7 @@ impl Joint<'_> {
         let planned = Instant::now();
         let prepared = self.prepare(&place, user).inspect_err(|error| {
             // Before the folder goes: else a writer that meets its end takes that for the cause.
-            self.warn_untold(self.decide(false, &self.told(error)));
+            self.decline(error);
             steps.abandon(&place.data);
         });
         let (manifest, mine, durable) = prepared?;
@@ -196,6 +258,7 @@ impl Joint<'_> {
         let written = Written { files, tensors, blobs, sync: Duration::ZERO };
         self.check(place, &written)?;
         let manifest = steps.seal(self.step, place, written, user)?;
+        self.control.check()?;
         match self.decide(true, "")? {
             Decision { commit: true, .. } => Ok((manifest, mine, durable)),
             Decision { why, .. } => Err(self.aborted(why)),
@@ -235,6 +298,7 @@ impl Joint<'_> {
                 return (1..writers).map(|writer| self.meeting.part(writer, &owner)).collect();
             }
             self.go_on()?;
+            self.control.check()?;
             if called.is_none_or(|called| called.elapsed() >= self.steps.patience.beat / 2) {
                 called = Some(Instant::now());
                 roll.call(&self.steps.store.names(&alive)?, Instant::now());
@@ -253,12 +317,11 @@ impl Joint<'_> {
 
     /// Writes this writer's files, durably.
     fn write(&self, data: &Key) -> Result<Part> {
-        self.plan.check_held(self.together.writer, self.held)?;
-        self.staging(data).write_part(self.together.writer, self.held, self.blobs)
+        self.staging(data).write_part(self.together.writer, self.pieces, self.blobs)
     }
 
     fn staging<'b>(&'b self, folder: &'b Key) -> Staging<'b> {
-        Staging { steps: self.steps, folder, plan: self.plan, held: &[], control: &self.control }
+        Staging { steps: self.steps, folder, plan: self.plan, pieces: &[], control: self.control }
     }
 
     /// Fails if somebody has decided that there is no such step.

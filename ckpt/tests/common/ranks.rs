@@ -1,17 +1,18 @@
 //! A state spread over the processes of a run.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ckpt::{
-    Blob, Checkpoints, Holding, PlanLimits, Region, Result, SavePlan, SaveReport, Span, TensorSpec,
-    Together,
+    Background, Begun, Blob, Checkpoints, Holding, PlanLimits, Region, Result, SavePlan,
+    SaveReport, Span, TensorSpec, Together,
 };
 
 use super::{State, Tensor};
 
 /// What each of several writers holds: of long tensors some rows, of short ones all.
 pub struct Ranks {
-    pub plan: SavePlan,
+    pub plan: Arc<SavePlan>,
     /// Of each writer, of each of its holdings.
     bytes: Vec<Vec<Vec<u8>>>,
     state: State,
@@ -33,7 +34,7 @@ impl Ranks {
             TensorSpec { name, group, dtype, shape }
         };
         let specs: Vec<TensorSpec> = state.tensors.iter().map(spec).collect();
-        let plan = SavePlan::new(&specs, &held, limits).unwrap();
+        let plan = Arc::new(SavePlan::new(&specs, &held, limits).unwrap());
         Ranks { plan, bytes, state: state.clone() }
     }
 
@@ -44,13 +45,36 @@ impl Ranks {
         step: u64,
         together: &Together<'_>,
     ) -> Result<SaveReport> {
-        let (writer, writers) = (together.writer, self.plan.writers());
-        let held: Vec<&[u8]> =
-            self.bytes.get(writer).into_iter().flatten().map(Vec::as_slice).collect();
-        let blobs = self.state.blobs.iter().skip(writer).step_by(writers);
-        let blobs: Vec<_> = blobs.map(|(name, bytes)| Blob { name, bytes }).collect();
-        let meta = if writer == 0 { self.state.meta.clone() } else { serde_json::json!("unused") };
+        let (held, blobs, meta) = self.of(together.writer);
         steps.save_together(step, &self.plan, &held, &blobs, meta, together)
+    }
+
+    /// The same behind the run.
+    pub fn begin(
+        &self,
+        background: &Background,
+        step: u64,
+        together: &Together<'_>,
+    ) -> Result<Begun> {
+        let (held, blobs, meta) = self.of(together.writer);
+        background.save_part(step, &self.plan, &held, &blobs, meta, together)
+    }
+
+    fn of(&self, writer: usize) -> (Vec<&[u8]>, Vec<Blob<'_>>, serde_json::Value) {
+        let held = self.bytes.get(writer).into_iter().flatten().map(Vec::as_slice).collect();
+        let blobs = self.state.blobs.iter().skip(writer).step_by(self.plan.writers());
+        let blobs = blobs.map(|(name, bytes)| Blob { name, bytes }).collect();
+        (
+            held,
+            blobs,
+            if writer == 0 { self.state.meta.clone() } else { serde_json::json!("unused") },
+        )
+    }
+
+    /// Makes a mess of everything, as the next step of a run does.
+    pub fn overwrite(&mut self) {
+        self.bytes.iter_mut().flatten().for_each(|bytes| bytes.fill(0xdd));
+        self.state.blobs.iter_mut().for_each(|(_, bytes)| bytes.fill(0xdd));
     }
 }
 

@@ -21,8 +21,7 @@ struct Goal {
 impl Joint<'_> {
     pub(super) fn follow(&self) -> Result<SaveReport> {
         let announced = self.wait_for_announce();
-        let goal = announced
-            .inspect_err(|error| self.warn_untold(self.decide(false, &self.told(error))))?;
+        let goal = announced.inspect_err(|error| self.decline(error))?;
         let planned = Instant::now();
         let (pulse, written) = match self.pulse("alive") {
             Ok(pulse) => (Some(pulse), self.write_part(&goal)),
@@ -40,8 +39,42 @@ impl Joint<'_> {
             (Err(_), Err(Error::Aborted { why, .. })) if told.is_some_and(|told| told != why) => {
                 Err(self.aborted(why))
             }
+            (Ok(_), Err(Error::Aborted { why, .. }))
+                if self.cancelled().is_some_and(|told| told == why) =>
+            {
+                Err(Error::Cancelled)
+            }
             (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(error),
         }
+    }
+
+    /// Ends what another process was to save as this writer, and died over. If its part is there,
+    /// the step may come to be; if not, all writers are told why it will not.
+    pub(super) fn take_over(&self) -> Result<SaveReport> {
+        let told = format!("{}: the process that saved for it died", self.label());
+        let Some(announce) = self.meeting.announced()? else {
+            let decided = self.decide(false, &told)?;
+            return Err(self.aborted(decided.why));
+        };
+        let (goal, writer) = (self.goal(announce)?, self.together.writer);
+        let part = match writer {
+            0 => None,
+            _ => self.meeting.part(writer, &goal.announce.owner).ok(),
+        };
+        let own = part.is_none().then_some(told.as_str());
+        let ended = self.wait_for_step(&goal, part.as_ref(), own);
+        if ended.is_err() && writer == 0 && goal.announce.data.starts_with(STAGING) {
+            // Nobody else would before the next sweep, and it may be the room of the next save.
+            let _alone = self.steps.begin_change()?;
+            self.steps.abandon(&goal.data);
+        }
+        let now = Instant::now();
+        ended.map(|()| self.report(&part.unwrap_or_default(), self.begun, now))
+    }
+
+    /// What the others are told if this writer was told to end.
+    fn cancelled(&self) -> Option<String> {
+        self.control.is_cancelled().then(|| self.told(&Error::Cancelled))
     }
 
     fn write_part(&self, goal: &Goal) -> Result<Part> {
@@ -53,6 +86,7 @@ impl Joint<'_> {
     fn wait_for_announce(&self) -> Result<Goal> {
         let announce = loop {
             self.go_on()?;
+            self.control.check()?;
             if let Some(announce) = self.meeting.announced()? {
                 break announce;
             }
@@ -62,6 +96,11 @@ impl Joint<'_> {
             }
             pause(self.begun);
         };
+        self.goal(announce)
+    }
+
+    /// Refuses what is not what this writer is to save.
+    fn goal(&self, announce: Announce) -> Result<Goal> {
         let &Announce { step, writers, fingerprint, block_bytes, .. } = &announce;
         let ours = (
             self.step,
@@ -122,9 +161,10 @@ impl Joint<'_> {
         if decided.is_none() {
             *decided = self.meeting.decided()?;
         }
+        let cancelled = self.cancelled();
         if decided.is_none()
             && !leader.has_left
-            && let Some(why) = own.or(gone.as_deref())
+            && let Some(why) = own.or(cancelled.as_deref()).or(gone.as_deref())
         {
             *decided = self.give_up(goal, why)?;
             leader.has_left = decided.is_none();

@@ -6,8 +6,15 @@ use std::fs;
 use std::path::PathBuf;
 
 /// One subject each.
-const SOURCES: [&str; 4] =
-    ["shim/shim.cpp", "shim/autograd.cpp", "shim/optim.cpp", "shim/runtime.cpp"];
+const SOURCES: [&str; 7] = [
+    "shim/shim.cpp",
+    "shim/autograd.cpp",
+    "shim/optim.cpp",
+    "shim/runtime.cpp",
+    "shim/store.cpp",
+    "shim/dist.cpp",
+    "shim/tensor_parallel.cpp",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Printed by torch-sys, which has `links = "tch"`; seen only by its direct dependents.
@@ -16,14 +23,32 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=shim");
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").define("_GLIBCXX_USE_CXX11_ABI", "1");
-    // The warnings inside libtorch's headers are not ours.
-    for folder in [include.clone(), include.join("torch/csrc/api/include")] {
+    // libtorch was built with Gloo, whose headers it does not bring.
+    build.define("USE_C10D_GLOO", None).include("shim/gloo_decl");
+    let mut system = vec![include.clone(), include.join("torch/csrc/api/include")];
+    let cuda = env::var_os("CARGO_FEATURE_CUDA").is_some();
+    if cuda {
+        let nvidia = lib.join("../../nvidia");
+        if !nvidia.join("nccl/include/nccl.h").exists() {
+            return Err("the feature cuda needs `scripts/setup.sh --cuda`, and LIBTORCH set to \
+                        .libtorch-cuda/torch"
+                .into());
+        }
+        build.define("USE_C10D_NCCL", None).include("shim/cuda_decl");
+        system.extend(["cu13/include", "nccl/include"].map(|folder| nvidia.join(folder)));
+    }
+    // The warnings inside the headers of others are not ours.
+    for folder in system {
         build.flag("-isystem").flag(folder);
     }
     build.flag("-fvisibility=hidden").warnings(true).extra_warnings(true);
     build.files(SOURCES).compile("feedline_bridge");
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
+    if cuda {
+        println!("cargo:rustc-link-lib=dylib=torch_cuda");
+        println!("cargo:rustc-link-lib=dylib=c10_cuda");
+    }
 
     // A link argument does not reach other packages: each that makes binaries or tests prints its
     // own, from this. Resolved, because a library finds its neighbours from where it really lies.

@@ -1,5 +1,6 @@
-// The fused AdamW kernel of libtorch, which walks every parameter once.
+// The fused AdamW kernel of libtorch, which walks every parameter once, and norms of many tensors.
 
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>
 
@@ -43,5 +44,14 @@ FB_API int fb_fused_adamw(
         /*max_exp_avg_sqs=*/{}, steps, options->lr, options->beta1, options->beta2,
         options->weight_decay, options->eps, /*amsgrad=*/false, /*maximize=*/false, divisor,
         /*found_inf=*/{});
+  });
+}
+
+// The Euclidean norm of each tensor, summed in f64, as one tensor.
+FB_API int fb_norms(const Tensor* const* list, size_t count, Tensor** out) {
+  *out = nullptr;
+  return feedline::guarded([&] {
+    const c10::NoGradGuard no_grad;
+    *out = new Tensor(at::stack(at::_foreach_norm(feedline::tensors(list, count), 2, at::kDouble)));
   });
 }

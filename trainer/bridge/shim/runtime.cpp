@@ -1,8 +1,10 @@
-// Switches of the process: repeatability, precision, memory.
+// Switches of the process: repeatability, random numbers, memory, signals.
 
 #include <ATen/Context.h>
 #include <ATen/cpu/Utils.h>
 #include <malloc.h>
+#include <signal.h>
+#include <sys/prctl.h>
 
 #include <climits>
 
@@ -39,3 +41,35 @@ FB_API int fb_set_deterministic() {
 FB_API int fb_keep_freed_memory() {
   return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
 }
+
+static at::Generator generator(int cuda) {
+  const auto device = cuda < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, cuda);
+  return at::globalContext().defaultGenerator(device);
+}
+
+// The state of the generator of the CPU (`cuda` -1) or of a GPU, as a tensor of bytes.
+FB_API int fb_rng_get(int cuda, at::Tensor** out) {
+  *out = nullptr;
+  return guarded([&] {
+    auto gen = generator(cuda);
+    const std::lock_guard<std::mutex> lock(gen.mutex());
+    *out = new at::Tensor(gen.get_state());
+  });
+}
+
+FB_API int fb_rng_set(int cuda, const at::Tensor* state) {
+  return guarded([&] {
+    auto gen = generator(cuda);
+    const std::lock_guard<std::mutex> lock(gen.mutex());
+    gen.set_state(*state);
+  });
+}
+
+// libtorch writes long traces to standard error of what it also throws; from here on it does not.
+FB_API void fb_quiet() { FLAGS_caffe2_log_level = 3; }
+
+// Sends a signal to a process; 0 if that could be done.
+FB_API int fb_signal(int pid, int signal) { return kill(pid, signal); }
+
+// Asks for SIGTERM when the thread that started this process ends.
+FB_API int fb_end_with_parent() { return prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0); }

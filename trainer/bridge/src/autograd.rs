@@ -1,15 +1,24 @@
+//! Gradients: backward from given ones, and through collectives.
+
+use std::ffi::c_int;
 use std::ptr;
 
 use tch::Tensor;
+use torch_sys::C_tensor;
 
-use crate::ffi::{check, fb_backward, fb_take_grad, pointers};
+use crate::dist::Group;
+use crate::ffi::{
+    RawGroup, check, fb_backward, fb_copy_in, fb_gather_rows, fb_reduce_out, fb_scatter_rows,
+    fb_take_grad, pointers, take,
+};
 use crate::{Error, Result};
 
 /// Adds to the gradient of every leaf below `roots` what follows from the gradients of `roots`.
 /// Each gradient has its root's shape and dtype. The graph is freed.
 ///
 /// # Errors
-/// [`Error::Lengths`], or what libtorch says, such as that a root needs no gradient.
+/// [`Error::Lengths`]; [`Error::Collective`] if a collective of the graph lost a rank; or what
+/// libtorch says, such as that a root needs no gradient.
 pub fn backward<T: AsRef<Tensor>>(roots: &[T], grads: &[T]) -> Result<()> {
     let doing = "go backward";
     if roots.len() != grads.len() {
@@ -36,4 +45,50 @@ pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>> {
     }
     // SAFETY: the shim made this handle with `new` and gave it up to us.
     Ok(Some(unsafe { Tensor::from_ptr(grad) }))
+}
+
+/// Enters a region in which every rank computes a part: `x`, alike on all ranks, as it is. Backward
+/// sums its gradient over the ranks.
+///
+/// # Errors
+/// What libtorch says.
+pub fn copy_in(group: &Group, x: &Tensor) -> Result<Tensor> {
+    through("enter a parallel region", fb_copy_in, group, x)
+}
+
+/// Leaves such a region: the sum of `x` over the ranks. Its gradient is alike on all ranks, and
+/// passes backward as it is.
+///
+/// # Errors
+/// [`Error::Collective`] if a rank is missing, or what libtorch says.
+pub fn reduce_out(group: &Group, x: &Tensor) -> Result<Tensor> {
+    through("leave a parallel region", fb_reduce_out, group, x)
+}
+
+/// The rows (the first dimension) of all ranks in their order. Backward sums the gradient of each
+/// row over the ranks, at the rank that it is from.
+///
+/// # Errors
+/// As [`reduce_out`].
+pub fn gather_rows(group: &Group, x: &Tensor) -> Result<Tensor> {
+    through("gather rows", fb_gather_rows, group, x)
+}
+
+/// This rank's part of the rows of the sum of `x` over the ranks. Backward gathers the gradients of
+/// all rows.
+///
+/// # Errors
+/// As [`reduce_out`], also if the ranks do not divide the rows.
+pub fn scatter_rows(group: &Group, x: &Tensor) -> Result<Tensor> {
+    through("scatter rows", fb_scatter_rows, group, x)
+}
+
+type Function = unsafe extern "C" fn(*mut RawGroup, *const C_tensor, *mut *mut C_tensor) -> c_int;
+
+fn through(doing: &'static str, function: Function, group: &Group, x: &Tensor) -> Result<Tensor> {
+    let mut out = ptr::null_mut();
+    // SAFETY: one of the four functions of `shim/tensor_parallel.cpp`; group and tensor are alive
+    // during the call, and `out` has room for one handle.
+    let code = unsafe { function(group.raw(), x.as_ptr(), &raw mut out) };
+    take(doing, code, out)
 }

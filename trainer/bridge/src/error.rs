@@ -1,4 +1,7 @@
 use std::fmt;
+use std::time::Duration;
+
+use crate::dist::{ranks_text, seconds};
 
 /// Why libtorch, or the bridge before it, refused.
 #[derive(Debug)]
@@ -18,6 +21,47 @@ pub enum Error {
         /// How long each was.
         got: Vec<usize>,
     },
+    /// An operation of several ranks did not come to its end.
+    Collective {
+        /// The operation.
+        op: &'static str,
+        /// The group's name.
+        group: String,
+        /// The group's ranks in the world.
+        ranks: Vec<usize>,
+        /// Who is missing, and what c10d said.
+        text: String,
+    },
+    /// Ranks did not come to a place where they were waited for.
+    Absent {
+        /// The place.
+        doing: String,
+        /// Who did not come.
+        missing: Vec<usize>,
+        /// How long they were waited for.
+        after: Duration,
+    },
+    /// A rank said that it cannot go on.
+    Peer {
+        /// Where it was waited for.
+        doing: String,
+        /// Which rank, and why.
+        text: String,
+    },
+    /// The store does not answer, or has no such key.
+    Store {
+        /// What we were doing.
+        doing: String,
+        /// What came.
+        text: String,
+    },
+    /// The store cannot be kept here.
+    Serve {
+        /// Its host and port.
+        address: String,
+        /// What the system said.
+        text: String,
+    },
     /// The memory of a tensor cannot be lent.
     NotLendable {
         /// What is in the way.
@@ -28,6 +72,20 @@ pub enum Error {
 /// `std`'s, with our [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl Error {
+    /// Whether other ranks, or the way to them, are the reason, and nothing of this one.
+    #[must_use]
+    pub fn is_peer_lost(&self) -> bool {
+        matches!(
+            self,
+            Error::Collective { .. }
+                | Error::Absent { .. }
+                | Error::Peer { .. }
+                | Error::Store { .. }
+        )
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -35,6 +93,18 @@ impl fmt::Display for Error {
             Error::Lengths { doing, got } => {
                 write!(f, "{doing}: got lists of {got:?} tensors, due equal lengths")
             }
+            Error::Collective { op, group, ranks, text } => {
+                write!(f, "{op} on {group} (ranks {}): {text}", ranks_text(ranks))
+            }
+            Error::Absent { doing, missing, after } => {
+                let noun = if missing.len() == 1 { "rank" } else { "ranks" };
+                let after = seconds(after.as_secs_f64());
+                write!(f, "{doing}: {noun} {} missing after {after}", ranks_text(missing))
+            }
+            Error::Peer { doing, text } | Error::Store { doing, text } => {
+                write!(f, "{doing}: {text}")
+            }
+            Error::Serve { address, text } => write!(f, "keep a store on {address}: {text}"),
             Error::NotLendable { why } => write!(f, "lend the bytes of a tensor: {why}"),
         }
     }

@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_char, c_int};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use crate::{Error, Result};
+use crate::dist::Lost;
+use crate::{Error, Result, dist};
 
 /// `struct AdamW` of `shim/optim.cpp`.
 #[repr(C)]
@@ -19,8 +20,39 @@ pub(crate) struct AdamW {
     pub(crate) grad_divisor: f64,
 }
 
+/// `c10d::Store`.
+#[repr(C)]
+pub(crate) struct RawStore([u8; 0]);
+
+/// `feedline::Group`.
+#[repr(C)]
+pub(crate) struct RawGroup([u8; 0]);
+
+/// `feedline::Work`.
+#[repr(C)]
+pub(crate) struct RawWork([u8; 0]);
+
+/// `feedline::Call` of `shim/dist.h`.
+#[repr(C)]
+pub(crate) struct Call {
+    pub(crate) op: i32,
+    pub(crate) reduce: i32,
+    pub(crate) peer: i32,
+    pub(crate) tag: i32,
+}
+
+/// `struct Wait` of `shim/dist.cpp`.
+#[repr(C)]
+pub(crate) struct RawWait {
+    pub(crate) op: *const c_char,
+    pub(crate) peer: i32,
+    pub(crate) number: u64,
+    pub(crate) seconds: f64,
+}
+
 unsafe extern "C" {
     fn fb_last_error() -> *const c_char;
+    fn fb_last_lost() -> *const Lost;
 
     pub(crate) fn fb_backward(
         roots: *const *const C_tensor,
@@ -39,6 +71,110 @@ unsafe extern "C" {
         options: *const AdamW,
     ) -> c_int;
 
+    pub(crate) fn fb_norms(
+        list: *const *const C_tensor,
+        count: usize,
+        out: *mut *mut C_tensor,
+    ) -> c_int;
+
+    pub(crate) fn fb_store_open(
+        host: *const c_char,
+        port: *mut u16,
+        serve: c_int,
+        timeout_ms: i64,
+        out: *mut *mut RawStore,
+    ) -> c_int;
+    pub(crate) fn fb_store_again(store: *mut RawStore, out: *mut *mut RawStore) -> c_int;
+    pub(crate) fn fb_store_free(store: *mut RawStore);
+    pub(crate) fn fb_store_set(
+        store: *mut RawStore,
+        key: *const c_char,
+        data: *const u8,
+        length: usize,
+    ) -> c_int;
+    pub(crate) fn fb_store_get(
+        store: *mut RawStore,
+        key: *const c_char,
+        data: *mut *const u8,
+        length: *mut usize,
+    ) -> c_int;
+    pub(crate) fn fb_store_add(
+        store: *mut RawStore,
+        key: *const c_char,
+        amount: i64,
+        sum: *mut i64,
+    ) -> c_int;
+    pub(crate) fn fb_store_has(
+        store: *mut RawStore,
+        keys: *const *const c_char,
+        count: usize,
+        all: *mut c_int,
+    ) -> c_int;
+    pub(crate) fn fb_store_wait(
+        store: *mut RawStore,
+        keys: *const *const c_char,
+        count: usize,
+        timeout_ms: i64,
+        came: *mut c_int,
+    ) -> c_int;
+
+    pub(crate) fn fb_group_gloo(
+        store: *mut RawStore,
+        prefix: *const c_char,
+        rank: c_int,
+        size: c_int,
+        timeout_ms: i64,
+        interface: *const c_char,
+        address: *const c_char,
+        id: u64,
+        out: *mut *mut RawGroup,
+    ) -> c_int;
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fb_group_nccl(
+        store: *mut RawStore,
+        prefix: *const c_char,
+        rank: c_int,
+        size: c_int,
+        timeout_ms: i64,
+        id: u64,
+        out: *mut *mut RawGroup,
+    ) -> c_int;
+    pub(crate) fn fb_group_free(group: *mut RawGroup);
+    pub(crate) fn fb_group_waits(group: *mut RawGroup, out: *mut RawWait) -> c_int;
+    pub(crate) fn fb_start(
+        group: *mut RawGroup,
+        call: *const Call,
+        out: *const C_tensor,
+        input: *const C_tensor,
+        work: *mut *mut RawWork,
+    ) -> c_int;
+    pub(crate) fn fb_work_wait(work: *mut RawWork) -> c_int;
+    pub(crate) fn fb_work_done(work: *mut RawWork) -> c_int;
+    pub(crate) fn fb_work_free(work: *mut RawWork);
+
+    pub(crate) fn fb_copy_in(g: *mut RawGroup, x: *const C_tensor, y: *mut *mut C_tensor) -> c_int;
+    pub(crate) fn fb_reduce_out(
+        g: *mut RawGroup,
+        x: *const C_tensor,
+        y: *mut *mut C_tensor,
+    ) -> c_int;
+    pub(crate) fn fb_gather_rows(
+        g: *mut RawGroup,
+        x: *const C_tensor,
+        y: *mut *mut C_tensor,
+    ) -> c_int;
+    pub(crate) fn fb_scatter_rows(
+        g: *mut RawGroup,
+        x: *const C_tensor,
+        y: *mut *mut C_tensor,
+    ) -> c_int;
+
+    pub(crate) fn fb_rng_get(cuda: c_int, out: *mut *mut C_tensor) -> c_int;
+    pub(crate) fn fb_rng_set(cuda: c_int, state: *const C_tensor) -> c_int;
+
+    pub(crate) safe fn fb_quiet();
+    pub(crate) safe fn fb_signal(pid: c_int, signal: c_int) -> c_int;
+    pub(crate) safe fn fb_end_with_parent() -> c_int;
     pub(crate) safe fn fb_torch_version() -> *const c_char;
     pub(crate) safe fn fb_has_amx() -> c_int;
     pub(crate) safe fn fb_set_deterministic() -> c_int;
@@ -47,17 +183,36 @@ unsafe extern "C" {
 
 /// The code that a call returned, as a result with the reason.
 pub(crate) fn check(doing: &'static str, code: c_int) -> Result<()> {
-    if code == 0 {
-        return Ok(());
+    match code {
+        0 => Ok(()),
+        2 => {
+            // SAFETY: takes nothing, and is always there to be asked.
+            let lost = unsafe { fb_last_lost() };
+            // SAFETY: it is memory of this thread that nobody else writes.
+            let lost = unsafe { *lost };
+            Err(dist::explain(&lost, &last_error()))
+        }
+        _ => Err(Error::Torch { doing, text: last_error() }),
     }
+}
+
+/// What the last call of this thread that failed said.
+pub(crate) fn last_error() -> String {
     // SAFETY: takes nothing, and is always there to be asked.
     let text = unsafe { fb_last_error() };
     // SAFETY: it is a string of this thread, ended by NUL, that stays until the next failure.
     let text = unsafe { CStr::from_ptr(text) };
-    Err(Error::Torch { doing, text: text.to_string_lossy().trim_end().to_owned() })
+    text.to_string_lossy().trim_end().to_owned()
 }
 
 /// Handles to lend for one call. They are valid as long as the borrow of the tensors.
 pub(crate) fn pointers<T: AsRef<Tensor>>(tensors: &[T]) -> Vec<*const C_tensor> {
     tensors.iter().map(|tensor| tensor.as_ref().as_ptr()).collect()
+}
+
+/// The tensor that a call returned.
+pub(crate) fn take(doing: &'static str, code: c_int, handle: *mut C_tensor) -> Result<Tensor> {
+    check(doing, code)?;
+    // SAFETY: the call succeeded, so the shim made this handle with `new` and gave it up to us.
+    Ok(unsafe { Tensor::from_ptr(handle) })
 }

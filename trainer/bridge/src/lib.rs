@@ -6,12 +6,16 @@
 //! the process (in [`runtime`]). A checkpoint needs a fifth: the memory of a tensor as bytes
 //! ([`bytes()`], [`bytes_mut`]).
 //!
+//! Several ranks need c10d: groups, collectives, messages ([`dist`]), and collectives that know
+//! their gradient ([`autograd`]).
+//!
 //! The C++ side is a plain C interface in `shim/`, one file a subject, where every exception
 //! becomes text. It is compiled against libtorch 2.11 and refuses to compile against another. All
 //! unsafe code of the trainer is in this crate.
 
-mod autograd;
+pub mod autograd;
 mod bytes;
+pub mod dist;
 mod error;
 mod ffi;
 mod optim;
@@ -20,4 +24,4 @@ pub mod runtime;
 pub use autograd::{backward, take_grad};
 pub use bytes::{bytes, bytes_mut};
 pub use error::{Error, Result};
-pub use optim::{AdamWStep, Moments, fused_adamw};
+pub use optim::{AdamWStep, Moments, fused_adamw, norms};

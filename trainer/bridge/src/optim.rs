@@ -1,6 +1,6 @@
 use tch::Tensor;
 
-use crate::ffi::{AdamW, check, fb_fused_adamw, pointers};
+use crate::ffi::{AdamW, check, fb_fused_adamw, fb_norms, pointers, take};
 use crate::{Error, Result};
 
 /// The numbers of one update.
@@ -73,4 +73,16 @@ pub fn fused_adamw(
         )
     };
     check(doing, code)
+}
+
+/// The Euclidean norm of each tensor, summed in f64: one tensor of as many f64.
+///
+/// # Errors
+/// What libtorch says, such as that the list is empty.
+pub fn norms<T: AsRef<Tensor>>(tensors: &[T]) -> Result<Tensor> {
+    let list = pointers(tensors);
+    let mut out = std::ptr::null_mut();
+    // SAFETY: `list` has handles that are alive during the call, and `out` has room for one.
+    let code = unsafe { fb_norms(list.as_ptr(), list.len(), &raw mut out) };
+    take("take norms", code, out)
 }

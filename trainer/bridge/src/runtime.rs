@@ -1,9 +1,15 @@
-//! Switches of the process: repeatability and memory.
+//! Switches of the process: repeatability, random numbers, memory, signals.
 
 use std::ffi::CStr;
+use std::ptr;
 
-use crate::Result;
-use crate::ffi::{check, fb_has_amx, fb_keep_freed_memory, fb_set_deterministic, fb_torch_version};
+use tch::{Device, Tensor};
+
+use crate::ffi::{
+    check, fb_end_with_parent, fb_has_amx, fb_keep_freed_memory, fb_rng_get, fb_rng_set,
+    fb_set_deterministic, fb_signal, fb_torch_version, take,
+};
+use crate::{Error, Result};
 
 /// The version of libtorch, such as `2.11.0`.
 #[must_use]
@@ -33,4 +39,51 @@ pub fn set_deterministic() -> Result<()> {
 #[must_use]
 pub fn keep_freed_memory() -> bool {
     fb_keep_freed_memory() != 0
+}
+
+/// The state of libtorch's random numbers on a device. [`set_rng_state`] goes back to it.
+///
+/// # Errors
+/// What libtorch says, such as that there is no such device.
+pub fn rng_state(device: Device) -> Result<Vec<u8>> {
+    let doing = "read the state of random numbers";
+    let mut out = ptr::null_mut();
+    // SAFETY: `out` has room for one handle.
+    let code = unsafe { fb_rng_get(generator(device), &raw mut out) };
+    let state = take(doing, code, out)?;
+    Vec::try_from(&state)
+        .map_err(|error: tch::TchError| Error::Torch { doing, text: error.to_string() })
+}
+
+/// Goes back to a state that [`rng_state`] gave.
+///
+/// # Errors
+/// What libtorch says of bytes that are no state.
+pub fn set_rng_state(device: Device, state: &[u8]) -> Result<()> {
+    let state = Tensor::from_slice(state);
+    // SAFETY: the handle is alive during the call.
+    let code = unsafe { fb_rng_set(generator(device), state.as_ptr()) };
+    check("set the state of random numbers", code)
+}
+
+fn generator(device: Device) -> i32 {
+    match device {
+        Device::Cuda(index) => i32::try_from(index).unwrap_or(i32::MAX),
+        _ => -1,
+    }
+}
+
+/// Sends a signal to a process, or with signal 0 asks whether there is one. False if that cannot be
+/// done, most likely because it has ended.
+#[must_use]
+pub fn signal(process: u32, signal: i32) -> bool {
+    // A number over this would be a group of processes.
+    i32::try_from(process).is_ok_and(|process| process > 0 && fb_signal(process, signal) == 0)
+}
+
+/// From here on this process gets SIGTERM when the one that started it ends. False if the system
+/// cannot do that.
+#[must_use]
+pub fn end_with_parent() -> bool {
+    fb_end_with_parent() == 0
 }

@@ -1,0 +1,247 @@
+// Groups of ranks: c10d's process groups, one interface for Gloo and NCCL.
+
+#include "dist.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#ifdef USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+using at::Tensor;
+using feedline::Call;
+using feedline::Group;
+using feedline::GroupPtr;
+using feedline::guarded;
+using feedline::Op;
+using feedline::Ticket;
+using feedline::Work;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace feedline {
+
+const char* name_of(Op op) {
+  static const char* const names[] = {
+      "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all",
+      "gather",     "scatter",   "send",   "recv",       "barrier"};
+  return names[static_cast<int>(op)];
+}
+
+static c10d::ReduceOp::RedOpType reduction(int32_t reduce) {
+  static const c10d::ReduceOp::RedOpType kinds[] = {
+      c10d::ReduceOp::SUM, c10d::ReduceOp::MAX, c10d::ReduceOp::MIN};
+  return kinds[reduce];
+}
+
+static Lost lost(const Group& group, const Ticket& ticket, const char* text) {
+  const std::chrono::duration<double> age = steady_clock::now() - ticket.begun;
+  return Lost(text, group.id, static_cast<int>(ticket.op), ticket.peer, ticket.number, age.count());
+}
+
+// A list of one: c10d's operations take one tensor a device.
+static std::vector<Tensor> one(const Tensor& tensor) { return {tensor}; }
+
+static c10::intrusive_ptr<c10d::Work> start_on(
+    c10d::Backend& backend, const Call& call, Tensor out, Tensor in) {
+  std::vector<Tensor> outs = one(out);
+  std::vector<Tensor> ins = one(in);
+  const bool is_root = call.peer == backend.getRank();
+  switch (static_cast<Op>(call.op)) {
+    case Op::all_reduce: {
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduction(call.reduce);
+      return backend.allreduce(outs, options);
+    }
+    case Op::broadcast: {
+      c10d::BroadcastOptions options;
+      options.rootRank = call.peer;
+      return backend.broadcast(outs, options);
+    }
+    case Op::reduce: {
+      c10d::ReduceOptions options;
+      options.reduceOp = reduction(call.reduce);
+      options.rootRank = call.peer;
+      return backend.reduce(outs, options);
+    }
+    case Op::all_gather:
+      return backend._allgather_base(out, in);
+    case Op::reduce_scatter: {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = reduction(call.reduce);
+      return backend._reduce_scatter_base(out, in, options);
+    }
+    case Op::all_to_all: {
+      std::vector<int64_t> even;
+      return backend.alltoall_base(out, in, even, even);
+    }
+    case Op::gather: {
+      c10d::GatherOptions options;
+      options.rootRank = call.peer;
+      std::vector<std::vector<Tensor>> parts;
+      if (is_root) {
+        parts.push_back(out.chunk(backend.getSize(), 0));
+      }
+      return backend.gather(parts, ins, options);
+    }
+    case Op::scatter: {
+      c10d::ScatterOptions options;
+      options.rootRank = call.peer;
+      std::vector<std::vector<Tensor>> parts;
+      if (is_root) {
+        parts.push_back(in.chunk(backend.getSize(), 0));
+      }
+      return backend.scatter(outs, parts, options);
+    }
+    case Op::send:
+      return backend.send(ins, call.peer, call.tag);
+    case Op::recv:
+      return backend.recv(outs, call.peer, call.tag);
+    case Op::barrier:
+      return backend.barrier();
+  }
+  TORCH_CHECK(false, "no operation has the number ", call.op);
+}
+
+Work start(const GroupPtr& group, const Call& call, const Tensor& out, const Tensor& in) {
+  const c10::NoGradGuard no_grad;
+  const std::lock_guard<std::mutex> lock(group->starting);
+  Ticket ticket;
+  ticket.op = static_cast<Op>(call.op);
+  const bool between_two = ticket.op == Op::send || ticket.op == Op::recv;
+  ticket.peer = between_two ? call.peer : -1;
+  ticket.number = between_two ? group->collectives : ++group->collectives;
+  ticket.begun = steady_clock::now();
+  try {
+    return Work{group, ticket, start_on(*group->backend, call, out, in), out, in};
+  } catch (const c10::DistError& error) {
+    throw lost(*group, ticket, error.what_without_backtrace());
+  } catch (const c10::Error&) {
+    throw;  // our arguments, not our peers
+  } catch (const std::exception& error) {
+    throw lost(*group, ticket, error.what());
+  }
+}
+
+// Tells who asks what is being waited for, as long as it lives.
+class Waiting {
+ public:
+  Waiting(Group& group, const Ticket& ticket) : group_(group) {
+    const std::lock_guard<std::mutex> lock(group_.looking);
+    group_.waited = ticket;
+    group_.waits = true;
+  }
+  ~Waiting() {
+    const std::lock_guard<std::mutex> lock(group_.looking);
+    group_.waits = false;
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  Group& group_;
+};
+
+void finish(Work& work) {
+  const Waiting waiting(*work.group, work.ticket);
+  try {
+    if (!work.work->wait()) {
+      throw lost(*work.group, work.ticket, "aborted");
+    }
+  } catch (const Lost&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw lost(*work.group, work.ticket, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw lost(*work.group, work.ticket, error.what());
+  }
+}
+
+}  // namespace feedline
+
+static Group* made(c10::intrusive_ptr<c10d::Backend> backend, uint64_t id) {
+  auto group = c10::make_intrusive<Group>();
+  group->backend = std::move(backend);
+  group->id = id;
+  return group.release();
+}
+
+static GroupPtr shared(Group* group) {
+  return GroupPtr::reclaim_copy(group);
+}
+
+// A group over TCP. Its members listen where `interface` or, if that is null, `address` says.
+// All that they keep in the store has `prefix` before it.
+FB_API int fb_group_gloo(
+    c10d::Store* store, const char* prefix, int rank, int size, int64_t timeout_ms,
+    const char* interface, const char* address, uint64_t id, Group** out) {
+  *out = nullptr;
+  return guarded([&] {
+    auto base = c10::intrusive_ptr<c10d::Store>::reclaim_copy(store);
+    auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(base));
+    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+    options->devices.push_back(
+        interface != nullptr ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                             : c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    *out = made(
+        c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(own), rank, size, options), id);
+  });
+}
+
+#ifdef USE_C10D_NCCL
+// A group of GPUs, one a rank: this rank's is the current device.
+FB_API int fb_group_nccl(
+    c10d::Store* store, const char* prefix, int rank, int size, int64_t timeout_ms, uint64_t id,
+    Group** out) {
+  *out = nullptr;
+  return guarded([&] {
+    auto base = c10::intrusive_ptr<c10d::Store>::reclaim_copy(store);
+    auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(base));
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = milliseconds(timeout_ms);
+    *out = made(
+        c10::make_intrusive<c10d::ProcessGroupNCCL>(std::move(own), rank, size, options), id);
+  });
+}
+#endif
+
+FB_API void fb_group_free(Group* group) { GroupPtr::reclaim(group); }
+
+// Starts an operation. `out` and `in` may be null where it has none; both live until `fb_work_free`.
+FB_API int fb_start(
+    Group* group, const Call* call, const Tensor* out, const Tensor* in, Work** work) {
+  *work = nullptr;
+  return guarded([&] {
+    const Tensor none;
+    *work = new Work(feedline::start(
+        shared(group), *call, out != nullptr ? *out : none, in != nullptr ? *in : none));
+  });
+}
+
+FB_API int fb_work_wait(Work* work) {
+  return guarded([&] { feedline::finish(*work); });
+}
+
+// 1 if the operation has come to its end, good or bad.
+FB_API int fb_work_done(Work* work) { return work->work->isCompleted(); }
+
+FB_API void fb_work_free(Work* work) { delete work; }
+
+// What a thread waits for on this group: 1 and `*out` filled, else 0.
+struct Wait {
+  const char* op;
+  int32_t peer;
+  uint64_t number;
+  double seconds;
+};
+FB_API int fb_group_waits(Group* group, Wait* out) {
+  const std::lock_guard<std::mutex> lock(group->looking);
+  if (!group->waits) {
+    return 0;
+  }
+  const Ticket& ticket = group->waited;
+  const std::chrono::duration<double> age = steady_clock::now() - ticket.begun;
+  *out = {feedline::name_of(ticket.op), ticket.peer, ticket.number, age.count()};
+  return 1;
+}

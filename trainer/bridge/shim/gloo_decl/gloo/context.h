@@ -1,0 +1,13 @@
+// Declared for a member of c10d::ProcessGroupGloo; defined inside libtorch.
+#pragma once
+
+#include <chrono>
+
+namespace gloo {
+
+class Context {
+ public:
+  void setTimeout(std::chrono::milliseconds timeout);
+};
+
+}  // namespace gloo

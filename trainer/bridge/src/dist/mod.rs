@@ -1,0 +1,46 @@
+//! Ranks and what they do together: libtorch's c10d.
+//!
+//! A [`Store`] is where ranks find one another; a [`Group`] is some of them, connected, and has a
+//! name; an operation on a group is a [`Work`] that is waited for, or a call that waits itself.
+//! Ranks may be processes, or threads with a `Store` each.
+//!
+//! Whatever can wait has a time-out, and what fails says who is missing: a rank that meets an error
+//! leaves a note in the store about where it is, and looks whose notes are not there. A group that
+//! has failed once stays failed.
+
+mod absent;
+mod group;
+mod op;
+mod store;
+mod work;
+
+pub(crate) use absent::{explain, seconds};
+pub use group::{Group, Listen, Options};
+pub(crate) use op::{Lost, Op};
+pub use op::{Reduce, Wait};
+pub use store::Store;
+pub use work::Work;
+
+/// How long who has failed looks for the notes of others, which fail at about the same time.
+const NOTES_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Ranks in a message: `3`, `0-7`, `12,28`; of many the first only.
+#[must_use]
+pub fn ranks_text(ranks: &[usize]) -> String {
+    const RUNS_MAX: usize = 16;
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for rank in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *rank => *last = *rank,
+            _ => runs.push((*rank, *rank)),
+        }
+    }
+    let text = |(first, last): &(usize, usize)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first},{last}"),
+        _ => format!("{first}-{last}"),
+    };
+    let shown: Vec<String> = runs.iter().take(RUNS_MAX).map(text).collect();
+    let more = if runs.len() > RUNS_MAX { ",..." } else { "" };
+    format!("{}{more}", shown.join(","))
+}

@@ -1,0 +1,318 @@
+use std::ffi::{CString, c_char};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::absent;
+use crate::ffi::{self, RawStore};
+use crate::{Error, Result};
+
+/// Where ranks find one another and leave notes: keys and small values, kept by one process. A
+/// clone is the same connection, on which one call waits for another; [`Store::again`] is a second
+/// one.
+#[derive(Clone)]
+pub struct Store {
+    connection: Arc<Connection>,
+    /// What stands before every key.
+    prefix: String,
+    /// Shared by all connections of one rank, and by nobody else.
+    pub(super) owner: Arc<()>,
+}
+
+struct Connection {
+    raw: NonNull<RawStore>,
+    host: String,
+    port: u16,
+}
+
+// SAFETY: c10d's TCPStore may be called, and destroyed, on any thread.
+unsafe impl Send for Connection {}
+// SAFETY: it holds a lock during every call.
+unsafe impl Sync for Connection {}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: the shim gave this reference up to us, and nobody uses it any more.
+        unsafe { ffi::fb_store_free(self.raw.as_ptr()) };
+    }
+}
+
+impl Store {
+    /// Keeps a store in this process, until all handles to it are dropped. Port 0 takes a free one.
+    ///
+    /// # Errors
+    /// [`Error::Serve`] if the port is in use, or `host` is not this machine.
+    pub fn serve(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+        open(host, port, true, timeout).map_err(|text| {
+            let hint = if text.contains("EADDRINUSE") {
+                "\nhint: another run, or what is left of one, has this port; choose another"
+            } else {
+                ""
+            };
+            Error::Serve { address: format!("{host}:{port}"), text: format!("{text}{hint}") }
+        })
+    }
+
+    /// Connects to the store that another process keeps, or will keep before the time-out.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if it is not there in time.
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+        let doing = || format!("connect to the store on {host}:{port}");
+        open(host, port, false, timeout).map_err(|text| Error::Store { doing: doing(), text })
+    }
+
+    /// A second connection of the same rank to the same store.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn again(&self) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the store is alive, and `raw` has room for one pointer.
+        let code = unsafe { ffi::fb_store_again(self.raw(), &raw mut raw) };
+        self.checked(code, || "connect again".to_owned())?;
+        let raw = NonNull::new(raw).expect("the call succeeded");
+        let Connection { host, port, .. } = &*self.connection;
+        let connection = Arc::new(Connection { raw, host: host.clone(), port: *port });
+        Ok(Store { connection, prefix: self.prefix.clone(), owner: Arc::clone(&self.owner) })
+    }
+
+    /// The same connection with `prefix/` before every key.
+    #[must_use]
+    pub fn below(&self, prefix: &str) -> Self {
+        Store { prefix: format!("{}{prefix}/", self.prefix), ..self.clone() }
+    }
+
+    /// The port of the store, also if it was chosen by the system.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.connection.port
+    }
+
+    /// Writes a value, over the one that was there.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let name = self.key(key)?;
+        // SAFETY: the store, the key and `value.len()` bytes are alive during the call.
+        let code =
+            unsafe { ffi::fb_store_set(self.raw(), name.as_ptr(), value.as_ptr(), value.len()) };
+        self.checked(code, || format!("set '{key}'"))
+    }
+
+    /// The value of a key, once it is there.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if it is not there in time.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        if self.wait(&[key], timeout)? {
+            return self.value(key);
+        }
+        let text = format!("it is not there after {}", absent::seconds(timeout.as_secs_f64()));
+        Err(Error::Store { doing: self.doing(&format!("get '{key}'")), text })
+    }
+
+    /// The value of a key, if it is there.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn look(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        if self.has(&[key])? { self.value(key).map(Some) } else { Ok(None) }
+    }
+
+    /// Adds to a number, which is 0 before the first time, and gives the sum.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let name = self.key(key)?;
+        let mut sum = 0;
+        // SAFETY: the store and the key are alive, and `sum` has room for one number.
+        let code = unsafe { ffi::fb_store_add(self.raw(), name.as_ptr(), amount, &raw mut sum) };
+        self.checked(code, || format!("add to '{key}'"))?;
+        Ok(sum)
+    }
+
+    /// Whether all the keys are there.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn has<K: AsRef<str>>(&self, keys: &[K]) -> Result<bool> {
+        let names = self.keys(keys)?;
+        let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let mut all = 0;
+        // SAFETY: the store and `list.len()` names are alive, and `all` has room for one number.
+        let code =
+            unsafe { ffi::fb_store_has(self.raw(), list.as_ptr(), list.len(), &raw mut all) };
+        self.checked(code, || "look for keys".to_owned())?;
+        Ok(all != 0)
+    }
+
+    /// Waits until all the keys are there; false if they are not in time.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the store cannot be asked.
+    pub fn wait<K: AsRef<str>>(&self, keys: &[K], timeout: Duration) -> Result<bool> {
+        let names = self.keys(keys)?;
+        let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let mut came = 0;
+        // SAFETY: the store and `list.len()` names are alive, and `came` has room for one number.
+        let code = unsafe {
+            ffi::fb_store_wait(
+                self.raw(),
+                list.as_ptr(),
+                list.len(),
+                milliseconds(timeout),
+                &raw mut came,
+            )
+        };
+        self.checked(code, || "wait for keys".to_owned())?;
+        Ok(came != 0)
+    }
+
+    /// Says that `rank` has come to the place `name`, and waits until all of `members` have. Every
+    /// place has a name of its own.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] with those that are missing at the time-out, [`Error::Peer`] if one of
+    /// them said by [`Store::fail`] that it will not come, or [`Error::Store`].
+    pub fn meet(
+        &self,
+        name: &str,
+        rank: usize,
+        members: &[usize],
+        timeout: Duration,
+    ) -> Result<()> {
+        let place = self.below(name);
+        place.set(&rank.to_string(), b"")?;
+        // One that came twice would count for another: then the end comes too soon, and whoever
+        // starts ranks looks for that (a rank's number is claimed once).
+        if place.add("count", 1)? == members.len() as i64 {
+            place.set("end", b"")?;
+        }
+        if place.wait(&["end"], timeout)? {
+            let verdict = place.value("end")?;
+            if verdict.is_empty() {
+                return Ok(());
+            }
+            let text = String::from_utf8_lossy(&verdict).into_owned();
+            return Err(Error::Peer { doing: name.to_owned(), text });
+        }
+        let missing = place.missing(members)?;
+        Err(Error::Absent { doing: name.to_owned(), missing, after: timeout })
+    }
+
+    /// Tells all that wait at `name` that `rank` will not come.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn fail(&self, name: &str, rank: usize, why: &str) -> Result<()> {
+        self.below(name).set("end", format!("rank {rank}: {why}").as_bytes())
+    }
+
+    /// Which of these ranks have no key of their number. Halves the list where one is missing, so
+    /// that a few of thousands are found with a few questions.
+    fn missing(&self, ranks: &[usize]) -> Result<Vec<usize>> {
+        let keys: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+        if ranks.is_empty() || self.has(&keys)? {
+            return Ok(Vec::new());
+        }
+        if ranks.len() == 1 {
+            return Ok(ranks.to_vec());
+        }
+        let (left, right) = ranks.split_at(ranks.len() / 2);
+        Ok([self.missing(left)?, self.missing(right)?].concat())
+    }
+
+    /// This connection, with the keys of another.
+    pub(super) fn at(&self, other: &Self) -> Self {
+        Store { prefix: other.prefix.clone(), ..self.clone() }
+    }
+
+    pub(super) fn raw(&self) -> *mut RawStore {
+        self.connection.raw.as_ptr()
+    }
+
+    /// A key as it stands in the store.
+    pub(super) fn key(&self, key: &str) -> Result<CString> {
+        CString::new(format!("{}{key}", self.prefix)).map_err(|_| Error::Store {
+            doing: self.doing("name a key"),
+            text: format!("{key:?} has a NUL in it"),
+        })
+    }
+
+    fn keys<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<CString>> {
+        keys.iter().map(|key| self.key(key.as_ref())).collect()
+    }
+
+    /// The value of a key that is there.
+    fn value(&self, key: &str) -> Result<Vec<u8>> {
+        let name = self.key(key)?;
+        let (mut data, mut length) = (std::ptr::null(), 0);
+        // SAFETY: the store and the key are alive, and both outputs have room.
+        let code =
+            unsafe { ffi::fb_store_get(self.raw(), name.as_ptr(), &raw mut data, &raw mut length) };
+        self.checked(code, || format!("get '{key}'"))?;
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the shim keeps these bytes until this thread's next call.
+        Ok(unsafe { std::slice::from_raw_parts(data, length) }.to_vec())
+    }
+
+    fn doing(&self, what: &str) -> String {
+        format!("{what} in the store on {}:{}", self.connection.host, self.connection.port)
+    }
+
+    fn checked(&self, code: i32, doing: impl FnOnce() -> String) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let text = absent::one_line(&ffi::last_error());
+        Err(Error::Store { doing: self.doing(&doing()), text })
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Connection { host, port, .. } = &*self.connection;
+        f.debug_struct("Store")
+            .field("address", &format!("{host}:{port}"))
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+fn open(
+    host: &str,
+    mut port: u16,
+    serve: bool,
+    timeout: Duration,
+) -> std::result::Result<Store, String> {
+    // c10d logs what it throws, with its own frames.
+    ffi::fb_quiet();
+    let name = CString::new(host).map_err(|_| "the host's name has a NUL in it".to_owned())?;
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: the name is alive during the call, and both outputs have room.
+    let code = unsafe {
+        ffi::fb_store_open(
+            name.as_ptr(),
+            &raw mut port,
+            i32::from(serve),
+            milliseconds(timeout),
+            &raw mut raw,
+        )
+    };
+    let Some(raw) = NonNull::new(raw).filter(|_| code == 0) else {
+        return Err(absent::one_line(&ffi::last_error()));
+    };
+    let connection = Arc::new(Connection { raw, host: host.to_owned(), port });
+    Ok(Store { connection, prefix: String::new(), owner: Arc::new(()) })
+}
+
+/// At least one: c10d takes 0 for no time-out at all.
+pub(super) fn milliseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
+}

@@ -1,0 +1,77 @@
+use std::fmt;
+use std::ptr::{self, NonNull};
+
+use tch::Tensor;
+
+use super::Group;
+use crate::Result;
+use crate::ffi::{self, Call, RawWork, check};
+
+/// An operation under way. Its tensors are being read or written until it was waited for; it keeps
+/// them alive. Dropped, it waits, and what it would have said is lost.
+#[must_use = "dropped, it waits and its error is lost"]
+pub struct Work {
+    raw: NonNull<RawWork>,
+    waited: bool,
+    op: &'static str,
+    group: Group,
+}
+
+// SAFETY: c10d's work may be waited for and dropped on any thread; we hand it from one to another.
+unsafe impl Send for Work {}
+
+impl Work {
+    pub(super) fn start(
+        group: &Group,
+        op: &'static str,
+        call: &Call,
+        out: Option<&Tensor>,
+        input: Option<&Tensor>,
+    ) -> Result<Self> {
+        let pointer = |tensor: Option<&Tensor>| tensor.map_or(ptr::null(), Tensor::as_ptr);
+        let mut raw = ptr::null_mut();
+        // SAFETY: the group is alive, the shim takes its own handles of the tensors, and `raw` has
+        // room for one pointer.
+        let code =
+            unsafe { ffi::fb_start(group.raw(), call, pointer(out), pointer(input), &raw mut raw) };
+        check(op, code)?;
+        let raw = NonNull::new(raw).expect("the call succeeded");
+        Ok(Work { raw, waited: false, op, group: group.clone() })
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// [`crate::Error::Collective`] if a rank did not come in time, or is gone.
+    pub fn wait(mut self) -> Result<()> {
+        self.waited = true;
+        // SAFETY: made by `fb_start`, and freed only when dropped.
+        let code = unsafe { ffi::fb_work_wait(self.raw.as_ptr()) };
+        check(self.op, code)
+    }
+
+    /// Whether the end has come, good or bad: then waiting takes no time. Sends and receives over
+    /// TCP say so only when they are waited for.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        // SAFETY: made by `fb_start`, and freed only when dropped.
+        unsafe { ffi::fb_work_done(self.raw.as_ptr()) != 0 }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if !self.waited {
+            // SAFETY: made by `fb_start`, and freed only below.
+            unsafe { ffi::fb_work_wait(self.raw.as_ptr()) };
+        }
+        // SAFETY: the shim gave it up to us, and nobody uses it any more.
+        unsafe { ffi::fb_work_free(self.raw.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").field("op", &self.op).field("group", &self.group).finish()
+    }
+}

@@ -1,0 +1,37 @@
+//! Ranks as threads of one process, each with its own connection to one store.
+
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
+
+use std::thread;
+use std::time::Duration;
+
+use bridge::dist::{Group, Options, Store};
+
+/// Far more than any operation takes, also on a machine that is busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `body` on `size` ranks and gives what each returned.
+pub fn stores<T: Send>(size: usize, body: impl Fn(usize, Store) -> T + Sync) -> Vec<T> {
+    let server = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
+    let port = server.port();
+    thread::scope(|scope| {
+        let spawn = |rank| {
+            let body = &body;
+            scope.spawn(move || body(rank, Store::connect("127.0.0.1", port, PATIENCE).unwrap()))
+        };
+        let ranks: Vec<_> = (0..size).map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The same with a group of all of them.
+pub fn ranks<T: Send>(size: usize, body: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+    let members: Vec<usize> = (0..size).collect();
+    stores(size, |rank, store| {
+        let options = Options::local(PATIENCE);
+        let group = Group::gloo(&store, "world", rank, &members, &options).unwrap();
+        let result = body(&group);
+        group.barrier().unwrap();
+        result
+    })
+}

@@ -187,11 +187,16 @@ pub enum Split {
         /// With the padding, a multiple of the ranks.
         rows: u64,
     },
-    /// The rows are several matrices, of each of which a rank has an equal part.
+    /// Several matrices side by side, of each of which a rank has an equal part. It keeps its parts
+    /// one after the other, each a matrix that lies in one piece; a rank that has all of the tensor
+    /// keeps it as it is.
     Fused {
-        /// Rows of each.
+        /// The axis along which they follow one another: 0 if each is some rows of the tensor, 1 if
+        /// each is some columns.
+        axis: usize,
+        /// How long each is along the axis.
         blocks: Vec<u64>,
-        /// How a rank keeps them in memory.
+        /// In which order a rank keeps them in memory.
         order: Order,
     },
 }
@@ -200,16 +205,22 @@ impl Split {
     /// Matrices of so many rows, one after the other in a rank's memory too.
     #[must_use]
     pub fn fused(blocks: &[u64]) -> Self {
-        Split::Fused { blocks: blocks.to_vec(), order: Order::Blocks }
+        Split::fused_along(0, blocks)
+    }
+
+    /// As [`Split::fused`], along any axis.
+    #[must_use]
+    pub fn fused_along(axis: usize, blocks: &[u64]) -> Self {
+        Split::Fused { axis, blocks: blocks.to_vec(), order: Order::Blocks }
     }
 }
 
-/// How a rank keeps rows of several fused matrices.
+/// How a rank keeps its parts of several fused matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Its rows of the first, then its rows of the second.
+    /// Its part of the first, then its part of the second.
     Blocks,
-    /// Group after group, and of each group the rows of the first, then those of the second, as
+    /// Group after group, and of each group the part of the first, then that of the second, as
     /// Megatron keeps query, key and value of each group of heads.
     Groups(u64),
 }
@@ -368,7 +379,8 @@ fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
             let parts = if start < end { vec![(0, part)] } else { Vec::new() };
             Local { elements: len * row, parts }
         }
-        Split::Fused { blocks, order } => {
+        Split::Fused { order: Order::Blocks, .. } if tp == 1 => one(Region::whole(&param.shape)),
+        Split::Fused { axis, blocks, order } => {
             let groups = match order {
                 Order::Blocks => 1,
                 Order::Groups(groups) => groups / tp,
@@ -377,12 +389,14 @@ fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
             let mut at = 0;
             for group in 0..groups {
                 let mut first = 0;
-                for rows in blocks {
-                    let len = rows / tp / groups;
+                for block in blocks {
+                    let len = block / tp / groups;
                     let start = first + (rank * groups + group) * len;
-                    parts.push((at, along(0, Span { start, len })));
-                    at += len * row;
-                    first += rows;
+                    let region = along(*axis, Span { start, len });
+                    let count = region.count();
+                    parts.push((at, region));
+                    at += count;
+                    first += block;
                 }
             }
             Local { elements: at, parts }
@@ -436,10 +450,11 @@ fn check_param(mesh: &Mesh, param: &Param) -> Result<()> {
                 bad(what(), format!("{rows} rows with padding are fewer, or do not divide by {tp}"))
             }
         },
-        Split::Fused { blocks, order } => {
-            let sum = blocks.iter().try_fold(0_u64, |sum, rows| sum.checked_add(*rows));
-            if first.is_none() || sum != first {
-                return bad(what(), format!("blocks of {blocks:?} rows are not its rows"));
+        Split::Fused { axis, blocks, order } => {
+            let len = param.shape.get(*axis).copied();
+            let sum = blocks.iter().try_fold(0_u64, |sum, block| sum.checked_add(*block));
+            if len.is_none() || sum != len {
+                return bad(what(), format!("blocks of {blocks:?} are not all of axis {axis}"));
             }
             let unit = match order {
                 Order::Blocks => tp,
@@ -448,10 +463,10 @@ fn check_param(mesh: &Mesh, param: &Param) -> Result<()> {
                     return bad(what(), format!("{groups} groups do not divide by {tp} ranks"));
                 }
             };
-            if blocks.iter().all(|rows| rows.is_multiple_of(unit)) {
+            if blocks.iter().all(|block| block.is_multiple_of(unit)) {
                 return Ok(());
             }
-            bad(what(), format!("blocks of {blocks:?} rows do not divide by {unit}"))
+            bad(what(), format!("blocks of {blocks:?} do not divide by {unit}"))
         }
     }
 }

@@ -74,9 +74,8 @@ impl<T> Default for TreeSum<T> {
 pub struct Contribution {
     /// Weighted loss, in nats.
     pub loss: f64,
-    /// f32 gradients in the order of the parameters, and after them that of the word embedding in
-    /// its use as the head: the two uses of the tied matrix are summed apart and joined last, so
-    /// that it does not matter whether one process has both.
+    /// f32 gradients in the order of the uses of the parameters: those of a parameter with several
+    /// uses are summed apart and joined last, so that it does not matter who has which.
     pub grads: Vec<Tensor>,
 }
 

@@ -7,12 +7,12 @@
 
 use ckpt::{Checkpoint, Checkpoints, Group};
 use storage::Key;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 pub use crate::sample::Sampling;
 
 use crate::config::Config;
-use crate::model::{self, Cache, GptShape, WTE};
+use crate::model::{Cache, Model, Stage, Tp};
 use crate::rng::Stream;
 use crate::{Error, Result, state};
 
@@ -20,8 +20,8 @@ use crate::{Error, Result, state};
 #[derive(Debug)]
 pub struct Generator {
     config: Config,
-    shape: GptShape,
-    params: Vec<Tensor>,
+    stage: Stage,
+    leaves: Vec<Tensor>,
     step: u64,
 }
 
@@ -47,13 +47,16 @@ impl Generator {
     pub fn open(place: &str) -> Result<Self> {
         let checkpoint = find(place)?;
         let config = state::config_of(&checkpoint)?;
-        let shape = GptShape::new(&config.model);
-        let specs = shape.params(&config.model);
-        let options = (tch::Kind::Float, tch::Device::Cpu);
-        let empty = |spec: &model::ParamSpec| Ok(Tensor::f_empty(&spec.shape, options)?);
-        let mut params = specs.iter().map(empty).collect::<Result<Vec<Tensor>>>()?;
-        state::load_group(&checkpoint, Group::Model, &specs, &mut params)?;
-        Ok(Generator { config, shape, params, step: checkpoint.step() })
+        let model = Model::new(&config.model, 1);
+        let stage = model.stage(0..model.units(), &Tp::alone(), |_| false);
+        let zeros = |at| {
+            let options = (Kind::Float, tch::Device::Cpu);
+            Ok(Tensor::f_zeros(stage.local_shape(at), options)?)
+        };
+        let mut params = (0..model.params().len()).map(zeros).collect::<Result<Vec<Tensor>>>()?;
+        state::load_group(&checkpoint, Group::Model, model.params(), &mut params)?;
+        let leaves = stage.leaves(&params, Kind::Float)?;
+        Ok(Generator { config, stage, leaves, step: checkpoint.step() })
     }
 
     /// The config of the run.
@@ -107,9 +110,9 @@ impl Generator {
     /// Logits of the token after `new`, which go on from what the cache has seen.
     fn next_logits(&self, new: &[i64], cache: &mut Cache) -> Result<Vec<f32>> {
         let tokens = Tensor::f_from_slice(new)?.f_unsqueeze(0)?;
-        let hidden = model::hidden_states(&self.shape, &self.params, &tokens, Some(cache))?;
+        let hidden = self.stage.go_on(&self.leaves, &tokens, cache)?;
         let last = hidden.f_narrow(0, new.len() as i64 - 1, 1)?; // fits: a window
-        let logits = model::logits(&self.shape, &self.params[WTE], &last)?;
+        let logits = self.stage.logits(&self.leaves, &last)?;
         Ok(Vec::<f32>::try_from(logits.f_view([-1])?)?)
     }
 

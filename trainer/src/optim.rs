@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use crate::Result;
 use crate::config::OptimConfig;
-use crate::model::{ParamSpec, WTE};
+use crate::model::ParamSpec;
 
 /// A norm is summed over blocks of this many elements, so that any division of a tensor into whole
 /// blocks gives the same bits. In f64 a block is 512 KiB: it stays in the cache.
@@ -26,14 +26,13 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Moments of zero.
+    /// Moments of zero, for parameters with these names.
     ///
     /// # Errors
     /// [`crate::Error::Torch`] if the memory does not suffice.
-    pub fn new(specs: &[ParamSpec]) -> Result<Self> {
+    pub fn new(specs: &[ParamSpec], params: &[Tensor]) -> Result<Self> {
         let zeros = || -> Result<Vec<Tensor>> {
-            let options = (Kind::Float, tch::Device::Cpu);
-            specs.iter().map(|spec| Ok(Tensor::f_zeros(&spec.shape, options)?)).collect()
+            params.iter().map(|param| Ok(param.f_zeros_like()?)).collect()
         };
         let decaying = specs.partition_point(ParamSpec::decays);
         assert!(!specs[decaying..].iter().any(ParamSpec::decays), "those that decay come first");
@@ -83,16 +82,6 @@ pub struct StepSize {
     pub lr: f64,
     /// From [`clip_divisor`].
     pub grad_divisor: f64,
-}
-
-/// Adds the last gradient, of the word embedding as the head, to that of its use as the embedding.
-///
-/// # Errors
-/// [`crate::Error::Torch`].
-pub fn join_tied(grads: &mut Vec<Tensor>) -> Result<()> {
-    let head = grads.pop().expect("the head's gradient is the last");
-    _ = grads[WTE].f_add_(&head)?;
-    Ok(())
 }
 
 /// The 2-norm of all elements of all tensors, summed in f64.

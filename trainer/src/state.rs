@@ -48,11 +48,12 @@ pub fn save(
     config: &Config,
     data: &Value,
 ) -> Result<SaveReport> {
-    let shapes: Vec<Vec<u64>> = trainer.specs().iter().map(shape_u64).collect();
+    let shapes: Vec<Vec<u64>> = trainer.specs().iter().map(ParamSpec::shape_u64).collect();
     let mut tensors = Vec::new();
     for (group, list) in GROUPS.into_iter().zip(trainer.state()) {
         for ((spec, shape), tensor) in trainer.specs().iter().zip(&shapes).zip(list) {
-            let bytes = bridge::bytes(tensor)?;
+            // Padding comes last, and is not kept.
+            let bytes = &bridge::bytes(tensor)?[..4 * spec.numel()];
             tensors.push(TensorData { name: &spec.name, group, dtype: Dtype::F32, shape, bytes });
         }
     }
@@ -98,7 +99,7 @@ pub fn load_group(
 ) -> Result<()> {
     let mut details = Vec::new();
     for spec in specs {
-        let due = shape_u64(spec);
+        let due = spec.shape_u64();
         match checkpoint.tensor(&spec.name, group) {
             Ok(entry) if entry.dtype == Dtype::F32 && entry.shape == due => {}
             Ok(entry) => details.push(format!(
@@ -117,7 +118,8 @@ pub fn load_group(
         return Err(Error::Mismatch { doing, details, hint });
     }
     let reads = specs.iter().zip(into).map(|(spec, tensor)| {
-        Ok(TensorRead { name: &spec.name, group, into: bridge::bytes_mut(tensor)? })
+        let into = &mut bridge::bytes_mut(tensor)?[..4 * spec.numel()];
+        Ok(TensorRead { name: &spec.name, group, into })
     });
     Ok(checkpoint.read_tensors(reads.collect::<Result<Vec<_>>>()?)?)
 }
@@ -179,8 +181,4 @@ pub fn open_folder(folder: &str) -> Result<Checkpoint> {
         hint: "name one step, as `ls` of the checkpoints' folder shows them",
     })?;
     Ok(Checkpoints::open(store, Key::root()).open_step(step)?)
-}
-
-fn shape_u64(spec: &ParamSpec) -> Vec<u64> {
-    spec.shape.iter().map(|len| *len as u64).collect() // fits: lengths are not negative
 }

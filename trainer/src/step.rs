@@ -6,16 +6,15 @@ use tch::{Kind, Tensor};
 use crate::accumulate::{Contribution, TreeSum};
 use crate::config::{Config, Dtype, OptimConfig};
 use crate::data::Batches;
-use crate::model::{self, GptShape, LossTokens, ParamSpec, WTE};
+use crate::model::{LossWeights, Micro, Model, ParamSpec, Stage, Tp};
 use crate::optim::{self, AdamW, StepSize};
 use crate::{Error, Result};
 
 /// Everything that training changes, and the constants that it needs for that.
 #[derive(Debug)]
 pub struct Trainer {
-    shape: GptShape,
-    specs: Vec<ParamSpec>,
-    /// f32, in the order of `specs`. With fp32 they are the leaves of the graph themselves.
+    stage: Stage,
+    /// f32, in the order of [`Trainer::specs`], padding included.
     params: Vec<Tensor>,
     adamw: AdamW,
     dtype: Dtype,
@@ -36,22 +35,25 @@ impl Trainer {
     /// # Errors
     /// [`Error::Torch`] if the memory does not suffice.
     pub fn new(config: &Config) -> Result<Self> {
-        let shape = GptShape::new(&config.model);
-        let specs = shape.params(&config.model);
-        let dtype = config.precision.dtype;
-        let params = specs.iter().map(|spec| {
-            let values = model::initialize(spec, config.run.seed)?;
-            Ok(values.f_set_requires_grad(dtype == Dtype::Fp32)?)
-        });
+        let model = Model::new(&config.model, 1);
+        let recomputes = |unit| config.parallel.recomputes(unit as u64);
+        let stage = model.stage(0..model.units(), &Tp::alone(), recomputes);
+        let params = (0..stage.params().len()).map(|at| stage.initialize(at, config.run.seed));
         let params = params.collect::<Result<Vec<Tensor>>>()?;
-        let adamw = AdamW::new(&specs)?;
-        Ok(Trainer { shape, specs, params, adamw, dtype })
+        let adamw = AdamW::new(model.params(), &params)?;
+        Ok(Trainer { stage, params, adamw, dtype: config.precision.dtype })
     }
 
     /// Names and shapes of the parameters.
     #[must_use]
     pub fn specs(&self) -> &[ParamSpec] {
-        &self.specs
+        self.stage.model().params()
+    }
+
+    /// What computes.
+    #[must_use]
+    pub fn stage(&self) -> &Stage {
+        &self.stage
     }
 
     /// The weights and both moments, each in the order of [`Trainer::specs`].
@@ -105,7 +107,7 @@ impl Trainer {
         // A batch without a single token that counts has a loss of 0.
         let weight = 1.0 / counted_tokens(batches).max(1.0);
         let mut sum = self.sum(batches, weight)?;
-        optim::join_tied(&mut sum.grads)?;
+        sum.grads = self.stage.join(sum.grads)?;
         Ok(sum)
     }
 
@@ -118,11 +120,10 @@ impl Trainer {
     /// # Panics
     /// If there is no batch.
     pub fn sum(&self, batches: &[Batch], weight: f64) -> Result<Contribution> {
-        let copy = self.working_copy()?;
-        let leaves = copy.as_deref().unwrap_or(&self.params);
+        let leaves = self.leaves()?;
         let mut sum = TreeSum::new();
         for batch in batches {
-            sum.push(self.contribution(leaves, batch, weight)?, Contribution::absorb)?;
+            sum.push(self.contribution(&leaves, batch, weight)?, Contribution::absorb)?;
         }
         Ok(sum.finish(Contribution::absorb)?.expect("a step has a micro-batch"))
     }
@@ -133,72 +134,32 @@ impl Trainer {
     /// [`Error::Torch`], or what reading the batches said.
     pub fn evaluate(&self, batches: &mut Batches) -> Result<(f64, f64)> {
         let _no_grad = tch::no_grad_guard();
-        let copy = self.working_copy()?;
-        let leaves = copy.as_deref().unwrap_or(&self.params);
+        let leaves = self.leaves()?;
         let (mut loss, mut tokens) = (0.0, 0.0);
-        let mut micro = Vec::new();
+        let mut one = Vec::new();
         loop {
-            batches.fill(1, &mut micro)?;
-            let Some(batch) = micro.first() else { return Ok((loss, tokens)) };
-            tokens += counted_tokens(&micro);
-            let input = Input::new(batch, 1.0)?;
-            let hidden = model::hidden_states(&self.shape, leaves, &input.tokens, None)?;
-            loss += model::loss(&self.shape, &leaves[WTE], &hidden, &input.loss_tokens())?;
+            batches.fill(1, &mut one)?;
+            let Some(batch) = one.first() else { return Ok((loss, tokens)) };
+            tokens += counted_tokens(&one);
+            let micro = Micro::gpt(batch, LossWeights { token: 1.0, sample: 1.0 })?;
+            let outs = self.stage.infer(&leaves, &micro, Vec::new())?;
+            loss += self.stage.loss(&leaves, &micro, &outs)?;
         }
     }
 
-    /// The copies that compute, made once a step; `None` if the weights compute themselves.
-    fn working_copy(&self) -> Result<Option<Vec<Tensor>>> {
-        if self.dtype == Dtype::Fp32 {
-            return Ok(None);
-        }
-        let copies = self.params.iter().map(|param| {
-            let copy = param.f_detach()?.f_to_kind(Kind::BFloat16)?;
-            Ok(copy.f_set_requires_grad(true)?)
-        });
-        Ok(Some(copies.collect::<Result<Vec<Tensor>>>()?))
+    /// What computes, made once a step.
+    fn leaves(&self) -> Result<Vec<Tensor>> {
+        let kind = if self.dtype == Dtype::Fp32 { Kind::Float } else { Kind::BFloat16 };
+        self.stage.leaves(&self.params, kind)
     }
 
     /// Loss and gradients of one micro-batch, every token weighed with `weight`.
     fn contribution(&self, leaves: &[Tensor], batch: &Batch, weight: f64) -> Result<Contribution> {
-        let input = Input::new(batch, weight)?;
-        let hidden = model::hidden_states(&self.shape, leaves, &input.tokens, None)?;
-        let tokens = input.loss_tokens();
-        let head = model::loss_and_grad(&self.shape, &leaves[WTE], &hidden.f_detach()?, &tokens)?;
-        bridge::backward(&[hidden], &[head.hidden])?;
-
-        let mut grads = Vec::with_capacity(leaves.len() + 1);
-        for leaf in leaves {
-            let grad = bridge::take_grad(leaf)?.expect("every parameter is used");
-            grads.push(grad.f_to_kind(Kind::Float)?);
-        }
-        grads.push(head.wte);
-        Ok(Contribution { loss: head.loss, grads })
-    }
-}
-
-/// A batch as tensors.
-struct Input {
-    /// `[rows, seq_len]`, i64.
-    tokens: Tensor,
-    /// `[rows x seq_len]`, i64.
-    labels: Tensor,
-    /// `[rows x seq_len]`, f32.
-    weights: Tensor,
-}
-
-impl Input {
-    fn new(batch: &Batch, weight: f64) -> Result<Self> {
-        let shape = [batch.rows as i64, batch.seq_len as i64]; // fits: both are of memory
-        Ok(Input {
-            tokens: Tensor::f_from_slice(&batch.tokens)?.f_view(shape)?,
-            labels: Tensor::f_from_slice(&batch.labels)?,
-            weights: Tensor::f_from_slice(&batch.loss_mask)?.f_mul_scalar(weight)?,
-        })
-    }
-
-    fn loss_tokens(&self) -> LossTokens<'_> {
-        LossTokens { labels: &self.labels, weights: &self.weights }
+        let micro = Micro::gpt(batch, LossWeights { token: weight, sample: weight })?;
+        let pass = self.stage.forward(leaves, &micro, Vec::new())?;
+        let head = self.stage.loss_and_grad(leaves, &micro, pass.outs())?;
+        self.stage.backward(leaves, &micro, pass, head.outs, &mut |_| Ok(()))?;
+        Ok(Contribution { loss: head.loss, grads: self.stage.take_grads(leaves, head.uses)? })
     }
 }
 

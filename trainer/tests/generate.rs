@@ -6,7 +6,7 @@ use common::{Lab, assert_success, text, train};
 use tch::Tensor;
 use trainer::config::Config;
 use trainer::generate::{Generator, Options, Sampling};
-use trainer::model::{self, Cache, GptShape, WTE};
+use trainer::model::Cache;
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 
@@ -18,28 +18,27 @@ fn one_token_at_a_time_is_all_at_once() {
          batch = { global = 1, micro = 1 }
          optim = { lr = { peak = 0.001 } }";
     let config = Config::from_toml("test", text).unwrap();
-    let shape = GptShape::new(&config.model);
     let trainer = trainer::Trainer::new(&config).unwrap();
-    let params = trainer.state()[0];
+    let stage = trainer.stage();
+    let leaves = stage.leaves(trainer.state()[0], tch::Kind::Float).unwrap();
     let tokens: Vec<i64> = (0..20).map(|i| i * 29 % 97).collect();
-    let _no_grad = tch::no_grad_guard();
     let at_once = {
         let tokens = Tensor::from_slice(&tokens).unsqueeze(0);
-        model::hidden_states(&shape, params, &tokens, None).unwrap()
+        stage.go_on(&leaves, &tokens, &mut Cache::default()).unwrap()
     };
     let mut cache = Cache::default();
     // A prompt of seven, then one by one.
     let mut begun = 0;
     for end in [7].into_iter().chain(8..=20) {
         let new = Tensor::from_slice(&tokens[begun..end]).unsqueeze(0);
-        let hidden = model::hidden_states(&shape, params, &new, Some(&mut cache)).unwrap();
+        let hidden = stage.go_on(&leaves, &new, &mut cache).unwrap();
         let due = at_once.narrow(0, begun as i64, (end - begun) as i64);
         let error = (hidden - due).abs().max().double_value(&[]);
         assert!(error < 1e-5, "tokens {begun} to {end}: off by {error}");
         begun = end;
     }
     assert_eq!(cache.tokens(), 20);
-    let logits = model::logits(&shape, &params[WTE], &at_once).unwrap();
+    let logits = stage.logits(&leaves, &at_once).unwrap();
     assert_eq!(logits.size(), [20, 97]);
 }
 

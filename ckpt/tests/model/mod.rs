@@ -86,9 +86,9 @@ impl List {
         self.params.push(Param { name, shape, split, stages });
     }
 
-    fn fused(&self, blocks: &[u64]) -> Split {
+    fn fused(&self, axis: usize, blocks: &[u64]) -> Split {
         let order = if self.by_groups { Order::Groups(4) } else { Order::Blocks };
-        Split::Fused { blocks: blocks.to_vec(), order }
+        Split::Fused { axis, blocks: blocks.to_vec(), order }
     }
 
     fn stack(&mut self, stack: &str, first: u64, count: u64, has_cross: bool) {
@@ -100,12 +100,13 @@ impl List {
             self.push(&name("norm.weight"), &[hidden], Split::Replicate, stage);
             let blocks = [hidden, keys, keys];
             let rows = hidden + 2 * keys;
-            self.push(&name("qkv.weight"), &[rows, hidden], self.fused(&blocks), stage);
-            self.push(&name("qkv.bias"), &[rows], self.fused(&blocks), stage);
+            self.push(&name("qkv.weight"), &[rows, hidden], self.fused(0, &blocks), stage);
+            self.push(&name("qkv.bias"), &[rows], self.fused(0, &blocks), stage);
             self.push(&name("out.weight"), &[hidden, hidden], Split::Axis(1), stage);
             if has_cross {
-                let split = self.fused(&[keys, keys]);
-                self.push(&name("cross.kv.weight"), &[2 * keys, hidden], split, stage);
+                // As GPT-2's, which has its inputs as rows.
+                let split = self.fused(1, &[keys, keys]);
+                self.push(&name("cross.kv.weight"), &[hidden, 2 * keys], split, stage);
             }
             if is_gated {
                 let split = Split::fused(&[ffn, ffn]);
@@ -191,13 +192,6 @@ pub fn memories(
 fn local(param: &Param, mesh: &Mesh, tp: u64) -> Vec<Option<u64>> {
     let count: u64 = param.shape.iter().product();
     let row: u64 = param.shape.iter().skip(1).product();
-    let rows_of = |rows: Vec<u64>| -> Vec<Option<u64>> {
-        rows.into_iter().flat_map(|r| (0..row).map(move |c| r * row + c)).map(Some).collect()
-    };
-    let share = |rows: Vec<u64>| -> Vec<u64> {
-        let each = rows.len() / mesh.tp as usize;
-        rows[tp as usize * each..(tp as usize + 1) * each].to_vec()
-    };
     match &param.split {
         Split::Replicate => (0..count).map(Some).collect(),
         Split::Axis(axis) => {
@@ -212,27 +206,28 @@ fn local(param: &Param, mesh: &Mesh, tp: u64) -> Vec<Option<u64>> {
             let each = padded.len() / mesh.tp as usize;
             padded[tp as usize * each..(tp as usize + 1) * each].to_vec()
         }
-        Split::Fused { blocks, order: Order::Groups(groups) } => {
-            // All groups in their order, then cut evenly.
-            let mut rows = Vec::new();
-            for group in 0..*groups {
+        Split::Fused { order: Order::Blocks, .. } if mesh.tp == 1 => (0..count).map(Some).collect(),
+        Split::Fused { axis, blocks, order } => {
+            // Cut into groups, all of them in their order; a rank has an equal run of groups. With
+            // blocks in their order a rank is one group.
+            let groups = match order {
+                Order::Blocks => mesh.tp,
+                Order::Groups(groups) => *groups,
+            };
+            let mine = groups / mesh.tp;
+            let inner: u64 = param.shape[axis + 1..].iter().product();
+            let mut ids = Vec::new();
+            for group in tp * mine..(tp + 1) * mine {
                 let mut first = 0;
                 for block in blocks {
                     let each = block / groups;
-                    rows.extend(first + group * each..first + (group + 1) * each);
+                    let places = first + group * each..first + (group + 1) * each;
+                    let is_mine = |id: &u64| places.contains(&(id / inner % param.shape[*axis]));
+                    ids.extend((0..count).filter(is_mine).map(Some));
                     first += block;
                 }
             }
-            rows_of(share(rows))
-        }
-        Split::Fused { blocks, order: Order::Blocks } => {
-            let mut rows = Vec::new();
-            let mut first = 0;
-            for block in blocks {
-                rows.extend(share((first..first + block).collect()));
-                first += block;
-            }
-            rows_of(rows)
+            ids
         }
     }
 }

@@ -1,99 +1,211 @@
-use tch::Tensor;
+//! Decoders: GPT-2, and with other settings what came after it. Norm before each block.
+//!
+//! Names, shapes and orientation are those of Hugging Face's `GPT2LMHeadModel`, so that a
+//! checkpoint is exported by copying: matrices are stored `[in, out]`, as its `Conv1D` has them.
+//! The output axis of `c_attn` is `[3, heads, head_dim]`: all queries, all keys, all values; that
+//! of a gated `c_fc` is the gate, then what it gates.
 
-use super::shape::{GptShape, LAYER_MATRICES, LAYER_VECTORS};
-use super::{WPE, WTE};
+use tch::{Kind, Tensor};
+
+use super::attention::{Rope, Sight, attend, split_heads};
+use super::head::Head;
+use super::micro::Micro;
+use super::parts::{Cut, FeedForward, Linear, LinearSpec, Norm, Stored};
+use super::spec::{Builder, Init, Leaves, UseId};
+use super::tp::embed;
+use super::{Cache, into_residual, vocab_split};
 use crate::Result;
+use crate::config::{ModelConfig, Positions};
 
-/// GPT-2's.
-const NORM_EPS: f64 = 1e-5;
-
-/// Keys and values of the tokens that the model has seen, a pair a layer, each
-/// `[rows, heads, tokens, head_dim]`.
-#[derive(Debug, Default)]
-pub struct Cache {
-    layers: Vec<(Tensor, Tensor)>,
-    tokens: i64,
+#[derive(Clone, Debug)]
+pub(super) struct Gpt {
+    wte: UseId,
+    wpe: Option<UseId>,
+    layers: Vec<Layer>,
+    last_norm: Norm,
+    pub(super) head: Head,
+    head_dim: i64,
+    /// Base of the angles of rotary positions.
+    rope_theta: Option<f64>,
 }
 
-impl Cache {
-    /// Tokens seen so far.
-    #[must_use]
-    pub fn tokens(&self) -> i64 {
-        self.tokens
-    }
+#[derive(Clone, Debug)]
+struct Layer {
+    norm_1: Norm,
+    qkv: Linear,
+    proj: Linear,
+    norm_2: Norm,
+    feed_forward: FeedForward,
 }
 
-/// The network up to and with its last norm. `tokens` is `[rows, columns]`, i64; the result
-/// `[rows x columns, hidden]` in the dtype of the parameters. With a cache, `tokens` go on where it
-/// ends, and are added to it; either it is empty or there is one column.
-///
-/// # Errors
-/// [`crate::Error::Torch`], for example if there are more columns than positions.
-pub fn hidden_states(
-    shape: &GptShape,
-    params: &[Tensor],
-    tokens: &Tensor,
-    mut cache: Option<&mut Cache>,
-) -> Result<Tensor> {
-    let (rows, columns) = tokens.size2()?;
-    let past = cache.as_ref().map_or(0, |cache| cache.tokens);
-    let words = Tensor::f_embedding(&params[WTE], tokens, -1, false, false)?;
-    let positions = params[WPE].f_narrow(0, past, columns)?;
-    let mut x = words.f_add(&positions)?.f_view([rows * columns, shape.hidden])?;
+/// What all layers need to know of a micro-batch.
+#[derive(Debug)]
+pub(super) struct Context {
+    sight: Sight,
+    rope: Option<Rope>,
+    /// Tokens of the cache.
+    past: i64,
+}
 
-    let (matrices, vectors) = params[2..].split_at(shape.layers * LAYER_MATRICES);
-    let layers =
-        matrices.chunks_exact(LAYER_MATRICES).zip(vectors.chunks_exact(LAYER_VECTORS)).enumerate();
-    for (layer, (matrices, vectors)) in layers {
-        let [c_attn, attn_proj, c_fc, mlp_proj] = matrices else {
-            unreachable!("chunks of LAYER_MATRICES")
+impl Gpt {
+    pub(super) fn new(config: &ModelConfig, tp: u64, build: &mut Builder) -> Self {
+        // fits: the config's maxima are far below 2^63.
+        let (h, std) = (config.hidden as i64, Init::Normal(config.init.std));
+        let (vocab, seq_len) = (config.vocab as i64, config.seq_len as i64);
+        let split = vocab_split(config, tp);
+        let wte = build.param("transformer.wte.weight", &[vocab, h], std, split.clone());
+        let wpe = (config.positions() == Positions::Learned).then(|| {
+            let whole = ckpt::layout::Split::Replicate;
+            build.param("transformer.wpe.weight", &[seq_len, h], std, whole)
+        });
+        let layers = (0..config.layers as usize).map(|at| Layer::new(config, at, build)).collect();
+        let head = if config.tie_embeddings() {
+            build.again(wte)
+        } else {
+            build.param("lm_head.weight", &[vocab, h], std, split)
         };
-        let [ln_1, ln_1_b, c_attn_b, attn_proj_b, ln_2, ln_2_b, c_fc_b, mlp_proj_b] = vectors
-        else {
-            unreachable!("chunks of LAYER_VECTORS")
-        };
-        let qkv = c_attn_b.f_addmm(&norm(&x, ln_1, ln_1_b)?, c_attn)?;
-        let qkv = qkv.f_view([rows, columns, 3, shape.heads, shape.hidden / shape.heads])?;
-        let mixed = attention(&qkv, layer, cache.as_deref_mut())?;
-        x = x.f_add(&attn_proj_b.f_addmm(&mixed, attn_proj)?)?;
-
-        let inner = c_fc_b.f_addmm(&norm(&x, ln_2, ln_2_b)?, c_fc)?.f_gelu("tanh")?;
-        x = x.f_add(&mlp_proj_b.f_addmm(&inner, mlp_proj)?)?;
-    }
-    if let Some(cache) = cache {
-        cache.tokens += columns;
-    }
-    let [.., ln_f, ln_f_b] = vectors else { unreachable!("the last norm is always there") };
-    norm(&x, ln_f, ln_f_b)
-}
-
-fn norm(x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    Ok(x.f_layer_norm(gain.size(), Some(gain), Some(bias), NORM_EPS, false)?)
-}
-
-/// Causal attention. `qkv` is `[rows, columns, 3, heads, head_dim]`; the result
-/// `[rows x columns, hidden]`.
-fn attention(qkv: &Tensor, layer: usize, cache: Option<&mut Cache>) -> Result<Tensor> {
-    let (rows, columns, _, heads, head_dim) = qkv.size5()?;
-    let mut parts = qkv.f_permute([2, 0, 3, 1, 4])?.f_unbind(0)?.into_iter();
-    let (Some(q), Some(mut k), Some(mut v)) = (parts.next(), parts.next(), parts.next()) else {
-        unreachable!("the axis has three places")
-    };
-    let mut causal = true;
-    if let Some(cache) = cache {
-        // A single new token may look at everything; several are only allowed as the first.
-        causal = cache.tokens == 0;
-        match cache.layers.get_mut(layer) {
-            Some(past) => {
-                k = Tensor::f_cat(&[&past.0, &k], 2)?;
-                v = Tensor::f_cat(&[&past.1, &v], 2)?;
-                *past = (k.shallow_clone(), v.shallow_clone());
-            }
-            None => cache.layers.push((k.shallow_clone(), v.shallow_clone())),
+        Gpt {
+            wte,
+            wpe,
+            layers,
+            last_norm: Norm::new(build, "transformer.ln_f", config),
+            head: Head { weight: head, bias: None, vocab },
+            head_dim: config.head_dim() as i64,
+            rope_theta: (config.positions() == Positions::Rope).then_some(config.rope_theta),
         }
     }
-    let no_mask = None::<&Tensor>;
-    let mixed =
-        Tensor::f_scaled_dot_product_attention(&q, &k, &v, no_mask, 0.0, causal, None, false)?;
-    Ok(mixed.f_transpose(1, 2)?.f_reshape([rows * columns, heads * head_dim])?)
+
+    /// `past` is how many tokens the cache has.
+    pub(super) fn context(&self, micro: &Micro, past: i64, kind: Kind) -> Result<Context> {
+        let text = &micro.text;
+        // A single new token may look at everything; several are only allowed as the first.
+        let sight = if past == 0 { Sight::of(text, true, kind)? } else { Sight::All };
+        let rope = self.rope_theta.map(|theta| {
+            let positions = match &text.positions {
+                Some(positions) => positions.shallow_clone(),
+                None => {
+                    let options = (Kind::Int64, text.ids.device());
+                    Tensor::f_arange_start(past, past + text.len(), options)?.f_unsqueeze(0)?
+                }
+            };
+            Rope::new(&positions, self.head_dim, theta, kind)
+        });
+        Ok(Context { sight, rope: rope.transpose()?, past })
+    }
+
+    /// One layer. The first takes nothing and embeds the tokens.
+    pub(super) fn unit(
+        &self,
+        leaves: Leaves<'_>,
+        unit: usize,
+        micro: &Micro,
+        context: &Context,
+        inputs: &[Tensor],
+        cache: Option<&mut Cache>,
+    ) -> Result<Vec<Tensor>> {
+        let layer = &self.layers[unit];
+        let x = match inputs.first() {
+            Some(x) => x.shallow_clone(),
+            None => self.embed(leaves, micro, context)?,
+        };
+        let rows = micro.text.rows();
+        let normed = leaves.tp.enter(&layer.norm_1.apply(leaves, &x)?)?;
+        let parts = layer.qkv.apply_fused(leaves, &normed, 3)?;
+        let mixed = self.attention(&parts, rows, unit, context, cache)?;
+        let x = x.f_add(&layer.proj.apply_and_leave(leaves, &mixed)?)?;
+        let normed = layer.norm_2.apply(leaves, &x)?;
+        let x = x.f_add(&layer.feed_forward.apply(leaves, &normed)?)?;
+        if unit + 1 < self.layers.len() {
+            return Ok(vec![x]);
+        }
+        let x = leaves.tp.enter(&self.last_norm.apply(leaves, &x)?)?;
+        Ok(vec![micro.targets.pick(&x)?])
+    }
+
+    /// All layers, of tokens that go on where the cache ends.
+    pub(super) fn go_on(
+        &self,
+        leaves: Leaves<'_>,
+        micro: &Micro,
+        kind: Kind,
+        cache: &mut Cache,
+    ) -> Result<Vec<Tensor>> {
+        let context = self.context(micro, cache.tokens, kind)?;
+        (0..self.layers.len()).try_fold(Vec::new(), |xs, unit| {
+            self.unit(leaves, unit, micro, &context, &xs, Some(cache))
+        })
+    }
+
+    fn embed(&self, leaves: Leaves<'_>, micro: &Micro, context: &Context) -> Result<Tensor> {
+        let (tp, text) = (leaves.tp, &micro.text);
+        let words = tp.embed(leaves.get(self.wte), &text.ids)?;
+        let Some(wpe) = self.wpe.map(|wpe| leaves.get(wpe)) else { return Ok(words) };
+        let (rows, len) = (text.rows(), text.len());
+        if let Some(positions) = &text.positions {
+            let positions = tp.own_rows(&positions.f_view([-1])?)?;
+            return Ok(words.f_add(&embed(wpe, &positions)?)?);
+        }
+        let positions = wpe.f_narrow(0, context.past, len)?;
+        if !tp.sequence {
+            let x = words.f_view([rows, len, -1])?.f_add(&positions)?;
+            return Ok(x.f_view([rows * len, -1])?);
+        }
+        let positions = positions.f_unsqueeze(0)?.f_expand([rows, len, -1], false)?;
+        Ok(words.f_add(&tp.own_rows(&positions.f_reshape([rows * len, -1])?)?)?)
+    }
+
+    fn attention(
+        &self,
+        parts: &[Tensor],
+        rows: i64,
+        layer: usize,
+        context: &Context,
+        cache: Option<&mut Cache>,
+    ) -> Result<Tensor> {
+        let [q, k, v] = parts else { unreachable!("three matrices are fused") };
+        let mut q = split_heads(q, rows, self.head_dim)?;
+        let mut k = split_heads(k, rows, self.head_dim)?;
+        let mut v = split_heads(v, rows, self.head_dim)?;
+        if let Some(rope) = &context.rope {
+            (q, k) = (rope.turn(&q)?, rope.turn(&k)?);
+        }
+        if let Some(cache) = cache {
+            (k, v) = cache.extend(layer, k, v)?;
+        }
+        attend(&q, &k, &v, &context.sight, None)
+    }
+}
+
+impl Layer {
+    fn new(config: &ModelConfig, at: usize, build: &mut Builder) -> Self {
+        build.unit = at;
+        let name = |part: &str| format!("transformer.h.{at}.{part}");
+        // fits: as above.
+        let (h, f) = (config.hidden as i64, config.ffn() as i64);
+        let (width, activation) = (config.attention_width() as i64, config.activation());
+        let std = config.init.std;
+        let into_residual = into_residual(config, config.layers);
+        let bias = config.bias();
+        let matrix = |inputs, outputs, cut, std| LinearSpec {
+            inputs,
+            outputs,
+            stored: Stored::InOut,
+            cut,
+            std,
+            bias,
+        };
+        let gates = if activation.is_gated() { 2 } else { 1 };
+        let norm_1 = Norm::new(build, &name("ln_1"), config);
+        let spec = matrix(h, 3 * width, Cut::Outputs(3), std);
+        let qkv = Linear::new(build, &name("attn.c_attn"), &spec);
+        let spec = matrix(width, h, Cut::Inputs, into_residual);
+        let proj = Linear::new(build, &name("attn.c_proj"), &spec);
+        let norm_2 = Norm::new(build, &name("ln_2"), config);
+        let spec = matrix(h, gates * f, Cut::Outputs(gates), std);
+        let up = Linear::new(build, &name("mlp.c_fc"), &spec);
+        let spec = matrix(f, h, Cut::Inputs, into_residual);
+        let down = Linear::new(build, &name("mlp.c_proj"), &spec);
+        let feed_forward = FeedForward::fused(up, down, activation);
+        Layer { norm_1, qkv, proj, norm_2, feed_forward }
+    }
 }

@@ -2,32 +2,41 @@
 //! logits of a thousand tokens are 200 MB, and autograd would hold three such tensors.
 //!
 //! So the head has its own forward and backward, a chunk of rows at a time. With `P` the softmax of
-//! the logits `h W^T`, and `Y` one-hot targets, the gradient of the loss by the logits is
+//! the logits `h W^T + b`, and `Y` one-hot targets, the gradient of the loss by the logits is
 //! `diag(w) (P - Y)`, where `w` weighs each token. The factor goes to the thin side of both
 //! products:
 //!
 //! ```text
-//! dh = diag(w) ((P - Y) W)          dW = (P - Y)^T (diag(w) h)
+//! dh = diag(w) ((P - Y) W)          dW = (P - Y)^T (diag(w) h)          db = (P - Y)^T w
 //! ```
 //!
 //! and the logits are walked only by two matrix products, the softmax and one exponential. The
 //! softmax and the loss are f32 whatever the weights are.
+//!
+//! Tensor parallel ranks each have an equal run of the vocabulary and tell one another three
+//! numbers a token: the largest logit, the sum of the exponentials, and the logit that was due.
+//! `dh` is what follows from a rank's own run; its sum over the ranks is taken where the hidden
+//! states entered. Padding of the vocabulary is minus infinity before the largest is taken.
 
 use tch::{Kind, Tensor};
 
-use super::GptShape;
+use super::Tp;
+use super::micro::Targets;
+use super::spec::{Leaves, UseId};
 use crate::Result;
 
 /// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. Fewer make the products thin.
 pub const HEAD_CHUNK_ROWS: u64 = 512;
 
-/// What the model should have said, and how much each token counts.
-#[derive(Debug)]
-pub struct LossTokens<'a> {
-    /// The token due after each position. Shape `[tokens]`, i64, below the vocabulary.
-    pub labels: &'a Tensor,
-    /// Weight of each position in the loss. Shape `[tokens]`, f32.
-    pub weights: &'a Tensor,
+/// Where the head's parameters are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    /// `[vocab, hidden]`.
+    pub(super) weight: UseId,
+    /// `[vocab]`.
+    pub(super) bias: Option<UseId>,
+    /// Without padding.
+    pub(super) vocab: i64,
 }
 
 /// What goes back from the head.
@@ -35,98 +44,163 @@ pub struct LossTokens<'a> {
 pub struct HeadGrad {
     /// The weighted sum of the tokens' losses, in nats.
     pub loss: f64,
-    /// Gradient of the hidden states: their shape and dtype.
-    pub hidden: Tensor,
-    /// Gradient of the word embedding in its use as the head: its shape, f32.
-    pub wte: Tensor,
+    /// Gradients of what [`super::Pass::outs`] gave: their shapes and dtype.
+    pub outs: Vec<Tensor>,
+    /// Gradients of the head's parameters, f32: the place in [`super::Stage::uses`], and the
+    /// gradient there.
+    pub uses: Vec<(usize, Tensor)>,
 }
 
-/// Logits of the vocabulary without its padding: `[tokens, vocab]`, f32. `hidden` is
-/// `[tokens, hidden]`.
-///
-/// # Errors
-/// [`crate::Error::Torch`].
-pub fn logits(shape: &GptShape, wte: &Tensor, hidden: &Tensor) -> Result<Tensor> {
-    Ok(hidden.f_mm(&wte.f_tr()?)?.f_narrow(1, 0, shape.vocab)?.f_to_kind(Kind::Float)?)
+/// The parameters themselves.
+struct Weights<'a> {
+    weight: &'a Tensor,
+    bias: Option<&'a Tensor>,
+    /// Rows that are no padding.
+    vocab: i64,
+    /// The first row, counted through all ranks.
+    first: i64,
+    tp: &'a Tp,
 }
 
-/// The weighted sum of the losses. `hidden` is `[tokens, hidden]`.
-///
-/// # Errors
-/// [`crate::Error::Torch`].
-pub fn loss(
-    shape: &GptShape,
-    wte: &Tensor,
-    hidden: &Tensor,
-    tokens: &LossTokens<'_>,
-) -> Result<f64> {
-    let _no_grad = tch::no_grad_guard();
-    let mut sum = 0.0;
-    for (first, rows) in chunks(hidden.size()[0]) {
-        let log_probs = log_probs(shape, wte, &hidden.f_narrow(0, first, rows)?)?;
-        sum += picked_loss(&log_probs, tokens, first, rows)?;
+impl Head {
+    fn weights<'a>(&self, leaves: Leaves<'a>) -> Weights<'a> {
+        let (weight, tp) = (leaves.get(self.weight), leaves.tp);
+        let first = weight.size()[0] * tp.rank as i64; // fits: ranks are few
+        let vocab = (self.vocab - first).clamp(0, weight.size()[0]);
+        Weights { weight, bias: self.bias.map(|bias| leaves.get(bias)), vocab, first, tp }
     }
-    Ok(sum)
-}
 
-/// The weighted sum of the losses and its gradients. `hidden` is `[tokens, hidden]`; no graph is
-/// made or needed.
-///
-/// # Errors
-/// [`crate::Error::Torch`].
-pub fn loss_and_grad(
-    shape: &GptShape,
-    wte: &Tensor,
-    hidden: &Tensor,
-    tokens: &LossTokens<'_>,
-) -> Result<HeadGrad> {
-    let _no_grad = tch::no_grad_guard();
-    let kind = hidden.kind();
-    let mut grad = HeadGrad {
-        loss: 0.0,
-        hidden: hidden.f_empty_like()?,
-        wte: Tensor::f_zeros(wte.size(), (Kind::Float, wte.device()))?,
-    };
-    for (first, rows) in chunks(hidden.size()[0]) {
-        let chunk = hidden.f_narrow(0, first, rows)?;
-        let mut residue = log_probs(shape, wte, &chunk)?;
-        grad.loss += picked_loss(&residue, tokens, first, rows)?;
+    /// Logits of the rank's part of the vocabulary without its padding: `[tokens, vocab]`, f32.
+    /// `hidden` is `[tokens, hidden]`.
+    pub(super) fn logits(&self, leaves: Leaves<'_>, hidden: &Tensor) -> Result<Tensor> {
+        let weights = self.weights(leaves);
+        Ok(weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?.f_to_kind(Kind::Float)?)
+    }
 
-        _ = residue.f_exp_()?;
-        let labels = tokens.labels.f_narrow(0, first, rows)?.f_unsqueeze(1)?;
-        let minus_one = labels.f_new_full([rows, 1], -1, (Kind::Float, wte.device()))?;
-        _ = residue.f_scatter_add_(1, &labels, &minus_one)?;
-        let residue = residue.f_to_kind(kind)?;
-
-        let weights = tokens.weights.f_narrow(0, first, rows)?.f_unsqueeze(1)?.f_to_kind(kind)?;
-        let to_hidden = residue.f_mm(wte)?.f_mul(&weights)?;
-        grad.hidden.f_narrow(0, first, rows)?.f_copy_(&to_hidden)?;
-        let weighted = chunk.f_mul(&weights)?;
-        if kind == Kind::Float {
-            _ = grad.wte.f_addmm_(&residue.f_tr()?, &weighted)?;
-        } else {
-            let to_wte = residue.f_tr()?.f_mm(&weighted)?;
-            _ = grad.wte.f_add_(&to_wte)?;
+    /// The weighted sum of the losses.
+    pub(super) fn loss(&self, leaves: Leaves<'_>, hidden: &Tensor, due: &Targets) -> Result<f64> {
+        let _no_grad = tch::no_grad_guard();
+        let weights = self.weights(leaves);
+        let mut sum = 0.0;
+        for (first, rows) in chunks(hidden.size()[0]) {
+            let hidden = hidden.f_narrow(0, first, rows)?;
+            let labels = due.labels.f_narrow(0, first, rows)?;
+            sum += due.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?;
         }
+        Ok(sum)
     }
-    Ok(grad)
+
+    /// The weighted sum of the losses, the gradient of `hidden`, and those of the parameters. No
+    /// graph is made or needed.
+    pub(super) fn loss_and_grad(
+        &self,
+        leaves: Leaves<'_>,
+        hidden: &Tensor,
+        due: &Targets,
+    ) -> Result<HeadGrad> {
+        let _no_grad = tch::no_grad_guard();
+        let weights = self.weights(leaves);
+        let kind = hidden.kind();
+        let zeros = |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
+        let mut loss = 0.0;
+        let mut to_hidden = hidden.f_empty_like()?;
+        let mut to_weight = zeros(weights.weight)?;
+        let mut to_bias = weights.bias.map(zeros).transpose()?;
+        for (first, rows) in chunks(hidden.size()[0]) {
+            let chunk = hidden.f_narrow(0, first, rows)?;
+            let labels = due.labels.f_narrow(0, first, rows)?;
+            let (picked, mut residue) = weights.softmax(&chunk, &labels)?;
+            loss += due.weigh(&picked, first, rows)?;
+            weights.subtract_due(&mut residue, &labels)?;
+
+            let counts = due.weights.f_narrow(0, first, rows)?;
+            if let Some(to_bias) = &mut to_bias {
+                _ = to_bias.f_addmv_(&residue.f_tr()?, &counts)?;
+            }
+            let residue = residue.f_to_kind(kind)?;
+            let counts = counts.f_unsqueeze(1)?.f_to_kind(kind)?;
+            let back = residue.f_mm(weights.weight)?.f_mul(&counts)?;
+            to_hidden.f_narrow(0, first, rows)?.f_copy_(&back)?;
+            let weighted = chunk.f_mul(&counts)?;
+            if kind == Kind::Float {
+                _ = to_weight.f_addmm_(&residue.f_tr()?, &weighted)?;
+            } else {
+                _ = to_weight.f_add_(&residue.f_tr()?.f_mm(&weighted)?)?;
+            }
+        }
+        let mut uses = vec![(leaves.place(self.weight), to_weight)];
+        uses.extend(self.bias.map(|bias| leaves.place(bias)).zip(to_bias));
+        Ok(HeadGrad { loss, outs: vec![to_hidden], uses })
+    }
 }
 
-/// `[rows, vocab_padded]`, f32.
-fn log_probs(shape: &GptShape, wte: &Tensor, hidden: &Tensor) -> Result<Tensor> {
-    let logits = hidden.f_mm(&wte.f_tr()?)?;
-    if shape.vocab < shape.vocab_padded {
-        let mut padding = logits.f_narrow(1, shape.vocab, shape.vocab_padded - shape.vocab)?;
-        _ = padding.f_fill_(f64::NEG_INFINITY)?;
+impl Weights<'_> {
+    /// `[rows, vocab]` with padding.
+    fn product(&self, hidden: &Tensor) -> Result<Tensor> {
+        let logits = hidden.f_mm(&self.weight.f_tr()?)?;
+        Ok(match self.bias {
+            Some(bias) => logits.f_add(bias)?,
+            None => logits,
+        })
     }
-    Ok(logits.f_log_softmax(1, Kind::Float)?)
+
+    /// The log-probability of each label, `[rows]`, and this rank's part of the probabilities,
+    /// `[rows, vocab]`, f32.
+    fn softmax(&self, hidden: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
+        let logits = self.product(hidden)?;
+        let rows_padded = logits.size()[1];
+        if self.vocab < rows_padded {
+            let mut padding = logits.f_narrow(1, self.vocab, rows_padded - self.vocab)?;
+            _ = padding.f_fill_(f64::NEG_INFINITY)?;
+        }
+        if self.tp.is_alone() {
+            let mut log_probs = logits.f_log_softmax(1, Kind::Float)?;
+            let picked = log_probs.f_gather(1, &labels.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?;
+            _ = log_probs.f_exp_()?;
+            return Ok((picked, log_probs));
+        }
+        let mut logits = logits.f_to_kind(Kind::Float)?;
+        let mut top = logits.f_amax(1, true)?;
+        self.tp.max(&mut top)?;
+        _ = logits.f_sub_(&top)?;
+        let (labels, is_elsewhere) = self.own_labels(labels)?;
+        let picked = logits.f_gather(1, &labels.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?;
+        let picked = picked.f_masked_fill(&is_elsewhere, 0)?;
+        _ = logits.f_exp_()?;
+        let sum = logits.f_sum_dim_intlist(1, false, Kind::Float)?;
+        let mut both = Tensor::f_stack(&[&picked, &sum], 0)?;
+        self.tp.sum(&mut both)?;
+        let (picked, sum) = (both.f_get(0)?, both.f_get(1)?);
+        _ = logits.f_div_(&sum.f_unsqueeze(1)?)?;
+        Ok((picked.f_sub(&sum.f_log()?)?, logits))
+    }
+
+    /// Probabilities to what they are too much by.
+    fn subtract_due(&self, probs: &mut Tensor, labels: &Tensor) -> Result<()> {
+        let rows = labels.size()[0];
+        let mut minus_one = probs.f_new_full([rows, 1], -1, (Kind::Float, probs.device()))?;
+        let (labels, is_elsewhere) = self.own_labels(labels)?;
+        if !self.tp.is_alone() {
+            _ = minus_one.f_masked_fill_(&is_elsewhere.f_unsqueeze(1)?, 0)?;
+        }
+        _ = probs.f_scatter_add_(1, &labels.f_unsqueeze(1)?, &minus_one)?;
+        Ok(())
+    }
+
+    /// Labels as rows of this rank, and which of them are another's and stand at 0.
+    fn own_labels(&self, labels: &Tensor) -> Result<(Tensor, Tensor)> {
+        let own = labels.f_sub_scalar(self.first)?;
+        let is_elsewhere = own.f_lt(0)?.f_logical_or(&own.f_ge(self.weight.size()[0])?)?;
+        Ok((own.f_masked_fill(&is_elsewhere, 0)?, is_elsewhere))
+    }
 }
 
-fn picked_loss(log_probs: &Tensor, tokens: &LossTokens<'_>, first: i64, rows: i64) -> Result<f64> {
-    let labels = tokens.labels.f_narrow(0, first, rows)?.f_unsqueeze(1)?;
-    let weights = tokens.weights.f_narrow(0, first, rows)?.f_to_kind(Kind::Double)?;
-    let picked = log_probs.f_gather(1, &labels, false)?.f_squeeze()?.f_to_kind(Kind::Double)?;
-    Ok(-picked.f_view([rows])?.f_dot(&weights)?.f_double_value(&[])?)
+impl Targets {
+    /// The weighted sum of the losses of some labels, from their log-probabilities.
+    fn weigh(&self, picked: &Tensor, first: i64, rows: i64) -> Result<f64> {
+        let weights = self.weights.f_narrow(0, first, rows)?.f_to_kind(Kind::Double)?;
+        Ok(-picked.f_to_kind(Kind::Double)?.f_dot(&weights)?.f_double_value(&[])?)
+    }
 }
 
 /// First row and number of rows of each chunk.

@@ -1,27 +1,141 @@
-//! GPT-2's decoder: learned positions, norm before each block, biases everywhere, GELU by its tanh
-//! formula, one matrix for the word embedding and the head.
+//! The networks: GPT, T5 and BERT, as lists of units that a pipeline may be cut between.
 //!
-//! Parameters are a plain list of tensors in the order of [`GptShape::params`], and the functions
-//! here take slices of it: the same code runs on the f32 weights and on their bf16 copies, and the
-//! weights are owned in one place. Names, shapes and orientation are those of Hugging Face's
-//! `GPT2LMHeadModel`, so that a checkpoint is exported by copying: matrices are stored
-//! `[in, out]`, as its `Conv1D` has them, not `[out, in]` as a `Linear` would. The output axis of
-//! `c_attn` is `[3, heads, head_dim]`, row-major: all queries, all keys, all values. The vocabulary
-//! is padded to a multiple of 128; padding columns of the logits are minus infinity.
+//! A [`Model`] says what parameters there are and who uses them; a [`Stage`] is a run of its units
+//! on one rank and computes. Parameters are plain lists of tensors that somebody else owns: the
+//! same code runs on f32 weights and on their bf16 copies. Names and shapes are those of Hugging
+//! Face's models, so that a checkpoint is exported by copying, and of the model without
+//! parallelism; padding is in a rank's memory only.
 //!
-//! In reading order: `shape` names the parameters, `init` gives them values, `gpt` is the network
-//! up to its last norm, `head` the logits and the loss.
+//! In reading order: `spec` names the parameters and their uses, `init` gives them values, `micro`
+//! is a batch as tensors, `tp` the ranks that share each matrix, `parts` and `attention` what
+//! layers are made of, `gpt` a family of them, `head` the logits and the loss, `stage` puts them
+//! together.
 
+mod attention;
+mod cache;
+mod family;
 mod gpt;
 mod head;
 mod init;
-mod shape;
+mod micro;
+mod parts;
+mod spec;
+mod stage;
+mod tp;
 
-pub use gpt::{Cache, hidden_states};
-pub use head::{HEAD_CHUNK_ROWS, HeadGrad, LossTokens, logits, loss, loss_and_grad};
+use std::ops::Range;
+use std::sync::Arc;
+
+use ckpt::layout::{Param, Split};
+
+pub use cache::Cache;
+pub use head::{HEAD_CHUNK_ROWS, HeadGrad};
 pub use init::initialize;
-pub use shape::{GptShape, Init, ParamSpec};
+pub use micro::{LossWeights, Micro};
+pub use spec::{Init, ParamSpec, Use};
+pub use stage::{Carried, Pass, Stage};
+pub use tp::Tp;
 
-/// Place of the word embedding, which is the head too, among the parameters.
-pub const WTE: usize = 0;
-const WPE: usize = 1;
+use crate::config::{self, ModelConfig};
+use family::Family;
+use gpt::Gpt;
+use spec::Builder;
+
+/// A model as it is written down: what parameters it has, and how they are used.
+#[derive(Clone, Debug)]
+pub struct Model(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: ModelConfig,
+    family: Family,
+    params: Vec<ParamSpec>,
+    uses: Vec<Use>,
+}
+
+impl Model {
+    /// From a checked config, to be cut among so many tensor parallel ranks.
+    #[must_use]
+    pub fn new(config: &ModelConfig, tp: u64) -> Self {
+        let mut build = Builder::new();
+        let family = Family::Gpt(Gpt::new(config, tp, &mut build));
+        let (params, uses) = build.finish();
+        Model(Arc::new(Inner { config: config.clone(), family, params, uses }))
+    }
+
+    /// How many units there are: layers; of an encoder and a decoder first those of the encoder.
+    /// The first embeds the tokens, the last has the head.
+    #[must_use]
+    pub fn units(&self) -> usize {
+        self.0.config.units() as usize // fits: the config bounds it
+    }
+
+    /// Every parameter, in the order in which the trainer keeps them: first those that decay, then
+    /// the rest. Within each in the order of their first use.
+    #[must_use]
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.0.params
+    }
+
+    /// Every use of a parameter, in the order of computing.
+    #[must_use]
+    pub fn uses(&self) -> &[Use] {
+        &self.0.uses
+    }
+
+    /// A run of units on one rank of `tp`. `recomputes` says which of them are computed again for
+    /// their backward pass instead of keeping what it needs.
+    ///
+    /// # Panics
+    /// If there are no such units.
+    #[must_use]
+    pub fn stage(
+        &self,
+        units: Range<usize>,
+        tp: &Tp,
+        recomputes: impl Fn(usize) -> bool,
+    ) -> Stage {
+        Stage::new(self, units, tp, recomputes)
+    }
+
+    /// The parameters as checkpoints count them, if `stages` has the stage of each unit.
+    ///
+    /// # Panics
+    /// If there are not as many stages as units.
+    #[must_use]
+    pub fn layout(&self, stages: &[u64]) -> Vec<Param> {
+        assert_eq!(stages.len(), self.units(), "every unit has a stage");
+        let param = |spec: &ParamSpec| {
+            let mut of: Vec<u64> = spec.units.iter().map(|unit| stages[*unit]).collect();
+            of.dedup();
+            let (name, split) = (spec.name.clone(), spec.split.clone());
+            Param { name, shape: spec.shape_u64(), split, stages: of }
+        };
+        self.params().iter().map(param).collect()
+    }
+
+    fn family(&self) -> &Family {
+        &self.0.family
+    }
+
+    fn hidden(&self) -> i64 {
+        self.0.config.hidden as i64 // fits: the config bounds it
+    }
+
+    /// Tokens of a row of each tensor that comes to a unit from the one before.
+    fn carried_lens(&self, unit: usize) -> Vec<i64> {
+        let len = self.0.config.seq_len as i64; // fits: the config bounds it
+        if unit == 0 { Vec::new() } else { vec![len] }
+    }
+}
+
+/// How the vocabulary is cut: padded for all ranks alike.
+fn vocab_split(config: &ModelConfig, tp: u64) -> Split {
+    Split::Padded { rows: config.vocab_rows(tp) * tp }
+}
+
+/// Deviation of the matrices that write into the residual stream of so many layers.
+fn into_residual(config: &ModelConfig, layers: u64) -> f64 {
+    let std = config.init.std;
+    if config.init.scaled_output { std / (2.0 * layers as f64).sqrt() } else { std }
+}

@@ -13,12 +13,12 @@ import sys
 
 import numpy as np
 
-LAYERS, HIDDEN, HEADS, FFN, VOCAB, PADDED, SEQ, ROWS = 2, 16, 2, 48, 53, 128, 12, 3
+LAYERS, HIDDEN, HEADS, FFN, VOCAB, SEQ, ROWS = 2, 16, 2, 48, 53, 12, 3
 
 
 def names():
     """Every parameter with its shape, as Hugging Face's GPT2LMHeadModel has them."""
-    yield "transformer.wte.weight", (PADDED, HIDDEN)
+    yield "transformer.wte.weight", (VOCAB, HIDDEN)
     yield "transformer.wpe.weight", (SEQ, HIDDEN)
     for i in range(LAYERS):
         h = f"transformer.h.{i}."
@@ -111,7 +111,7 @@ def forward(p):
         x = x + g @ w("mlp.c_proj.weight") + w("mlp.c_proj.bias")
         saved.append((a, n1, q, k, v, att, y, m, n2, f, g))
     h, nf = norm(x, p["transformer.ln_f.weight"], p["transformer.ln_f.bias"])
-    logits = h @ p["transformer.wte.weight"][:VOCAB].T
+    logits = h @ p["transformer.wte.weight"].T
     top = logits.max(-1, keepdims=True)
     log_sum = np.log(np.exp(logits - top).sum(-1)) + top[..., 0]
     picked = np.take_along_axis(logits, labels[..., None], -1)[..., 0]
@@ -127,8 +127,8 @@ def backward(p, logits, rest):
                       np.take_along_axis(dlogits, labels[..., None], -1) - 1, -1)
     dlogits *= weight[..., None]
     wte = grad["transformer.wte.weight"]
-    wte[:VOCAB] += np.einsum("rsv,rsh->vh", dlogits, h)
-    dh = dlogits @ p["transformer.wte.weight"][:VOCAB]
+    wte += np.einsum("rsv,rsh->vh", dlogits, h)
+    dh = dlogits @ p["transformer.wte.weight"]
     dx, grad["transformer.ln_f.weight"], grad["transformer.ln_f.bias"] = norm_back(dh, nf)
     for i in reversed(range(LAYERS)):
         key = lambda part: f"transformer.h.{i}.{part}"

@@ -1,0 +1,128 @@
+//! Attention, who sees whom, and the turning of queries and keys by their positions.
+
+use tch::{Device, Kind, Tensor};
+
+use super::micro::Text;
+use crate::Result;
+
+/// What a text sees of another, or of itself.
+#[derive(Debug)]
+pub(super) enum Sight {
+    /// Everything.
+    All,
+    /// Itself, and what is before.
+    Back,
+    /// What is added to the logits: nothing where a query sees a key, a very negative number where
+    /// it does not. `[rows or 1, 1, queries, keys]`.
+    Mask(Tensor),
+}
+
+impl Sight {
+    /// How a text sees itself: the tokens of the same run, and with `is_causal` no later ones.
+    pub(super) fn of(text: &Text, is_causal: bool, kind: Kind) -> Result<Self> {
+        match (&text.runs, is_causal) {
+            (None, false) => Ok(Sight::All),
+            (None, true) => Ok(Sight::Back),
+            (Some(runs), _) => {
+                let mut sees = same_run(runs, runs)?;
+                if is_causal {
+                    sees = sees.f_tril(0)?;
+                }
+                Ok(Sight::Mask(mask(&sees, kind)?))
+            }
+        }
+    }
+
+    /// How an answer sees its text: a run sees the run of the same number.
+    pub(super) fn across(answer: &Text, text: &Text, kind: Kind) -> Result<Self> {
+        if answer.runs.is_none() && text.runs.is_none() {
+            return Ok(Sight::All);
+        }
+        let runs = |text: &Text| match &text.runs {
+            Some(runs) => Ok(runs.shallow_clone()),
+            None => text.ids.f_zeros_like(),
+        };
+        Ok(Sight::Mask(mask(&same_run(&runs(answer)?, &runs(text)?)?, kind)?))
+    }
+
+    /// With a mask in the place of [`Sight::Back`], for what is to be added to it.
+    pub(super) fn spelled_out(self, len: i64, kind: Kind, device: Device) -> Result<Self> {
+        let Sight::Back = self else { return Ok(self) };
+        let sees = Tensor::f_ones([1, len, len], (Kind::Bool, device))?.f_tril(0)?;
+        Ok(Sight::Mask(mask(&sees, kind)?))
+    }
+}
+
+/// `[rows, queries, keys]`.
+fn same_run(queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
+    Ok(queries.f_unsqueeze(2)?.f_eq_tensor(&keys.f_unsqueeze(1)?)?)
+}
+
+fn mask(sees: &Tensor, kind: Kind) -> Result<Tensor> {
+    // Finite, so that a query that sees nothing has even weights rather than none. Sums with a
+    // logit stay finite too.
+    let hidden = if kind == Kind::Half { -6.0e4 } else { -3.0e38 };
+    let zeros = sees.f_zeros_like()?.f_to_kind(kind)?;
+    Ok(zeros.f_masked_fill(&sees.f_logical_not()?, hidden)?.f_unsqueeze(1)?)
+}
+
+/// `[rows x len, heads x head_dim]` as `[rows, heads, len, head_dim]`.
+pub(super) fn split_heads(x: &Tensor, rows: i64, head_dim: i64) -> Result<Tensor> {
+    let (tokens, width) = x.size2()?;
+    Ok(x.f_view([rows, tokens / rows, width / head_dim, head_dim])?.f_transpose(1, 2)?)
+}
+
+/// Attention of queries to keys and values, all `[rows, heads, len, head_dim]`. The logits are
+/// multiplied with `scale`, by default one over the root of `head_dim`. The result is
+/// `[rows x len, heads x head_dim]`.
+pub(super) fn attend(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    sight: &Sight,
+    scale: Option<f64>,
+) -> Result<Tensor> {
+    let (mask, is_causal) = match sight {
+        Sight::All => (None, false),
+        Sight::Back => (None, true),
+        Sight::Mask(mask) => (Some(mask), false),
+    };
+    let mixed =
+        Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale, false)?;
+    let (rows, heads, len, head_dim) = mixed.size4()?;
+    Ok(mixed.f_transpose(1, 2)?.f_reshape([rows * len, heads * head_dim])?)
+}
+
+/// Rotary positions (Su et al. 2021): the pair of numbers `i` and `i + head_dim / 2` is turned by
+/// the position times `theta^(-2 i / head_dim)`.
+#[derive(Debug)]
+pub(super) struct Rope {
+    /// Each `[rows or 1, 1, len, head_dim / 2]`.
+    cos: Tensor,
+    sin: Tensor,
+    minus_sin: Tensor,
+}
+
+impl Rope {
+    /// For positions `[rows or 1, len]`.
+    pub(super) fn new(positions: &Tensor, head_dim: i64, theta: f64, kind: Kind) -> Result<Self> {
+        let rates = (0..head_dim / 2).map(|i| {
+            let power = (2 * i) as f32 / head_dim as f32;
+            1.0 / (theta as f32).powf(power)
+        });
+        let rates = Tensor::f_from_slice(&rates.collect::<Vec<f32>>())?;
+        let positions = positions.f_to_kind(Kind::Float)?.f_unsqueeze(1)?.f_unsqueeze(3)?;
+        let angles = positions.f_mul(&rates.f_to_device(positions.device())?)?;
+        let sin = angles.f_sin()?.f_to_kind(kind)?;
+        Ok(Rope { cos: angles.f_cos()?.f_to_kind(kind)?, minus_sin: sin.f_neg()?, sin })
+    }
+
+    /// Turns queries or keys, `[rows, heads, len, head_dim]`.
+    pub(super) fn turn(&self, x: &Tensor) -> Result<Tensor> {
+        let halves = x.f_chunk(2, -1)?;
+        let [a, b] = &halves[..] else { unreachable!("an even width has two halves") };
+        let first = a.f_mul(&self.cos)?.f_addcmul(b, &self.minus_sin)?;
+        let second = b.f_mul(&self.cos)?.f_addcmul(a, &self.sin)?;
+        Ok(Tensor::f_cat(&[first, second], -1)?)
+    }
+}

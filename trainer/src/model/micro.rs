@@ -1,0 +1,180 @@
+use loader::{Batch, BertBatch, Bounds, EncDecBatch, T5Batch};
+use tch::{Kind, Tensor};
+
+use crate::Result;
+
+/// One micro-batch as tensors, of any family.
+#[derive(Debug)]
+pub struct Micro {
+    pub(super) text: Text,
+    /// What a decoder is to say of the text.
+    pub(super) answer: Option<Text>,
+    pub(super) targets: Targets,
+}
+
+/// Rows of tokens.
+#[derive(Debug)]
+pub(super) struct Text {
+    /// `[rows, len]`, i64.
+    pub(super) ids: Tensor,
+    /// Shape as `ids`; `None` if they count from 0.
+    pub(super) positions: Option<Tensor>,
+    /// Which run a token is in, shape as `ids`: it sees its own run only. `None` if a row is one.
+    pub(super) runs: Option<Tensor>,
+    /// The kind of each token, shape as `ids`.
+    pub(super) types: Option<Tensor>,
+}
+
+/// What the model should have said.
+#[derive(Debug)]
+pub(super) struct Targets {
+    /// The tokens that count, counted through all rows; `None` for all.
+    pub(super) places: Option<Tensor>,
+    /// What is due there: `[places]`, i64.
+    pub(super) labels: Tensor,
+    /// How much each counts: `[places]`, f32.
+    pub(super) weights: Tensor,
+    /// Whether the second part of each row is a random one, and how much a row counts.
+    pub(super) order: Option<(Tensor, f64)>,
+}
+
+/// What counts how much in the loss of a step: one over how many of them the step has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossWeights {
+    /// Of a token.
+    pub token: f64,
+    /// Of a sample, where the loss has a part that is one number a sample (BERT).
+    pub sample: f64,
+}
+
+impl Micro {
+    /// Of a decoder.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn gpt(batch: &Batch, weights: LossWeights) -> Result<Self> {
+        let mut text = Text::new(&batch.tokens, batch.rows, batch.seq_len)?;
+        text.positions = text.shaped(&batch.position_ids)?;
+        text.runs = text.bounded(&batch.bounds)?;
+        let targets = Targets {
+            places: None,
+            labels: Tensor::f_from_slice(&batch.labels)?,
+            weights: Tensor::f_from_slice(&batch.loss_mask)?.f_mul_scalar(weights.token)?,
+            order: None,
+        };
+        Ok(Micro { text, answer: None, targets })
+    }
+
+    /// Of T5, as Megatron hides spans.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn t5(batch: &T5Batch, weights: LossWeights) -> Result<Self> {
+        let mut text = Text::new(&batch.encoder_tokens, batch.rows, batch.encoder_len)?;
+        text.runs = text.padded(&batch.encoder_mask)?;
+        // The padding comes last, where no token looks that counts.
+        let answer = Text::new(&batch.decoder_tokens, batch.rows, batch.decoder_len)?;
+        let targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
+        Ok(Micro { text, answer: Some(answer), targets })
+    }
+
+    /// Of CPM-2.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn encdec(batch: &EncDecBatch, weights: LossWeights) -> Result<Self> {
+        let mut text = Text::new(&batch.encoder_tokens, batch.rows, batch.encoder_len)?;
+        text.runs = text.bounded(&batch.encoder_bounds)?;
+        let mut answer = Text::new(&batch.decoder_tokens, batch.rows, batch.decoder_len)?;
+        answer.runs = answer.bounded(&batch.decoder_bounds)?;
+        let targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
+        Ok(Micro { text, answer: Some(answer), targets })
+    }
+
+    /// Of BERT.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn bert(batch: &BertBatch, weights: LossWeights) -> Result<Self> {
+        let mut text = Text::new(&batch.tokens, batch.rows, batch.seq_len)?;
+        text.runs = text.padded(&batch.padding_mask)?;
+        // The padding has an id of its own there, which need not be a type.
+        let types: Vec<i64> = batch.types.iter().map(|of| i64::from(*of == 1)).collect();
+        text.types = text.shaped(&types)?;
+        let mut targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
+        let order: Vec<i64> = batch.is_random.iter().copied().map(i64::from).collect();
+        targets.order = Some((Tensor::f_from_slice(&order)?, weights.sample));
+        Ok(Micro { text, answer: None, targets })
+    }
+
+    /// Tokens to go on from, `[rows, len]`, nothing due.
+    pub(super) fn prompt(ids: &Tensor) -> Result<Self> {
+        let text = Text { ids: ids.shallow_clone(), positions: None, runs: None, types: None };
+        let nothing = || Tensor::f_zeros([0], (Kind::Int64, ids.device()));
+        let (labels, weights) = (nothing()?, nothing()?);
+        Ok(Micro { text, answer: None, targets: Targets { places: None, labels, weights, order: None } })
+    }
+}
+
+impl Text {
+    fn new(ids: &[i64], rows: usize, len: usize) -> Result<Self> {
+        let ids = Tensor::f_from_slice(ids)?.f_view([rows as i64, len as i64])?; // fits: of memory
+        Ok(Text { ids, positions: None, runs: None, types: None })
+    }
+
+    pub(super) fn rows(&self) -> i64 {
+        self.ids.size()[0]
+    }
+
+    pub(super) fn len(&self) -> i64 {
+        self.ids.size()[1]
+    }
+
+    /// Numbers of the tokens; `None` of no numbers.
+    fn shaped(&self, values: &[i64]) -> Result<Option<Tensor>> {
+        if values.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Tensor::f_from_slice(values)?.f_view([self.rows(), self.len()])?))
+    }
+
+    /// The runs that begin at some bounds.
+    fn bounded(&self, bounds: &Bounds) -> Result<Option<Tensor>> {
+        if bounds.offsets().is_empty() {
+            return Ok(None);
+        }
+        let (rows, len) = (self.rows() as usize, self.len() as usize); // fits: they were usize
+        let runs = (0..rows).flat_map(|row| bounds.runs_of_row(row, len)).map(i64::from);
+        self.shaped(&runs.collect::<Vec<i64>>())
+    }
+
+    /// The runs of a text that is 1 in `mask`, and of its padding.
+    fn padded(&self, mask: &[i64]) -> Result<Option<Tensor>> {
+        let runs: Vec<i64> = mask.iter().map(|is_text| i64::from(*is_text != 1)).collect();
+        self.shaped(&runs)
+    }
+}
+
+impl Targets {
+    /// The labels that count.
+    fn of(labels: &[i64], mask: &[f32], weight: f64) -> Result<Self> {
+        let counts = || mask.iter().zip(0..).filter(|(mask, _)| **mask != 0.0);
+        let places: Vec<i64> = counts().map(|(_, place)| place).collect();
+        let weights: Vec<f32> = counts().map(|(mask, _)| *mask).collect();
+        let due: Vec<i64> = places.iter().map(|place| labels[*place as usize]).collect();
+        Ok(Targets {
+            places: Some(Tensor::f_from_slice(&places)?),
+            labels: Tensor::f_from_slice(&due)?,
+            weights: Tensor::f_from_slice(&weights)?.f_mul_scalar(weight)?,
+            order: None,
+        })
+    }
+
+    /// What counts of something with a row for each token.
+    pub(super) fn pick(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.places {
+            Some(places) => Ok(x.f_index_select(0, places)?),
+            None => Ok(x.shallow_clone()),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What the families are made of. Each part knows the places of its parameters and computes with
+//! the tensors that stand there; `[tokens, width]` goes in and comes out.
+//!
+//! Tensor parallel ranks [`enter`](super::Tp::enter) before the first matrix of a block, which is
+//! cut by its outputs, and [`leave`](super::Tp::leave) after the last, cut by its inputs.
+
+use ckpt::layout::Split;
+use tch::Tensor;
+
+use super::spec::{Builder, Init, Leaves, UseId};
+use crate::Result;
+use crate::config::{Activation, ModelConfig, Norm as NormKind};
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// `[in, out]`, as GPT-2's `Conv1D` has it.
+    InOut,
+    /// `[out, in]`, as a `Linear`.
+    OutIn,
+}
+
+/// How tensor parallelism cuts a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// By its outputs, of which there are so many matrices side by side.
+    Outputs(i64),
+    /// By its inputs.
+    Inputs,
+    /// Not at all.
+    Whole,
+}
+
+/// A matrix, and perhaps a bias.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Linear {
+    weight: UseId,
+    bias: Option<UseId>,
+    stored: Stored,
+}
+
+/// What a matrix is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinearSpec {
+    pub(super) inputs: i64,
+    pub(super) outputs: i64,
+    pub(super) stored: Stored,
+    pub(super) cut: Cut,
+    pub(super) std: f64,
+    pub(super) bias: bool,
+}
+
+impl Linear {
+    pub(super) fn new(build: &mut Builder, name: &str, spec: &LinearSpec) -> Self {
+        let LinearSpec { inputs, outputs, stored, cut, .. } = *spec;
+        let (shape, axis_in, axis_out) = match stored {
+            Stored::InOut => ([inputs, outputs], 0, 1),
+            Stored::OutIn => ([outputs, inputs], 1, 0),
+        };
+        let (split, bias_split) = match cut {
+            Cut::Whole => (Split::Replicate, Split::Replicate),
+            Cut::Inputs => (Split::Axis(axis_in), Split::Replicate),
+            Cut::Outputs(1) => (Split::Axis(axis_out), Split::Axis(0)),
+            Cut::Outputs(count) => {
+                let blocks = vec![(outputs / count) as u64; count as usize]; // fits: of a shape
+                (Split::fused_along(axis_out, &blocks), Split::fused(&blocks))
+            }
+        };
+        let weight =
+            build.param(format!("{name}.weight"), &shape, Init::Normal(spec.std), split);
+        let bias = spec
+            .bias
+            .then(|| build.param(format!("{name}.bias"), &[outputs], Init::Zeros, bias_split));
+        Linear { weight, bias, stored }
+    }
+
+    fn bias<'a>(&self, leaves: Leaves<'a>) -> Option<&'a Tensor> {
+        self.bias.map(|bias| leaves.get(bias))
+    }
+
+    /// The product, with the bias.
+    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
+        let weight = leaves.get(self.weight);
+        Ok(match (self.stored, self.bias(leaves)) {
+            (Stored::InOut, Some(bias)) => bias.f_addmm(x, weight)?,
+            (Stored::InOut, None) => x.f_mm(weight)?,
+            (Stored::OutIn, bias) => x.f_linear(weight, bias)?,
+        })
+    }
+
+    /// The products with each of some fused matrices.
+    pub(super) fn apply_fused(
+        &self,
+        leaves: Leaves<'_>,
+        x: &Tensor,
+        count: i64,
+    ) -> Result<Vec<Tensor>> {
+        let weight = leaves.get(self.weight);
+        if weight.dim() == 2 {
+            return Ok(self.apply(leaves, x)?.f_chunk(count, 1)?);
+        }
+        // A rank's parts of the fused matrices lie one after the other.
+        let (_, inputs, outputs) = weight.size3()?;
+        let x = x.f_unsqueeze(0)?.f_expand([count, x.size()[0], inputs], false)?;
+        let products = match self.bias(leaves) {
+            Some(bias) => bias.f_view([count, 1, outputs])?.f_baddbmm(&x, weight, 1, 1)?,
+            None => x.f_bmm(weight)?,
+        };
+        Ok(products.f_unbind(0)?)
+    }
+
+    /// The product of a matrix cut by its inputs, summed over the ranks, with the bias.
+    pub(super) fn apply_and_leave(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
+        if leaves.tp.is_alone() {
+            return self.apply(leaves, x);
+        }
+        let sum = leaves.tp.leave(&Linear { bias: None, ..*self }.apply(leaves, x)?)?;
+        Ok(match self.bias(leaves) {
+            Some(bias) => sum.f_add(bias)?,
+            None => sum,
+        })
+    }
+}
+
+/// A norm over the width.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm {
+    gain: UseId,
+    bias: Option<UseId>,
+    eps: f64,
+}
+
+impl Norm {
+    pub(super) fn new(build: &mut Builder, name: &str, config: &ModelConfig) -> Self {
+        let hidden = [config.hidden as i64]; // fits: the config bounds it
+        let gain = build.param(format!("{name}.weight"), &hidden, Init::Ones, Split::Replicate);
+        let bias = (config.norm() == NormKind::Layernorm)
+            .then(|| build.param(format!("{name}.bias"), &hidden, Init::Zeros, Split::Replicate));
+        Norm { gain, bias, eps: config.norm_eps() }
+    }
+
+    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
+        let gain = leaves.get(self.gain);
+        Ok(match self.bias {
+            Some(bias) => {
+                x.f_layer_norm(gain.size(), Some(gain), Some(leaves.get(bias)), self.eps, false)?
+            }
+            None => x.f_rms_norm(gain.size(), Some(gain), self.eps)?,
+        })
+    }
+}
+
+/// The block that widens, bends and narrows each token by itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FeedForward {
+    up: Linear,
+    /// Its own matrix, if the two of a gated unit are not one.
+    gate: Option<Linear>,
+    down: Linear,
+    activation: Activation,
+}
+
+impl FeedForward {
+    /// The gate and what it gates are one matrix.
+    pub(super) fn fused(up: Linear, down: Linear, activation: Activation) -> Self {
+        FeedForward { up, gate: None, down, activation }
+    }
+
+    /// The gate has a matrix of its own.
+    pub(super) fn gated(gate: Linear, up: Linear, down: Linear, activation: Activation) -> Self {
+        FeedForward { up, gate: Some(gate), down, activation }
+    }
+
+    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
+        let x = leaves.tp.enter(x)?;
+        let inner = match self.gate {
+            Some(gate) => {
+                self.bend(&gate.apply(leaves, &x)?)?.f_mul(&self.up.apply(leaves, &x)?)?
+            }
+            None if self.activation.is_gated() => {
+                let parts = self.up.apply_fused(leaves, &x, 2)?;
+                self.bend(&parts[0])?.f_mul(&parts[1])?
+            }
+            None => self.bend(&self.up.apply(leaves, &x)?)?,
+        };
+        self.down.apply_and_leave(leaves, &inner)
+    }
+
+    fn bend(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(match self.activation {
+            Activation::Gelu => x.f_gelu("none")?,
+            Activation::GeluTanh | Activation::GegluTanh => x.f_gelu("tanh")?,
+            Activation::Relu => x.f_relu()?,
+            Activation::Swiglu => x.f_silu()?,
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! A run of units on one rank: what a pipeline stage has, and all of the model where there is none.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
+
+use super::family::Context;
+use super::spec::Leaves;
+use super::{Cache, HeadGrad, Micro, Model, Tp, initialize};
+use crate::Result;
+
+/// A run of units on one rank.
+///
+/// It owns no tensor. Parameters are lists in the order of [`Stage::params`]; what computes are
+/// leaves, one for each of [`Stage::uses`], that [`Stage::leaves`] makes of them. A micro-batch
+/// goes [`forward`](Stage::forward), in the last stage through
+/// [`loss_and_grad`](Stage::loss_and_grad), and [`backward`](Stage::backward); then
+/// [`Stage::take_grads`] has its gradients.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    model: Model,
+    units: Range<usize>,
+    tp: Tp,
+    /// Whether a unit is computed again for its backward pass, by its place in the stage.
+    recomputed: Vec<bool>,
+    params: Vec<usize>,
+    uses: Vec<usize>,
+    /// Where each use of the model is in `uses`.
+    places: Vec<Option<usize>>,
+}
+
+/// A micro-batch between its forward and its backward pass.
+#[derive(Debug)]
+pub struct Pass {
+    context: Context,
+    segments: Vec<Segment>,
+    outs: Vec<Tensor>,
+}
+
+impl Pass {
+    /// What the next stage is carried, or what the head of the last takes. They have no graph.
+    #[must_use]
+    pub fn outs(&self) -> &[Tensor] {
+        &self.outs
+    }
+}
+
+/// One unit. Each has a graph of its own, so that the order in which gradients are added is the
+/// same wherever the model is cut.
+#[derive(Debug)]
+struct Segment {
+    /// Leaves.
+    inputs: Vec<Tensor>,
+    /// Absent if they are computed again.
+    outputs: Option<Vec<Tensor>>,
+}
+
+/// A tensor that comes from the stage before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Its shape, on one tensor parallel rank.
+    pub shape: Vec<i64>,
+}
+
+impl Stage {
+    pub(super) fn new(
+        model: &Model,
+        units: Range<usize>,
+        tp: &Tp,
+        recomputes: impl Fn(usize) -> bool,
+    ) -> Self {
+        assert!(units.start < units.end && units.end <= model.units(), "{units:?} is no stage");
+        let mut places = vec![None; model.uses().len()];
+        let (mut params, mut uses) = (Vec::new(), Vec::new());
+        for (at, it) in model.uses().iter().enumerate() {
+            if units.contains(&it.unit) {
+                places[at] = Some(uses.len());
+                uses.push(at);
+                params.push(it.param);
+            }
+        }
+        params.sort_unstable();
+        params.dedup();
+        let recomputed = units.clone().map(recomputes).collect();
+        Stage { model: model.clone(), units, tp: tp.clone(), recomputed, params, uses, places }
+    }
+
+    /// The model that it is a part of.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Which units it has.
+    #[must_use]
+    pub fn units(&self) -> Range<usize> {
+        self.units.clone()
+    }
+
+    /// Places in [`Model::params`] of the parameters that it has, ascending.
+    #[must_use]
+    pub fn params(&self) -> &[usize] {
+        &self.params
+    }
+
+    /// Places in [`Model::uses`] of what it does with them, ascending.
+    #[must_use]
+    pub fn uses(&self) -> &[usize] {
+        &self.uses
+    }
+
+    /// Whether it computes only a part of the gradient of a use, which is to be summed over the
+    /// tensor parallel ranks. `at` is a place in [`Stage::uses`].
+    #[must_use]
+    pub fn is_partial(&self, at: usize) -> bool {
+        self.model.uses()[self.uses[at]].is_partial(&self.tp)
+    }
+
+    /// The shape of its tensor parallel part of a parameter, padding included. `at` is a place in
+    /// [`Stage::params`].
+    #[must_use]
+    pub fn local_shape(&self, at: usize) -> Vec<i64> {
+        self.model.params()[self.params[at]].local_shape(self.tp.size)
+    }
+
+    /// The first values of its part of a parameter, as [`initialize`] draws them.
+    ///
+    /// # Errors
+    /// As [`initialize`].
+    pub fn initialize(&self, at: usize, seed: u64) -> Result<Tensor> {
+        initialize(&self.model.params()[self.params[at]], self.tp.rank, self.tp.size, seed)
+    }
+
+    /// What comes from the stage before, for so many rows: nothing for the first stage.
+    #[must_use]
+    pub fn carried(&self, rows: i64) -> Vec<Carried> {
+        let tp = if self.tp.sequence { self.tp.size as i64 } else { 1 }; // fits: ranks are few
+        let shape = |len: i64| vec![rows * len / tp, self.model.hidden()];
+        let lens = self.model.carried_lens(self.units.start);
+        lens.into_iter().map(|len| Carried { shape: shape(len) }).collect()
+    }
+
+    /// What computes: the parameters in numbers of this kind, once for each use. Those of the kind
+    /// of the parameters share their memory.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn leaves(&self, params: &[Tensor], kind: Kind) -> Result<Vec<Tensor>> {
+        let params = params.iter().map(|param| Ok(param.f_detach()?.f_to_kind(kind)?));
+        let params = params.collect::<Result<Vec<Tensor>>>()?;
+        let leaf = |at: &usize| {
+            let param = self.model.uses()[*at].param;
+            let place = self.params.binary_search(&param).expect("a stage has what it uses");
+            Ok(params[place].f_detach()?.f_set_requires_grad(true)?)
+        };
+        self.uses.iter().map(leaf).collect()
+    }
+
+    /// The units, one after the other. `carried` is what came from the stage before.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
+    pub fn forward(&self, leaves: &[Tensor], micro: &Micro, carried: Vec<Tensor>) -> Result<Pass> {
+        let context = self.context(leaves, micro)?;
+        let mut segments = Vec::with_capacity(self.units.len());
+        let mut outs = carried;
+        for (unit, is_recomputed) in self.units.clone().zip(&self.recomputed) {
+            let leaf = |x: &Tensor| Ok(x.f_detach()?.f_set_requires_grad(true)?);
+            let inputs = outs.iter().map(leaf).collect::<Result<Vec<Tensor>>>()?;
+            let outputs = self.unit(leaves, unit, micro, &context, &inputs)?;
+            outs = outputs.iter().map(|x| Ok(x.f_detach()?)).collect::<Result<_>>()?;
+            // The graph is dropped rather than not made: some kernels are others without one.
+            segments.push(Segment { inputs, outputs: (!is_recomputed).then_some(outputs) });
+        }
+        Ok(Pass { context, segments, outs })
+    }
+
+    /// The units backward, from the gradients of [`Pass::outs`]. Gradients of what was carried come
+    /// back, those of parameters wait in the leaves. `done` is told of each unit when its are there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`], and those of `done`.
+    pub fn backward(
+        &self,
+        leaves: &[Tensor],
+        micro: &Micro,
+        pass: Pass,
+        outs: Vec<Tensor>,
+        done: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<Vec<Tensor>> {
+        let mut grads = outs;
+        for (unit, segment) in self.units.clone().zip(pass.segments).rev() {
+            let Segment { inputs, outputs } = segment;
+            let outputs = match outputs {
+                Some(outputs) => outputs,
+                None => self.unit(leaves, unit, micro, &pass.context, &inputs)?,
+            };
+            bridge::backward(&outputs, &grads)?;
+            let taken = inputs.iter().map(bridge::take_grad).collect::<bridge::Result<Vec<_>>>()?;
+            grads = taken.into_iter().map(|grad| grad.expect("a unit uses its inputs")).collect();
+            done(unit)?;
+        }
+        Ok(grads)
+    }
+
+    /// The gradients of a micro-batch, f32, one for each of [`Stage::uses`]; `head` are those that
+    /// the last stage has of its head.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
+    pub fn take_grads(
+        &self,
+        leaves: &[Tensor],
+        head: Vec<(usize, Tensor)>,
+    ) -> Result<Vec<Tensor>> {
+        let grads = leaves.iter().map(bridge::take_grad).collect::<bridge::Result<Vec<_>>>()?;
+        let mut grads: Vec<Option<Tensor>> = grads;
+        for (at, grad) in head {
+            grads[at] = Some(grad);
+        }
+        let whole = |(grad, leaf): (Option<Tensor>, &Tensor)| match grad {
+            Some(grad) => Ok(grad.f_to_kind(Kind::Float)?),
+            None => Ok(leaf.f_zeros_like()?.f_to_kind(Kind::Float)?),
+        };
+        grads.into_iter().zip(leaves).map(whole).collect()
+    }
+
+    /// Joins gradients of uses to those of parameters, in the order of [`Stage::params`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn join(&self, grads: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let mut joined: Vec<Option<Tensor>> = self.params.iter().map(|_| None).collect();
+        for (at, grad) in self.uses.iter().zip(grads) {
+            let param = self.model.uses()[*at].param;
+            let place = self.params.binary_search(&param).expect("a stage has what it uses");
+            match &mut joined[place] {
+                Some(sum) => _ = sum.f_add_(&grad)?,
+                empty => *empty = Some(grad),
+            }
+        }
+        Ok(joined.into_iter().map(|sum| sum.expect("every parameter is used")).collect())
+    }
+
+    /// [`Stage::forward`] without a way back.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
+    pub fn infer(
+        &self,
+        leaves: &[Tensor],
+        micro: &Micro,
+        carried: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>> {
+        let _no_grad = tch::no_grad_guard();
+        let context = self.context(leaves, micro)?;
+        let mut outs = carried;
+        for unit in self.units.clone() {
+            outs = self.unit(leaves, unit, micro, &context, &outs)?;
+        }
+        Ok(outs)
+    }
+
+    fn unit(
+        &self,
+        leaves: &[Tensor],
+        unit: usize,
+        micro: &Micro,
+        context: &Context,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>> {
+        self.model.family().unit(self.bind(leaves), unit, micro, context, inputs)
+    }
+
+    fn context(&self, leaves: &[Tensor], micro: &Micro) -> Result<Context> {
+        self.model.family().context(micro, &self.units, leaves[0].kind())
+    }
+
+    fn bind<'a>(&'a self, tensors: &'a [Tensor]) -> Leaves<'a> {
+        Leaves { tensors, places: &self.places, tp: &self.tp }
+    }
+}
+
+/// What only the last stage can do.
+impl Stage {
+    /// The weighted loss of a micro-batch. `outs` are those of its pass.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
+    pub fn loss(&self, leaves: &[Tensor], micro: &Micro, outs: &[Tensor]) -> Result<f64> {
+        self.model.family().loss(self.bind(leaves), micro, outs)
+    }
+
+    /// The weighted loss of a micro-batch, and its gradients.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
+    pub fn loss_and_grad(
+        &self,
+        leaves: &[Tensor],
+        micro: &Micro,
+        outs: &[Tensor],
+    ) -> Result<HeadGrad> {
+        self.model.family().loss_and_grad(self.bind(leaves), micro, outs)
+    }
+
+    /// Logits of this rank's part of the vocabulary, without padding: `[tokens, vocab]`, f32.
+    /// `hidden` is the first of the outs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn logits(&self, leaves: &[Tensor], hidden: &Tensor) -> Result<Tensor> {
+        self.model.family().head().logits(self.bind(leaves), hidden)
+    }
+
+    /// What a whole decoder has for its head after `tokens`, `[rows, columns]`, that go on where
+    /// the cache ends and are added to it. Either it is empty or there is one column. The result is
+    /// `[rows x columns, hidden]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`], for example if there are more columns than positions.
+    pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+        let _no_grad = tch::no_grad_guard();
+        let micro = Micro::prompt(tokens)?;
+        let mut outs =
+            self.model.family().go_on(self.bind(leaves), &micro, leaves[0].kind(), cache)?;
+        cache.tokens += tokens.size()[1];
+        Ok(outs.swap_remove(0))
+    }
+}

@@ -1,0 +1,79 @@
+use tch::Tensor;
+
+use crate::Result;
+
+/// The ranks that share each matrix, as one of them sees it.
+///
+/// With `sequence`, what lies between the matrices is shared too: each rank has an equal run of the
+/// micro-batch's tokens there, rank after rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Tp {
+    /// This rank, among them.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// Whether they share the tokens.
+    pub sequence: bool,
+}
+
+impl Tp {
+    /// A rank that has every matrix whole.
+    #[must_use]
+    pub fn alone() -> Self {
+        Tp { rank: 0, size: 1, sequence: false }
+    }
+
+    /// Whether there is no other rank.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.size == 1
+    }
+
+    /// What a block of matrices takes: all tokens. Its gradient is the sum over the ranks.
+    pub(super) fn enter(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.shallow_clone())
+    }
+
+    /// What a block of matrices gives: the sum over the ranks, of all tokens or of this rank's.
+    pub(super) fn leave(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.shallow_clone())
+    }
+
+    /// The largest over the ranks, of each element, in place.
+    pub(super) fn max(&self, _x: &mut Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// The sum over the ranks, of each element, in place.
+    pub(super) fn sum(&self, _x: &mut Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// This rank's run of what there is a row of for each token.
+    pub(super) fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
+        if !self.sequence {
+            return Ok(x.shallow_clone());
+        }
+        let len = x.size()[0] / self.size as i64; // fits: ranks are few
+        Ok(x.f_narrow(0, self.rank as i64 * len, len)?)
+    }
+
+    /// The rows of a table for some ids, `[tokens, width]`. Each rank has an equal run of the rows.
+    pub(super) fn embed(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        let rows = table.size()[0];
+        if self.is_alone() {
+            return embed(table, ids);
+        }
+        let ids = ids.f_sub_scalar(self.rank as i64 * rows)?; // fits: ranks are few
+        let is_elsewhere = ids.f_lt(0)?.f_logical_or(&ids.f_ge(rows)?)?;
+        let found = embed(table, &ids.f_masked_fill(&is_elsewhere, 0)?)?;
+        let is_elsewhere = is_elsewhere.f_view([-1, 1])?;
+        self.leave(&found.f_masked_fill(&is_elsewhere, 0)?)
+    }
+}
+
+/// The rows of a table for some ids, `[tokens, width]`.
+pub(super) fn embed(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let found = Tensor::f_embedding(table, ids, -1, false, false)?;
+    Ok(found.f_view([-1, table.size()[1]])?)
+}

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use trainer::Trainer;
 use trainer::accumulate::{Contribution, TreeSum};
 use trainer::config::Config;
-use trainer::model::{LossWeights, Micro, Model, ParamSpec, Tp};
+use trainer::model::{LossWeights, Micro, Model, ParamSpec};
 use trainer::optim::{clip_divisor, global_norm};
 use trainer::plan::Parameters;
 

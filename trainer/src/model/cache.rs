@@ -18,7 +18,12 @@ impl Cache {
     }
 
     /// Adds keys and values of a layer, and gives all there are.
-    pub(super) fn extend(&mut self, layer: usize, k: Tensor, v: Tensor) -> Result<(Tensor, Tensor)> {
+    pub(super) fn extend(
+        &mut self,
+        layer: usize,
+        k: Tensor,
+        v: Tensor,
+    ) -> Result<(Tensor, Tensor)> {
         let all = match self.layers.get(layer) {
             Some(past) => (Tensor::f_cat(&[&past.0, &k], 2)?, Tensor::f_cat(&[&past.1, &v], 2)?),
             None => (k, v),

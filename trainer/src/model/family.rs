@@ -55,12 +55,7 @@ impl Family {
         }
     }
 
-    pub(super) fn loss(
-        &self,
-        leaves: Leaves<'_>,
-        micro: &Micro,
-        outs: &[Tensor],
-    ) -> Result<f64> {
+    pub(super) fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
         match self {
             Family::Gpt(gpt) => gpt.head.loss(leaves, &outs[0], &micro.targets),
         }

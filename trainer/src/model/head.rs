@@ -101,9 +101,10 @@ impl Head {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights(leaves);
         let kind = hidden.kind();
-        let zeros = |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
+        let zeros =
+            |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
         let mut loss = 0.0;
-        let mut to_hidden = hidden.f_empty_like()?;
+        let to_hidden = hidden.f_empty_like()?;
         let mut to_weight = zeros(weights.weight)?;
         let mut to_bias = weights.bias.map(zeros).transpose()?;
         for (first, rows) in chunks(hidden.size()[0]) {

@@ -1,4 +1,4 @@
-use loader::{Batch, BertBatch, Bounds, EncDecBatch, T5Batch};
+use loader::batch::{Batch, BertBatch, Bounds, EncDecBatch, T5Batch};
 use tch::{Kind, Tensor};
 
 use crate::Result;
@@ -112,7 +112,11 @@ impl Micro {
         let text = Text { ids: ids.shallow_clone(), positions: None, runs: None, types: None };
         let nothing = || Tensor::f_zeros([0], (Kind::Int64, ids.device()));
         let (labels, weights) = (nothing()?, nothing()?);
-        Ok(Micro { text, answer: None, targets: Targets { places: None, labels, weights, order: None } })
+        Ok(Micro {
+            text,
+            answer: None,
+            targets: Targets { places: None, labels, weights, order: None },
+        })
     }
 }
 

@@ -11,13 +11,16 @@
 //! layers are made of, `gpt` a family of them, `head` the logits and the loss, `stage` puts them
 //! together.
 
+#[expect(dead_code, reason = "the other families use the rest")]
 mod attention;
 mod cache;
 mod family;
 mod gpt;
 mod head;
 mod init;
+#[expect(dead_code, reason = "the other families use the rest")]
 mod micro;
+#[expect(dead_code, reason = "the other families use the rest")]
 mod parts;
 mod spec;
 mod stage;
@@ -36,7 +39,7 @@ pub use spec::{Init, ParamSpec, Use};
 pub use stage::{Carried, Pass, Stage};
 pub use tp::Tp;
 
-use crate::config::{self, ModelConfig};
+use crate::config::ModelConfig;
 use family::Family;
 use gpt::Gpt;
 use spec::Builder;
@@ -89,12 +92,7 @@ impl Model {
     /// # Panics
     /// If there are no such units.
     #[must_use]
-    pub fn stage(
-        &self,
-        units: Range<usize>,
-        tp: &Tp,
-        recomputes: impl Fn(usize) -> bool,
-    ) -> Stage {
+    pub fn stage(&self, units: Range<usize>, tp: &Tp, recomputes: impl Fn(usize) -> bool) -> Stage {
         Stage::new(self, units, tp, recomputes)
     }
 

@@ -66,8 +66,7 @@ impl Linear {
                 (Split::fused_along(axis_out, &blocks), Split::fused(&blocks))
             }
         };
-        let weight =
-            build.param(format!("{name}.weight"), &shape, Init::Normal(spec.std), split);
+        let weight = build.param(format!("{name}.weight"), &shape, Init::Normal(spec.std), split);
         let bias = spec
             .bias
             .then(|| build.param(format!("{name}.bias"), &[outputs], Init::Zeros, bias_split));

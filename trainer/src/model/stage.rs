@@ -208,11 +208,7 @@ impl Stage {
     ///
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
-    pub fn take_grads(
-        &self,
-        leaves: &[Tensor],
-        head: Vec<(usize, Tensor)>,
-    ) -> Result<Vec<Tensor>> {
+    pub fn take_grads(&self, leaves: &[Tensor], head: Vec<(usize, Tensor)>) -> Result<Vec<Tensor>> {
         let grads = leaves.iter().map(bridge::take_grad).collect::<bridge::Result<Vec<_>>>()?;
         let mut grads: Vec<Option<Tensor>> = grads;
         for (at, grad) in head {

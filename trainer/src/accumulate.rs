@@ -85,13 +85,21 @@ impl Contribution {
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn absorb(&mut self, right: &Self) -> Result<()> {
-        let _no_grad = tch::no_grad_guard();
         self.loss += right.loss;
-        for (left, right) in self.grads.iter_mut().zip(&right.grads) {
-            _ = left.f_add_(right)?;
-        }
-        Ok(())
+        add_all(&mut self.grads, &right.grads)
     }
+}
+
+/// Adds each of the right tensors to its left one, in place.
+///
+/// # Errors
+/// [`crate::Error::Torch`].
+pub fn add_all(left: &mut [Tensor], right: &[Tensor]) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    for (left, right) in left.iter_mut().zip(right) {
+        _ = left.f_add_(right)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,10 +14,12 @@
 #![forbid(unsafe_code)]
 
 pub mod accumulate;
+pub mod comm;
 pub mod config;
 mod data;
 mod error;
 pub mod generate;
+pub mod input;
 pub mod log;
 pub mod lr;
 pub mod mesh;
@@ -28,11 +30,12 @@ pub mod plan;
 mod resume;
 pub mod rng;
 mod sample;
+pub mod scaler;
 pub mod state;
 mod step;
 mod train;
 
 pub use data::{Batches, Data, open_corpus};
 pub use error::{Error, Result};
-pub use step::{StepReport, Trainer};
+pub use step::{Held, HeldMut, StepReport, Trainer};
 pub use train::{Host, Outcome, train};

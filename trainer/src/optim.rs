@@ -1,15 +1,11 @@
 //! AdamW over two groups, and the norm that clips.
 
 use bridge::{AdamWStep, Moments, fused_adamw};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::Result;
 use crate::config::OptimConfig;
-use crate::model::ParamSpec;
-
-/// A norm is summed over blocks of this many elements, so that any division of a tensor into whole
-/// blocks gives the same bits. In f64 a block is 512 KiB: it stays in the cache.
-const NORM_BLOCK: i64 = 1 << 16;
+use crate::parallel::norm::{block_count, block_sums};
 
 /// Guards the division when every gradient is zero; PyTorch's and Megatron's.
 const CLIP_EPS: f64 = 1e-6;
@@ -26,16 +22,14 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Moments of zero, for parameters with these names.
+    /// Moments of zero for these parameters, of which the first `decaying` decay.
     ///
     /// # Errors
     /// [`crate::Error::Torch`] if the memory does not suffice.
-    pub fn new(specs: &[ParamSpec], params: &[Tensor]) -> Result<Self> {
+    pub fn new(params: &[Tensor], decaying: usize) -> Result<Self> {
         let zeros = || -> Result<Vec<Tensor>> {
             params.iter().map(|param| Ok(param.f_zeros_like()?)).collect()
         };
-        let decaying = specs.partition_point(ParamSpec::decays);
-        assert!(!specs[decaying..].iter().any(ParamSpec::decays), "those that decay come first");
         Ok(AdamW { exp_avgs: zeros()?, exp_avg_sqs: zeros()?, decaying })
     }
 
@@ -91,13 +85,9 @@ pub struct StepSize {
 pub fn global_norm(tensors: &[Tensor]) -> Result<f64> {
     let mut sum = 0.0;
     for tensor in tensors {
-        let flat = tensor.f_view([-1])?;
-        let len = flat.numel() as i64; // fits: libtorch counts in i64
-        for first in (0..len).step_by(NORM_BLOCK as usize) {
-            let block = flat.f_narrow(0, first, NORM_BLOCK.min(len - first))?;
-            let block = block.f_to_kind(Kind::Double)?;
-            sum += block.f_dot(&block)?.f_double_value(&[])?;
-        }
+        let mut blocks = vec![0.0; block_count(tensor.numel() as u64)];
+        block_sums(tensor, tensor.numel() as u64, &mut blocks)?;
+        sum += blocks.iter().sum::<f64>();
     }
     Ok(sum.sqrt())
 }

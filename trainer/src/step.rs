@@ -1,23 +1,44 @@
 //! One optimizer step: micro-batches in, weights changed.
 
-use loader::Batch;
+use std::collections::BTreeMap;
+
+use ckpt::layout::{Layout, Part, Slices, slice_of};
 use tch::{Kind, Tensor};
 
 use crate::accumulate::{Contribution, TreeSum};
-use crate::config::{Config, Dtype, OptimConfig};
+use crate::comm::Comm;
+use crate::config::{Config, Dtype, LossScaleConfig, OptimConfig};
 use crate::data::Batches;
+use crate::input::Input;
 use crate::model::{LossWeights, Micro, Model, ParamSpec, Stage, Tp};
 use crate::optim::{self, AdamW, StepSize};
+use crate::parallel::exchange::{Buffer, Gathering};
+use crate::parallel::grads::{Grads, Message, tag};
+use crate::parallel::norm::{all_sum, block_count, block_sums};
+use crate::parallel::pipe::Pipe;
+use crate::parallel::run::{self, Parts, Run};
+use crate::parallel::schedule::{Action, Pass};
+use crate::parallel::setup::Setup;
+use crate::parallel::weights::Weights;
+use crate::scaler::Scaler;
 use crate::{Error, Result};
 
-/// Everything that training changes, and the constants that it needs for that.
+/// Everything that training changes, and the constants that it needs for that: all of it, or what
+/// one rank of several has.
 #[derive(Debug)]
 pub struct Trainer {
-    stage: Stage,
-    /// f32, in the order of [`Trainer::specs`], padding included.
+    model: Model,
+    comm: Comm,
+    setup: Setup,
+    /// f32, by parameter of the rank, padding included: whole, or this replica's slices, flat.
     params: Vec<Tensor>,
     adamw: AdamW,
-    dtype: Dtype,
+    /// Whole parameters in the numbers of the computation, where `params` are slices, unless they
+    /// come and go.
+    copies: Option<Vec<Tensor>>,
+    /// Of the pieces, where weights come and go; of runs of parameters, where copies are renewed.
+    buffers: Vec<Buffer>,
+    scaler: Option<(Scaler, LossScaleConfig)>,
 }
 
 /// What a step was like.
@@ -27,144 +48,485 @@ pub struct StepReport {
     pub loss: f64,
     /// Norm of its gradient before clipping.
     pub grad_norm: f64,
+    /// Whether it changed nothing, because fp16 could not hold a gradient.
+    pub skipped: bool,
+}
+
+/// What a rank holds of a tensor of the state.
+#[derive(Debug)]
+pub struct Held<'a> {
+    /// Which tensor and which parts of it, as [`Trainer::layout`] counts; `at` is in `tensor`.
+    pub parts: Vec<Part>,
+    /// f32, contiguous; padding may follow its parts.
+    pub tensor: &'a Tensor,
+}
+
+/// As [`Held`], to be filled.
+#[derive(Debug)]
+pub struct HeldMut<'a> {
+    /// As [`Held::parts`].
+    pub parts: Vec<Part>,
+    /// As [`Held::tensor`].
+    pub tensor: &'a mut Tensor,
 }
 
 impl Trainer {
-    /// New weights, drawn from the seed.
+    /// New weights, drawn from the seed, on the only rank.
     ///
     /// # Errors
     /// [`Error::Torch`] if the memory does not suffice.
     pub fn new(config: &Config) -> Result<Self> {
-        let model = Model::new(&config.model, 1);
-        let recomputes = |unit| config.parallel.recomputes(unit as u64);
-        let stage = model.stage(0..model.units(), &Tp::alone(), recomputes);
-        let params = (0..stage.params().len()).map(|at| stage.initialize(at, config.run.seed));
-        let params = params.collect::<Result<Vec<Tensor>>>()?;
-        let adamw = AdamW::new(model.params(), &params)?;
-        Ok(Trainer { stage, params, adamw, dtype: config.precision.dtype })
+        Self::on_mesh(config, Comm::alone())
     }
 
-    /// Names and shapes of the parameters.
+    /// What one of several ranks has of them. `config` divides as the mesh does.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if the memory does not suffice, [`Error::Ckpt`] if a parameter cannot be
+    /// cut as the config says, [`Error::Bridge`] if another rank is gone.
+    pub fn on_mesh(config: &Config, comm: Comm) -> Result<Self> {
+        check_mesh(config, &comm)?;
+        let model = Model::new(&config.model, comm.mesh.tp as u64);
+        let sequence = config.parallel.sequence_parallel;
+        let tp = Tp { rank: comm.place().tp, size: comm.mesh.tp, sequence };
+        let setup = Setup::new(config, &model, &tp, &comm)?;
+        let mut params = Vec::with_capacity(setup.params.len());
+        for at in 0..setup.params.len() {
+            let spec = &model.params()[setup.params[at]];
+            let whole = crate::model::initialize(spec, tp.rank, tp.size, config.run.seed)?;
+            params.push(setup.own_part(&comm, at, whole)?);
+        }
+        let is_decaying = |param: &usize| model.params()[*param].decays();
+        let decaying = setup.params.partition_point(is_decaying);
+        assert!(!setup.params[decaying..].iter().any(is_decaying), "those that decay come first");
+        let adamw = AdamW::new(&params, decaying)?;
+        let buffers = if setup.gathers {
+            setup.piece_buffers(comm.mesh.dp)
+        } else {
+            let one = |at: usize| Buffer::new([setup.elements(at)], comm.mesh.dp);
+            (0..params.len()).map(one).collect()
+        };
+        let scale = &config.precision.loss_scale;
+        let is_half = config.precision.dtype == Dtype::Fp16;
+        let scaler = is_half.then(|| (Scaler::new(scale), scale.clone()));
+        let copies = None;
+        let mut trainer = Trainer { model, comm, setup, params, adamw, copies, buffers, scaler };
+        trainer.loaded()?;
+        Ok(trainer)
+    }
+
+    /// Names and shapes of the parameters of the whole model.
     #[must_use]
     pub fn specs(&self) -> &[ParamSpec] {
-        self.stage.model().params()
+        self.model.params()
     }
 
-    /// What computes.
+    /// What computes: the first of the rank's stages.
     #[must_use]
     pub fn stage(&self) -> &Stage {
-        &self.stage
+        &self.setup.pieces[0].stage
     }
 
-    /// The weights and both moments, each in the order of [`Trainer::specs`].
+    /// The rank's place among the others.
+    #[must_use]
+    pub fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// The weights and both moments that the rank has, each in the order of the parameters: whole
+    /// and shaped, padding included, or flat slices.
     pub fn state(&self) -> [&[Tensor]; 3] {
         [&self.params, &self.adamw.exp_avgs, &self.adamw.exp_avg_sqs]
     }
 
-    /// As [`Trainer::state`], to be filled from a checkpoint.
+    /// As [`Trainer::state`], to be filled from a checkpoint. Then call [`Trainer::loaded`].
     pub fn state_mut(&mut self) -> [&mut [Tensor]; 3] {
         [&mut self.params, &mut self.adamw.exp_avgs, &mut self.adamw.exp_avg_sqs]
+    }
+
+    /// What all ranks hold, in the groups of a checkpoint.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.setup.layout
+    }
+
+    /// What this rank holds.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Held<'_>> {
+        let mut parts = self.parts_by_place();
+        let all = self.state().into_iter().flatten().enumerate();
+        all.filter_map(|(at, tensor)| Some(Held { parts: parts.remove(&at)?, tensor })).collect()
+    }
+
+    /// What this rank holds, to be filled. Then call [`Trainer::loaded`].
+    #[must_use]
+    pub fn parts_mut(&mut self) -> Vec<HeldMut<'_>> {
+        let mut parts = self.parts_by_place();
+        let all = self.state_mut().into_iter().flatten().enumerate();
+        all.filter_map(|(at, tensor)| Some(HeldMut { parts: parts.remove(&at)?, tensor })).collect()
+    }
+
+    /// The rank's parts by the place of their tensor in [`Trainer::state`], end to end.
+    fn parts_by_place(&self) -> BTreeMap<usize, Vec<Part>> {
+        let mut by_place = BTreeMap::<usize, Vec<Part>>::new();
+        let count = self.model.params().len();
+        for part in self.setup.layout.parts(self.comm.rank as u64) {
+            let place = self.setup.params.binary_search(&(part.tensor % count));
+            let place = place.expect("the layout gives a rank what it has");
+            let at = part.tensor / count * self.setup.params.len() + place;
+            by_place.entry(at).or_default().push(part);
+        }
+        by_place
+    }
+
+    /// Makes what follows from the weights anew. All ranks call it after they have filled theirs.
+    ///
+    /// # Errors
+    /// [`Error::Torch`], [`Error::Bridge`].
+    pub fn loaded(&mut self) -> Result<()> {
+        if !self.setup.rules.sliced || self.setup.gathers {
+            return Ok(());
+        }
+        let _no_grad = tch::no_grad_guard();
+        self.comm.doing.set(|| "gathers weights".to_owned());
+        let group = self.comm.dp.as_ref().expect("slices are of several replicas");
+        let start = |at: usize| {
+            let own = self.params[at].f_to_kind(self.setup.kind)?;
+            let row = self.buffers[at].pack_own(&[own])?;
+            Gathering::start(group, &row, tag(at, Message::GatherParams))
+        };
+        let mut copies = Vec::with_capacity(self.params.len());
+        let mut next = if self.params.is_empty() { None } else { Some(start(0)?) };
+        while let Some(now) = next {
+            let at = copies.len();
+            // The next is on its way while this one is put together.
+            next = if at + 1 < self.params.len() { Some(start(at + 1)?) } else { None };
+            let whole = self.buffers[at].unpack(&now.finish()?)?.swap_remove(0);
+            copies.push(whole.f_view(self.setup.shapes[at].as_slice())?);
+        }
+        self.copies = Some(copies);
+        Ok(())
+    }
+
+    /// The loss scale of fp16.
+    #[must_use]
+    pub fn scaler(&self) -> Option<Scaler> {
+        self.scaler.as_ref().map(|(scaler, _)| *scaler)
+    }
+
+    /// Goes on with the loss scale of a checkpoint; no effect but in fp16.
+    pub fn set_scaler(&mut self, scaler: Scaler) {
+        if let Some((own, _)) = &mut self.scaler {
+            *own = scaler;
+        }
     }
 }
 
 impl Trainer {
-    /// One step over the micro-batches of one global batch, in their order. Every token of the step
+    /// One step over the micro-batches of one global batch that are this replica's, in their order.
+    /// All ranks call it, those of a pipeline with the same micro-batches. Every token of the step
     /// weighs the same, whatever micro-batch it is in.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if loss or gradient is no number: nothing was changed then.
+    /// [`Error::NotFinite`] if loss or gradient is no number: nothing was changed then, on no rank.
     /// [`Error::Torch`] and [`Error::Bridge`] for the rest.
-    pub fn step(
+    pub fn step<B: Input>(
         &mut self,
         config: &OptimConfig,
-        batches: &[Batch],
+        batches: &[B],
         step: u64,
         lr: f64,
     ) -> Result<StepReport> {
-        let Contribution { loss, mut grads } = self.gradient(batches)?;
-        let grad_norm = optim::global_norm(&grads)?;
+        let scale = self.scaler.as_ref().map_or(1.0, |(scaler, _)| scaler.scale);
+        let weights = self.weights_of(batches, scale)?;
+        let Contribution { loss, grads } = self.sum_weighted(batches, weights)?;
+        let mut grads = self.join(grads)?;
+        let (loss, grad_norm) = self.loss_and_norm(loss, &grads)?;
+        let (loss, grad_norm) = (loss / scale, grad_norm / scale);
         for (what, value) in [("the loss", loss), ("the gradient's norm", grad_norm)] {
-            if !value.is_finite() {
-                return Err(Error::NotFinite {
-                    step,
-                    what: format!("{what} ({value})"),
-                    first_sample: batches[0].first_sample,
-                    samples: batches.iter().map(|batch| batch.rows as u64).sum(),
-                });
+            if value.is_finite() {
+                continue;
             }
+            let samples = batches.iter().map(|batch| batch.rows() as u64).sum::<u64>();
+            let samples = samples * self.comm.mesh.dp as u64;
+            if let Some((scaler, config)) = &mut self.scaler
+                && scaler.bad(config, samples)
+            {
+                return Ok(StepReport { loss, grad_norm, skipped: true });
+            }
+            return Err(Error::NotFinite {
+                step,
+                what: format!("{what} ({value})"),
+                first_sample: self.first_sample(batches),
+                samples,
+            });
         }
-        let grad_divisor = optim::clip_divisor(grad_norm, config.clip);
-        let size = StepSize { step, lr, grad_divisor };
-        self.adamw.update(config, &mut self.params, &mut grads, &size)?;
-        Ok(StepReport { loss, grad_norm })
+        let grad_divisor = scale * optim::clip_divisor(grad_norm, config.clip);
+        let step = step - self.scaler.as_ref().map_or(0, |(scaler, _)| scaler.skipped_steps);
+        self.adamw.update(
+            config,
+            &mut self.params,
+            &mut grads,
+            &StepSize { step, lr, grad_divisor },
+        )?;
+        if let Some((scaler, config)) = &mut self.scaler {
+            scaler.good(config);
+        }
+        self.loaded()?;
+        Ok(StepReport { loss, grad_norm, skipped: false })
     }
 
-    /// Mean loss of a global batch and its gradient, in the order of [`Trainer::specs`], f32.
+    /// Mean loss of a global batch and its gradient, f32, in the order of the parameters that the
+    /// rank has.
     ///
     /// # Errors
     /// As [`Trainer::sum`].
-    pub fn gradient(&self, batches: &[Batch]) -> Result<Contribution> {
-        // A batch without a single token that counts has a loss of 0.
-        let weight = 1.0 / counted_tokens(batches).max(1.0);
-        let mut sum = self.sum(batches, weight)?;
-        sum.grads = self.stage.join(sum.grads)?;
-        Ok(sum)
+    pub fn gradient<B: Input>(&self, batches: &[B]) -> Result<Contribution> {
+        let weights = self.weights_of(batches, 1.0)?;
+        let Contribution { loss, grads } = self.sum_weighted(batches, weights)?;
+        Ok(Contribution { loss, grads: self.join(grads)? })
     }
 
     /// What some micro-batches of a step contribute to it, every token weighed with `weight`, one
-    /// over the tokens of the whole step: it is applied here and nowhere else.
+    /// over the tokens of the whole step: it is applied here and nowhere else. The gradients are of
+    /// the uses of parameters, f32, flat.
     ///
     /// # Errors
     /// [`Error::Torch`] and [`Error::Bridge`].
     ///
     /// # Panics
     /// If there is no batch.
-    pub fn sum(&self, batches: &[Batch], weight: f64) -> Result<Contribution> {
-        let leaves = self.leaves()?;
-        let mut sum = TreeSum::new();
-        for batch in batches {
-            sum.push(self.contribution(&leaves, batch, weight)?, Contribution::absorb)?;
-        }
-        Ok(sum.finish(Contribution::absorb)?.expect("a step has a micro-batch"))
+    pub fn sum<B: Input>(&self, batches: &[B], weight: f64) -> Result<Contribution> {
+        self.sum_weighted(batches, LossWeights { token: weight, sample: weight })
     }
 
-    /// Sum of the losses of all tokens of the batches, in nats, and how many tokens that are.
+    fn sum_weighted<B: Input>(&self, batches: &[B], weights: LossWeights) -> Result<Contribution> {
+        assert!(!batches.is_empty(), "a step has a micro-batch");
+        let micros = batches.iter().map(|batch| batch.micro(weights));
+        let micros = micros.collect::<Result<Vec<Micro>>>()?;
+        let Setup { schedule, shape, .. } = self.setup;
+        let actions = |rank| schedule.actions(shape, rank, batches.len());
+        let own = actions(self.comm.place().pp);
+        let lists = || (0..shape.ranks).map(actions).collect::<Vec<_>>();
+        let group = self.comm.dp.as_ref();
+        let grads = Grads::new(group, self.setup.rules, &self.setup.buckets);
+        let rows: Vec<i64> = batches.iter().map(|batch| batch.rows() as i64).collect();
+        let pipe = self.pipe(lists);
+        let run = Run::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows));
+        let (loss, grads) = run.go(&own)?;
+        Ok(Contribution { loss, grads })
+    }
+
+    /// One over what counts in the step, times the loss scale.
+    fn weights_of<B: Input>(&self, batches: &[B], scale: f64) -> Result<LossWeights> {
+        let tokens = batches.iter().map(Input::counted_tokens).sum::<f64>();
+        let samples = batches.iter().map(|batch| batch.rows() as f64).sum::<f64>();
+        let mut counts = vec![tokens, samples];
+        self.comm.doing.set(|| "counts the tokens of the step".to_owned());
+        all_sum(self.comm.dp.as_ref(), &mut counts)?;
+        // A batch without a single token that counts has a loss of 0.
+        let [token, sample] = [counts[0], counts[1]].map(|count| scale / count.max(1.0));
+        Ok(LossWeights { token, sample })
+    }
+
+    /// Gradients by parameter of the rank, of gradients by use: in the shapes of the parameters.
+    fn join(&self, mut grads: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let _no_grad = tch::no_grad_guard();
+        if let Some(tp) = &self.comm.tp {
+            for piece in &self.setup.pieces {
+                for (at, use_at) in piece.uses.iter().enumerate() {
+                    if piece.stage.is_partial(at) {
+                        tp.all_reduce(&mut grads[*use_at], bridge::dist::Reduce::Sum)?;
+                    }
+                }
+            }
+        }
+        let pipeline = self.comm.pp.as_ref();
+        let joined = self.setup.uses.join(pipeline, grads, &self.comm.doing)?;
+        let shaped = joined.into_iter().zip(&self.params);
+        shaped.map(|(grad, param)| Ok(grad.f_view(param.size().as_slice())?)).collect()
+    }
+
+    /// The loss of the step and the norm of its gradient, alike on all ranks, of this rank's loss
+    /// and its part of the gradient.
+    fn loss_and_norm(&self, loss: f64, grads: &[Tensor]) -> Result<(f64, f64)> {
+        self.comm.doing.set(|| "takes the norm of the gradient".to_owned());
+        let Setup { params, uses, rules, .. } = &self.setup;
+        let (mesh, place) = (self.comm.mesh, self.comm.place());
+        // The losses of the replicas, then the blocks of the parameters.
+        let mut numbers = vec![0.0; mesh.dp];
+        numbers[place.dp] = loss;
+        for (at, grad) in grads.iter().enumerate() {
+            let elements = self.setup.elements(at) as u64; // fits: not negative
+            let first = numbers.len();
+            numbers.resize(first + block_count(elements), 0.0);
+            let mine = if rules.sliced { self.own_slice(elements).start } else { 0 };
+            let mine = first + block_count_before(mine, elements);
+            block_sums(grad, elements, &mut numbers[mine..])?;
+        }
+        if rules.sliced {
+            all_sum(self.comm.dp.as_ref(), &mut numbers)?;
+        } else {
+            let mut losses = numbers[..mesh.dp].to_vec();
+            all_sum(self.comm.dp.as_ref(), &mut losses)?;
+            numbers[..mesh.dp].copy_from_slice(&losses);
+        }
+        // Each parameter is counted once, by one of those who have it.
+        let mut squares = vec![0.0; self.model.params().len() + 1];
+        let (losses, mut blocks) = numbers.split_at(mesh.dp);
+        for (at, param) in params.iter().enumerate() {
+            let own;
+            (own, blocks) = blocks.split_at(block_count(self.setup.elements(at) as u64));
+            let is_whole = self.model.params()[*param].split == ckpt::layout::Split::Replicate;
+            if uses.is_owner(*param, place.pp) && (place.tp == 0 || !is_whole) {
+                squares[*param] = own.iter().sum();
+            }
+        }
+        if place.tp == 0 {
+            let mut tree = TreeSum::new();
+            for loss in losses {
+                tree.push(*loss, run::add)?;
+            }
+            squares[self.model.params().len()] = tree.finish(run::add)?.unwrap_or(0.0);
+        }
+        all_sum(self.comm.tp.as_ref(), &mut squares)?;
+        all_sum(self.comm.pp.as_ref(), &mut squares)?;
+        let loss = squares.pop().expect("the loss is the last");
+        Ok((loss, squares.iter().sum::<f64>().sqrt()))
+    }
+
+    fn own_slice(&self, elements: u64) -> std::ops::Range<u64> {
+        let (replicas, own) = (self.comm.mesh.dp as u64, self.comm.place().dp as u64);
+        slice_of(Slices::Blocks, elements, replicas, own)
+    }
+
+    /// The first sample of the step, whichever of its micro-batches are here.
+    fn first_sample<B: Input>(&self, batches: &[B]) -> u64 {
+        let (mesh, place) = (self.comm.mesh, self.comm.place());
+        let before = mesh.share(self.setup.rules.share, place.dp, batches.len() * mesh.dp)[0];
+        let before = before as u64 * batches[0].rows() as u64;
+        batches[0].first_sample().saturating_sub(before)
+    }
+
+    /// Sum of the losses of all tokens of the batches, in nats, and how many tokens that are, over
+    /// all replicas. All ranks call it.
     ///
     /// # Errors
-    /// [`Error::Torch`], or what reading the batches said.
+    /// [`Error::Torch`], [`Error::Bridge`], or what reading the batches said.
     pub fn evaluate(&self, batches: &mut Batches) -> Result<(f64, f64)> {
-        let _no_grad = tch::no_grad_guard();
-        let leaves = self.leaves()?;
+        let place = self.comm.place();
+        let mut weights = self.weights()?;
         let (mut loss, mut tokens) = (0.0, 0.0);
-        let mut one = Vec::new();
+        let mut some = Vec::new();
         loop {
-            batches.fill(1, &mut one)?;
-            let Some(batch) = one.first() else { return Ok((loss, tokens)) };
-            tokens += counted_tokens(&one);
-            let micro = Micro::gpt(batch, LossWeights { token: 1.0, sample: 1.0 })?;
-            let outs = self.stage.infer(&leaves, &micro, Vec::new())?;
-            loss += self.stage.loss(&leaves, &micro, &outs)?;
+            batches.fill(self.comm.mesh.pp as u64, &mut some)?;
+            if some.is_empty() {
+                break;
+            }
+            some.iter().for_each(|batch| tokens += batch.counted_tokens());
+            loss += self.losses(&some, &mut weights)?;
         }
+        let mut numbers = vec![0.0; 2 * self.comm.mesh.dp];
+        (numbers[2 * place.dp], numbers[2 * place.dp + 1]) = (loss, tokens);
+        all_sum(self.comm.dp.as_ref(), &mut numbers)?;
+        let [mut loss, mut tokens] = [vec![0.0], vec![0.0]];
+        for pair in numbers.chunks_exact(2) {
+            (loss[0], tokens[0]) = (loss[0] + pair[0], tokens[0] + pair[1]);
+        }
+        all_sum(self.comm.pp.as_ref(), &mut loss)?;
+        Ok((loss[0], tokens[0]))
     }
 
-    /// What computes, made once a step.
-    fn leaves(&self) -> Result<Vec<Tensor>> {
-        let kind = if self.dtype == Dtype::Fp32 { Kind::Float } else { Kind::BFloat16 };
-        self.stage.leaves(&self.params, kind)
+    /// The sum of the losses of some micro-batches, 0 but for the last stage.
+    fn losses<B: Input>(&self, batches: &[B], weights: &mut Weights<'_>) -> Result<f64> {
+        let _no_grad = tch::no_grad_guard();
+        let chunks = self.setup.shape.chunks;
+        let of = |micro: usize| (0..chunks).map(move |chunk| (micro, chunk));
+        let filled = (0..batches.len()).filter(|micro| batches[*micro].rows() > 0);
+        let pass = Pass::Forward;
+        let actions: Vec<Action> =
+            filled.flat_map(of).map(|(micro, chunk)| Action { pass, micro, chunk }).collect();
+        let mut pipe = self.pipe(|| vec![actions.clone(); self.setup.shape.ranks]);
+        let parts = self.part();
+        let mut sum = 0.0;
+        for (at, action) in actions.iter().enumerate() {
+            let batch = &batches[action.micro];
+            let mut input = None;
+            if let Some(pipe) = &mut pipe {
+                let rows = |action: &Action| batches[action.micro].rows() as i64; // fits: of memory
+                pipe.ask(&actions[at..], |action| parts.shapes(action, rows(action)))?;
+                input = pipe.take(action)?;
+            }
+            let micro = batch.micro(LossWeights { token: 1.0, sample: 0.0 })?;
+            let outs = parts.infer(action.chunk, weights, &micro, input.unwrap_or_default())?;
+            if let Some(pipe) = &mut pipe {
+                pipe.send(action, &outs)?;
+            }
+            let chunk = &self.setup.chunks[action.chunk];
+            if chunk.next.is_none() {
+                let piece = *chunk.pieces.last().expect("a chunk has a piece");
+                let leaves = weights.leaves(piece, None)?;
+                sum += self.setup.pieces[piece].stage.loss(&leaves, &micro, &outs)?;
+            }
+        }
+        pipe.map_or(Ok(()), Pipe::finish)?;
+        Ok(sum)
     }
 
-    /// Loss and gradients of one micro-batch, every token weighed with `weight`.
-    fn contribution(&self, leaves: &[Tensor], batch: &Batch, weight: f64) -> Result<Contribution> {
-        let micro = Micro::gpt(batch, LossWeights { token: weight, sample: weight })?;
-        let pass = self.stage.forward(leaves, &micro, Vec::new())?;
-        let head = self.stage.loss_and_grad(leaves, &micro, pass.outs())?;
-        self.stage.backward(leaves, &micro, pass, head.outs, &mut |_| Ok(()))?;
-        Ok(Contribution { loss: head.loss, grads: self.stage.take_grads(leaves, head.uses)? })
+    fn part(&self) -> Parts<'_> {
+        let Setup { shape, chunks, pieces, kind, .. } = &self.setup;
+        Parts { shape: *shape, chunks, pieces, kind: *kind, doing: &self.comm.doing }
+    }
+
+    fn pipe(&self, lists: impl FnOnce() -> Vec<Vec<Action>>) -> Option<Pipe<'_>> {
+        let group = self.comm.pp.as_ref()?;
+        Some(Pipe::new(group, self.setup.shape, &lists(), self.setup.kind, &self.comm.doing))
+    }
+
+    fn weights(&self) -> Result<Weights<'_>> {
+        let Setup { pieces, kind, .. } = &self.setup;
+        match &self.comm.dp {
+            Some(group) if self.setup.gathers => {
+                Ok(Weights::gathered(group, pieces, &self.params, &self.buffers, *kind))
+            }
+            _ => Weights::here(pieces, self.copies.as_ref().unwrap_or(&self.params), *kind),
+        }
     }
 }
 
-/// How many tokens count in the loss.
-fn counted_tokens(batches: &[Batch]) -> f64 {
-    let mask = batches.iter().flat_map(|batch| &batch.loss_mask);
-    mask.map(|weight| f64::from(*weight)).sum()
+/// Refuses a mesh that is not the config's.
+fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
+    let mesh = comm.mesh;
+    let due = config.divide(mesh.ranks() as u64);
+    let got = config.parallel.virtual_stages == mesh.virtual_stages as u64;
+    let details = match due {
+        Ok(due) if got && (due.tp, due.pp) == (mesh.tp as u64, mesh.pp as u64) => return Ok(()),
+        Ok(due) => vec![format!("got {mesh:?}, due tp = {}, pp = {}", due.tp, due.pp)],
+        Err(refusals) => refusals,
+    };
+    let doing = format!("divide the run among {} ranks", mesh.ranks());
+    Err(Error::Mismatch { doing, details, hint: "`trainer plan --world N` says what would work" })
+}
+
+impl Setup {
+    /// What a rank keeps of a parameter that it has whole.
+    fn own_part(&self, comm: &Comm, at: usize, whole: Tensor) -> Result<Tensor> {
+        if !self.rules.sliced {
+            return Ok(whole);
+        }
+        let elements = self.elements(at) as u64; // fits: not negative
+        let replicas = comm.mesh.dp as u64;
+        let slice = slice_of(Slices::Blocks, elements, replicas, comm.place().dp as u64);
+        let len = (slice.end - slice.start) as i64; // fits: of memory
+        let part = whole.f_view([-1])?.f_narrow(0, slice.start as i64, len)?;
+        // Copied, because a view would keep all of it.
+        let mut own = Tensor::f_empty([len], (Kind::Float, whole.device()))?;
+        own.f_copy_(&part)?;
+        Ok(own)
+    }
+}
+
+/// How many blocks of a parameter are before its element number `first`, which begins one.
+fn block_count_before(first: u64, elements: u64) -> usize {
+    first.div_ceil(ckpt::layout::block_elements(elements)) as usize // fits: of memory
 }

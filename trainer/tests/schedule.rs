@@ -48,12 +48,12 @@ fn gpipe_and_one_forward_one_backward() {
         for micro in 1..=64 {
             let shape = Pipeline { ranks, chunks: 1 };
             for costs in COSTS {
-                for schedule in [Schedule::GPipe, Schedule::OneForwardOneBackward] {
+                for schedule in [Schedule::Gpipe, Schedule::OneForwardOneBackward] {
                     let simulated = check(schedule, shape, micro, costs);
                     let due = schedule.bubble(shape, micro);
                     assert!(close(simulated.bubble(), due), "{schedule:?} {ranks} {micro}");
                     let kept = |rank: usize| match schedule {
-                        Schedule::GPipe => micro,
+                        Schedule::Gpipe => micro,
                         _ => micro.min(ranks - rank),
                     };
                     let due: Vec<usize> = (0..ranks).map(kept).collect();
@@ -104,7 +104,7 @@ fn a_deadlock_is_found_and_told() {
 fn results_go_where_they_are_waited_for() {
     for (ranks, chunks) in [(1, 1), (2, 1), (3, 1), (2, 3), (4, 2)] {
         let shape = Pipeline { ranks, chunks };
-        let kind = if chunks == 1 { Schedule::GPipe } else { Schedule::Interleaved };
+        let kind = if chunks == 1 { Schedule::Gpipe } else { Schedule::Interleaved };
         for rank in 0..ranks {
             for action in kind.actions(shape, rank, ranks) {
                 if let Some((from, input)) = action.after(rank, shape) {

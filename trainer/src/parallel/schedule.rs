@@ -7,17 +7,7 @@
 
 use std::fmt;
 
-/// The order in which a rank takes its micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// All forward, then all backward: every activation of the step is kept.
-    GPipe,
-    /// One forward, one backward: rank `r` of `p` keeps the activations of `p - r` micro-batches.
-    OneForwardOneBackward,
-    /// The same over several stages a rank, which divides the bubble by their number. The
-    /// micro-batches must be a multiple of the ranks.
-    Interleaved,
-}
+pub use crate::config::Schedule;
 
 /// The two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,7 +91,7 @@ impl Schedule {
         let total = micro * chunks;
         // Before the first backward: what those after this rank need in order to begin.
         let warm = match self {
-            Schedule::GPipe => total,
+            Schedule::Gpipe => total,
             Schedule::OneForwardOneBackward => ranks - rank - 1,
             Schedule::Interleaved => 2 * (ranks - rank - 1) + (chunks - 1) * ranks,
         };

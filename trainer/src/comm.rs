@@ -1,0 +1,90 @@
+//! The other ranks of a run, as one of them reaches them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bridge::dist::{Group, Options, Store};
+
+use crate::Result;
+use crate::mesh::{Mesh, Place};
+
+/// A rank's place in the mesh and its groups. A group of one is absent: there is nobody to talk to.
+#[derive(Clone, Debug)]
+pub struct Comm {
+    /// How the ranks are arranged.
+    pub mesh: Mesh,
+    /// This rank.
+    pub rank: usize,
+    /// Who shares each matrix.
+    pub tp: Option<Group>,
+    /// Who has the same parameters, for other samples.
+    pub dp: Option<Group>,
+    /// Who has the other stages, for the same samples.
+    pub pp: Option<Group>,
+    /// What the rank is doing, for whoever watches it.
+    pub doing: Doing,
+}
+
+impl Comm {
+    /// The only rank.
+    #[must_use]
+    pub fn alone() -> Self {
+        let doing = Doing::default();
+        Comm { mesh: Mesh::ALONE, rank: 0, tp: None, dp: None, pp: None, doing }
+    }
+
+    /// Connects a rank to the others of its groups. All ranks call it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`] with those that do not come.
+    pub fn connect(store: &Store, mesh: Mesh, rank: usize, options: &Options) -> Result<Self> {
+        let place = mesh.place(rank);
+        let group = |name: &str, number: usize, members: Vec<usize>| -> Result<Option<Group>> {
+            if members.len() == 1 {
+                return Ok(None);
+            }
+            let own = members.iter().position(|member| *member == rank);
+            let own = own.expect("a rank is in its own groups");
+            let name = format!("{name}[{number}]");
+            Ok(Some(Group::gloo(store, &name, own, &members, options)?))
+        };
+        let Place { tp, dp, pp } = place;
+        Ok(Comm {
+            mesh,
+            rank,
+            tp: group("tp", pp * mesh.dp + dp, mesh.tp_group(place))?,
+            dp: group("dp", pp * mesh.tp + tp, mesh.dp_group(place))?,
+            pp: group("pp", dp * mesh.tp + tp, mesh.pp_group(place))?,
+            doing: Doing::default(),
+        })
+    }
+
+    /// Where this rank is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.mesh.place(self.rank)
+    }
+}
+
+/// What a rank is doing, in words, written by it and read by a watchdog.
+#[derive(Clone, Default)]
+pub struct Doing(Arc<Mutex<String>>);
+
+impl Doing {
+    /// Says it anew.
+    pub fn set(&self, text: impl FnOnce() -> String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text();
+    }
+
+    /// What was said last; empty before the first step.
+    #[must_use]
+    pub fn get(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl fmt::Debug for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Doing").field(&self.get()).finish()
+    }
+}

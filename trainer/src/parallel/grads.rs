@@ -1,0 +1,207 @@
+//! Gradients on their way from a unit's backward pass to one sum for all replicas.
+//!
+//! Units are collected in buckets. When the last unit of a bucket is done, its gradients go along
+//! the tree over the micro-batches; with the last micro-batch, or with every one where a rank must
+//! not keep a whole gradient, the bucket leaves for the other replicas, while the units before it
+//! still compute.
+
+use std::collections::VecDeque;
+
+use bridge::dist::Group;
+use tch::Tensor;
+
+use super::exchange::{Buffer, Gathering, Order, Scattering, Sum};
+use crate::Result;
+use crate::accumulate::{TreeSum, add_all};
+use crate::mesh::Share;
+
+/// Exchanges that may be under way at once where every micro-batch has its own: one that is being
+/// sent while the next is being computed.
+const UNDER_WAY_MAX: usize = 2;
+
+/// Some units whose gradients travel together.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    /// Places among the rank's uses.
+    pub uses: Vec<usize>,
+    /// Elements of each.
+    pub elements: Vec<i64>,
+    /// How many units it has.
+    pub units: usize,
+}
+
+/// What is done with gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// How they are added.
+    pub order: Order,
+    /// Which micro-batches a replica has, and so when its sums leave.
+    pub share: Share,
+    /// Whether every replica keeps its slice of the sum only.
+    pub sliced: bool,
+}
+
+/// The gradients of one step on one rank.
+#[derive(Debug)]
+pub struct Grads<'a> {
+    group: Option<&'a Group>,
+    rules: Rules,
+    buckets: &'a [Bucket],
+    buffers: Vec<Buffer>,
+    /// Of the micro-batch at hand: gradients by place in the bucket, and units still to come.
+    filling: Vec<(Vec<Option<Tensor>>, usize)>,
+    sums: Vec<TreeSum<Vec<Tensor>>>,
+    under_way: VecDeque<(usize, Scattering)>,
+}
+
+impl<'a> Grads<'a> {
+    /// Of nothing yet. Without a group there are no other replicas.
+    #[must_use]
+    pub fn new(group: Option<&'a Group>, rules: Rules, buckets: &'a [Bucket]) -> Self {
+        let replicas = group.map_or(1, Group::size);
+        let buffer = |bucket: &Bucket| Buffer::new(bucket.elements.iter().copied(), replicas);
+        Grads {
+            group,
+            rules,
+            buckets,
+            buffers: buckets.iter().map(buffer).collect(),
+            filling: buckets.iter().map(empty).collect(),
+            sums: buckets.iter().map(|_| TreeSum::new()).collect(),
+            under_way: VecDeque::new(),
+        }
+    }
+
+    /// Takes the gradients of one unit of a bucket for one micro-batch: places among the rank's
+    /// uses, and f32 tensors. `is_last` if no micro-batch follows.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+    pub fn put(&mut self, bucket: usize, grads: Vec<(usize, Tensor)>, is_last: bool) -> Result<()> {
+        let (filling, left) = &mut self.filling[bucket];
+        for (use_at, grad) in grads {
+            let place = self.buckets[bucket].uses.iter().position(|at| *at == use_at);
+            filling[place.expect("a unit's uses are in its bucket")] = Some(grad);
+        }
+        *left -= 1;
+        if *left > 0 {
+            return Ok(());
+        }
+        let (grads, _) = std::mem::replace(&mut self.filling[bucket], empty(&self.buckets[bucket]));
+        let grads: Vec<Tensor> = grads.into_iter().map(|grad| grad.expect("all are put")).collect();
+        match (self.group, self.rules.share) {
+            (Some(_), Share::Stride) => {
+                while self.under_way.len() >= UNDER_WAY_MAX {
+                    self.end_oldest()?;
+                }
+                self.send(bucket, &grads)
+            }
+            (Some(_), Share::Run) if is_last => {
+                let sum = self.take_sum(bucket, Some(grads))?;
+                self.send(bucket, &sum)
+            }
+            _ => self.sums[bucket].push(grads, add),
+        }
+    }
+
+    fn send(&mut self, bucket: usize, grads: &[Tensor]) -> Result<()> {
+        let group = self.group.expect("there are other replicas");
+        let packed = self.buffers[bucket].pack(grads)?;
+        let tag = tag(bucket, Message::Scatter);
+        let started = Scattering::start(group, packed, self.rules.order, tag)?;
+        self.under_way.push_back((bucket, started));
+        Ok(())
+    }
+
+    fn take_sum(&mut self, bucket: usize, last: Option<Vec<Tensor>>) -> Result<Vec<Tensor>> {
+        let mut sum = std::mem::take(&mut self.sums[bucket]);
+        if let Some(last) = last {
+            sum.push(last, add)?;
+        }
+        Ok(sum.finish(add)?.expect("a step has a micro-batch"))
+    }
+
+    /// With [`Share::Stride`]: the oldest exchange's row joins the sum of its bucket.
+    fn end_oldest(&mut self) -> Result<()> {
+        let Some((bucket, started)) = self.under_way.pop_front() else { return Ok(()) };
+        let own = self.group.map_or(0, Group::rank);
+        let row = started.finish()?.own(own)?;
+        self.sums[bucket].push(vec![row], add)
+    }
+
+    /// The sums over all micro-batches of all replicas, by use of the rank, flat: slices of this
+    /// replica, or whole.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+    pub fn finish(mut self) -> Result<Vec<Tensor>> {
+        let mut all: Vec<(usize, Tensor)> = Vec::new();
+        let own = self.group.map_or(0, Group::rank);
+        if let (Some(group), Share::Run) = (self.group, self.rules.share) {
+            let mut gathering = Vec::new();
+            for (bucket, started) in std::mem::take(&mut self.under_way) {
+                let sum = started.finish()?;
+                if self.rules.sliced {
+                    let slices = self.buffers[bucket].unpack_own(&sum.own(own)?, own)?;
+                    all.extend(self.buckets[bucket].uses.iter().copied().zip(slices));
+                    continue;
+                }
+                let rows = match sum {
+                    Sum::All(rows) => Rows::Here(rows.f_view([-1])?),
+                    Sum::Own(row) => {
+                        let tag = tag(bucket, Message::GatherSum);
+                        Rows::Coming(Gathering::start(group, &row, tag)?)
+                    }
+                };
+                gathering.push((bucket, rows));
+            }
+            for (bucket, rows) in gathering {
+                let rows = match rows {
+                    Rows::Here(rows) => rows,
+                    Rows::Coming(gathering) => gathering.finish()?,
+                };
+                let tensors = self.buffers[bucket].unpack(&rows)?;
+                all.extend(self.buckets[bucket].uses.iter().copied().zip(tensors));
+            }
+        } else {
+            while !self.under_way.is_empty() {
+                self.end_oldest()?;
+            }
+            for bucket in 0..self.buckets.len() {
+                let mut sum = self.take_sum(bucket, None)?;
+                if self.group.is_some() {
+                    let row = sum.pop().expect("a bucket has one row");
+                    sum = self.buffers[bucket].unpack_own(&row, own)?;
+                }
+                all.extend(self.buckets[bucket].uses.iter().copied().zip(sum));
+            }
+        }
+        all.sort_by_key(|(use_at, _)| *use_at);
+        all.into_iter().map(|(_, grad)| Ok(grad.f_view([-1])?)).collect()
+    }
+}
+
+enum Rows {
+    Here(Tensor),
+    Coming(Gathering),
+}
+
+/// What a message between replicas is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Message {
+    Scatter,
+    GatherSum,
+    GatherParams,
+}
+
+/// Tells the messages of a bucket from those of others.
+pub(crate) fn tag(bucket: usize, message: Message) -> u32 {
+    (bucket * 3 + message as usize) as u32 // fits: fewer buckets than units
+}
+
+fn empty(bucket: &Bucket) -> (Vec<Option<Tensor>>, usize) {
+    (bucket.uses.iter().map(|_| None).collect(), bucket.units)
+}
+
+fn add(left: &mut Vec<Tensor>, right: &Vec<Tensor>) -> Result<()> {
+    add_all(left, right)
+}

@@ -1,0 +1,68 @@
+//! The norm of a gradient that no rank has whole, with the same bits whoever has which part.
+//!
+//! Squares are summed in f64 over blocks of [`block_elements`], which slices of ZeRO do not cut;
+//! then blocks in their order within a parameter, then parameters in their order. What a rank does
+//! not have it counts as zero, and adding zeros is exact: so a plain reduction brings the numbers
+//! together, in whatever order the library adds.
+
+use bridge::dist::{Group, Reduce};
+use ckpt::layout::block_elements;
+use tch::{Device, Kind, Tensor};
+
+use crate::Result;
+
+/// Elements that are taken to f64 at once: 512 KiB, so that they stay in the cache.
+const CHUNK: i64 = 1 << 16;
+
+/// How many blocks a parameter of so many elements has.
+#[must_use]
+pub fn block_count(elements: u64) -> usize {
+    elements.div_ceil(block_elements(elements)) as usize // fits: fewer than elements of memory
+}
+
+/// The sums of squares of the blocks of a run of elements that begins with a block. `elements` is
+/// what the whole parameter has.
+///
+/// # Errors
+/// [`crate::Error::Torch`].
+pub fn block_sums(run: &Tensor, elements: u64, into: &mut [f64]) -> Result<()> {
+    let block = block_elements(elements) as i64; // fits: a small power of two
+    let flat = run.f_reshape([-1])?;
+    let len = flat.numel() as i64; // fits: libtorch counts in i64
+    let whole = len / block * block;
+    let mut sums = into.iter_mut();
+    let mut first = 0;
+    while first < len {
+        // Whole blocks many at a time; what is left of the parameter is a block by itself.
+        let (count, width) = if first < whole {
+            (CHUNK.min(whole - first) / block, block)
+        } else {
+            (1, len - whole)
+        };
+        let part = flat.f_narrow(0, first, count * width)?.f_to_kind(Kind::Double)?;
+        let squares = part.f_square()?.f_view([count, width])?;
+        let part_sums = squares.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?;
+        for sum in Vec::<f64>::try_from(&part_sums)? {
+            *sums.next().expect("a place for each block") = sum;
+        }
+        first += count * width;
+    }
+    Ok(())
+}
+
+/// Adds the numbers of all ranks of a group, in place.
+///
+/// # Errors
+/// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+pub fn all_sum(group: Option<&Group>, numbers: &mut Vec<f64>) -> Result<()> {
+    let Some(group) = group else { return Ok(()) };
+    if numbers.is_empty() {
+        return Ok(());
+    }
+    let options = (Kind::Double, Device::Cpu);
+    let mut tensor = Tensor::f_zeros([numbers.len() as i64], options)?; // fits: of memory
+    tensor.f_copy_(&Tensor::f_from_slice(numbers)?)?;
+    group.all_reduce(&mut tensor, Reduce::Sum)?;
+    *numbers = Vec::<f64>::try_from(&tensor)?;
+    Ok(())
+}

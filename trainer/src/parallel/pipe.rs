@@ -1,0 +1,139 @@
+//! What goes from one stage of a pipeline to the next, and back.
+//!
+//! A message lies ready or is waited for; nobody waits for a message of his own to be taken. What is
+//! received is asked for some actions ahead ([`AHEAD`]), for Gloo sends to those who ask. When a
+//! result of another rank's action comes, that rank has been past all its earlier actions, so what
+//! they took from us has arrived, and its memory is given back.
+
+use std::collections::HashMap;
+
+use bridge::dist::{Group, Work};
+use tch::{Device, Kind, Tensor};
+
+use super::exchange::wait_all;
+use super::schedule::{Action, Pass, Pipeline};
+use crate::Result;
+use crate::comm::Doing;
+
+/// How many of the next actions have their input asked for: the one at hand, and one that is on its
+/// way while that is computed, in either direction.
+const AHEAD: usize = 3;
+
+/// At most so many tensors go with one action.
+const TENSORS_MAX: usize = 4;
+
+/// The messages of one rank for one list of actions.
+#[derive(Debug)]
+pub struct Pipe<'a> {
+    group: &'a Group,
+    shape: Pipeline,
+    kind: Kind,
+    /// Where each rank's actions stand in its list.
+    places: Vec<HashMap<Action, usize>>,
+    asked: HashMap<Action, (Vec<Tensor>, Vec<Work>)>,
+    /// To whom, for which place of his list, and the messages.
+    sent: Vec<(usize, usize, Vec<Work>)>,
+    doing: &'a Doing,
+}
+
+impl<'a> Pipe<'a> {
+    /// For the lists of all ranks. Tensors on the way are of this kind.
+    #[must_use]
+    pub fn new(
+        group: &'a Group,
+        shape: Pipeline,
+        lists: &[Vec<Action>],
+        kind: Kind,
+        doing: &'a Doing,
+    ) -> Self {
+        let places = lists.iter().map(|list| list.iter().copied().zip(0..).collect()).collect();
+        Pipe { group, shape, kind, places, asked: HashMap::new(), sent: Vec::new(), doing }
+    }
+
+    /// Asks for the inputs of the first of these actions that come from other ranks. `shapes` says
+    /// what an action takes.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+    pub fn ask(
+        &mut self,
+        actions: &[Action],
+        shapes: impl Fn(&Action) -> Vec<Vec<i64>>,
+    ) -> Result<()> {
+        let own = self.group.rank();
+        for action in actions.iter().take(AHEAD) {
+            let Some((from, _)) = action.after(own, self.shape).filter(|input| input.0 != own)
+            else {
+                continue;
+            };
+            if self.asked.contains_key(action) {
+                continue;
+            }
+            let (mut tensors, mut works) = (Vec::new(), Vec::new());
+            for (index, shape) in shapes(action).into_iter().enumerate() {
+                let mut tensor = Tensor::f_empty(&shape, (self.kind, Device::Cpu))?;
+                works.push(self.group.recv(&mut tensor, from, self.tag(action, index))?);
+                tensors.push(tensor);
+            }
+            self.asked.insert(*action, (tensors, works));
+        }
+        Ok(())
+    }
+
+    /// The input of an action, which was asked for; `None` if it does not come from another rank.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`] if the other rank is gone.
+    pub fn take(&mut self, action: &Action) -> Result<Option<Vec<Tensor>>> {
+        let Some((tensors, works)) = self.asked.remove(action) else { return Ok(None) };
+        let own = self.group.rank();
+        let (from, input) = action.after(own, self.shape).expect("it was asked for");
+        self.doing.set(|| format!("waits for {input} of rank {}", self.group.members()[from]));
+        wait_all(works)?;
+        let place = self.places[from][&input];
+        let (taken, sent) =
+            self.sent.drain(..).partition(|(to, until, _)| *to == from && *until <= place);
+        self.sent = sent;
+        let taken: Vec<(usize, usize, Vec<Work>)> = taken;
+        for (_, _, works) in taken {
+            wait_all(works)?;
+        }
+        Ok(Some(tensors))
+    }
+
+    /// Sends the result of an action to the rank that takes it, if another takes it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`].
+    pub fn send(&mut self, action: &Action, tensors: &[Tensor]) -> Result<()> {
+        let own = self.group.rank();
+        let Some((to, next)) = action.before(own, self.shape).filter(|next| next.0 != own) else {
+            return Ok(());
+        };
+        let send = |(index, tensor): (usize, &Tensor)| {
+            Ok(self.group.send(&tensor.f_contiguous()?, to, self.tag(&next, index))?)
+        };
+        let works = tensors.iter().enumerate().map(send).collect::<Result<Vec<Work>>>()?;
+        self.sent.push((to, self.places[to][&next], works));
+        Ok(())
+    }
+
+    /// Waits until all that was sent is taken.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`].
+    pub fn finish(self) -> Result<()> {
+        self.doing.set(|| "waits for what it sent to be taken".to_owned());
+        wait_all(self.sent.into_iter().flat_map(|(_, _, works)| works).collect())
+    }
+
+    /// Tells the messages between two ranks apart.
+    fn tag(&self, taken_by: &Action, index: usize) -> u32 {
+        assert!(index < TENSORS_MAX, "a unit carries few tensors");
+        let pass = usize::from(taken_by.pass == Pass::Backward);
+        let action = (taken_by.micro * self.shape.chunks + taken_by.chunk) * 2 + pass;
+        // fits: a step has fewer than 2^24 micro-batches, and a rank fewer than 64 chunks; of what
+        // that leaves out, messages come in their order.
+        ((action * TENSORS_MAX + index) & 0x7fff_ffff) as u32
+    }
+}

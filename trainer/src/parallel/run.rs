@@ -1,0 +1,210 @@
+//! Carries out what a schedule says, on one rank.
+
+use std::collections::HashMap;
+
+use tch::{Kind, Tensor};
+
+use super::grads::Grads;
+use super::pipe::Pipe;
+use super::schedule::{Action, Pass, Pipeline};
+use super::weights::Weights;
+use crate::Result;
+use crate::accumulate::TreeSum;
+use crate::comm::Doing;
+use crate::model::{self, Micro, Stage};
+
+/// One of a rank's stages of the pipeline.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// Places among the rank's pieces, in the order of computing.
+    pub pieces: Vec<usize>,
+    /// What the next stage takes is shaped as this one's `carried` says; `None` for the last.
+    pub next: Option<Stage>,
+}
+
+/// A run of units that is computed at once: all of a chunk, or one unit where weights come and go.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// What computes.
+    pub stage: Stage,
+    /// Places of the stage's uses among the rank's uses.
+    pub uses: Vec<usize>,
+    /// Places of the stage's parameters among the rank's parameters.
+    pub params: Vec<usize>,
+    /// The bucket of each of its units.
+    pub buckets: Vec<usize>,
+}
+
+/// What a rank has of the network, and how it talks about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// The ranks of the pipeline.
+    pub shape: Pipeline,
+    /// This rank's stages.
+    pub chunks: &'a [Chunk],
+    /// What they are made of.
+    pub pieces: &'a [Piece],
+    /// Numbers of the computation.
+    pub kind: Kind,
+    /// For whoever watches.
+    pub doing: &'a Doing,
+}
+
+impl Parts<'_> {
+    /// The shapes of what an action takes of the one before it.
+    pub(crate) fn shapes(&self, action: &Action, rows: i64) -> Vec<Vec<i64>> {
+        let chunk = &self.chunks[action.chunk];
+        let carried = match (action.pass, &chunk.next) {
+            (Pass::Forward, _) => self.pieces[chunk.pieces[0]].stage.carried(rows),
+            (Pass::Backward, Some(next)) => next.carried(rows),
+            (Pass::Backward, None) => Vec::new(),
+        };
+        carried.into_iter().map(|tensor| tensor.shape).collect()
+    }
+
+    /// One micro-batch through a chunk, without a way back: its outs.
+    pub(crate) fn infer(
+        &self,
+        chunk: usize,
+        weights: &mut Weights<'_>,
+        micro: &Micro,
+        carried: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>> {
+        let mut outs = carried;
+        for &piece in &self.chunks[chunk].pieces {
+            let leaves = weights.leaves(piece, self.following(chunk, piece))?;
+            outs = self.pieces[piece].stage.infer(&leaves, micro, outs)?;
+        }
+        Ok(outs)
+    }
+
+    fn following(&self, chunk: usize, piece: usize) -> Option<usize> {
+        let last = *self.chunks[chunk].pieces.last()?;
+        (piece < last).then_some(piece + 1)
+    }
+
+    fn preceding(&self, chunk: usize, piece: usize) -> Option<usize> {
+        let first = *self.chunks[chunk].pieces.first()?;
+        (piece > first).then(|| piece - 1)
+    }
+}
+
+/// The passes of one step on one rank.
+#[derive(Debug)]
+pub struct Run<'a> {
+    parts: Parts<'a>,
+    weights: Weights<'a>,
+    pipe: Option<Pipe<'a>>,
+    grads: Grads<'a>,
+    micros: &'a [Micro],
+    rows: &'a [i64],
+    /// Passes that wait for their way back, by micro-batch and chunk.
+    kept: HashMap<(usize, usize), Vec<model::Pass>>,
+    loss: TreeSum<f64>,
+}
+
+impl<'a> Run<'a> {
+    /// Nothing is done yet. `rows` are those of each of the micro-batches.
+    #[must_use]
+    pub fn new(
+        parts: Parts<'a>,
+        weights: Weights<'a>,
+        pipe: Option<Pipe<'a>>,
+        grads: Grads<'a>,
+        (micros, rows): (&'a [Micro], &'a [i64]),
+    ) -> Self {
+        let (kept, loss) = (HashMap::new(), TreeSum::new());
+        Run { parts, weights, pipe, grads, micros, rows, kept, loss }
+    }
+
+    /// Does it all: the sum of the losses of this replica's micro-batches, 0 but for the last
+    /// stage, and gradients by use of the rank, summed over all replicas.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+    pub fn go(mut self, actions: &[Action]) -> Result<(f64, Vec<Tensor>)> {
+        for (at, action) in actions.iter().enumerate() {
+            let mut input = None;
+            if let Some(pipe) = &mut self.pipe {
+                let (parts, rows) = (self.parts, self.rows);
+                pipe.ask(&actions[at..], |action| parts.shapes(action, rows[action.micro]))?;
+                input = pipe.take(action)?;
+            }
+            self.parts.doing.set(|| action.to_string());
+            match action.pass {
+                Pass::Forward => self.forward(action, input.unwrap_or_default())?,
+                Pass::Backward => self.backward(action, input.unwrap_or_default())?,
+            }
+        }
+        self.parts.doing.set(|| "sums gradients over replicas".to_owned());
+        let grads = self.grads.finish()?;
+        if let Some(pipe) = self.pipe {
+            pipe.finish()?;
+        }
+        Ok((self.loss.finish(add)?.unwrap_or(0.0), grads))
+    }
+
+    fn forward(&mut self, action: &Action, carried: Vec<Tensor>) -> Result<()> {
+        let parts = self.parts;
+        let micro = &self.micros[action.micro];
+        let mut passes = Vec::new();
+        let mut carried = carried;
+        for &piece in &parts.chunks[action.chunk].pieces {
+            let leaves = self.weights.leaves(piece, parts.following(action.chunk, piece))?;
+            let pass = parts.pieces[piece].stage.forward(&leaves, micro, carried)?;
+            carried = pass.outs().iter().map(Tensor::shallow_clone).collect();
+            passes.push(pass);
+        }
+        if let Some(pipe) = &mut self.pipe {
+            pipe.send(action, &carried)?;
+        }
+        self.kept.insert((action.micro, action.chunk), passes);
+        Ok(())
+    }
+
+    fn backward(&mut self, action: &Action, received: Vec<Tensor>) -> Result<()> {
+        let parts = self.parts;
+        let chunk = &parts.chunks[action.chunk];
+        let micro = &self.micros[action.micro];
+        let is_last = action.micro + 1 == self.micros.len();
+        let passes = self.kept.remove(&(action.micro, action.chunk)).expect("it went forward");
+        let (mut outs, mut head) = (received, Vec::new());
+        for (&piece, pass) in chunk.pieces.iter().zip(passes).rev() {
+            let Piece { stage, uses, buckets, .. } = &parts.pieces[piece];
+            let leaves = self.weights.leaves(piece, parts.preceding(action.chunk, piece))?;
+            if chunk.next.is_none() && Some(&piece) == chunk.pieces.last() {
+                let at_head = stage.loss_and_grad(&leaves, micro, pass.outs())?;
+                self.loss.push(at_head.loss, add)?;
+                (outs, head) = (at_head.outs, at_head.uses);
+            }
+            let first = stage.units().start;
+            let grads = &mut self.grads;
+            let mut done = |unit: usize| {
+                let mut of_unit = Vec::new();
+                for (at, leaf) in leaves.iter().enumerate() {
+                    if stage.model().uses()[stage.uses()[at]].unit != unit {
+                        continue;
+                    }
+                    let of_head = head.iter().position(|(of, _)| *of == at);
+                    let grad = match (of_head, bridge::take_grad(leaf)?) {
+                        (Some(of), _) => head.swap_remove(of).1,
+                        (None, Some(grad)) => grad.f_to_kind(Kind::Float)?,
+                        (None, None) => leaf.f_zeros_like()?.f_to_kind(Kind::Float)?,
+                    };
+                    of_unit.push((uses[at], grad));
+                }
+                grads.put(buckets[unit - first], of_unit, is_last)
+            };
+            outs = stage.backward(&leaves, micro, pass, outs, &mut done)?;
+        }
+        match &mut self.pipe {
+            Some(pipe) => pipe.send(action, &outs),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn add(left: &mut f64, right: &f64) -> Result<()> {
+    *left += *right;
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! What a rank has to do, as it follows from the config, the model and its place in the mesh.
+
+use std::ops::Range;
+
+use ckpt::layout::{Layout, Slices, Zero};
+use ckpt::{Dtype, Group};
+use tch::Kind;
+
+use super::exchange::{Buffer, Order};
+use super::grads::{Bucket, Rules};
+use super::run::{Chunk, Piece};
+use super::schedule::{Pipeline, Schedule};
+use super::tied::Uses;
+use crate::Result;
+use crate::comm::Comm;
+use crate::config::{self, Config};
+use crate::mesh::Share;
+use crate::model::{Model, Stage, Tp};
+
+/// The groups of a checkpoint that training changes.
+pub const GROUPS: [Group; 3] = [Group::Model, Group::ExpAvg, Group::ExpAvgSq];
+
+/// What of a run one rank does. Nothing of it changes from step to step.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The order of its passes.
+    pub schedule: Schedule,
+    /// The ranks of its pipeline.
+    pub shape: Pipeline,
+    /// Numbers that compute.
+    pub kind: Kind,
+    /// What becomes of gradients.
+    pub rules: Rules,
+    /// Whether weights come and go.
+    pub gathers: bool,
+    /// Its stages.
+    pub chunks: Vec<Chunk>,
+    /// What they are made of.
+    pub pieces: Vec<Piece>,
+    /// What travels together.
+    pub buckets: Vec<Bucket>,
+    /// Who uses what.
+    pub uses: Uses,
+    /// The parameters that it has, as places in the model's, ascending.
+    pub params: Vec<usize>,
+    /// Their shapes here, padding included.
+    pub shapes: Vec<Vec<i64>>,
+    /// What all ranks hold of the state.
+    pub layout: Layout,
+}
+
+impl Setup {
+    /// For a checked config that the mesh divides.
+    ///
+    /// # Errors
+    /// [`crate::Error::Ckpt`] if a parameter cannot be cut so.
+    pub fn new(config: &Config, model: &Model, tp: &Tp, comm: &Comm) -> Result<Self> {
+        let parallel = &config.parallel;
+        let (mesh, place) = (comm.mesh, comm.place());
+        // A single replica has nobody to share with.
+        let zero = if mesh.dp > 1 { parallel.zero } else { 0 };
+        let stages = stages(config);
+        let rank_of = |unit: usize| {
+            let stage = stages.iter().position(|units| units.contains(&unit));
+            stage.expect("the stages have every unit")
+        };
+        let all = model.uses().to_vec();
+        let ranks = all.iter().map(|it| rank_of(it.unit) % mesh.pp).collect();
+        let mut uses = Uses { all, ranks, own: Vec::new() };
+
+        let make = |units: Range<usize>| {
+            model.stage(units, tp, |unit| zero == 3 || parallel.recomputes(unit as u64))
+        };
+        let (mut chunks, mut pieces) = (Vec::new(), Vec::<Piece>::new());
+        for chunk in 0..mesh.virtual_stages {
+            let stage = mesh.stage(place.pp, chunk);
+            let units = stages[stage].clone();
+            let runs = if zero == 3 { each(units) } else { vec![units] };
+            let first = pieces.len();
+            pieces.extend(runs.into_iter().map(|units| Piece::new(make(units), &mut uses.own)));
+            let next = stages.get(stage + 1).map(|units| make(units.clone()));
+            chunks.push(Chunk { pieces: (first..pieces.len()).collect(), next });
+        }
+        let mut params: Vec<usize> = uses.own.iter().map(|at| uses.all[*at].param).collect();
+        params.sort_unstable();
+        params.dedup();
+        for piece in &mut pieces {
+            let at = |param: &usize| params.binary_search(param).expect("it is the rank's");
+            piece.params = piece.stage.params().iter().map(at).collect();
+        }
+        let shapes: Vec<Vec<i64>> =
+            params.iter().map(|param| model.params()[*param].local_shape(tp.size)).collect();
+        let limit = if mesh.dp > 1 { parallel.bucket_mib << 20 } else { u64::MAX };
+        let elements = |use_at: usize| {
+            let param = uses.all[uses.own[use_at]].param;
+            shapes[params.binary_search(&param).expect("it is the rank's")].iter().product()
+        };
+        let buckets = buckets(&chunks, &mut pieces, limit, elements);
+
+        let unit_stages: Vec<u64> = (0..model.units()).map(|unit| rank_of(unit) as u64).collect();
+        let layout = ckpt::layout::Mesh {
+            tp: mesh.tp as u64,
+            pp: mesh.pp as u64,
+            vpp: mesh.virtual_stages as u64,
+            dp: mesh.dp as u64,
+            // What is sliced are the f32 weights, from the first stage on.
+            zero: if zero > 0 { Zero::Three } else { Zero::Off },
+            slices: Slices::Blocks,
+        };
+        let groups = GROUPS.map(|group| (group, Dtype::F32));
+        let layout = Layout::new(layout, model.layout(&unit_stages), &groups)?;
+        let rules = Rules {
+            order: match parallel.reduce {
+                config::Reduce::Tree => Order::Tree,
+                config::Reduce::Ring => Order::Any,
+            },
+            share: share(config, mesh.dp),
+            sliced: zero > 0,
+        };
+        Ok(Setup {
+            schedule: parallel.schedule,
+            shape: Pipeline { ranks: mesh.pp, chunks: mesh.virtual_stages },
+            kind: match config.precision.dtype {
+                config::Dtype::Fp32 => Kind::Float,
+                config::Dtype::Bf16 => Kind::BFloat16,
+                config::Dtype::Fp16 => Kind::Half,
+            },
+            rules,
+            gathers: zero == 3,
+            chunks,
+            pieces,
+            buckets,
+            uses,
+            params,
+            shapes,
+            layout,
+        })
+    }
+
+    /// Elements of a parameter of the rank, padding included.
+    #[must_use]
+    pub fn elements(&self, at: usize) -> i64 {
+        self.shapes[at].iter().product()
+    }
+
+    /// The buffers of the pieces' parameters, for weights that come and go.
+    #[must_use]
+    pub fn piece_buffers(&self, replicas: usize) -> Vec<Buffer> {
+        let buffer =
+            |piece: &Piece| Buffer::new(piece.params.iter().map(|at| self.elements(*at)), replicas);
+        self.pieces.iter().map(buffer).collect()
+    }
+}
+
+/// Which micro-batches of a step each of so many replicas computes.
+#[must_use]
+pub fn share(config: &Config, replicas: usize) -> Share {
+    if config.parallel.zero >= 2 && replicas > 1 { Share::Stride } else { Share::Run }
+}
+
+impl Piece {
+    fn new(stage: Stage, own: &mut Vec<usize>) -> Self {
+        let first = own.len();
+        own.extend_from_slice(stage.uses());
+        let buckets = vec![0; stage.units().len()];
+        Piece { stage, uses: (first..own.len()).collect(), params: Vec::new(), buckets }
+    }
+}
+
+/// The units of each stage of the pipeline.
+fn stages(config: &Config) -> Vec<Range<usize>> {
+    let mut first = 0;
+    let ranges = config.units_per_piece().into_iter().map(|count| {
+        first += count as usize; // fits: units of a model
+        first - count as usize..first
+    });
+    ranges.collect()
+}
+
+fn each(units: Range<usize>) -> Vec<Range<usize>> {
+    units.map(|unit| unit..unit + 1).collect()
+}
+
+/// Units of a chunk from its last on, until a bucket has so many bytes.
+fn buckets(
+    chunks: &[Chunk],
+    pieces: &mut [Piece],
+    bytes_max: u64,
+    elements: impl Fn(usize) -> i64,
+) -> Vec<Bucket> {
+    let mut buckets = Vec::new();
+    for chunk in chunks {
+        let mut bucket = Bucket { uses: Vec::new(), elements: Vec::new(), units: 0 };
+        for &piece in chunk.pieces.iter().rev() {
+            let piece = &mut pieces[piece];
+            for unit in piece.stage.units().rev() {
+                piece.buckets[unit - piece.stage.units().start] = buckets.len();
+                for (at, use_at) in piece.stage.uses().iter().zip(&piece.uses) {
+                    if piece.stage.model().uses()[*at].unit == unit {
+                        bucket.uses.push(*use_at);
+                        bucket.elements.push(elements(*use_at));
+                    }
+                }
+                bucket.units += 1;
+                let bytes = 4 * bucket.elements.iter().sum::<i64>() as u64; // fits: of memory
+                if bytes >= bytes_max {
+                    let empty = Bucket { uses: Vec::new(), elements: Vec::new(), units: 0 };
+                    buckets.push(std::mem::replace(&mut bucket, empty));
+                }
+            }
+        }
+        if bucket.units > 0 {
+            buckets.push(bucket);
+        }
+    }
+    buckets
+}

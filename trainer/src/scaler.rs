@@ -1,0 +1,69 @@
+//! The dynamic loss scale of fp16.
+//!
+//! Gradients smaller than 6e-8 are zero in fp16, so the loss is multiplied before the way back, and
+//! gradients are divided after. Where that overflows, the step changes nothing, and after a few such
+//! steps the scale is halved; after a long run of good ones it is doubled (Megatron's rule).
+
+use crate::config::LossScaleConfig;
+
+/// What of the loss scale a run must remember.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaler {
+    /// What the loss is multiplied by: a power of two, if it began as one.
+    pub scale: f64,
+    /// Good steps since the scale changed or a step was bad.
+    pub good_steps: u64,
+    /// Bad steps until it is halved.
+    pub hysteresis_left: u64,
+    /// Steps of the run that changed nothing: the optimizer does not count them.
+    pub skipped_steps: u64,
+    /// Their samples: the learning rate does not count them.
+    pub skipped_samples: u64,
+}
+
+impl Scaler {
+    /// At the start of a run.
+    #[must_use]
+    pub fn new(config: &LossScaleConfig) -> Self {
+        Scaler {
+            scale: config.init,
+            good_steps: 0,
+            hysteresis_left: config.hysteresis,
+            skipped_steps: 0,
+            skipped_samples: 0,
+        }
+    }
+
+    /// A step went well.
+    pub fn good(&mut self, config: &LossScaleConfig) {
+        if config.window == 0 {
+            self.hysteresis_left = config.hysteresis;
+            return;
+        }
+        self.good_steps += 1;
+        if self.good_steps == config.window {
+            self.good_steps = 0;
+            self.hysteresis_left = config.hysteresis;
+            self.scale *= 2.0;
+        }
+    }
+
+    /// A step of so many samples overflowed. False if a smaller scale cannot be had: then it is not
+    /// the scale.
+    #[must_use]
+    pub fn bad(&mut self, config: &LossScaleConfig, samples: u64) -> bool {
+        self.good_steps = 0;
+        self.skipped_steps += 1;
+        self.skipped_samples += samples;
+        self.hysteresis_left = self.hysteresis_left.saturating_sub(1);
+        if self.hysteresis_left > 0 {
+            return true;
+        }
+        let is_fixed = config.window == 0;
+        if is_fixed || self.scale <= config.min {
+            return false;
+        }
+        self.scale = (self.scale / 2.0).max(config.min);
+        true
+    }
+}

@@ -1,0 +1,333 @@
+//! Training in any layout ends in the bits of training on one rank: weights, moments, loss and norm.
+//!
+//! Ranks are threads of this process, connected by Gloo over loopback. `FEEDLINE_STEPS=50
+//! FEEDLINE_GRID=full` runs longer, and every layout there is.
+
+#![expect(clippy::print_stdout, reason = "the long run says what it has done")]
+
+mod ranks;
+
+use std::collections::BTreeMap;
+
+use loader::Batch;
+use loader::batch::T5Batch;
+use ranks::{Layout, on_ranks};
+use trainer::config::Config;
+use trainer::input::Input;
+use trainer::mesh::Mesh;
+use trainer::parallel::setup;
+use trainer::rng::Stream;
+use trainer::{StepReport, Trainer};
+
+const MICRO: usize = 2;
+const MICRO_BATCHES: usize = 8;
+const SEQ: usize = 12;
+const DEC: usize = 6;
+const VOCAB: u64 = 211;
+
+fn steps() -> u64 {
+    std::env::var("FEEDLINE_STEPS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+}
+
+fn is_full() -> bool {
+    std::env::var("FEEDLINE_GRID").is_ok_and(|grid| grid == "full")
+}
+
+fn config(family: &str, dtype: &str, layout: &Layout, more: &str) -> Config {
+    let model = match family {
+        "gpt" => format!("layers = 8\nseq_len = {SEQ}"),
+        _ => format!("layers = 4\nseq_len = {SEQ}\ndec_len = {DEC}\nhead_dim = 8"),
+    };
+    let global = MICRO * MICRO_BATCHES;
+    let text = format!(
+        "run = {{ dir = 'unused', budget = {{ steps = 100 }} }}
+         data = {{ train = 'unused' }}
+         batch = {{ global = {global}, micro = {MICRO} }}
+         optim = {{ clip = 0.5, lr = {{ peak = 0.01 }} }}
+         [model]
+         family = '{family}'
+         {model}
+         hidden = 32
+         heads = 2
+         ffn = 80
+         vocab = {VOCAB}
+         [precision]
+         dtype = '{dtype}'
+         {more}
+         [parallel]
+         {}",
+        layout.toml()
+    );
+    Config::from_toml("test", &text).expect("a good config")
+}
+
+/// Tokens that are a function of the place alone, some of which do not count.
+fn tokens(first: u64, count: usize, salt: u64) -> (Vec<i64>, Vec<f32>) {
+    let random = Stream::new(7 + salt, "tokens");
+    let at = |i: usize| first * 1000 + i as u64;
+    let token = |i: usize| (random.uniform(at(i)) * VOCAB as f64) as i64;
+    let counts = |i: usize| f32::from(random.uniform(at(i) + 500) < 0.8);
+    ((0..count).map(token).collect(), (0..count).map(counts).collect())
+}
+
+trait Family: Input + Sized {
+    const NAME: &'static str;
+    fn batch(step: u64, micro: usize) -> Self;
+}
+
+impl Family for Batch {
+    const NAME: &'static str = "gpt";
+
+    fn batch(step: u64, micro: usize) -> Self {
+        let first_sample = (step * MICRO_BATCHES as u64 + micro as u64) * MICRO as u64;
+        let (tokens_in, loss_mask) = tokens(first_sample, MICRO * SEQ, 0);
+        let labels = tokens(first_sample, MICRO * SEQ, 1).0;
+        let (rows, seq_len) = (MICRO, SEQ);
+        Batch {
+            first_sample,
+            rows,
+            seq_len,
+            tokens: tokens_in,
+            labels,
+            loss_mask,
+            ..Batch::default()
+        }
+    }
+}
+
+impl Family for T5Batch {
+    const NAME: &'static str = "t5";
+
+    fn batch(step: u64, micro: usize) -> Self {
+        let first_sample = (step * MICRO_BATCHES as u64 + micro as u64) * MICRO as u64;
+        let (decoder_tokens, loss_mask) = tokens(first_sample, MICRO * DEC, 1);
+        T5Batch {
+            first_sample,
+            rows: MICRO,
+            encoder_len: SEQ,
+            decoder_len: DEC,
+            encoder_tokens: tokens(first_sample, MICRO * SEQ, 0).0,
+            labels: tokens(first_sample, MICRO * DEC, 2).0,
+            encoder_mask: (0..MICRO * SEQ).map(|i| i64::from(i % SEQ < SEQ - 2)).collect(),
+            decoder_mask: vec![1; MICRO * DEC],
+            decoder_tokens,
+            loss_mask,
+            truncated: vec![false; MICRO],
+        }
+    }
+}
+
+/// What a run came to: every tensor of the state by its place among the specs, and the reports.
+#[derive(Clone, PartialEq)]
+struct End {
+    tensors: BTreeMap<usize, Vec<u32>>,
+    reports: Vec<(u64, u64)>,
+}
+
+fn run<F: Family>(dtype: &str, layout: &Layout) -> End {
+    let config = config(F::NAME, dtype, layout, "");
+    let mesh = layout.mesh();
+    let ends = on_ranks(mesh, |comm| {
+        let replica = comm.place().dp;
+        let mut trainer = Trainer::on_mesh(&config, comm).expect("a small model");
+        let share = mesh.share(setup::share(&config, mesh.dp), replica, MICRO_BATCHES);
+        let mut reports = Vec::new();
+        for step in 0..steps() {
+            let batches: Vec<F> = share.iter().map(|micro| F::batch(step, *micro)).collect();
+            let report = trainer.step(&config.optim, &batches, step + 1, 0.01).expect("a step");
+            assert!(report.grad_norm > 0.5, "the clip has something to do");
+            reports.push((report.loss.to_bits(), report.grad_norm.to_bits()));
+        }
+        (ranks::pieces(&trainer), reports)
+    });
+    let shapes = {
+        let trainer = Trainer::new(&config_alone::<F>(dtype)).expect("a small model");
+        trainer
+            .layout()
+            .specs()
+            .iter()
+            .map(|spec| spec.shape.iter().product())
+            .collect::<Vec<u64>>()
+    };
+    let mut tensors = BTreeMap::new();
+    for (pieces, reports) in &ends {
+        assert_eq!(reports, &ends[0].1, "{layout:?}: ranks report different things");
+        ranks::assemble(&shapes, pieces, &mut tensors, &format!("{layout:?}"));
+    }
+    let whole = |(at, values): (usize, Vec<Option<u32>>)| {
+        let values = values.into_iter().map(|value| value.expect("some rank has it"));
+        (at, values.collect())
+    };
+    let tensors = tensors.into_iter().map(whole).collect();
+    End { tensors, reports: ends[0].1.clone() }
+}
+
+fn config_alone<F: Family>(dtype: &str) -> Config {
+    config(F::NAME, dtype, &Layout::ALONE, "")
+}
+
+fn check<F: Family>(dtype: &str, layouts: &[Layout]) {
+    tch::set_num_threads(1);
+    bridge::runtime::set_deterministic().expect("libtorch can");
+    let due = run::<F>(dtype, &Layout::ALONE);
+    for layout in layouts {
+        let got = run::<F>(dtype, layout);
+        assert_eq!(got.tensors.len(), due.tensors.len(), "{layout:?}");
+        assert_eq!(got.reports, due.reports, "{dtype} {layout:?}: losses and norms");
+        for (at, values) in &got.tensors {
+            let differ = values.iter().zip(&due.tensors[at]).filter(|(a, b)| a != b).count();
+            assert_eq!(differ, 0, "{dtype} {layout:?}: elements of tensor {at} with other bits");
+        }
+        println!("{} {dtype} {layout:?}: {} steps, the same bits", F::NAME, steps());
+    }
+}
+
+/// Every factor with every other somewhere, and the largest.
+fn covering(chunks: u64) -> Vec<Layout> {
+    let base = Layout::ALONE;
+    let mut layouts = vec![
+        Layout { dp: 2, ..base },
+        Layout { dp: 4, bucket_mib: 1, ..base },
+        Layout { pp: 2, recompute: true, ..base },
+        Layout { pp: 4, dp: 2, zero: 1, ..base },
+        Layout { pp: 2, dp: 2, schedule: "gpipe", ..base },
+        Layout { pp: 2, stages: &[1, 7], ..base },
+        Layout { dp: 4, zero: 1, ..base },
+        Layout { dp: 2, zero: 2, ..base },
+        Layout { dp: 4, zero: 3, ..base },
+    ];
+    if chunks > 1 {
+        let schedule = "interleaved";
+        layouts.push(Layout { pp: 2, virtual_stages: 2, schedule, dp: 2, zero: 1, ..base });
+        layouts.push(Layout { pp: 4, virtual_stages: 2, schedule, ..base });
+    }
+    layouts
+}
+
+/// All there are.
+fn full(chunks: u64) -> Vec<Layout> {
+    let mut layouts = Vec::new();
+    for dp in [1, 2, 4] {
+        for zero in if dp == 1 { 0..1 } else { 0..4 } {
+            for pp in if zero > 1 { &[1][..] } else { &[1, 2, 4] } {
+                for virtual_stages in if *pp > 1 { 1..=chunks } else { 1..=1 } {
+                    let schedule = if virtual_stages > 1 { "interleaved" } else { "1f1b" };
+                    let (pp, base) = (*pp, Layout::ALONE);
+                    // Eight layers are too few for four chunks on four ranks.
+                    if virtual_stages != 3 && pp as u64 * virtual_stages <= 8 {
+                        layouts.push(Layout { dp, zero, pp, virtual_stages, schedule, ..base });
+                    }
+                }
+            }
+        }
+    }
+    layouts
+}
+
+fn layouts(chunks: u64) -> Vec<Layout> {
+    if is_full() { full(chunks) } else { covering(chunks) }
+}
+
+#[test]
+fn gpt_in_fp32() {
+    check::<Batch>("fp32", &layouts(4));
+}
+
+#[test]
+fn gpt_in_bf16() {
+    check::<Batch>("bf16", &layouts(4));
+}
+
+#[test]
+fn t5_in_fp32() {
+    check::<T5Batch>("fp32", &layouts(1));
+}
+
+#[test]
+fn t5_in_bf16() {
+    check::<T5Batch>("bf16", &layouts(1));
+}
+
+/// The sums of a ring depend on how many there are in it, but not by much.
+#[test]
+fn a_ring_is_close() {
+    let due = run::<Batch>("fp32", &Layout::ALONE);
+    let got = run::<Batch>("fp32", &Layout { dp: 4, reduce: "ring", ..Layout::ALONE });
+    for ((got, _), (due, _)) in got.reports.iter().zip(&due.reports) {
+        let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
+        assert!((got / due - 1.0).abs() < 1e-5, "got {got}, due {due}");
+    }
+}
+
+/// A micro-batch of one replica that no fp16 holds: nobody steps, the scale falls at the second, and
+/// what follows is as if those steps had not been.
+#[test]
+fn an_overflow_on_one_rank_is_skipped_by_all() {
+    let layout = Layout { dp: 2, pp: 2, zero: 1, ..Layout::ALONE };
+    let scale = "loss_scale = { init = 1024, window = 2, hysteresis = 2, min = 1 }";
+    let config = config("gpt", "fp16", &layout, scale);
+    let mesh = layout.mesh();
+    let ends = on_ranks(mesh, |comm| {
+        let replica = comm.place().dp;
+        let mut trainer = Trainer::on_mesh(&config, comm).unwrap();
+        let share = mesh.share(setup::share(&config, mesh.dp), replica, MICRO_BATCHES);
+        let mut step = |number: u64, poison: bool| {
+            let mut batches: Vec<Batch> =
+                share.iter().map(|micro| Batch::batch(number, *micro)).collect();
+            if poison && replica == 1 {
+                batches[1].loss_mask[3] = 1e30;
+            }
+            let before = bits(&trainer);
+            let report = trainer.step(&config.optim, &batches, number + 1, 0.01).unwrap();
+            (report, before == bits(&trainer), trainer.scaler().unwrap())
+        };
+        let poisons = [false, true, true, false, false];
+        poisons.into_iter().zip(0..).map(|(poison, at)| step(at, poison)).collect::<Vec<_>>()
+    });
+    for rank in &ends {
+        let skipped: Vec<bool> = rank.iter().map(|(report, ..)| report.skipped).collect();
+        assert_eq!(skipped, [false, true, true, false, false]);
+        let unchanged: Vec<bool> = rank.iter().map(|(_, same, _)| *same).collect();
+        assert_eq!(unchanged, skipped);
+        let scales: Vec<f64> = rank.iter().map(|(.., scaler)| scaler.scale).collect();
+        assert_eq!(scales, [1024.0, 1024.0, 512.0, 512.0, 1024.0]);
+        let last = rank.last().unwrap().2;
+        assert_eq!((last.skipped_steps, last.skipped_samples), (2, 32));
+        let finite = |(report, ..): &(StepReport, bool, _)| report.loss.is_finite();
+        assert!(rank.iter().filter(|one| !one.0.skipped).all(finite));
+    }
+}
+
+fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
+    trainer.state().into_iter().flatten().map(ranks::bits).collect()
+}
+
+/// What is no number stops every rank, with the samples of the whole step.
+#[test]
+fn what_is_no_number_stops_all() {
+    let layout = Layout { dp: 2, pp: 2, ..Layout::ALONE };
+    let config = config("gpt", "fp32", &layout, "");
+    let mesh = layout.mesh();
+    let errors = on_ranks(mesh, |comm| {
+        let replica = comm.place().dp;
+        let mut trainer = Trainer::on_mesh(&config, comm).unwrap();
+        let share = mesh.share(setup::share(&config, mesh.dp), replica, MICRO_BATCHES);
+        let mut batches: Vec<Batch> = share.iter().map(|micro| Batch::batch(5, *micro)).collect();
+        if replica == 0 {
+            batches[2].loss_mask[0] = f32::NAN;
+        }
+        trainer.step(&config.optim, &batches, 6, 0.01).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.starts_with("step 6: the loss (NaN) is not finite"), "{error}");
+        assert!(error.contains("samples 80 to 95 of"), "{error}");
+    }
+}
+
+#[test]
+fn a_mesh_that_is_not_the_configs_is_refused() {
+    let config = config("gpt", "fp32", &Layout { pp: 2, ..Layout::ALONE }, "");
+    let error = Trainer::new(&config).unwrap_err().to_string();
+    assert!(error.contains("pp = 2"), "{error}");
+    assert_eq!(Mesh::ALONE.ranks(), 1);
+}

@@ -1,0 +1,129 @@
+//! Ranks as threads, and what they hold put together.
+
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bridge::dist::{Options, Store};
+use tch::{Kind, Tensor};
+use trainer::Trainer;
+use trainer::comm::Comm;
+use trainer::mesh::Mesh;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a run divides.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    pub dp: usize,
+    pub tp: usize,
+    pub pp: usize,
+    pub virtual_stages: u64,
+    pub schedule: &'static str,
+    pub zero: u64,
+    pub reduce: &'static str,
+    pub bucket_mib: u64,
+    pub recompute: bool,
+    pub stages: &'static [u64],
+}
+
+impl Layout {
+    pub const ALONE: Layout = Layout {
+        dp: 1,
+        tp: 1,
+        pp: 1,
+        virtual_stages: 1,
+        schedule: "1f1b",
+        zero: 0,
+        reduce: "tree",
+        bucket_mib: 25,
+        recompute: false,
+        stages: &[],
+    };
+
+    pub fn mesh(&self) -> Mesh {
+        let virtual_stages = self.virtual_stages as usize;
+        Mesh { tp: self.tp, pp: self.pp, dp: self.dp, virtual_stages }
+    }
+
+    /// As `[parallel]` has it.
+    pub fn toml(&self) -> String {
+        let Layout { tp, pp, virtual_stages, schedule, zero, reduce, bucket_mib, .. } = self;
+        let mode = if self.recompute { "full" } else { "none" };
+        format!(
+            "tp = {tp}\npp = {pp}\nvirtual_stages = {virtual_stages}\nschedule = '{schedule}'\n\
+             zero = {zero}\nreduce = '{reduce}'\nbucket_mib = {bucket_mib}\n\
+             recompute.mode = '{mode}'\nlayers_per_stage = {:?}\n",
+            self.stages
+        )
+    }
+}
+
+/// Runs `body` on every rank of a mesh, a thread each, and gives what they return.
+pub fn on_ranks<T: Send>(mesh: Mesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
+    if mesh.ranks() == 1 {
+        return vec![body(Comm::alone())];
+    }
+    let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
+    let port = server.port();
+    std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            let body = &body;
+            scope.spawn(move || {
+                tch::set_num_threads(1);
+                let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
+                let options = Options::local(PATIENCE);
+                body(Comm::connect(&store, mesh, rank, &options).expect("all come"))
+            })
+        };
+        let ranks: Vec<_> = (0..mesh.ranks()).map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
+}
+
+pub fn bits(tensor: &Tensor) -> Vec<u32> {
+    let flat = tensor.to_kind(Kind::Float).reshape([-1]);
+    Vec::<f32>::try_from(flat).expect("f32 on the CPU").into_iter().map(f32::to_bits).collect()
+}
+
+/// Runs of elements of global tensors: which tensor, the first element, the bits.
+pub type Pieces = Vec<(usize, usize, Vec<u32>)>;
+
+/// What one rank holds; without tensor parallelism every part is a run of elements.
+pub fn pieces(trainer: &Trainer) -> Pieces {
+    let specs = trainer.layout().specs();
+    let mut pieces = Pieces::new();
+    for held in trainer.parts() {
+        let values = bits(held.tensor);
+        for part in held.parts {
+            let mut first = 0;
+            for (span, len) in part.region.spans.iter().zip(&specs[part.tensor].shape) {
+                first = first * len + span.start;
+            }
+            // A box that is a run, and a run of its elements.
+            first += part.region.flat.as_ref().map_or(0, |flat| flat.start);
+            let count = part.region.elements().expect("a small tensor") as usize;
+            let at = part.at as usize;
+            pieces.push((part.tensor, first as usize, values[at..at + count].to_vec()));
+        }
+    }
+    pieces
+}
+
+/// Puts a rank's pieces into the global tensors, of so many elements; what several ranks have must
+/// be alike.
+pub fn assemble(
+    sizes: &[u64],
+    pieces: &Pieces,
+    into: &mut BTreeMap<usize, Vec<Option<u32>>>,
+    what: &str,
+) {
+    for (tensor, first, values) in pieces {
+        let whole = into.entry(*tensor).or_insert_with(|| vec![None; sizes[*tensor] as usize]);
+        for (place, value) in whole[*first..].iter_mut().zip(values) {
+            assert!(place.is_none_or(|other| other == *value), "{what}: copies of {tensor} differ");
+            *place = Some(*value);
+        }
+    }
+}

@@ -43,7 +43,7 @@ fn config(family: &str, dtype: &str, layout: &Layout, more: &str) -> Config {
         "run = {{ dir = 'unused', budget = {{ steps = 100 }} }}
          data = {{ train = 'unused' }}
          batch = {{ global = {global}, micro = {MICRO} }}
-         optim = {{ clip = 0.5, lr = {{ peak = 0.01 }} }}
+         optim = {{ clip = 0.1, lr = {{ peak = 0.01 }} }}
          [model]
          family = '{family}'
          {model}
@@ -135,7 +135,7 @@ fn run<F: Family>(dtype: &str, layout: &Layout) -> End {
         for step in 0..steps() {
             let batches: Vec<F> = share.iter().map(|micro| F::batch(step, *micro)).collect();
             let report = trainer.step(&config.optim, &batches, step + 1, 0.01).expect("a step");
-            assert!(report.grad_norm > 0.5, "the clip has something to do");
+            assert!(report.grad_norm > 0.1, "the clip has something to do");
             reports.push((report.loss.to_bits(), report.grad_norm.to_bits()));
         }
         (ranks::pieces(&trainer), reports)
@@ -238,16 +238,6 @@ fn gpt_in_bf16() {
     check::<Batch>("bf16", &layouts(4));
 }
 
-#[test]
-fn t5_in_fp32() {
-    check::<T5Batch>("fp32", &layouts(1));
-}
-
-#[test]
-fn t5_in_bf16() {
-    check::<T5Batch>("bf16", &layouts(1));
-}
-
 /// The sums of a ring depend on how many there are in it, but not by much.
 #[test]
 fn a_ring_is_close() {
@@ -257,6 +247,8 @@ fn a_ring_is_close() {
         let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
         assert!((got / due - 1.0).abs() < 1e-5, "got {got}, due {due}");
     }
+    // The order of additions matters here, or the tests above would prove nothing.
+    assert!(got.tensors != due.tensors, "the same bits in another order");
 }
 
 /// A micro-batch of one replica that no fp16 holds: nobody steps, the scale falls at the second, and
@@ -275,7 +267,8 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
             let mut batches: Vec<Batch> =
                 share.iter().map(|micro| Batch::batch(number, *micro)).collect();
             if poison && replica == 1 {
-                batches[1].loss_mask[3] = 1e30;
+                // Together they count nothing; each alone is more than fp16 has.
+                (batches[1].loss_mask[3], batches[1].loss_mask[4]) = (1e30, -1e30);
             }
             let before = bits(&trainer);
             let report = trainer.step(&config.optim, &batches, number + 1, 0.01).unwrap();
@@ -328,6 +321,6 @@ fn what_is_no_number_stops_all() {
 fn a_mesh_that_is_not_the_configs_is_refused() {
     let config = config("gpt", "fp32", &Layout { pp: 2, ..Layout::ALONE }, "");
     let error = Trainer::new(&config).unwrap_err().to_string();
-    assert!(error.contains("pp = 2"), "{error}");
+    assert!(error.contains("pp 2"), "{error}");
     assert_eq!(Mesh::ALONE.ranks(), 1);
 }

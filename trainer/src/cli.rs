@@ -1,5 +1,7 @@
 use clap::{Args, Parser, Subcommand};
 
+use crate::cmd::{EvalArgs, GenerateArgs, ReportArgs};
+
 /// Trains GPT on token files, plans such a run, and writes text with what it has learned.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
@@ -17,6 +19,10 @@ pub(crate) enum Verb {
     Train(TrainArgs),
     /// Writes text from a checkpoint.
     Generate(GenerateArgs),
+    /// Measures a checkpoint: WikiText, LAMBADA, or a corpus.
+    Eval(EvalArgs),
+    /// Writes a page about runs: loss, speed, stalls, layout, as one HTML file.
+    Report(ReportArgs),
     /// Tells what a run will take: parameters, memory, steps, disk, time.
     ///
     /// Exit 0: it can run. 1: it cannot, and the plan says why. 2: the config cannot be read.
@@ -48,45 +54,4 @@ pub(crate) struct PlanArgs {
     /// Speed of training, for the time that the run takes, as `log.jsonl` of a run like it has it.
     #[arg(long, value_name = "N")]
     pub(crate) tokens_per_s: Option<f64>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct GenerateArgs {
-    /// Folder of a run, of its checkpoints, or of one step.
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) ckpt: String,
-    /// The text to go on from. Empty: the start of a document.
-    #[arg(long, default_value = "")]
-    pub(crate) prompt: String,
-    /// Tokens to write at most; the end of a document ends it sooner.
-    #[arg(long, default_value_t = 100, value_name = "N")]
-    pub(crate) tokens: usize,
-    /// 0 takes the likeliest token always, 1 the model's own probabilities; more is wilder.
-    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = temperature)]
-    pub(crate) temperature: f64,
-    /// Chooses among this many of the likeliest tokens; 0 among all.
-    #[arg(long, default_value_t = 50, value_name = "N")]
-    pub(crate) top_k: usize,
-    /// Chooses among the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = probability)]
-    pub(crate) top_p: f64,
-    /// The same seed gives the same text.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub(crate) seed: u64,
-    /// Tokenizer. Default: the one in the run's config.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) tokenizer: Option<String>,
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    number(text, 0.0..=100.0)
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    number(text, 0.0..=1.0)
-}
-
-fn number(text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
-    let due = || format!("due a number from {} to {}", range.start(), range.end());
-    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(due)
 }

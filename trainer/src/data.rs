@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use indexed::{GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::{Batch, GptBatches, Options};
-use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
+use preprocess::{Tokenizer, TokenizerSpec};
 use serde_json::{Value, json};
 use storage::{Crc64, Key, Read};
 
@@ -136,10 +136,29 @@ impl Data {
     }
 }
 
+/// Opens a tokenizer by its kind, alone or with its file behind a colon: `gpt2`,
+/// `gpt2:vocab.json,merges.txt`, `hf:tokenizer.json`, `encdec:vocab.txt`.
+///
+/// # Errors
+/// [`Error::Tokenizer`].
+pub fn open_tokenizer(text: &str) -> Result<Arc<dyn Tokenizer>> {
+    let (kind, files) = text.split_once(':').unwrap_or((text, ""));
+    let mut files = files.split(',').filter(|file| !file.is_empty()).map(str::to_owned);
+    let (file, merge_file) = (files.next(), files.next());
+    // Each kind looks at the one that it knows.
+    let spec = TokenizerSpec {
+        kind: kind.to_owned(),
+        model: file.clone(),
+        vocab_file: file,
+        merge_file,
+        ..Default::default()
+    };
+    Ok(preprocess::open_tokenizer(&spec)?)
+}
+
 /// The tokenizer that made the corpus, whose description is part of an index cache's name.
 fn tokenizer_of(config: &Config) -> Result<Arc<dyn Tokenizer>> {
-    let spec = TokenizerSpec { kind: config.data.tokenizer.clone(), ..Default::default() };
-    let tokenizer = open_tokenizer(&spec)?;
+    let tokenizer = open_tokenizer(&config.data.tokenizer)?;
     if u64::from(tokenizer.vocab_size()) > config.model.vocab {
         log::warn!(
             "data: the tokenizer '{}' has {} tokens, model.vocab is {}",

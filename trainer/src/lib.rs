@@ -1,7 +1,7 @@
 //! Batches to weights: trains GPT on libtorch.
 //!
 //! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries
-//! it out, and [`generate`] lets a checkpoint write. The state of a run is its weights, their
+//! it out, [`report`] draws it, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write. The state of a run is its weights, their
 //! moments and the number of samples consumed. Everything else is a function of the config: the
 //! order of the samples, the learning rate, the first weights. A resumed run therefore ends in the
 //! bits of one that was never interrupted, on the same number of threads.
@@ -18,6 +18,7 @@ pub mod comm;
 pub mod config;
 mod data;
 mod error;
+pub mod eval;
 pub mod generate;
 pub mod input;
 pub mod log;
@@ -27,6 +28,7 @@ pub mod model;
 pub mod optim;
 pub mod parallel;
 pub mod plan;
+pub mod report;
 mod resume;
 pub mod rng;
 mod sample;
@@ -35,7 +37,7 @@ pub mod state;
 mod step;
 mod train;
 
-pub use data::{Batches, Data, open_corpus};
+pub use data::{Batches, Data, open_corpus, open_tokenizer};
 pub use error::{Error, Result};
 pub use step::{Held, HeldMut, StepReport, Trainer};
 pub use train::{Host, Outcome, train};

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod cmd;
 mod stderr;
 
 use std::io::{self, Write as _};
@@ -13,15 +14,13 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use indexed::IndexedDataset;
-use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use trainer::config::Config;
-use trainer::generate::{Generator, Options, Sampling, Utf8Stream};
 use trainer::plan::{Known, Plan};
 use trainer::{Host, Outcome};
 
-use crate::cli::{Cli, ConfigArgs, GenerateArgs, PlanArgs, TrainArgs, Verb};
+use crate::cli::{Cli, ConfigArgs, PlanArgs, TrainArgs, Verb};
 
 /// The answer is no.
 const EXIT_NO: u8 = 1;
@@ -34,7 +33,9 @@ fn main() -> ExitCode {
     stderr::install();
     let done = match &Cli::parse().verb {
         Verb::Train(args) => train(args),
-        Verb::Generate(args) => generate(args),
+        Verb::Generate(args) => cmd::generate(args),
+        Verb::Eval(args) => cmd::eval(args),
+        Verb::Report(args) => cmd::report(args),
         Verb::Plan(args) => plan(args),
     };
     match done {
@@ -85,46 +86,6 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
         write!(out, "{plan}")?;
     }
     Ok(if plan.refusals.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NO) })
-}
-
-fn generate(args: &GenerateArgs) -> Result<ExitCode> {
-    let generator = Generator::open(&args.ckpt)?;
-    let kind = args.tokenizer.as_ref().unwrap_or(&generator.config().data.tokenizer);
-    let tokenizer = open_tokenizer(&TokenizerSpec { kind: kind.clone(), ..Default::default() })?;
-    let mut prompt = Vec::new();
-    tokenizer.encode(&args.prompt, &mut prompt);
-    if prompt.is_empty() {
-        prompt.extend(tokenizer.eod());
-    }
-    let options = Options {
-        tokens_max: args.tokens,
-        sampling: Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
-        seed: args.seed,
-        stop: tokenizer.eod(),
-    };
-    write_text(&generator, &*tokenizer, &args.prompt, &prompt, &options)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints the prompt and what follows, as it comes.
-fn write_text(
-    generator: &Generator,
-    tokenizer: &dyn Tokenizer,
-    text: &str,
-    prompt: &[u32],
-    options: &Options,
-) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let mut print = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    let mut stream = Utf8Stream::default();
-    print(text)?;
-    generator.write(prompt, options, &mut |token| {
-        let mut bytes = Vec::new();
-        tokenizer.decode(&[token], &mut bytes)?;
-        let doing = "write to standard output".to_owned();
-        print(&stream.push(&bytes)).map_err(|source| trainer::Error::Run { doing, source })
-    })?;
-    Ok(print(&format!("{}\n", stream.finish()))?)
 }
 
 fn load(args: &ConfigArgs) -> Result<Config> {

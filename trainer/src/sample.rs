@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-/// How to choose.
+/// How to choose. The order is that of others: temperature, then the likeliest few, then the
+/// likeliest that have enough of what is left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by this. 0 takes the likeliest token always.
@@ -14,15 +15,36 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// The token that the random number `uniform`, in [0, 1), chooses. Of equal logits the lower
-    /// token comes first; one that is no number is never chosen.
+    /// The token that the random number `uniform`, in [0, 1), chooses, but never `barred`. Of equal
+    /// logits the lower token comes first; one that is no number is never chosen.
     ///
     /// # Panics
     /// If there is no logit.
     #[must_use]
-    pub fn choose(&self, logits: &[f32], uniform: f64) -> u32 {
+    pub fn choose(&self, logits: &[f32], barred: Option<u32>, uniform: f64) -> u32 {
+        let candidates = self.candidates(logits, barred);
+        let mut left = uniform;
+        for (token, probability) in &candidates {
+            left -= probability;
+            if left < 0.0 {
+                return *token;
+            }
+        }
+        // Rounding may leave a rest; it belongs to the last candidate.
+        candidates[candidates.len() - 1].0
+    }
+
+    /// The tokens to choose from, the likeliest first, and their probabilities. At least one; of
+    /// equals at the edge of `top_k` those with the lower numbers, so that never more than `top_k`
+    /// are left.
+    ///
+    /// # Panics
+    /// If there is no logit.
+    #[must_use]
+    pub fn candidates(&self, logits: &[f32], barred: Option<u32>) -> Vec<(u32, f64)> {
         let mut order: Vec<u32> = (0..logits.len() as u32).collect(); // fits: a vocabulary
         let value = |token: &u32| match logits[*token as usize] {
+            _ if barred == Some(*token) => f32::NEG_INFINITY,
             logit if logit.is_nan() => f32::NEG_INFINITY,
             logit => logit,
         };
@@ -31,7 +53,8 @@ impl Sampling {
             other => other,
         };
         if self.temperature == 0.0 {
-            return *order.iter().min_by(|a, b| falling(a, b)).expect("a vocabulary has tokens");
+            let likeliest = order.iter().min_by(|a, b| falling(a, b));
+            return vec![(*likeliest.expect("a vocabulary has tokens"), 1.0)];
         }
         if 0 < self.top_k && self.top_k < order.len() {
             order.select_nth_unstable_by(self.top_k - 1, falling);
@@ -52,15 +75,7 @@ impl Sampling {
             weights.truncate(enough.map_or(weights.len(), |last| last + 1));
             total = weights.iter().sum();
         }
-        let mut left = uniform * total;
-        for (token, weight) in order.iter().zip(&weights) {
-            left -= weight;
-            if left < 0.0 {
-                return *token;
-            }
-        }
-        // Rounding may leave a rest; it belongs to the last candidate.
-        order[weights.len() - 1]
+        order.into_iter().zip(weights.into_iter().map(|weight| weight / total)).collect()
     }
 }
 
@@ -72,7 +87,7 @@ mod tests {
     fn shares(sampling: Sampling, logits: &[f32]) -> [f64; 4] {
         let mut counts = [0.0; 4];
         for i in 0..1000 {
-            counts[sampling.choose(logits, f64::from(i) / 1000.0) as usize] += 0.001;
+            counts[sampling.choose(logits, None, f64::from(i) / 1000.0) as usize] += 0.001;
         }
         counts
     }
@@ -100,10 +115,13 @@ mod tests {
     }
 
     #[test]
-    fn equal_and_broken_logits_have_an_order() {
+    fn equal_barred_and_broken_logits_have_an_order() {
         let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
-        assert_eq!(greedy.choose(&[1.0, 3.0, 3.0], 0.9), 1);
-        assert_eq!(greedy.choose(&[f32::NAN, 1.0], 0.9), 1);
-        assert_eq!(Sampling { temperature: 1.0, ..greedy }.choose(&[f32::NAN, 1.0], 0.0), 1);
+        assert_eq!(greedy.choose(&[1.0, 3.0, 3.0], None, 0.9), 1);
+        assert_eq!(greedy.choose(&[1.0, 3.0, 3.0], Some(1), 0.9), 2);
+        assert_eq!(greedy.choose(&[f32::NAN, 1.0], None, 0.9), 1);
+        let even = Sampling { temperature: 1.0, ..greedy };
+        assert_eq!(even.choose(&[f32::NAN, 1.0], None, 0.0), 1);
+        assert_eq!(even.choose(&[5.0, 1.0], Some(0), 0.0), 1);
     }
 }

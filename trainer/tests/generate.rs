@@ -5,7 +5,8 @@ mod common;
 use common::{Lab, assert_success, text, train};
 use tch::Tensor;
 use trainer::config::Config;
-use trainer::generate::{Generator, Options, Sampling};
+use trainer::Result;
+use trainer::generate::{Options, Sampling, Trained};
 use trainer::model::Cache;
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
@@ -47,18 +48,22 @@ fn a_checkpoint_writes_what_it_has_learned() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("run", &[("run.budget", "{ steps = 150 }")])));
     let place = lab.path("run").to_str().unwrap().to_owned();
-    let generator = Generator::open(&place).unwrap();
-    assert_eq!(generator.step(), 150);
-    let write = |prompt: &[u32], options: &Options| {
-        let mut tokens = Vec::new();
-        let emit = &mut |token| {
-            tokens.push(token);
+    let trained = Trained::open(&place, None).unwrap();
+    assert_eq!(trained.step(), 150);
+    let write_all = |prompt: &[u32], options: &Options| {
+        let mut texts = vec![Vec::new(); options.samples];
+        let emit = &mut |sample: usize, token| {
+            texts[sample].push(token);
             Ok(())
         };
-        generator.write(prompt, options, emit).map(|()| tokens)
+        trained.write(prompt, options, emit).map(|()| texts)
+    };
+    let write = |prompt: &[u32], options: &Options| -> Result<Vec<u32>> {
+        Ok(write_all(prompt, options)?.swap_remove(0))
     };
     // Longer than the model's 16 positions: it goes on from the newer half.
-    let options = Options { tokens_max: 40, sampling: GREEDY, seed: 1, stop: None };
+    let options =
+        Options { samples: 1, tokens_min: 0, tokens_max: 40, sampling: GREEDY, seed: 1, stop: None };
     let greedy = write(&[0, 13, 26, 39], &options).unwrap();
     assert_eq!(greedy.len(), 40);
     let steps = |t: &[u32]| {
@@ -71,15 +76,23 @@ fn a_checkpoint_writes_what_it_has_learned() {
     let sampled = |seed| write(&[0], &Options { sampling: wild, seed, ..options }).unwrap();
     assert_eq!(sampled(3), sampled(3));
     assert_ne!(sampled(3), sampled(4));
+    // Samples are one another's company, and no more.
+    let three = write_all(&[0], &Options { samples: 3, sampling: wild, seed: 3, ..options }).unwrap();
+    assert_eq!(three[0], sampled(3));
+    assert!(three[0] != three[1] && three[1] != three[2]);
     let stop = Options { stop: Some(greedy[5]), ..options };
     let first = greedy.iter().position(|token| *token == greedy[5]).unwrap();
     assert_eq!(write(&[0, 13, 26, 39], &stop).unwrap(), greedy[..first]);
 
+    let longer = Options { tokens_min: first + 3, ..stop };
+    let longer = write(&[0, 13, 26, 39], &longer).unwrap();
+    assert!(longer.len() >= first + 3 && !longer.contains(&greedy[5]), "{longer:?}");
+
     let folder = lab.path("run/ckpt/step-000000000148").to_str().unwrap().to_owned();
-    assert_eq!(Generator::open(&folder).unwrap().step(), 148);
+    assert_eq!(Trained::open(&folder, None).unwrap().step(), 148);
     assert!(write(&[], &options).is_err());
     assert!(write(&[500], &options).unwrap_err().to_string().contains("got token 500"));
-    let error = Generator::open(lab.path("").to_str().unwrap()).unwrap_err().to_string();
+    let error = Trained::open(lab.path("").to_str().unwrap(), None).unwrap_err().to_string();
     assert!(error.contains("no complete step-*"), "{error}");
 }
 
@@ -98,6 +111,16 @@ fn the_command_prints_text() {
     assert!(text(&output.stdout).starts_with('!') && text(&output.stdout).ends_with('\n'));
     let again = generate(&["--prompt", "!", "--tokens", "12", "--seed", "7"]);
     assert_eq!(output.stdout, again.stdout);
+    std::fs::write(lab.path("prompts"), "!\n!\"\n").unwrap();
+    let prompts = lab.path("prompts").display().to_string();
+    let output = generate(&["--prompts", &prompts, "--samples", "2", "--tokens", "5", "--json"]);
+    assert_success(&output);
+    let lines: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |line: &serde_json::Value| (line["prompt"].clone(), line["sample"].clone());
+    let due = [("!", 0), ("!", 1), ("!\"", 0), ("!\"", 1)].map(|(p, s)| (p.into(), s.into()));
+    assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), due);
+    assert!(lines.iter().all(|line| line["tokens"] == 5));
     // Its end-of-document token is beyond the test vocabulary.
     let output = generate(&["--tokens", "3"]);
     assert_eq!(output.status.code(), Some(2));

@@ -18,6 +18,7 @@ mod jsonl;
 mod progress;
 mod record;
 mod tensorboard;
+mod trace;
 
 use std::fmt;
 use std::io::Write;
@@ -32,6 +33,7 @@ pub use progress::Progress;
 pub(crate) use progress::{thousands, time_text};
 pub use record::{EvalPerf, EvalRecord, Perf, StepRecord};
 pub use tensorboard::EventLog;
+pub use trace::{Span, Trace};
 
 /// All logs of a run.
 pub struct RunLog {

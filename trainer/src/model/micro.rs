@@ -108,7 +108,10 @@ impl Micro {
     }
 
     /// Tokens to go on from, `[rows, len]`, nothing due.
-    pub(super) fn prompt(ids: &Tensor) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn prompt(ids: &Tensor) -> Result<Self> {
         let text = Text { ids: ids.shallow_clone(), positions: None, runs: None, types: None };
         let nothing = || Tensor::f_zeros([0], (Kind::Int64, ids.device()));
         let (labels, weights) = (nothing()?, nothing()?);

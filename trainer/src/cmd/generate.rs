@@ -1,0 +1,142 @@
+use std::io::{self, BufRead as _, Write};
+use std::ops::RangeInclusive;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use preprocess::Tokenizer;
+use serde_json::json;
+use trainer::generate::{Options, Sampling, Trained, Utf8Stream};
+
+use super::{TrainedArgs, read_text};
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    trained: TrainedArgs,
+    /// The text to go on from. Empty: the start of a document.
+    #[arg(long, default_value = "", conflicts_with_all = ["prompts", "interactive"])]
+    prompt: String,
+    /// Goes on from each line of a file.
+    #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
+    prompts: Option<String>,
+    /// Goes on from each line of standard input, as it comes.
+    #[arg(long)]
+    interactive: bool,
+    /// Texts for each prompt.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    samples: u16,
+    /// Tokens to write at most; the end of a document ends it sooner.
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    tokens: usize,
+    /// Tokens before which the document does not end.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    tokens_min: usize,
+    /// 0 takes the likeliest token always, 1 the model's own probabilities; more is wilder.
+    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = temperature)]
+    temperature: f64,
+    /// Chooses among this many of the likeliest tokens; 0 among all.
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    top_k: usize,
+    /// Chooses among the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = probability)]
+    top_p: f64,
+    /// The same seed gives the same text.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Prints a JSON object for each text, on a line of its own.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
+    let trained = args.trained.open()?;
+    let tokenizer = args.trained.tokenizer(&trained)?;
+    let options = Options {
+        samples: usize::from(args.samples),
+        tokens_min: args.tokens_min,
+        tokens_max: args.tokens,
+        sampling: Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
+        seed: args.seed,
+        stop: tokenizer.eod(),
+    };
+    let mut writer = Writer { trained, tokenizer: &*tokenizer, options, json: args.json, prompts: 0 };
+    if args.interactive {
+        for line in io::stdin().lock().lines() {
+            writer.write(&line?)?;
+        }
+    } else if let Some(file) = &args.prompts {
+        read_text(file)?.lines().try_for_each(|line| writer.write(line))?;
+    } else {
+        writer.write(&args.prompt)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Writer<'a> {
+    trained: Trained,
+    tokenizer: &'a dyn Tokenizer,
+    options: Options,
+    json: bool,
+    /// Written for so far.
+    prompts: u64,
+}
+
+impl Writer<'_> {
+    /// Prints the prompt and what follows. A single text is printed as it comes.
+    fn write(&mut self, prompt: &str) -> Result<()> {
+        let mut ids = Vec::new();
+        self.tokenizer.encode(prompt, &mut ids);
+        if ids.is_empty() {
+            ids.extend(self.tokenizer.eod());
+        }
+        let at_once = self.options.samples == 1 && !self.json;
+        let mut out = io::stdout().lock();
+        let mut print = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        let mut samples: Vec<(Utf8Stream, String, u64)> = Vec::new();
+        samples.resize_with(self.options.samples, Default::default);
+        if at_once {
+            print(prompt)?;
+        }
+        self.trained.write(&ids, &self.options, &mut |sample, token| {
+            let mut bytes = Vec::new();
+            self.tokenizer.decode(&[token], &mut bytes)?;
+            let (stream, text, tokens) = &mut samples[sample];
+            let new = stream.push(&bytes);
+            *tokens += 1;
+            if at_once {
+                let doing = "write to standard output".to_owned();
+                return print(&new).map_err(|source| trainer::Error::Run { doing, source });
+            }
+            text.push_str(&new);
+            Ok(())
+        })?;
+        self.prompts += 1;
+        for (number, (stream, mut text, tokens)) in samples.into_iter().enumerate() {
+            text.push_str(&stream.finish());
+            if self.json {
+                let line = json!({ "prompt": prompt, "sample": number, "text": text, "tokens": tokens });
+                print(&format!("{line}\n"))?;
+            } else if at_once {
+                print(&format!("{text}\n"))?;
+            } else {
+                let of = format!("prompt {}, sample {}", self.prompts, number + 1);
+                print(&format!("--- {of} ---\n{prompt}{text}\n"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    number(text, 0.0..=100.0)
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    number(text, 0.0..=1.0)
+}
+
+fn number(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
+    let due = || format!("due a number from {} to {}", range.start(), range.end());
+    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(due)
+}

@@ -1,0 +1,28 @@
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use trainer::report::{RUNS_MAX, RunRecord, html};
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Folders of runs, drawn over one another.
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<String>,
+    /// The page. Default: report.html in the folder of the first run.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<String>,
+}
+
+pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode> {
+    let count = args.runs.len();
+    ensure!(count <= RUNS_MAX, "got {count} runs, due {RUNS_MAX} at most: more cannot be told apart");
+    let runs = args.runs.iter().map(|folder| Ok(RunRecord::read(folder)?));
+    let page = html(&runs.collect::<Result<Vec<_>>>()?);
+    let below = || format!("{}/report.html", args.runs[0].trim_end_matches('/'));
+    let output = args.output.clone().unwrap_or_else(below);
+    std::fs::write(&output, &page).with_context(|| format!("write {output}"))?;
+    writeln!(io::stdout(), "wrote {output}, {} KiB", page.len().div_ceil(1024))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,126 @@
+//! A checkpoint that writes: tokens one after the other, each from all before it.
+//!
+//! Keys and values of the past are kept, so that a new token costs one column of the network. When
+//! the positions run out the model goes on from the newer half of what it has seen, for it was
+//! taught no more of them. The random numbers are a function of the seed, the number of the sample
+//! and the place of the token, so the same seed gives the same text again.
+
+mod trained;
+mod utf8;
+
+use tch::Tensor;
+
+pub use crate::sample::Sampling;
+pub use trained::Trained;
+pub use utf8::Utf8Stream;
+
+use crate::model::Cache;
+use crate::rng::Stream;
+use crate::{Error, Result};
+
+/// How much to write, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Texts to write, side by side.
+    pub samples: usize,
+    /// Tokens of each at least.
+    pub tokens_min: usize,
+    /// Tokens of each at most.
+    pub tokens_max: usize,
+    /// How each is chosen.
+    pub sampling: Sampling,
+    /// Seed of the choices.
+    pub seed: u64,
+    /// The token that ends a text, which is not given out.
+    pub stop: Option<u32>,
+}
+
+impl Trained {
+    /// Writes on after `prompt`, which must not be empty, and hands over each token as it comes,
+    /// with the number of its sample. Ends early when `emit` says so with an error.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a prompt that is empty or not of this vocabulary, those of `emit`,
+    /// [`Error::Torch`].
+    pub fn write(
+        &self,
+        prompt: &[u32],
+        options: &Options,
+        emit: &mut dyn FnMut(usize, u32) -> Result<()>,
+    ) -> Result<()> {
+        self.check_prompt(prompt)?;
+        let window_max = self.config().model.seq_len as usize; // fits: the config bounds it
+        let prompt: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
+        let mut samples: Vec<Sample> = (0..options.samples)
+            .map(|number| Sample {
+                text: prompt.clone(),
+                random: Stream::new(options.seed, &format!("generate {number}")),
+                has_ended: false,
+            })
+            .collect();
+        let mut cache = Cache::default();
+        let mut seen = prompt.len().saturating_sub(window_max);
+        for place in 0..options.tokens_max {
+            let len = prompt.len() + place;
+            if cache.tokens() as usize + (len - seen) > window_max {
+                cache = Cache::default();
+                seen = len - window_max.div_ceil(2);
+            }
+            let logits = self.next_logits(&samples, seen, &mut cache)?;
+            seen = len;
+            let vocab = logits.len() / samples.len().max(1);
+            for (number, sample) in samples.iter_mut().enumerate() {
+                let logits = &logits[number * vocab..][..vocab];
+                if let Some(token) = sample.go_on(logits, place, options) {
+                    emit(number, token)?;
+                }
+            }
+            if samples.iter().all(|sample| sample.has_ended) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of the token after the text of each sample, of which the cache has seen so much.
+    fn next_logits(&self, samples: &[Sample], seen: usize, cache: &mut Cache) -> Result<Vec<f32>> {
+        let new: Vec<i64> = samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
+        let rows = samples.len() as i64; // fits: of memory
+        let tokens = Tensor::f_from_slice(&new)?.f_view([rows, -1])?;
+        let hidden = self.stage.go_on(&self.leaves, &tokens, cache)?;
+        let last = hidden.f_view([rows, tokens.size()[1], -1])?.f_select(1, -1)?;
+        Ok(Vec::<f32>::try_from(self.logits(&last)?.f_reshape([-1])?)?)
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(Error::Mismatch {
+                doing: "go on from the prompt".to_owned(),
+                details: vec!["it has no token".to_owned()],
+                hint: "give a text, or the end-of-document token",
+            });
+        }
+        self.check_tokens(prompt)
+    }
+}
+
+/// One text that is being written.
+#[derive(Debug)]
+struct Sample {
+    text: Vec<i64>,
+    random: Stream,
+    has_ended: bool,
+}
+
+impl Sample {
+    /// Chooses the next token; `None` if the text has ended, and then something takes its place,
+    /// for the texts stay equally long.
+    fn go_on(&mut self, logits: &[f32], place: usize, options: &Options) -> Option<u32> {
+        let stop = options.stop.filter(|_| !self.has_ended);
+        let barred = stop.filter(|_| place < options.tokens_min);
+        let token = options.sampling.choose(logits, barred, self.random.uniform(place as u64));
+        self.has_ended |= stop == Some(token);
+        self.text.push(i64::from(token));
+        (!self.has_ended).then_some(token)
+    }
+}

@@ -1,0 +1,114 @@
+use ckpt::{Checkpoint, Checkpoints, Group};
+use storage::Key;
+use tch::{Kind, Tensor};
+
+use crate::config::{Config, Family};
+use crate::model::{Micro, Model, Stage, Tp};
+use crate::{Error, Result, state};
+
+/// A trained model, ready to compute: whole, on one rank, in f32, whatever it was trained in and
+/// on however many.
+#[derive(Debug)]
+pub struct Trained {
+    config: Config,
+    pub(super) stage: Stage,
+    pub(super) leaves: Vec<Tensor>,
+    step: u64,
+}
+
+impl Trained {
+    /// Loads the weights of a checkpoint: `place` is the folder of one step, of a run's
+    /// checkpoints, or of a run, whose newest complete checkpoint is taken. One that was not saved
+    /// by this trainer has no config; `config` is used in its place, if it is given.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there is none or it is of another model, [`Error::Ckpt`] if it cannot
+    /// be read.
+    pub fn open(place: &str, config: Option<Config>) -> Result<Self> {
+        let checkpoint = find(place)?;
+        let config = match config {
+            Some(config) => config,
+            None => state::config_of(&checkpoint)?,
+        };
+        let model = Model::new(&config.model, 1);
+        let stage = model.stage(0..model.units(), &Tp::alone(), |_| false);
+        let zeros = |at| {
+            let options = (Kind::Float, tch::Device::Cpu);
+            Ok(Tensor::f_zeros(stage.local_shape(at), options)?)
+        };
+        let mut params = (0..model.params().len()).map(zeros).collect::<Result<Vec<Tensor>>>()?;
+        state::load_group(&checkpoint, Group::Model, model.params(), &mut params)?;
+        let leaves = stage.leaves(&params, Kind::Float)?;
+        Ok(Trained { config, stage, leaves, step: checkpoint.step() })
+    }
+
+    /// The config of the run.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The step of the checkpoint.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// What a decoder has for its head: `[rows x len, hidden]`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] of a model that is no decoder alone, [`Error::Torch`].
+    pub fn hidden(&self, micro: &Micro) -> Result<Tensor> {
+        if self.config.model.family != Family::Gpt {
+            return Err(Error::Mismatch {
+                doing: "tell the probability of a running text".to_owned(),
+                details: vec![format!("got model.family {:?}, due gpt", self.config.model.family)],
+                hint: "the loss of the others on their own task is what `eval.every` logs",
+            });
+        }
+        Ok(self.stage.infer(&self.leaves, micro, Vec::new())?.swap_remove(0))
+    }
+
+    /// Logits of the vocabulary, `[tokens, vocab]`, of what the head takes, `[tokens, hidden]`.
+    ///
+    /// # Errors
+    /// [`Error::Torch`].
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.stage.logits(&self.leaves, hidden)
+    }
+
+    /// Refuses tokens that are not of this vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`].
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.config.model.vocab;
+        match tokens.iter().find(|token| u64::from(**token) >= vocab) {
+            None => Ok(()),
+            Some(token) => Err(Error::Mismatch {
+                doing: "read a text".to_owned(),
+                details: vec![format!("got token {token}, due ids below {vocab}")],
+                hint: "the model was trained with another tokenizer",
+            }),
+        }
+    }
+}
+
+/// The checkpoint that a place on the command line means.
+fn find(place: &str) -> Result<Checkpoint> {
+    let place = place.trim_end_matches('/');
+    if place.rsplit('/').next().is_some_and(|name| name.starts_with("step-")) {
+        return state::open_folder(place);
+    }
+    for folder in [format!("{place}/ckpt"), place.to_owned()] {
+        let checkpoints = Checkpoints::open(storage::open_url(&folder)?, Key::root());
+        if let Some(checkpoint) = checkpoints.newest()? {
+            return Ok(checkpoint);
+        }
+    }
+    Err(Error::Mismatch {
+        doing: format!("look for a checkpoint in {place}"),
+        details: vec![format!("no complete step-* in it, nor in {place}/ckpt")],
+        hint: "name the folder of a run, of its checkpoints, or of one step",
+    })
+}

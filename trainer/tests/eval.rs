@@ -13,7 +13,6 @@ use ckpt::Checkpoints;
 use ckpt::convert::{Bounds, Format, Import};
 use common::{assert_success, text};
 use indexed::{Builder, Dtype, IndexedDataset, Split};
-use preprocess::Tokenizer as _;
 use serde_json::Value;
 use storage::Key;
 use trainer::config::Config;
@@ -89,7 +88,8 @@ fn wikitext_is_as_megatron_counts_it() {
         assert_eq!(told.last(), Some(&(report.tokens + 1, report.tokens + 1)));
     }
     let tell = &mut |_, _| Ok(());
-    for (text, stride, due) in [("word", None, "got 1 words"), ("a b c", Some(33), "stride of 33")] {
+    for (text, stride, due) in [("word", None, "got 1 words"), ("a b c", Some(33), "stride of 33")]
+    {
         let options = Options { batch: 1, stride };
         let error = wikitext(&trained, &*tokenizer, text, options, tell).unwrap_err().to_string();
         assert!(error.contains(due), "{error}");
@@ -113,7 +113,8 @@ fn lambada_tells_words_from_tokens() {
         assert!(report.last_word_correct < report.last_token_correct, "the test tells nothing");
         assert_eq!(report.cut, report.examples, "every passage is longer than the model");
     }
-    for (lines, due) in [("", "got no line"), ("{\"text\": \"a b\"}\n{}", "line 2:"), ("no", "line 1:")]
+    for (lines, due) in
+        [("", "got no line"), ("{\"text\": \"a b\"}\n{}", "line 2:"), ("no", "line 1:")]
     {
         let error = lambada(&trained, &*tokenizer, lines, EACH, tell).unwrap_err().to_string();
         assert!(error.contains(due), "{error}");
@@ -128,7 +129,8 @@ fn a_corpus_is_judged_by_its_split() {
     let prefix = Key::new("corpus").unwrap();
     let mut builder = Builder::create(&store, &prefix, Dtype::U16).unwrap();
     for document in expected["corpus"]["documents"].as_array().unwrap() {
-        let tokens = document.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32);
+        let tokens =
+            document.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32);
         builder.add_sequence(&tokens.collect::<Vec<u32>>()).unwrap();
         builder.end_document().unwrap();
     }
@@ -149,7 +151,8 @@ fn a_corpus_is_judged_by_its_split() {
 
 #[test]
 fn every_token_counts_once() {
-    for (tokens, len, stride) in [(2, 1, 1), (9, 4, 4), (10, 4, 4), (31, 8, 3), (5, 8, 8), (40, 8, 1)]
+    for (tokens, len, stride) in
+        [(2, 1, 1), (9, 4, 4), (10, 4, 4), (31, 8, 3), (5, 8, 8), (40, 8, 1)]
     {
         let mut next = 1;
         for Window { begin, counts_from, end } in Windows::new(tokens, len, stride) {
@@ -168,7 +171,10 @@ fn every_token_counts_once() {
 fn padding_changes_nothing() {
     let folder = imported();
     let trained = trained(folder.path());
-    let row = |len: u32, counts_from| Row { tokens: (0..len).map(|i| i * 37 % 401).collect(), counts_from };
+    let row = |len: u32, counts_from| Row {
+        tokens: (0..len).map(|i| i * 37 % 401).collect(),
+        counts_from,
+    };
     let rows = [row(33, 1), row(2, 1), row(17, 16)];
     let together = judge(&trained, &rows).unwrap();
     assert_eq!(together.iter().map(Vec::len).collect::<Vec<_>>(), [32, 1, 1]);
@@ -264,7 +270,8 @@ fn the_command_prints_what_it_measured() {
     assert_eq!(keys, due);
     let adjusted = report["perplexity_per_word_adjusted"].as_f64().unwrap();
     assert_close(adjusted, &expected["wikitext"]["stride_8"]["adjusted"]);
-    let output = eval(folder.path(), &[&["lambada", lines.to_str().unwrap()], &config[..]].concat());
+    let output =
+        eval(folder.path(), &[&["lambada", lines.to_str().unwrap()], &config[..]].concat());
     assert_success(&output);
     assert!(text(&output.stdout).contains("last word correct"), "{}", text(&output.stdout));
     // What was imported has no config of its own.

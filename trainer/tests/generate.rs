@@ -4,8 +4,8 @@ mod common;
 
 use common::{Lab, assert_success, text, train};
 use tch::Tensor;
-use trainer::config::Config;
 use trainer::Result;
+use trainer::config::Config;
 use trainer::generate::{Options, Sampling, Trained};
 use trainer::model::Cache;
 
@@ -62,8 +62,14 @@ fn a_checkpoint_writes_what_it_has_learned() {
         Ok(write_all(prompt, options)?.swap_remove(0))
     };
     // Longer than the model's 16 positions: it goes on from the newer half.
-    let options =
-        Options { samples: 1, tokens_min: 0, tokens_max: 40, sampling: GREEDY, seed: 1, stop: None };
+    let options = Options {
+        samples: 1,
+        tokens_min: 0,
+        tokens_max: 40,
+        sampling: GREEDY,
+        seed: 1,
+        stop: None,
+    };
     let greedy = write(&[0, 13, 26, 39], &options).unwrap();
     assert_eq!(greedy.len(), 40);
     let steps = |t: &[u32]| {
@@ -77,7 +83,8 @@ fn a_checkpoint_writes_what_it_has_learned() {
     assert_eq!(sampled(3), sampled(3));
     assert_ne!(sampled(3), sampled(4));
     // Samples are one another's company, and no more.
-    let three = write_all(&[0], &Options { samples: 3, sampling: wild, seed: 3, ..options }).unwrap();
+    let three =
+        write_all(&[0], &Options { samples: 3, sampling: wild, seed: 3, ..options }).unwrap();
     assert_eq!(three[0], sampled(3));
     assert!(three[0] != three[1] && three[1] != three[2]);
     let stop = Options { stop: Some(greedy[5]), ..options };

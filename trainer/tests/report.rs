@@ -63,7 +63,10 @@ fn elements(page: &str) -> Vec<String> {
         assert!(!text.contains('>') || in_raw(&open), "a stray > in {text:?}");
         for entity in text.split('&').skip(1) {
             let known = ["amp;", "lt;", "gt;", "quot;", "#39;"];
-            assert!(in_raw(&open) || known.iter().any(|known| entity.starts_with(known)), "{text:?}");
+            assert!(
+                in_raw(&open) || known.iter().any(|known| entity.starts_with(known)),
+                "{text:?}"
+            );
         }
         let end = at + rest[at..].find('>').expect("a tag ends");
         let tag = &rest[at + 1..end];
@@ -144,7 +147,9 @@ fn runs_stand_side_by_side() {
     // Lines of thousands of points are drawn as means, with bands.
     assert!(page.contains("class=\"band s1\"") && !page.contains("class=\"band s0\""));
     let corners = |line: &str| line.split("points=\"").nth(1).unwrap().split(' ').count();
-    assert!(page.lines().filter(|line| line.contains("polyline")).all(|line| corners(line) <= 1000));
+    assert!(
+        page.lines().filter(|line| line.contains("polyline")).all(|line| corners(line) <= 1000)
+    );
     assert!(page.len() < 500_000, "{} bytes", page.len());
 }
 

@@ -123,7 +123,9 @@ impl How {
     /// The fields of a report, a line each.
     fn print(&self, task: &str, trained: &Trained, report: &impl Serialize) -> Result<ExitCode> {
         let mut all = serde_json::json!({ "task": task, "step": trained.step() });
-        if let (Value::Object(all), Value::Object(report)) = (&mut all, serde_json::to_value(report)?) {
+        if let (Value::Object(all), Value::Object(report)) =
+            (&mut all, serde_json::to_value(report)?)
+        {
             all.extend(report);
         }
         let mut out = io::stdout().lock();

@@ -60,7 +60,8 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         seed: args.seed,
         stop: tokenizer.eod(),
     };
-    let mut writer = Writer { trained, tokenizer: &*tokenizer, options, json: args.json, prompts: 0 };
+    let mut writer =
+        Writer { trained, tokenizer: &*tokenizer, options, json: args.json, prompts: 0 };
     if args.interactive {
         for line in io::stdin().lock().lines() {
             writer.write(&line?)?;
@@ -115,7 +116,8 @@ impl Writer<'_> {
         for (number, (stream, mut text, tokens)) in samples.into_iter().enumerate() {
             text.push_str(&stream.finish());
             if self.json {
-                let line = json!({ "prompt": prompt, "sample": number, "text": text, "tokens": tokens });
+                let line =
+                    json!({ "prompt": prompt, "sample": number, "text": text, "tokens": tokens });
                 print(&format!("{line}\n"))?;
             } else if at_once {
                 print(&format!("{text}\n"))?;

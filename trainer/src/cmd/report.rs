@@ -17,7 +17,10 @@ pub(crate) struct ReportArgs {
 
 pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode> {
     let count = args.runs.len();
-    ensure!(count <= RUNS_MAX, "got {count} runs, due {RUNS_MAX} at most: more cannot be told apart");
+    ensure!(
+        count <= RUNS_MAX,
+        "got {count} runs, due {RUNS_MAX} at most: more cannot be told apart"
+    );
     let runs = args.runs.iter().map(|folder| Ok(RunRecord::read(folder)?));
     let page = html(&runs.collect::<Result<Vec<_>>>()?);
     let below = || format!("{}/report.html", args.runs[0].trim_end_matches('/'));

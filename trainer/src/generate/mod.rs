@@ -84,7 +84,8 @@ impl Trained {
 
     /// Logits of the token after the text of each sample, of which the cache has seen so much.
     fn next_logits(&self, samples: &[Sample], seen: usize, cache: &mut Cache) -> Result<Vec<f32>> {
-        let new: Vec<i64> = samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
+        let new: Vec<i64> =
+            samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
         let rows = samples.len() as i64; // fits: of memory
         let tokens = Tensor::f_from_slice(&new)?.f_view([rows, -1])?;
         let hidden = self.stage.go_on(&self.leaves, &tokens, cache)?;

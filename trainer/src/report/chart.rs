@@ -147,12 +147,7 @@ struct Axis {
 }
 
 impl Axis {
-    fn over(
-        values: impl Iterator<Item = f64>,
-        scale: Scale,
-        from: f64,
-        to: f64,
-    ) -> Option<Self> {
+    fn over(values: impl Iterator<Item = f64>, scale: Scale, from: f64, to: f64) -> Option<Self> {
         let values = values.map(|value| if scale == Scale::Log { value.log10() } else { value });
         let ends = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
         let (mut low, mut high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), ends);

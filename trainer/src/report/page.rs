@@ -80,7 +80,10 @@ pub fn html(runs: &[RunRecord]) -> String {
             );
         }
     }
-    _ = write!(page, "<div id=\"tip\" hidden></div>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n");
+    _ = write!(
+        page,
+        "<div id=\"tip\" hidden></div>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    );
     page
 }
 
@@ -108,10 +111,7 @@ fn charted(page: &mut String, runs: &[RunRecord], title: &str, unit: &str, scale
 }
 
 pub(super) fn figure(page: &mut String, title: &str, unit: &str, svg: &str) {
-    _ = write!(
-        page,
-        "<figure>\n<figcaption><b>{title}</b> {unit}</figcaption>\n{svg}</figure>\n"
-    );
+    _ = write!(page, "<figure>\n<figcaption><b>{title}</b> {unit}</figcaption>\n{svg}</figure>\n");
 }
 
 /// One column a run.
@@ -139,14 +139,18 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("Model", config(|c| plan(c).model)),
         ("Parameters", config(|c| thousands(plan(c).parameters.total as f64))),
         ("Layout", layout(run)),
-        ("Batch", config(|c| {
-            let (global, micro) = (c.batch.global, c.batch.micro);
-            let tokens = thousands(c.tokens_per_step() as f64);
-            format!("{global} samples in micro-batches of {micro}, {tokens} tokens")
-        })),
-        ("FLOP a token, 6N + 12LCT", config(|c| {
-            format!("{:.3e}", plan(c).flop.per_token_6n_12lhs as f64)
-        })),
+        (
+            "Batch",
+            config(|c| {
+                let (global, micro) = (c.batch.global, c.batch.micro);
+                let tokens = thousands(c.tokens_per_step() as f64);
+                format!("{global} samples in micro-batches of {micro}, {tokens} tokens")
+            }),
+        ),
+        (
+            "FLOP a token, 6N + 12LCT",
+            config(|c| format!("{:.3e}", plan(c).flop.per_token_6n_12lhs as f64)),
+        ),
         ("Memory as planned", config(|c| bytes(plan(c).memory_bytes.total))),
         ("Checkpoint as planned", config(|c| bytes(plan(c).checkpoint.checkpoint_bytes))),
     ];
@@ -156,7 +160,8 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
 
 fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
     let last = run.steps.last().copied().unwrap_or_default();
-    let of_total = run.config.as_ref().map(|c| format!(" of {}", thousands(c.steps_total() as f64)));
+    let of_total =
+        run.config.as_ref().map(|c| format!(" of {}", thousands(c.steps_total() as f64)));
     let losses = || run.steps.iter().filter_map(|line| line.loss);
     let best = losses().fold(f64::INFINITY, f64::min);
     let eval = run.evals.last().and_then(|line| line.eval_loss);
@@ -166,11 +171,13 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
         let sum: f64 = values.iter().sum();
         (!values.is_empty()).then(|| sum / values.len() as f64)
     };
-    let shown = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1} %"));
+    let shown =
+        |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1} %"));
     let saved: Vec<String> = run.checkpoints.iter().map(u64::to_string).collect();
     let resumes: Vec<String> = run.resumes.iter().map(u64::to_string).collect();
     let steps = thousands(last.step as f64) + &of_total.unwrap_or_default();
-    let unread = if run.damaged > 0 { format!("{} unread", run.damaged) } else { "whole".to_owned() };
+    let unread =
+        if run.damaged > 0 { format!("{} unread", run.damaged) } else { "whole".to_owned() };
     vec![
         ("Steps", format!("{steps}, {} tokens", thousands(last.tokens as f64))),
         ("Last loss", last.loss.map_or("–".to_owned(), |loss| format!("{loss:.4}"))),
@@ -245,7 +252,9 @@ fn escaped(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             // HTML has no other control characters; a name in a file system may.
-            c if c.is_control() && !matches!(c, '\n' | '\t') => out.push(char::REPLACEMENT_CHARACTER),
+            c if c.is_control() && !matches!(c, '\n' | '\t') => {
+                out.push(char::REPLACEMENT_CHARACTER)
+            }
             c => out.push(c),
         }
     }

@@ -80,7 +80,8 @@ impl RunRecord {
         // A run that was moved keeps its checkpoints below it, whatever its config says.
         let there = run.config.as_ref().and_then(|config| config.checkpoint.dir.clone());
         let places = [Some(below), there].into_iter().flatten();
-        run.checkpoints = places.map(|place| steps(&place)).find(|s| !s.is_empty()).unwrap_or_default();
+        run.checkpoints =
+            places.map(|place| steps(&place)).find(|s| !s.is_empty()).unwrap_or_default();
         Ok(run)
     }
 
@@ -88,7 +89,10 @@ impl RunRecord {
         let named = |source| Error::Run { doing: format!("read {}", path.display()), source };
         let file = File::open(path).map_err(named)?;
         if !file.metadata().map_err(named)?.is_file() {
-            return Err(named(std::io::Error::new(ErrorKind::InvalidInput, "it is no regular file")));
+            return Err(named(std::io::Error::new(
+                ErrorKind::InvalidInput,
+                "it is no regular file",
+            )));
         }
         let mut reader = BufReader::new(file);
         let mut line = Vec::new();

@@ -19,7 +19,9 @@ pub mod config;
 mod data;
 mod error;
 pub mod eval;
+mod evaluate;
 pub mod generate;
+mod held;
 pub mod input;
 pub mod log;
 pub mod lr;
@@ -39,5 +41,6 @@ mod train;
 
 pub use data::{Batches, Data, open_corpus, open_tokenizer};
 pub use error::{Error, Result};
-pub use step::{Held, HeldMut, StepReport, Trainer};
+pub use held::{Held, HeldMut};
+pub use step::{StepReport, Trainer};
 pub use train::{Host, Outcome, train};

@@ -1,14 +1,11 @@
 //! One optimizer step: micro-batches in, weights changed.
 
-use std::collections::BTreeMap;
-
-use ckpt::layout::{Layout, Part, Slices, slice_of};
+use ckpt::layout::{Slices, slice_of};
 use tch::{Kind, Tensor};
 
 use crate::accumulate::{Contribution, TreeSum};
 use crate::comm::Comm;
 use crate::config::{Config, Dtype, LossScaleConfig, OptimConfig};
-use crate::data::Batches;
 use crate::input::Input;
 use crate::model::{LossWeights, Micro, Model, ParamSpec, Stage, Tp};
 use crate::optim::{self, AdamW, StepSize};
@@ -17,7 +14,7 @@ use crate::parallel::grads::{Grads, Message, tag};
 use crate::parallel::norm::{all_sum, block_count, block_sums};
 use crate::parallel::pipe::Pipe;
 use crate::parallel::run::{self, Parts, Run};
-use crate::parallel::schedule::{Action, Pass};
+use crate::parallel::schedule::Action;
 use crate::parallel::setup::Setup;
 use crate::parallel::weights::Weights;
 use crate::scaler::Scaler;
@@ -27,9 +24,9 @@ use crate::{Error, Result};
 /// one rank of several has.
 #[derive(Debug)]
 pub struct Trainer {
-    model: Model,
-    comm: Comm,
-    setup: Setup,
+    pub(crate) model: Model,
+    pub(crate) comm: Comm,
+    pub(crate) setup: Setup,
     /// f32, by parameter of the rank, padding included: whole, or this replica's slices, flat.
     params: Vec<Tensor>,
     adamw: AdamW,
@@ -50,24 +47,6 @@ pub struct StepReport {
     pub grad_norm: f64,
     /// Whether it changed nothing, because fp16 could not hold a gradient.
     pub skipped: bool,
-}
-
-/// What a rank holds of a tensor of the state.
-#[derive(Debug)]
-pub struct Held<'a> {
-    /// Which tensor and which parts of it, as [`Trainer::layout`] counts; `at` is in `tensor`.
-    pub parts: Vec<Part>,
-    /// f32, contiguous; padding may follow its parts.
-    pub tensor: &'a Tensor,
-}
-
-/// As [`Held`], to be filled.
-#[derive(Debug)]
-pub struct HeldMut<'a> {
-    /// As [`Held::parts`].
-    pub parts: Vec<Part>,
-    /// As [`Held::tensor`].
-    pub tensor: &'a mut Tensor,
 }
 
 impl Trainer {
@@ -142,41 +121,6 @@ impl Trainer {
     /// As [`Trainer::state`], to be filled from a checkpoint. Then call [`Trainer::loaded`].
     pub fn state_mut(&mut self) -> [&mut [Tensor]; 3] {
         [&mut self.params, &mut self.adamw.exp_avgs, &mut self.adamw.exp_avg_sqs]
-    }
-
-    /// What all ranks hold, in the groups of a checkpoint.
-    #[must_use]
-    pub fn layout(&self) -> &Layout {
-        &self.setup.layout
-    }
-
-    /// What this rank holds.
-    #[must_use]
-    pub fn parts(&self) -> Vec<Held<'_>> {
-        let mut parts = self.parts_by_place();
-        let all = self.state().into_iter().flatten().enumerate();
-        all.filter_map(|(at, tensor)| Some(Held { parts: parts.remove(&at)?, tensor })).collect()
-    }
-
-    /// What this rank holds, to be filled. Then call [`Trainer::loaded`].
-    #[must_use]
-    pub fn parts_mut(&mut self) -> Vec<HeldMut<'_>> {
-        let mut parts = self.parts_by_place();
-        let all = self.state_mut().into_iter().flatten().enumerate();
-        all.filter_map(|(at, tensor)| Some(HeldMut { parts: parts.remove(&at)?, tensor })).collect()
-    }
-
-    /// The rank's parts by the place of their tensor in [`Trainer::state`], end to end.
-    fn parts_by_place(&self) -> BTreeMap<usize, Vec<Part>> {
-        let mut by_place = BTreeMap::<usize, Vec<Part>>::new();
-        let count = self.model.params().len();
-        for part in self.setup.layout.parts(self.comm.rank as u64) {
-            let place = self.setup.params.binary_search(&(part.tensor % count));
-            let place = place.expect("the layout gives a rank what it has");
-            let at = part.tensor / count * self.setup.params.len() + place;
-            by_place.entry(at).or_default().push(part);
-        }
-        by_place
     }
 
     /// Makes what follows from the weights anew. All ranks call it after they have filled theirs.
@@ -408,82 +352,17 @@ impl Trainer {
         batches[0].first_sample().saturating_sub(before)
     }
 
-    /// Sum of the losses of all tokens of the batches, in nats, and how many tokens that are, over
-    /// all replicas. All ranks call it.
-    ///
-    /// # Errors
-    /// [`Error::Torch`], [`Error::Bridge`], or what reading the batches said.
-    pub fn evaluate(&self, batches: &mut Batches) -> Result<(f64, f64)> {
-        let place = self.comm.place();
-        let mut weights = self.weights()?;
-        let (mut loss, mut tokens) = (0.0, 0.0);
-        let mut some = Vec::new();
-        loop {
-            batches.fill(self.comm.mesh.pp as u64, &mut some)?;
-            if some.is_empty() {
-                break;
-            }
-            some.iter().for_each(|batch| tokens += batch.counted_tokens());
-            loss += self.losses(&some, &mut weights)?;
-        }
-        let mut numbers = vec![0.0; 2 * self.comm.mesh.dp];
-        (numbers[2 * place.dp], numbers[2 * place.dp + 1]) = (loss, tokens);
-        all_sum(self.comm.dp.as_ref(), &mut numbers)?;
-        let [mut loss, mut tokens] = [vec![0.0], vec![0.0]];
-        for pair in numbers.chunks_exact(2) {
-            (loss[0], tokens[0]) = (loss[0] + pair[0], tokens[0] + pair[1]);
-        }
-        all_sum(self.comm.pp.as_ref(), &mut loss)?;
-        Ok((loss[0], tokens[0]))
-    }
-
-    /// The sum of the losses of some micro-batches, 0 but for the last stage.
-    fn losses<B: Input>(&self, batches: &[B], weights: &mut Weights<'_>) -> Result<f64> {
-        let _no_grad = tch::no_grad_guard();
-        let chunks = self.setup.shape.chunks;
-        let of = |micro: usize| (0..chunks).map(move |chunk| (micro, chunk));
-        let filled = (0..batches.len()).filter(|micro| batches[*micro].rows() > 0);
-        let pass = Pass::Forward;
-        let actions: Vec<Action> =
-            filled.flat_map(of).map(|(micro, chunk)| Action { pass, micro, chunk }).collect();
-        let mut pipe = self.pipe(|| vec![actions.clone(); self.setup.shape.ranks]);
-        let parts = self.part();
-        let mut sum = 0.0;
-        for (at, action) in actions.iter().enumerate() {
-            let batch = &batches[action.micro];
-            let mut input = None;
-            if let Some(pipe) = &mut pipe {
-                let rows = |action: &Action| batches[action.micro].rows() as i64; // fits: of memory
-                pipe.ask(&actions[at..], |action| parts.shapes(action, rows(action)))?;
-                input = pipe.take(action)?;
-            }
-            let micro = batch.micro(LossWeights { token: 1.0, sample: 0.0 })?;
-            let outs = parts.infer(action.chunk, weights, &micro, input.unwrap_or_default())?;
-            if let Some(pipe) = &mut pipe {
-                pipe.send(action, &outs)?;
-            }
-            let chunk = &self.setup.chunks[action.chunk];
-            if chunk.next.is_none() {
-                let piece = *chunk.pieces.last().expect("a chunk has a piece");
-                let leaves = weights.leaves(piece, None)?;
-                sum += self.setup.pieces[piece].stage.loss(&leaves, &micro, &outs)?;
-            }
-        }
-        pipe.map_or(Ok(()), Pipe::finish)?;
-        Ok(sum)
-    }
-
-    fn part(&self) -> Parts<'_> {
+    pub(crate) fn part(&self) -> Parts<'_> {
         let Setup { shape, chunks, pieces, kind, .. } = &self.setup;
         Parts { shape: *shape, chunks, pieces, kind: *kind, doing: &self.comm.doing }
     }
 
-    fn pipe(&self, lists: impl FnOnce() -> Vec<Vec<Action>>) -> Option<Pipe<'_>> {
+    pub(crate) fn pipe(&self, lists: impl FnOnce() -> Vec<Vec<Action>>) -> Option<Pipe<'_>> {
         let group = self.comm.pp.as_ref()?;
         Some(Pipe::new(group, self.setup.shape, &lists(), self.setup.kind, &self.comm.doing))
     }
 
-    fn weights(&self) -> Result<Weights<'_>> {
+    pub(crate) fn weights(&self) -> Result<Weights<'_>> {
         let Setup { pieces, kind, .. } = &self.setup;
         match &self.comm.dp {
             Some(group) if self.setup.gathers => {

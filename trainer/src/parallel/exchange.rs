@@ -156,7 +156,7 @@ impl Scattering {
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn start(group: &Group, packed: Tensor, order: Order, tag: u32) -> Result<Self> {
+    pub fn start(group: &Group, packed: &Tensor, order: Order, tag: u32) -> Result<Self> {
         let (own, replicas) = (group.rank(), group.size());
         let mut packed = packed.f_view([replicas as i64, -1])?; // fits: replicas are few
         let mut works = Vec::with_capacity(2 * replicas);

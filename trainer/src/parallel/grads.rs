@@ -99,7 +99,7 @@ impl<'a> Grads<'a> {
                 let sum = self.take_sum(bucket, Some(grads))?;
                 self.send(bucket, &sum)
             }
-            _ => self.sums[bucket].push(grads, add),
+            _ => self.sums[bucket].push(grads, |left, right| add_all(left, right)),
         }
     }
 
@@ -107,7 +107,7 @@ impl<'a> Grads<'a> {
         let group = self.group.expect("there are other replicas");
         let packed = self.buffers[bucket].pack(grads)?;
         let tag = tag(bucket, Message::Scatter);
-        let started = Scattering::start(group, packed, self.rules.order, tag)?;
+        let started = Scattering::start(group, &packed, self.rules.order, tag)?;
         self.under_way.push_back((bucket, started));
         Ok(())
     }
@@ -115,9 +115,9 @@ impl<'a> Grads<'a> {
     fn take_sum(&mut self, bucket: usize, last: Option<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         let mut sum = std::mem::take(&mut self.sums[bucket]);
         if let Some(last) = last {
-            sum.push(last, add)?;
+            sum.push(last, |left, right| add_all(left, right))?;
         }
-        Ok(sum.finish(add)?.expect("a step has a micro-batch"))
+        Ok(sum.finish(|left, right| add_all(left, right))?.expect("a step has a micro-batch"))
     }
 
     /// With [`Share::Stride`]: the oldest exchange's row joins the sum of its bucket.
@@ -125,7 +125,7 @@ impl<'a> Grads<'a> {
         let Some((bucket, started)) = self.under_way.pop_front() else { return Ok(()) };
         let own = self.group.map_or(0, Group::rank);
         let row = started.finish()?.own(own)?;
-        self.sums[bucket].push(vec![row], add)
+        self.sums[bucket].push(vec![row], |left, right| add_all(left, right))
     }
 
     /// The sums over all micro-batches of all replicas, by use of the rank, flat: slices of this
@@ -200,8 +200,4 @@ pub(crate) fn tag(bucket: usize, message: Message) -> u32 {
 
 fn empty(bucket: &Bucket) -> (Vec<Option<Tensor>>, usize) {
     (bucket.uses.iter().map(|_| None).collect(), bucket.units)
-}
-
-fn add(left: &mut Vec<Tensor>, right: &Vec<Tensor>) -> Result<()> {
-    add_all(left, right)
 }

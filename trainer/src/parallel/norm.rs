@@ -39,8 +39,8 @@ pub fn block_sums(run: &Tensor, elements: u64, into: &mut [f64]) -> Result<()> {
         } else {
             (1, len - whole)
         };
-        let part = flat.f_narrow(0, first, count * width)?.f_to_kind(Kind::Double)?;
-        let squares = part.f_square()?.f_view([count, width])?;
+        let mut part = flat.f_narrow(0, first, count * width)?.f_to_kind(Kind::Double)?;
+        let squares = part.f_square_()?.f_view([count, width])?;
         let part_sums = squares.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?;
         for sum in Vec::<f64>::try_from(&part_sums)? {
             *sums.next().expect("a place for each block") = sum;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ckpt::layout::{Layout, Slices, Zero};
+use ckpt::layout::{Layout, Param, Slices, Zero};
 use ckpt::{Dtype, Group};
 use tch::Kind;
 
@@ -14,7 +14,7 @@ use super::tied::Uses;
 use crate::Result;
 use crate::comm::Comm;
 use crate::config::{self, Config};
-use crate::mesh::Share;
+use crate::mesh::{Mesh, Share};
 use crate::model::{Model, Stage, Tp};
 
 /// The groups of a checkpoint that training changes.
@@ -98,17 +98,7 @@ impl Setup {
         let buckets = buckets(&chunks, &mut pieces, limit, elements);
 
         let unit_stages: Vec<u64> = (0..model.units()).map(|unit| rank_of(unit) as u64).collect();
-        let layout = ckpt::layout::Mesh {
-            tp: mesh.tp as u64,
-            pp: mesh.pp as u64,
-            vpp: mesh.virtual_stages as u64,
-            dp: mesh.dp as u64,
-            // What is sliced are the f32 weights, from the first stage on.
-            zero: if zero > 0 { Zero::Three } else { Zero::Off },
-            slices: Slices::Blocks,
-        };
-        let groups = GROUPS.map(|group| (group, Dtype::F32));
-        let layout = Layout::new(layout, model.layout(&unit_stages), &groups)?;
+        let layout = layout(model.layout(&unit_stages), mesh, zero)?;
         let rules = Rules {
             order: match parallel.reduce {
                 config::Reduce::Tree => Order::Tree,
@@ -150,6 +140,20 @@ impl Setup {
             |piece: &Piece| Buffer::new(piece.params.iter().map(|at| self.elements(*at)), replicas);
         self.pieces.iter().map(buffer).collect()
     }
+}
+
+/// What all ranks hold.
+fn layout(params: Vec<Param>, mesh: Mesh, zero: u64) -> Result<Layout> {
+    let mesh = ckpt::layout::Mesh {
+        tp: mesh.tp as u64,
+        pp: mesh.pp as u64,
+        vpp: mesh.virtual_stages as u64,
+        dp: mesh.dp as u64,
+        // What is sliced are the f32 weights, from the first stage of ZeRO on.
+        zero: if zero > 0 { Zero::Three } else { Zero::Off },
+        slices: Slices::Blocks,
+    };
+    Ok(Layout::new(mesh, params, &GROUPS.map(|group| (group, Dtype::F32)))?)
 }
 
 /// Which micro-batches of a step each of so many replicas computes.

@@ -1,0 +1,63 @@
+//! What of the state a rank holds, for checkpoints.
+
+use std::collections::BTreeMap;
+
+use ckpt::layout::{Layout, Part};
+use tch::Tensor;
+
+use crate::step::Trainer;
+
+/// What a rank holds of a tensor of the state.
+#[derive(Debug)]
+pub struct Held<'a> {
+    /// Which tensor and which parts of it, as [`Trainer::layout`] counts; `at` is in `tensor`.
+    pub parts: Vec<Part>,
+    /// f32, contiguous; padding may follow its parts.
+    pub tensor: &'a Tensor,
+}
+
+/// As [`Held`], to be filled.
+#[derive(Debug)]
+pub struct HeldMut<'a> {
+    /// As [`Held::parts`].
+    pub parts: Vec<Part>,
+    /// As [`Held::tensor`].
+    pub tensor: &'a mut Tensor,
+}
+
+impl Trainer {
+    /// What all ranks hold, in the groups of a checkpoint.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.setup.layout
+    }
+
+    /// What this rank holds.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Held<'_>> {
+        let mut parts = self.parts_by_place();
+        let all = self.state().into_iter().flatten().enumerate();
+        all.filter_map(|(at, tensor)| Some(Held { parts: parts.remove(&at)?, tensor })).collect()
+    }
+
+    /// What this rank holds, to be filled. Then call [`Trainer::loaded`].
+    #[must_use]
+    pub fn parts_mut(&mut self) -> Vec<HeldMut<'_>> {
+        let mut parts = self.parts_by_place();
+        let all = self.state_mut().into_iter().flatten().enumerate();
+        all.filter_map(|(at, tensor)| Some(HeldMut { parts: parts.remove(&at)?, tensor })).collect()
+    }
+
+    /// The rank's parts by the place of their tensor in [`Trainer::state`], end to end.
+    fn parts_by_place(&self) -> BTreeMap<usize, Vec<Part>> {
+        let mut by_place = BTreeMap::<usize, Vec<Part>>::new();
+        let count = self.model.params().len();
+        for part in self.setup.layout.parts(self.comm.rank as u64) {
+            let place = self.setup.params.binary_search(&(part.tensor % count));
+            let place = place.expect("the layout gives a rank what it has");
+            let at = part.tensor / count * self.setup.params.len() + place;
+            by_place.entry(at).or_default().push(part);
+        }
+        by_place
+    }
+}

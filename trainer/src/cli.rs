@@ -1,3 +1,5 @@
+use std::ffi::OsString;
+
 use clap::{Args, Parser, Subcommand};
 
 use crate::cmd::{EvalArgs, GenerateArgs, ReportArgs};
@@ -15,7 +17,10 @@ pub(crate) enum Verb {
     /// Trains. Goes on from the newest complete checkpoint of the run, if there is one.
     ///
     /// SIGTERM or SIGINT: finishes the step, saves, and exits with 75; a second one ends at once.
-    /// Exit 0: all steps done. 75: stopped and saved, start it again. 2: could not.
+    /// One of the processes that torchrun, srun or `trainer launch` start is a rank of the run.
+    ///
+    /// Exit 0: all steps done. 75: stopped and saved, start it again. 2: could not. 3: another rank
+    /// is lost or failed; start all of them again.
     Train(TrainArgs),
     /// Writes text from a checkpoint.
     Generate(GenerateArgs),
@@ -27,6 +32,12 @@ pub(crate) enum Verb {
     ///
     /// Exit 0: it can run. 1: it cannot, and the plan says why. 2: the config cannot be read.
     Plan(PlanArgs),
+    /// Starts the ranks of a run on this machine, as in `trainer launch -n 8 -- train run.toml`.
+    ///
+    /// What they print has their number before it. SIGTERM or SIGINT: asks all of them to stop; a
+    /// second one ends them. When one fails, the others are ended too. Exits with the worst code of
+    /// a rank; who was killed counts as 3.
+    Launch(LaunchArgs),
 }
 
 #[derive(Debug, Args)]
@@ -54,4 +65,14 @@ pub(crate) struct PlanArgs {
     /// Speed of training, for the time that the run takes, as `log.jsonl` of a run like it has it.
     #[arg(long, value_name = "N")]
     pub(crate) tokens_per_s: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// How many ranks.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) ranks: u16,
+    /// What each of them does: a verb of this command and its arguments.
+    #[arg(last = true, required = true, value_name = "ARGS")]
+    pub(crate) command: Vec<OsString>,
 }

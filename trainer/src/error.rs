@@ -57,6 +57,14 @@ pub enum Error {
 /// `std`'s, with our [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl Error {
+    /// Whether other ranks, or the way to them, are the reason, and nothing of this one.
+    #[must_use]
+    pub fn is_peer_lost(&self) -> bool {
+        matches!(self, Error::Bridge(error) if error.is_peer_lost())
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

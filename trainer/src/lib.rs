@@ -7,7 +7,7 @@
 //! bits of one that was never interrupted, on the same number of threads.
 //!
 //! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
-//! [`accumulate`] and [`optim`] what happens to its gradients, `data` where the batches come from,
+//! [`launch`] how several processes become one run, [`accumulate`] and [`optim`] what happens to its gradients, `data` where the batches come from,
 //! `state` what a checkpoint holds, [`lr`] and [`log`] what their names say, [`rng`] random numbers
 //! without a state.
 
@@ -20,9 +20,11 @@ mod data;
 mod error;
 pub mod eval;
 mod evaluate;
+pub mod exit;
 pub mod generate;
 mod held;
 pub mod input;
+pub mod launch;
 pub mod log;
 pub mod lr;
 pub mod mesh;

@@ -17,26 +17,23 @@ use indexed::IndexedDataset;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use trainer::config::Config;
+use trainer::exit;
+use trainer::launch::local::{self, LAUNCHER, Launch};
 use trainer::plan::{Known, Plan};
 use trainer::{Host, Outcome};
 
-use crate::cli::{Cli, ConfigArgs, PlanArgs, TrainArgs, Verb};
-
-/// The answer is no.
-const EXIT_NO: u8 = 1;
-/// It could not be done.
-const EXIT_FAILED: u8 = 2;
-/// Saved, submit again: `EX_TEMPFAIL` of sysexits.h, which batch systems can be told to requeue on.
-const EXIT_SAVED: u8 = 75;
+use crate::cli::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
 
 fn main() -> ExitCode {
     stderr::install();
+    end_with_launcher();
     let done = match &Cli::parse().verb {
         Verb::Train(args) => train(args),
         Verb::Generate(args) => cmd::generate(args),
         Verb::Eval(args) => cmd::eval(args),
         Verb::Report(args) => cmd::report(args),
         Verb::Plan(args) => plan(args),
+        Verb::Launch(args) => launch(args),
     };
     match done {
         Ok(code) => code,
@@ -44,7 +41,8 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             _ = writeln!(io::stderr(), "error: {}", storage::one_line(&*error));
-            ExitCode::from(EXIT_FAILED)
+            let lost = error.downcast_ref().is_some_and(trainer::Error::is_peer_lost);
+            ExitCode::from(if lost { exit::PEER_LOST } else { exit::FAILED })
         }
     }
 }
@@ -66,8 +64,24 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     let host = Host { stop: &stop, terminal: Box::new(io::stderr()) };
     Ok(match trainer::train(&config, host)? {
         Outcome::Done => ExitCode::SUCCESS,
-        Outcome::Saved => ExitCode::from(EXIT_SAVED),
+        Outcome::Saved => ExitCode::from(exit::SAVED),
     })
+}
+
+fn launch(args: &LaunchArgs) -> Result<ExitCode> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        flag::register(signal, Arc::clone(&stop)).context("watch for signals")?;
+    }
+    let code = local::launch(Launch {
+        program: std::env::current_exe().context("find the program")?,
+        arguments: args.command.clone(),
+        ranks: args.ranks.into(),
+        stop: &stop,
+        out: Box::new(io::stdout()),
+        err: Box::new(io::stderr()),
+    })?;
+    Ok(ExitCode::from(code))
 }
 
 fn plan(args: &PlanArgs) -> Result<ExitCode> {
@@ -85,7 +99,7 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
     } else {
         write!(out, "{plan}")?;
     }
-    Ok(if plan.refusals.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NO) })
+    Ok(if plan.refusals.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 fn load(args: &ConfigArgs) -> Result<Config> {
@@ -109,6 +123,17 @@ fn memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// A rank must not outlive who started it: what it printed nobody would read, and what it holds
+/// nobody would look for.
+fn end_with_launcher() {
+    let Ok(launcher) = std::env::var(LAUNCHER) else { return };
+    let asked = bridge::runtime::end_with_parent();
+    let is_there = launcher.parse() == Ok(std::os::unix::process::parent_id());
+    if !asked || !is_there {
+        log::warn!("launch: this rank will not end with its launcher, process {launcher}");
+    }
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {

@@ -1,0 +1,18 @@
+//! Several processes become one run.
+//!
+//! [`World::find`] says which rank this process is: torchrun's variables, Slurm's, or those that
+//! `trainer launch` ([`local`]) sets. [`Session`] brings the ranks together in named stages, each
+//! with a time-out that names who is missing, and apart again. [`Watchdog`] tells, when somebody
+//! waits too long, what each rank does. What ends a rank ends all: a rank that fails says so, and
+//! one that cannot is missed by the others.
+
+mod hosts;
+pub mod local;
+mod session;
+mod watch;
+mod world;
+
+pub use hosts::expand;
+pub use session::{Session, Stage};
+pub use watch::Watchdog;
+pub use world::{Keeper, World};

@@ -1,0 +1,249 @@
+//! The ranks of a run from the moment they find one another until they part.
+
+use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
+use std::time::{Duration, Instant};
+
+use bridge::dist::{Listen, Options, Store};
+
+use super::world::{Keeper, World};
+use crate::{Error, Result};
+
+/// How a run starts. All ranks pass each stage together, so that one that is late or lost is named
+/// where that happens, and not in the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The ranks find one another.
+    Store,
+    /// They are connected to those that they work with.
+    Groups,
+    /// The order of the samples is mapped or built.
+    Index,
+    /// The corpus is opened and its first batches are asked for.
+    Data,
+    /// Weights are drawn, or read from a checkpoint.
+    Checkpoint,
+    /// All of them do one thing together.
+    FirstCollective,
+}
+
+impl Stage {
+    /// The name, as it stands in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Store => "store",
+            Stage::Groups => "groups",
+            Stage::Index => "index",
+            Stage::Data => "data",
+            Stage::Checkpoint => "checkpoint",
+            Stage::FirstCollective => "first collective",
+        }
+    }
+
+    /// How long a rank may be behind the first of them, as a multiple of the time after which a
+    /// silent peer is lost. Building an index or reading a checkpoint from a busy file system takes
+    /// one rank far longer than another.
+    fn patience(self) -> u32 {
+        match self {
+            Stage::Store | Stage::Groups | Stage::FirstCollective => 1,
+            Stage::Data => 5,
+            Stage::Index | Stage::Checkpoint => 15,
+        }
+    }
+}
+
+/// How long who keeps the store waits for others to leave it. After a failure some never will, and
+/// the rest have asked what they had to ask within a second or so.
+const LEAVE_WAIT: Duration = Duration::from_secs(5);
+
+/// One rank's part in a run of several.
+#[derive(Debug)]
+pub struct Session {
+    world: World,
+    store: Store,
+    listen: Listen,
+    timeout: Duration,
+    members: Vec<usize>,
+}
+
+impl Session {
+    /// Finds the other ranks. Whoever is silent for `timeout` is lost, here and later.
+    ///
+    /// # Errors
+    /// [`Error::Bridge`] that names the ranks that do not come; [`Error::Mismatch`] if they were
+    /// told different things.
+    pub fn begin(world: World, timeout: Duration) -> Result<Self> {
+        let begun = Instant::now();
+        let World { rank, ref host, port, .. } = world;
+        let keeps = world.keeper == Keeper::FirstRank && rank == 0;
+        let store = if keeps {
+            Store::serve(host, port, timeout)?
+        } else {
+            Store::connect(host, port, timeout)?
+        };
+        let store = store.below(&format!("feedline/{}", world.restart));
+        let listen = Listen::Address(String::new());
+        let members = (0..world.size).collect();
+        let mut session = Session { world, store, listen, timeout, members };
+        if let Err(error) = session.meet() {
+            // The others may still be asking the store who is missing.
+            session.leave();
+            return Err(error);
+        }
+        session.listen = session.listen()?;
+        log::info!(
+            "launch: {} ranks after {:.1} s, by {}",
+            session.world.size,
+            begun.elapsed().as_secs_f64(),
+            session.world.told_by
+        );
+        Ok(session)
+    }
+
+    fn meet(&self) -> Result<()> {
+        if let Err(error) = self.agree() {
+            self.store.fail("stage/store", self.world.rank, &error.to_string())?;
+            return Err(error);
+        }
+        self.stage(Stage::Store, || Ok(()))
+    }
+
+    /// Each rank is there once, and all were told of the same number.
+    fn agree(&self) -> Result<()> {
+        let World { rank, size, .. } = self.world;
+        let refuse = |detail: String| Error::Mismatch {
+            doing: "find the other ranks".to_owned(),
+            details: vec![detail],
+            hint: "look at how the ranks were started, and whether ranks of another run have the \
+                   same MASTER_ADDR and MASTER_PORT",
+        };
+        if rank == 0 {
+            self.store.set("size", size.to_string().as_bytes())?;
+        }
+        let told = match self.store.get("size", self.timeout) {
+            Ok(told) => told,
+            Err(bridge::Error::Store { .. }) => {
+                let (doing, after) = ("stage/store".to_owned(), self.timeout);
+                return Err(bridge::Error::Absent { doing, missing: vec![0], after }.into());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let told = String::from_utf8_lossy(&told).into_owned();
+        if told != size.to_string() {
+            return Err(refuse(format!("rank {rank} is of {size} ranks, rank 0 of {told}")));
+        }
+        if self.store.add(&format!("claims/{rank}"), 1)? > 1 {
+            return Err(refuse(format!("there are two ranks {rank}")));
+        }
+        let own = self.address(&self.world.host).unwrap_or(IpAddr::from([127, 0, 0, 1]));
+        Ok(self.store.set(&format!("address/{rank}"), own.to_string().as_bytes())?)
+    }
+
+    /// The address by which this machine reaches `host`. Nothing is sent.
+    fn address(&self, host: &str) -> Option<IpAddr> {
+        let to = (host, self.world.port).to_socket_addrs().ok()?.next()?;
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(to).ok()?;
+        socket.local_addr().ok().map(|local| local.ip())
+    }
+
+    /// Where this rank can be reached by the others. The way to the store says it, but for ranks
+    /// that have the store on their own machine: they see it in the loopback, which others do not
+    /// reach, and take the way to one of those.
+    fn listen(&self) -> Result<Listen> {
+        if let Ok(interface) = std::env::var("GLOO_SOCKET_IFNAME") {
+            return Ok(Listen::Interface(interface));
+        }
+        let of = |rank: usize| -> Result<Option<IpAddr>> {
+            let text = self.store.get(&format!("address/{rank}"), self.timeout)?;
+            Ok(String::from_utf8_lossy(&text).parse().ok())
+        };
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        let own = of(self.world.rank)?.unwrap_or(loopback);
+        if !own.is_loopback() {
+            return Ok(Listen::Address(own.to_string()));
+        }
+        for rank in &self.members {
+            if let Some(there) = of(*rank)?.filter(|there| !there.is_loopback()) {
+                let own = self.address(&there.to_string()).unwrap_or(loopback);
+                return Ok(Listen::Address(own.to_string()));
+            }
+        }
+        Ok(Listen::Address(loopback.to_string()))
+    }
+
+    /// What this rank was told.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Where the ranks meet, for their groups.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// How groups are connected.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options { timeout: self.timeout, listen: self.listen.clone() }
+    }
+
+    /// Does this rank's part of a stage, and waits until all have done theirs. Every stage comes
+    /// once.
+    ///
+    /// # Errors
+    /// What `work` says, which the others then hear of, or [`Error::Bridge`] with the ranks that
+    /// are missing, or the one that failed and why.
+    pub fn stage<T>(&self, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let place = format!("stage/{}", stage.name());
+        let done = match work() {
+            Ok(done) => done,
+            Err(error) => {
+                self.store.fail(&place, self.world.rank, &error.to_string())?;
+                return Err(error);
+            }
+        };
+        let timeout = self.timeout * stage.patience();
+        self.store.meet(&place, self.world.rank, &self.members, timeout)?;
+        Ok(done)
+    }
+
+    /// Parts from the others after a run that ended well: returns when all have come here.
+    ///
+    /// # Errors
+    /// [`Error::Bridge`] with those that have not.
+    pub fn finish(self) -> Result<()> {
+        self.store.meet("end", self.world.rank, &self.members, self.timeout)?;
+        self.leave();
+        Ok(())
+    }
+
+    /// Parts from the others after a failure: leaves them the reason, and gives the first reason
+    /// that any rank left, if that is another's.
+    pub fn abort(self, error: &Error) -> Option<String> {
+        let why = format!("rank {}: {error}", self.world.rank);
+        let first = self.store.add("failures", 1).ok()?;
+        if first == 1 {
+            self.store.set("why", why.as_bytes()).ok()?;
+        }
+        // A rank that lost a peer can hear why, if that peer could still say it.
+        let why = (first > 1).then(|| self.store.get("why", LEAVE_WAIT).ok()).flatten();
+        self.leave();
+        why.map(|why| String::from_utf8_lossy(&why).into_owned())
+    }
+
+    /// Who keeps the store keeps it until the others need it no more, or for a while.
+    fn leave(self) {
+        let others = self.world.size as i64 - 1; // fits: at most 2^20
+        let keeps = self.world.keeper == Keeper::FirstRank && self.world.rank == 0;
+        // That the store has gone means that its keeper has: then there is nothing to wait for.
+        if keeps {
+            _ = others == 0 || self.store.wait(&["left/all"], LEAVE_WAIT).unwrap_or(false);
+        } else if self.store.add("left/count", 1).unwrap_or(0) == others {
+            _ = self.store.set("left/all", b"");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What each rank waits for, when that takes too long.
+//!
+//! A thread a rank says every second what the rank is doing, in the store. When the rank has waited
+//! for another too long, one of those that wait collects what all said and logs it: a hang then
+//! names the rank that all others wait for, and what it was about to do.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bridge::dist::{Store, Wait, ranks_text};
+
+use crate::Result;
+
+/// How often a rank says what it does. 4,096 ranks make 4,096 small messages a second of it, a
+/// tenth of what a store takes.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// A rank whose words do not change for so many beats gives no sign of life.
+const SILENT_BEATS: u32 = 3;
+
+/// Lines of a report.
+const LINES_MAX: usize = 64;
+
+/// Watches until it is dropped.
+#[derive(Debug)]
+pub struct Watchdog {
+    /// Dropped to end the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Watches rank `rank` of `size`, through a connection of its own. `doing` says in words what
+    /// the rank does; after waiting for `limit` it is told what all do.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`] if there is no second connection.
+    pub fn start(
+        store: &Store,
+        (rank, size): (usize, usize),
+        limit: Duration,
+        doing: impl Fn() -> String + Send + 'static,
+    ) -> Result<Self> {
+        let watch = Watch { store: store.again()?, rank, size, limit };
+        let (stop, stopped) = mpsc::channel();
+        let name = format!("watch-{rank}");
+        let run = move || {
+            let mut beats = 0;
+            while stopped.recv_timeout(BEAT.min(limit)) == Err(RecvTimeoutError::Timeout) {
+                beats += 1;
+                // Without a store there is nobody to tell; the rank itself will notice.
+                if watch.beat(beats, &doing()).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(name).spawn(run);
+        let thread = thread.map_err(|source| crate::Error::Run {
+            doing: "start a thread that watches".to_owned(),
+            source,
+        })?;
+        Ok(Watchdog { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It panics for no reason of ours, and then has already said so.
+            _ = thread.join();
+        }
+    }
+}
+
+struct Watch {
+    store: Store,
+    rank: usize,
+    size: usize,
+    limit: Duration,
+}
+
+impl Watch {
+    fn beat(&self, beats: u64, doing: &str) -> bridge::Result<()> {
+        self.store.tell_waits(BEAT)?;
+        let waits = self.store.waits();
+        let text = describe(doing, waits.first());
+        self.store.set(&format!("doing/{}", self.rank), format!("{beats}\n{text}").as_bytes())?;
+        if waits.first().is_some_and(|wait| wait.age >= self.limit) && self.is_first()? {
+            self.report(&text)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no other rank has reported in this while. Clocks that differ make a second report.
+    fn is_first(&self) -> bridge::Result<bool> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let while_no = now.as_millis() / self.limit.as_millis().max(1);
+        Ok(self.store.add(&format!("told/{while_no}"), 1)? == 1)
+    }
+
+    fn report(&self, own: &str) -> bridge::Result<()> {
+        let before = self.all()?;
+        thread::sleep(BEAT.min(self.limit) * SILENT_BEATS);
+        let after = self.all()?;
+        let mut lines = Vec::new();
+        let mut silent = Vec::new();
+        for (rank, (before, after)) in before.into_iter().zip(after).enumerate() {
+            match after.as_deref().and_then(|said| said.split_once('\n')) {
+                // Our own thread is here.
+                _ if rank == self.rank => lines.push(format!("  rank {rank} {own}")),
+                Some((_, said)) if before != after => lines.push(format!("  rank {rank} {said}")),
+                Some((_, said)) => {
+                    silent.push(rank);
+                    lines.push(format!("  rank {rank} gives no sign of life; last it {said}"));
+                }
+                None => {
+                    silent.push(rank);
+                    lines.push(format!("  rank {rank} has said nothing"));
+                }
+            }
+        }
+        let left_out = lines.len().saturating_sub(LINES_MAX);
+        lines.truncate(LINES_MAX);
+        if left_out > 0 {
+            lines.push(format!("  and {left_out} more"));
+        }
+        if !silent.is_empty() {
+            lines.push(format!("  no sign of life: ranks {}", ranks_text(&silent)));
+        }
+        log::warn!(
+            "watch: rank {} has waited too long; what each does:\n{}",
+            self.rank,
+            lines.join("\n")
+        );
+        Ok(())
+    }
+
+    /// What each rank said last.
+    fn all(&self) -> bridge::Result<Vec<Option<String>>> {
+        let said = |rank| {
+            let said = self.store.look(&format!("doing/{rank}"))?;
+            Ok(said.map(|said| String::from_utf8_lossy(&said).into_owned()))
+        };
+        (0..self.size).map(said).collect()
+    }
+}
+
+/// `waits Backward(micro-batch 3) from rank 6 (recv on pp[0], 31 s)`.
+fn describe(doing: &str, wait: Option<&Wait>) -> String {
+    let doing = if doing.is_empty() { "to start" } else { doing };
+    let Some(Wait { op, group, members, peer, age, .. }) = wait else {
+        return format!("is not waiting: {doing}");
+    };
+    let whom = match peer {
+        Some(peer) if *op == "send" => format!("to rank {peer}"),
+        Some(peer) => format!("from rank {peer}"),
+        None => format!("with ranks {}", ranks_text(members)),
+    };
+    format!("waits {doing} {whom} ({op} on {group}, {:.0} s)", age.as_secs_f64())
+}

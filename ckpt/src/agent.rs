@@ -50,8 +50,8 @@ pub struct Agent {
 
 impl Agent {
     /// Starts an agent, by a command that calls [`serve`]. It saves into the folder below the store
-    /// of that URL, which must be those of the [`Background`](crate::Background) that it is for, as
-    /// must options and patience.
+    /// of that URL, or, if that is empty, into the store itself. Both must be those of the
+    /// [`Background`](crate::Background) that it is for, as must options and patience.
     ///
     /// # Errors
     /// [`Error::Agent`] if it does not start, or cannot open the store.

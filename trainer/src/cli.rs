@@ -16,11 +16,13 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Trains. Goes on from the newest complete checkpoint of the run, if there is one.
     ///
-    /// SIGTERM or SIGINT: finishes the step, saves, and exits with 75; a second one ends at once.
+    /// SIGTERM, SIGINT or SIGUSR1: finishes the step, saves what fits into checkpoint.grace, and
+    /// exits with 75; a second one ends at once.
     /// One of the processes that torchrun, srun or `trainer launch` start is a rank of the run.
     ///
     /// Exit 0: all steps done. 75: stopped and saved, start it again. 2: could not. 3: another rank
-    /// is lost or failed; start all of them again.
+    /// is lost or failed; start all of them again. 4: done and saved, but a save on the way, or a
+    /// copy to the second store, had failed.
     Train(TrainArgs),
     /// Writes text from a checkpoint.
     Generate(GenerateArgs),
@@ -38,6 +40,9 @@ pub(crate) enum Verb {
     /// second one ends them. When one fails, the others are ended too. Exits with the worst code of
     /// a rank; who was killed counts as 3.
     Launch(LaunchArgs),
+    /// Saves in a trainer's stead, which starts it.
+    #[command(hide = true)]
+    CkptAgent,
 }
 
 #[derive(Debug, Args)]

@@ -7,8 +7,9 @@
 //! bits of one that was never interrupted, on the same number of threads.
 //!
 //! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
-//! [`launch`] how several processes become one run, [`accumulate`] and [`optim`] what happens to its gradients, `data` where the batches come from,
-//! `state` what a checkpoint holds, [`lr`] and [`log`] what their names say, [`rng`] random numbers
+//! [`launch`] how several processes become one run, [`accumulate`] and [`optim`] what happens to
+//! its gradients, `data` where the batches come from, `state` what a checkpoint holds, `saver` when
+//! one is made, [`lr`] and [`log`] what their names say, [`rng`] random numbers
 //! without a state.
 
 #![forbid(unsafe_code)]
@@ -36,6 +37,7 @@ pub mod report;
 mod resume;
 pub mod rng;
 mod sample;
+mod saver;
 pub mod scaler;
 pub mod state;
 mod step;

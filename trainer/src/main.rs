@@ -7,14 +7,14 @@ mod cmd;
 mod stderr;
 
 use std::io::{self, Write as _};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use indexed::IndexedDataset;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use trainer::config::Config;
 use trainer::exit;
@@ -34,6 +34,9 @@ fn main() -> ExitCode {
         Verb::Report(args) => cmd::report(args),
         Verb::Plan(args) => plan(args),
         Verb::Launch(args) => launch(args),
+        Verb::CkptAgent => {
+            ckpt::serve_agent().map(|()| ExitCode::SUCCESS).context("save for a trainer")
+        }
     };
     match done {
         Ok(code) => code,
@@ -54,16 +57,24 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     }
     let config = load(&args.config)?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
+    for signal in [SIGTERM, SIGINT, SIGUSR1] {
         // Runs first, and finds the flag set at the second signal only.
         let at_once = 128 + signal;
         flag::register_conditional_shutdown(signal, at_once, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
             .context("watch for signals")?;
     }
-    let host = Host { stop: &stop, terminal: Box::new(io::stderr()) };
+    let agent = std::env::current_exe().map(|program| {
+        let mut command = Command::new(program);
+        // It is to outlive this rank.
+        command.arg("ckpt-agent").env_remove(LAUNCHER);
+        command
+    });
+    let terminal = Box::new(io::stderr());
+    let host = Host { stop: &stop, terminal, agent: Some(agent.context("find this program")?) };
     Ok(match trainer::train(&config, host)? {
         Outcome::Done => ExitCode::SUCCESS,
+        Outcome::Gaps => ExitCode::from(exit::GAPS),
         Outcome::Saved => ExitCode::from(exit::SAVED),
     })
 }

@@ -4,10 +4,13 @@
 //! gradients are divided after. Where that overflows, the step changes nothing, and after a few such
 //! steps the scale is halved; after a long run of good ones it is doubled (Megatron's rule).
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::LossScaleConfig;
 
 /// What of the loss scale a run must remember.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scaler {
     /// What the loss is multiplied by: a power of two, if it began as one.
     pub scale: f64,

@@ -6,24 +6,31 @@
 //! else is in the resolved config, which is a blob of the checkpoint, and in its `meta`:
 //!
 //! ```text
-//! {"step":120,"samples_consumed":1920,"libtorch":"2.11.0","data":{"tokens":..}}
+//! {"step":120,"samples_consumed":1920,"loss_scale":null,"libtorch":"2.11.0","data":{"tokens":..}}
 //! ```
 
+use std::sync::Arc;
+
 use bridge::runtime::torch_version;
-use ckpt::{Blob, Checkpoint, Checkpoints, Dtype, Group, SaveReport, TensorData, TensorRead};
+use ckpt::layout::Part;
+use ckpt::{Checkpoint, Checkpoints, Dtype, Group, SavePlan, TensorRead, TensorSpec, Want};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use storage::Key;
 
-use crate::config::{Config, Effect};
+use crate::config::{self, Config, Effect};
+use crate::held::{Held, HeldMut};
 use crate::model::ParamSpec;
+use crate::parallel::setup::GROUPS;
+use crate::scaler::Scaler;
 use crate::step::Trainer;
 use crate::{Error, Result};
 
 /// The blob with the resolved config.
-const CONFIG: &str = "config.toml";
+pub(crate) const CONFIG: &str = "config.toml";
 
-/// The groups of [`Trainer::state`].
-const GROUPS: [Group; 3] = [Group::Model, Group::ExpAvg, Group::ExpAvgSq];
+/// Of an f32.
+const ITEM_BYTES: u64 = 4;
 
 // Tensors are lent to the checkpoint as they lie in memory, and it keeps little-endian numbers.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -31,58 +38,130 @@ const _: () = assert!(cfg!(target_endian = "little"));
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Optimizer steps done.
+    /// Steps done.
     pub step: u64,
     /// Samples consumed.
     pub samples: u64,
 }
 
-/// Saves a trainer. `data` is the corpus's fingerprint.
-///
-/// # Errors
-/// [`Error::Ckpt`], or [`Error::Bridge`] if a graph still holds a weight.
-pub fn save(
-    checkpoints: &Checkpoints,
-    trainer: &Trainer,
-    progress: Progress,
-    config: &Config,
-    data: &Value,
-) -> Result<SaveReport> {
-    let shapes: Vec<Vec<u64>> = trainer.specs().iter().map(ParamSpec::shape_u64).collect();
-    let mut tensors = Vec::new();
-    for (group, list) in GROUPS.into_iter().zip(trainer.state()) {
-        for ((spec, shape), tensor) in trainer.specs().iter().zip(&shapes).zip(list) {
-            // Padding comes last, and is not kept.
-            let bytes = &bridge::bytes(tensor)?[..4 * spec.numel()];
-            tensors.push(TensorData { name: &spec.name, group, dtype: Dtype::F32, shape, bytes });
-        }
-    }
-    let text = config.resolved().to_toml();
-    let blob = Blob { name: CONFIG, bytes: text.as_bytes() };
-    let meta = json!({
-        "step": progress.step,
-        "samples_consumed": progress.samples,
-        "libtorch": torch_version(),
-        "data": data,
-    });
-    Ok(checkpoints.save(progress.step, &tensors, &[blob], meta)?)
+/// How the ranks of a run save its state, and this one its part.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    plan: Arc<SavePlan>,
+    rank: usize,
 }
 
-/// Fills a trainer from a checkpoint. The caller has checked their configs ([`check_same_run`]).
+impl Parts {
+    /// Plans who writes what. `checkpoints` says how large files are.
+    ///
+    /// # Errors
+    /// [`Error::Ckpt`] if they hold what cannot be saved.
+    pub fn new(checkpoints: &Checkpoints, trainer: &Trainer) -> Result<Self> {
+        let (layout, limits) = (trainer.layout(), checkpoints.plan_limits());
+        let plan = Arc::new(SavePlan::new(layout.specs(), &layout.held(), limits)?);
+        Ok(Parts { plan, rank: trainer.comm().rank })
+    }
+
+    /// Who writes what.
+    #[must_use]
+    pub fn plan(&self) -> &Arc<SavePlan> {
+        &self.plan
+    }
+
+    /// Which of the plan's writers this is.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The bytes of this rank's holdings, where they lie.
+    ///
+    /// # Errors
+    /// [`Error::Bridge`] if a graph still holds a weight.
+    pub fn held<'a>(&self, trainer: &'a Trainer) -> Result<Vec<&'a [u8]>> {
+        let mut held = Vec::new();
+        for Held { parts, tensor } in trainer.parts() {
+            let bytes = bridge::bytes(tensor)?;
+            held.extend(parts.iter().map(|part| {
+                let (start, len) = range(part);
+                &bytes[start..start + len]
+            }));
+        }
+        Ok(held)
+    }
+
+    /// What this rank wants of a checkpoint, of some groups.
+    fn wants<'a>(&'a self, trainer: &'a mut Trainer, groups: &[Group]) -> Result<Vec<Want<'a>>> {
+        let mut wants = Vec::new();
+        for HeldMut { parts, tensor } in trainer.parts_mut() {
+            let (mut rest, mut begin) = (bridge::bytes_mut(tensor)?, 0);
+            for part in parts {
+                let (start, len) = range(&part);
+                let (_, after) = rest.split_at_mut(start - begin);
+                let (into, after) = after.split_at_mut(len);
+                (rest, begin) = (after, start + len);
+                let TensorSpec { name, group, .. } = &self.plan.specs()[part.tensor];
+                if groups.contains(group) {
+                    wants.push(Want { name, group: *group, region: part.region, into });
+                }
+            }
+        }
+        Ok(wants)
+    }
+}
+
+/// Where a part begins in its tensor's memory, and how long it is.
+fn range(part: &Part) -> (usize, usize) {
+    let elements = part.region.elements().expect("a layout's parts can be counted");
+    // fits: both are within a tensor that is in memory.
+    ((part.at * ITEM_BYTES) as usize, (elements * ITEM_BYTES) as usize)
+}
+
+/// What a checkpoint has besides tensors. `data` is the corpus's fingerprint.
+#[must_use]
+pub fn meta(trainer: &Trainer, progress: Progress, data: &Value) -> Value {
+    json!({
+        "step": progress.step,
+        "samples_consumed": progress.samples,
+        "loss_scale": trainer.scaler(),
+        "libtorch": torch_version(),
+        "data": data,
+    })
+}
+
+/// Fills this rank's parts of a state from a checkpoint of any layout: exactly the bytes that it
+/// has are read. The caller has checked their configs ([`check_same_run`]), and calls
+/// [`Trainer::loaded`] when all ranks have theirs.
 ///
 /// # Errors
-/// [`Error::Ckpt`]; [`Error::Mismatch`] if a tensor is absent or of another kind.
-pub fn load(checkpoint: &Checkpoint, trainer: &mut Trainer) -> Result<Progress> {
-    let specs = trainer.specs().to_vec();
-    for (group, list) in GROUPS.into_iter().zip(trainer.state_mut()) {
-        load_group(checkpoint, group, &specs, list)?;
+/// [`Error::Ckpt`], such as that it is of another model; [`Error::Mismatch`] if it does not say how
+/// far it is.
+pub fn load(
+    checkpoint: &Checkpoint,
+    parts: &Parts,
+    trainer: &mut Trainer,
+    wanted: &[config::Part],
+) -> Result<Progress> {
+    let is_wanted = |part: config::Part| wanted.contains(&part);
+    let groups = if is_wanted(config::Part::Optim) { &GROUPS[..] } else { &GROUPS[..1] };
+    let specs = parts.plan.specs().iter().filter(|spec| groups.contains(&spec.group));
+    checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
+    checkpoint.read(parts.wants(trainer, groups)?)?;
+    if !is_wanted(config::Part::Data) {
+        return Ok(Progress::default());
+    }
+    let bad = |detail: String| Error::Mismatch {
+        doing: format!("load {}", checkpoint.display()),
+        details: vec![detail],
+        hint: "it was not saved by this trainer; `feedline inspect` tells what is in it",
+    };
+    let meta = checkpoint.meta();
+    if let Some(scale) = meta.get("loss_scale").filter(|scale| !scale.is_null()) {
+        let scaler = Scaler::deserialize(scale);
+        trainer.set_scaler(scaler.map_err(|e| bad(format!("its loss scale {scale}: {e}")))?);
     }
     let number = |key: &str| {
-        checkpoint.meta()[key].as_u64().ok_or_else(|| Error::Mismatch {
-            doing: format!("load {}", checkpoint.display()),
-            details: vec![format!("its meta has no number '{key}'")],
-            hint: "it was not saved by this trainer; `feedline inspect` tells what is in it",
-        })
+        meta[key].as_u64().ok_or_else(|| bad(format!("its meta has no number '{key}'")))
     };
     Ok(Progress { step: number("step")?, samples: number("samples_consumed")? })
 }

@@ -1,14 +1,15 @@
 //! The loop: batches in, weights changed, and now and then a line, an evaluation, a checkpoint.
 //!
 //! What a run is after a step depends on its config and the step alone. So the loop keeps an order:
-//! all lines of a step are written and made durable before its checkpoint commits, and a resumed
+//! all lines of a step are written and made durable before its checkpoint is begun, and a resumed
 //! run cuts its log back to its checkpoint. Whatever a kill destroys is made again, bit for bit.
 
 use std::io::Write;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ckpt::{Checkpoints, Lease};
+use ckpt::Lease;
 use serde_json::Value;
 use storage::Key;
 
@@ -17,8 +18,9 @@ use crate::data::{self, Batches, Data};
 use crate::log::{EvalPerf, EvalRecord, Perf, RunLog, StepRecord, thousands};
 use crate::lr::LearningRate;
 use crate::plan::{Known, Plan};
-use crate::resume::Place;
-use crate::state::{self, Progress};
+use crate::resume::{Place, Start};
+use crate::saver::Saver;
+use crate::state::{Parts, Progress};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -27,7 +29,10 @@ use crate::{Error, Result};
 pub enum Outcome {
     /// All its steps are done and saved.
     Done,
-    /// It was asked to stop, or its time was up. It is saved, and goes on when started again.
+    /// The same, but a save on the way, or a copy to the second store, had failed.
+    Gaps,
+    /// It was asked to stop, or its time was up. What fitted into the time that was left is saved,
+    /// and it goes on from there when started again.
     Saved,
 }
 
@@ -37,6 +42,8 @@ pub struct Host<'a> {
     pub stop: &'a AtomicBool,
     /// Takes the progress lines: standard error, for a program.
     pub terminal: Box<dyn Write + Send>,
+    /// Starts a process that calls [`ckpt::serve_agent`], for a run that wants one.
+    pub agent: Option<Command>,
 }
 
 impl std::fmt::Debug for Host<'_> {
@@ -67,10 +74,10 @@ struct Run<'a> {
     fingerprint: Value,
     trainer: Trainer,
     progress: Progress,
-    /// Where the newest checkpoint stands; `None` before the first.
-    saved_step: Option<u64>,
+    /// The step of the last save that was begun, or that the run began with.
+    saved_step: u64,
     saved_at: Instant,
-    checkpoints: Checkpoints,
+    saver: Saver,
     log: RunLog,
     meter: Meter,
     stop: &'a AtomicBool,
@@ -90,19 +97,23 @@ impl<'a> Run<'a> {
         let mut trainer = Trainer::new(config)?;
 
         let place = Place::open(config)?;
-        let lease = place.checkpoints.lock()?;
-        place.checkpoints.sweep()?;
-        let progress = place.start(config, &mut trainer, &fingerprint)?;
+        let parts = Parts::new(&place.checkpoints, &trainer)?;
+        let lease = place.claim(config)?;
+        let start = Start { config, parts: &parts, data: &fingerprint };
+        let progress = place.start(&start, &mut trainer)?;
         write_config(config)?;
         let log = RunLog::open(config, progress.step, host.terminal)?;
+        let token = token();
+        let steps = place.checkpoints;
+        let saver = Saver::new(config, steps, parts, progress, token, host.agent)?;
         Ok(Run {
             data,
             fingerprint,
             trainer,
             progress,
-            saved_step: (progress.step > 0).then_some(progress.step),
+            saved_step: progress.step,
             saved_at: Instant::now(),
-            checkpoints: place.checkpoints,
+            saver,
             log,
             meter: Meter::new(),
             stop: host.stop,
@@ -117,6 +128,8 @@ impl<'a> Run<'a> {
         let mut batches = self.data.train_batches(&self.config, self.progress.samples)?;
         let mut micro = Vec::new();
         while self.progress.step < total {
+            // The earliest moment at which a signal may have come that is seen after the step.
+            let step_begun = Instant::now();
             let samples_before = self.progress.samples;
             self.step(rate.at(samples_before), &mut batches, &mut micro)?;
             let step = self.progress.step;
@@ -124,18 +137,33 @@ impl<'a> Run<'a> {
             if eval_every > 0 && (step.is_multiple_of(eval_every) || step == total) {
                 self.evaluate()?;
             }
-            let stop = self.must_stop(begun);
-            if stop || step == total || self.save_is_due() {
+            if step == total {
+                break;
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return self.stop_until(Some(step_begun + self.config.checkpoint.grace.0));
+            }
+            if self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0) {
+                return self.stop_until(None);
+            }
+            if self.save_is_due() {
                 self.save()?;
             }
-            if stop && step < total {
-                return Ok(Outcome::Saved);
-            }
         }
-        if self.saved_step != Some(self.progress.step) {
+        if self.saved_step != self.progress.step {
             self.save()?;
         }
-        Ok(Outcome::Done)
+        self.saver.finish()?;
+        Ok(if self.saver.failures() == 0 { Outcome::Done } else { Outcome::Gaps })
+    }
+
+    /// Saves what can be saved until then.
+    fn stop_until(&mut self, until: Option<Instant>) -> Result<Outcome> {
+        if self.saver.finish_until(until)? && self.saved_step != self.progress.step {
+            self.save()?;
+            self.saver.finish_until(until)?;
+        }
+        Ok(Outcome::Saved)
     }
 
     fn step(
@@ -150,8 +178,8 @@ impl<'a> Run<'a> {
 
         let step = self.progress.step + 1;
         let report = self.trainer.step(&self.config.optim, micro, step, lr)?;
-        self.progress =
-            Progress { step, samples: self.progress.samples + self.config.batch.global };
+        let samples = self.progress.samples;
+        self.progress = Progress { step, samples: samples + self.config.batch.at(samples) };
         self.meter.work += step_begun.elapsed();
         self.meter.steps += 1;
         if step == 1
@@ -187,11 +215,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn must_stop(&self, begun: Instant) -> bool {
-        let out_of_time = self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0);
-        out_of_time || self.stop.load(Ordering::Relaxed)
-    }
-
     fn save_is_due(&self) -> bool {
         let every = &self.config.checkpoint.every;
         let by_step = every.steps > 0 && self.progress.step.is_multiple_of(every.steps);
@@ -202,31 +225,32 @@ impl<'a> Run<'a> {
     fn save(&mut self) -> Result<()> {
         let begun = Instant::now();
         self.log.sync()?;
-        let report = state::save(
-            &self.checkpoints,
-            &self.trainer,
-            self.progress,
-            &self.config,
-            &self.fingerprint,
-        )?;
-        log::info!("saved {report}");
-        self.saved_step = Some(self.progress.step);
+        self.saver.save(&self.trainer, self.progress, &self.config, &self.fingerprint)?;
+        self.saved_step = self.progress.step;
         self.saved_at = Instant::now();
-        let keep = usize::try_from(self.config.checkpoint.keep.last).unwrap_or(usize::MAX);
-        self.checkpoints.retain(keep)?;
         self.meter.stall += begun.elapsed();
         Ok(())
     }
 
     fn summary(&self, outcome: Outcome) -> String {
         let tokens = thousands((self.progress.samples * self.config.model.seq_len) as f64);
+        let failed = self.saver.failures();
         let what = match outcome {
-            Outcome::Done => "done",
-            Outcome::Saved => "stopped and saved; start it again to go on",
+            Outcome::Done => "done".to_owned(),
+            Outcome::Gaps => format!("done and saved, but {failed} saves or copies had failed"),
+            Outcome::Saved => {
+                format!("stopped, saved at step {}; start it again to go on", self.saver.step())
+            }
         };
         let dir = self.config.checkpoint_dir();
         format!("step {}, {tokens} tokens: {what}; checkpoints in {dir}", self.progress.step)
     }
+}
+
+/// What no other process that saves has called itself.
+fn token() -> String {
+    let owner = storage::Owner::new().to_string();
+    format!("{:016x}", storage::crc64(owner.as_bytes()))
 }
 
 /// Where the time since the last record went.

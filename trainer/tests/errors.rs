@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Command;
 
@@ -133,27 +134,60 @@ fn a_second_writer_is_kept_out() {
     assert_success(&train(&config));
 }
 
-/// A file system of 12 MiB in memory: a run of 5 MiB a checkpoint fills it.
-#[test]
-fn a_full_disk_ends_the_run_and_spares_the_last_checkpoint() {
-    let lab = Lab::new();
-    let disk = lab.path("disk");
-    fs::create_dir(&disk).unwrap();
-    let mount = ["-t", "tmpfs", "-o", "size=12m", "tmpfs"];
-    if !Command::new("mount").args(mount).arg(&disk).output().is_ok_and(|o| o.status.success()) {
+/// A small file system in memory, in a folder of the lab. `None` where there can be none.
+fn disk<'a>(path: &'a Path, size: &str) -> Option<Unmount<'a>> {
+    fs::create_dir(path).unwrap();
+    let mount = ["-t", "tmpfs", "-o", size, "tmpfs"];
+    if !Command::new("mount").args(mount).arg(path).output().is_ok_and(|o| o.status.success()) {
         println!("SKIPPED: a tmpfs cannot be mounted here, which takes root");
-        return;
+        return None;
     }
-    let unmount = Unmount(&disk);
+    Some(Unmount(path))
+}
+
+/// A file system of 12 MiB: a run of 5 MiB a checkpoint fills it. The run goes on to its end, which
+/// it cannot save.
+#[test]
+fn a_full_disk_spares_the_last_checkpoint() {
+    let lab = Lab::new();
+    let path = lab.path("disk");
+    let Some(unmount) = disk(&path, "size=12m") else { return };
     let size = [("model.hidden", "128"), ("checkpoint.keep.last", "3")];
     let config = lab.config("disk/run", &size);
     let output = train(&config);
     let words = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains("no space left"), "{words}");
-    let last = words.lines().rfind(|line| line.starts_with("saved step")).expect("one was saved");
-    let tensors = lab.final_tensors("disk/run");
-    assert!(last.contains(tensors[0].0.split(':').next().unwrap()), "{last}");
+    for due in ["error: step 12 was not saved: ", "no space left", "step 48/48"] {
+        assert!(words.contains(due), "{due:?} is not in: {words}");
+    }
+    assert!(lab.final_tensors("disk/run")[0].0.starts_with("8: "), "{words}");
+    drop(unmount);
+}
+
+/// A disk that is full for a while: what failed is told when it happens, and by the exit code.
+#[test]
+fn a_save_that_fails_ends_nothing() {
+    let lab = Lab::new();
+    let path = lab.path("disk");
+    let Some(unmount) = disk(&path, "size=24m") else { return };
+    let place = format!("'{}/ckpt'", path.display());
+    let size = [("model.hidden", "128"), ("checkpoint.dir", &*place)];
+    let config = lab.config("run", &size);
+    fs::write(path.join("other"), vec![1; 22 << 20]).unwrap();
+    let mut command = trainer("train", &config);
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut words = String::new();
+    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if line.contains("was not saved") && path.join("other").exists() {
+            fs::remove_file(path.join("other")).unwrap();
+        }
+        words += &format!("{line}\n");
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{words}");
+    assert!(words.contains("error: step 4 was not saved: "), "{words}");
+    assert!(words.contains("done and saved, but "), "{words}");
+    assert!(path.join("ckpt/step-000000000048").exists(), "{words}");
     drop(unmount);
 }
 

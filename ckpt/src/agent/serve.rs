@@ -73,7 +73,11 @@ fn next_order(peer: &Peer) -> Result<Option<Order>> {
 }
 
 fn open(hello: &Hello) -> Result<Checkpoints> {
-    let steps = Checkpoints::open(storage::open_url(&hello.url)?, Key::new(&hello.folder)?);
+    let folder = match &*hello.folder {
+        "" => Key::root(),
+        folder => Key::new(folder)?,
+    };
+    let steps = Checkpoints::open(storage::open_url(&hello.url)?, folder);
     let trainer = Owner::parse(&hello.trainer).ok_or_else(|| failed("the trainer has no name"))?;
     let Hello { beat, silence_max, .. } = *hello;
     if beat.checked_mul(2).is_none_or(|two| two > silence_max) {

@@ -155,6 +155,19 @@ impl Config {
             let problem = "is without \"model\": nothing would be left of the checkpoint";
             return Err(refused("checkpoint.load_parts", problem));
         }
+        let has_all = Part::ALL.iter().all(|part| checkpoint.load_parts.contains(part));
+        if checkpoint.load_parts != [Part::Model] && !has_all {
+            let problem = "is neither all nor [\"model\"]: the moments are those of a step";
+            return Err(refused("checkpoint.load_parts", problem));
+        }
+        if checkpoint.agent && !checkpoint.background {
+            return Err(refused("checkpoint.agent", "needs checkpoint.async"));
+        }
+        if checkpoint.grace.0 < Duration::from_secs(1) {
+            let problem = format!("got {}, due 1s or more", checkpoint.grace);
+            return Err(refused("checkpoint.grace", problem));
+        }
+        checkpoint.drain_to.as_ref().map_or(Ok(()), |url| not_empty("checkpoint.drain_to", url))?;
         within("eval.every", self.eval.every, 0..=COUNT_MAX)?;
         within("eval.iters", self.eval.iters, 1..=1_000_000)?;
         within("log.every", self.log.every, 1..=COUNT_MAX)

@@ -24,6 +24,8 @@ mod resume;
 mod values;
 mod words;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
@@ -188,11 +190,21 @@ pub struct CheckpointConfig {
     /// Whether steps go on while a checkpoint is written. Default: true.
     #[serde(rename = "async")]
     pub background: bool,
+    /// Whether a process of its own writes the copies, which are then saved even if the trainer is
+    /// killed. Default: false. Needs `async`.
+    pub agent: bool,
+    /// After SIGTERM a save goes on for so long; one that does not fit is given up, and the last
+    /// stays. Default: `"25s"`, of the 30 s that Slurm and Kubernetes give. Minimum: `"1s"`.
+    pub grace: WallTime,
+    /// A second folder, such as `"s3://bucket/run"`, that each checkpoint is copied to behind the
+    /// run; one that is not there yet is not deleted here. Default: none.
+    pub drain_to: Option<String>,
     /// Where to start: `"auto"` goes on from the newest complete checkpoint in `dir` if there is
     /// one, `"none"` starts anew, anything else is the folder of one checkpoint. Default: `"auto"`.
     pub load: Load,
     /// What is taken from the checkpoint in `load`: `"model"`, `"optim"`, `"data"`, `"rng"` and
-    /// `"schedule"`; `["model"]` starts a run of its own from those weights. Default: all.
+    /// `"schedule"`; `["model"]` starts a run of its own from those weights, once: with checkpoints
+    /// of its own it goes on from them. Default: all. Either all or `["model"]`.
     pub load_parts: Vec<Part>,
 }
 
@@ -270,6 +282,9 @@ impl Default for CheckpointConfig {
             keep: KeepConfig::default(),
             background: true,
             load: Load::default(),
+            agent: false,
+            grace: WallTime(Duration::from_secs(25)),
+            drain_to: None,
             load_parts: Part::ALL.to_vec(),
         }
     }

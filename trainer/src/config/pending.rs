@@ -1,14 +1,12 @@
 //! Values that a config may have and no code honours yet. Each is refused before a run begins, and
 //! `plan` says so; a line goes when its code has come.
 
-use super::{
-    Config, Dtype, Family, Norm, Objective, Offload, Part, Positions, ReduceDtype, Timers,
-};
+use super::{Config, Dtype, Family, Norm, Objective, Offload, Positions, ReduceDtype, Timers};
 
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
 
-const NOT_YET: [Pending; 22] = [
+const NOT_YET: [Pending; 20] = [
     ("model.family other than \"gpt\"", |c| c.model.family != Family::Gpt),
     ("model.head_dim other than hidden / heads", |c| c.model.attention_width() != c.model.hidden),
     ("model.activation other than \"gelu-tanh\"", |c| c.model.activation() != Default::default()),
@@ -28,8 +26,6 @@ const NOT_YET: [Pending; 22] = [
     ("precision.dtype = \"fp16\"", |c| c.precision.dtype == Dtype::Fp16),
     ("precision.reduce_dtype = \"bf16\"", |c| c.precision.reduce_dtype != ReduceDtype::Fp32),
     ("optim.offload", |c| c.optim.offload != Offload::None),
-    ("checkpoint.keep.every", |c| c.checkpoint.keep.every.is_some()),
-    ("checkpoint.load_parts", |c| c.checkpoint.load_parts != Part::ALL),
     ("log.timers = \"trace\"", |c| c.log.timers == Timers::Trace),
 ];
 

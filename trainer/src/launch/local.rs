@@ -90,17 +90,18 @@ impl End {
     }
 
     fn is_good(self) -> bool {
-        matches!(self, End::Code(exit::DONE | exit::SAVED))
+        matches!(self, End::Code(exit::DONE | exit::GAPS | exit::SAVED))
     }
 
-    /// Done, saved, lost a peer, and then whatever made that peer go.
+    /// Done, done with gaps, saved, lost a peer, and then whatever made that peer go.
     fn badness(self) -> (u8, u8) {
         let code = self.code();
         let class = match code {
             exit::DONE => 0,
-            exit::SAVED => 1,
-            exit::PEER_LOST => 2,
-            _ => 3,
+            exit::GAPS => 1,
+            exit::SAVED => 2,
+            exit::PEER_LOST => 3,
+            _ => 4,
         };
         (class, code)
     }

@@ -1,0 +1,269 @@
+//! Checkpoints behind the run: when they are begun, what follows a commit, and what is done with
+//! the time that is left when the run is told to end.
+//!
+//! A save that fails ends nothing: it is told when it happens, and counted. What was committed
+//! before stays, and the next save tries again.
+
+use std::num::NonZeroU64;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ckpt::{
+    Agent, Background, BackgroundOptions, Blob, Check, Checkpoints, Drain, DrainOptions, Draining,
+    Finish, Options, Patience, Retention, SaveReport, Together,
+};
+use serde_json::Value;
+use storage::Key;
+
+use crate::Result;
+use crate::config::{CheckpointConfig, Config};
+use crate::state::{self, Parts, Progress};
+use crate::step::Trainer;
+
+/// The bytes of a rank at a tenth of the rate of a slow store, and a minute: when a save of several
+/// ranks is given up for lost.
+const SLOW_BYTES_PER_S: u64 = 10 << 20;
+
+/// At the end of a run: between two looks at a drain that is not done.
+const DRAIN_LOOK: Duration = Duration::from_secs(10);
+
+/// What saves a run.
+#[derive(Debug)]
+pub(crate) struct Saver {
+    way: Way,
+    steps: Arc<Checkpoints>,
+    parts: Parts,
+    after: Arc<After>,
+    /// Tells the tries of this process from those of others.
+    token: String,
+    tries: u64,
+    failures: u64,
+    /// Why the last save failed, if the run waited for it.
+    failure: Option<ckpt::Error>,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// The state is copied, and written while the run goes on.
+    Behind(Background),
+    /// It is written from where it lies, and the run waits.
+    Waiting,
+    /// The store does not answer, and nothing is saved any more.
+    Stuck,
+}
+
+/// What follows a commit.
+#[derive(Debug)]
+struct After {
+    steps: Arc<Checkpoints>,
+    keep: Retention,
+    drain: Option<(Drain, Draining)>,
+    rank: usize,
+    /// The last that was committed; 0 before the first.
+    step: AtomicU64,
+}
+
+impl Saver {
+    /// Begins nothing yet but copying to the second store, if the run has one.
+    pub(crate) fn new(
+        config: &Config,
+        steps: Arc<Checkpoints>,
+        parts: Parts,
+        start: Progress,
+        token: String,
+        agent: Option<Command>,
+    ) -> Result<Self> {
+        let after = After::new(&config.checkpoint, Arc::clone(&steps), parts.rank(), start.step)?;
+        let after = Arc::new(after);
+        let way = if config.checkpoint.background {
+            let options = BackgroundOptions::default();
+            let steps = Arc::clone(&steps);
+            let background = match agent.filter(|_| config.checkpoint.agent) {
+                Some(command) => {
+                    let (url, limits) = (config.checkpoint_dir(), Options::default());
+                    let agent = Agent::start(command, &url, "", limits, Patience::default())?;
+                    log::info!("checkpoint: saved by process {}", agent.pid());
+                    Background::with_agent(steps, options, agent)?
+                }
+                None => Background::new(steps, options)?,
+            };
+            let follow = Arc::clone(&after);
+            background.after_commit(move |report, _| follow.committed(report));
+            Way::Behind(background)
+        } else {
+            Way::Waiting
+        };
+        Ok(Saver { way, steps, parts, after, token, tries: 0, failures: 0, failure: None })
+    }
+
+    /// Saves that failed so far, as far as that is known.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// The step to which the run would go back now; 0 for its start.
+    pub(crate) fn step(&self) -> u64 {
+        self.after.step.load(Ordering::Relaxed)
+    }
+
+    /// Begins a save. The trainer may go on when this returns.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`] if a graph still holds a weight. A save that fails is told and
+    /// counted.
+    pub(crate) fn save(
+        &mut self,
+        trainer: &Trainer,
+        progress: Progress,
+        config: &Config,
+        data: &Value,
+    ) -> Result<()> {
+        self.tries += 1;
+        let (plan, writer) = (Arc::clone(self.parts.plan()), self.parts.rank());
+        let token = format!("{}-{}", self.token, self.tries);
+        let seconds = 60 + plan.bytes(writer) / SLOW_BYTES_PER_S;
+        let together = Together { token: &token, writer, deadline: Duration::from_secs(seconds) };
+        let (step, meta) = (progress.step, state::meta(trainer, progress, data));
+        let held = self.parts.held(trainer)?;
+        let text = config.resolved().to_toml();
+        // Names of blobs are of the whole step.
+        let blobs = [Blob { name: state::CONFIG, bytes: text.as_bytes() }];
+        let blobs = if writer == 0 { &blobs[..] } else { &[] };
+        self.failure = None;
+        let outcome = match &self.way {
+            Way::Behind(background) => {
+                let begun = background.save_part(step, &plan, &held, blobs, meta, &together);
+                // Why was told when it happened.
+                begun.map(|begun| self.failures += u64::from(begun.failed.is_some()))
+            }
+            Way::Waiting => {
+                let saved = match plan.writers() {
+                    1 => self.steps.save_plan(step, &plan, &[held], blobs, meta),
+                    _ => self.steps.save_together(step, &plan, &held, blobs, meta, &together),
+                };
+                saved.map(|report| {
+                    if writer == 0 {
+                        log::info!("{report}");
+                    }
+                    self.after.committed(&report);
+                })
+            }
+            Way::Stuck => Err(ckpt::Error::Cancelled),
+        };
+        if let Err(error) = outcome {
+            log::error!("step {step} was not saved: {error}");
+            self.failures += 1;
+            self.failure = Some(error);
+        }
+        Ok(())
+    }
+
+    /// Waits until the last save is over, and what was committed is in the second store.
+    ///
+    /// # Errors
+    /// What went wrong with the last save.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        if let Way::Behind(background) = &self.way {
+            background.wait().inspect_err(|_| self.failures += 1)?;
+        }
+        if let Some(error) = self.failure.take() {
+            return Err(error.into());
+        }
+        let Some((_, draining)) = &self.after.drain else { return Ok(()) };
+        loop {
+            let status = draining.wait_idle(DRAIN_LOOK);
+            if let Some(failure) = status.failure {
+                self.failures += 1;
+                log::error!("the second store is behind: {failure}");
+                return Ok(());
+            }
+            if !status.busy {
+                return Ok(());
+            }
+            log::info!("drain: waiting for the second store");
+        }
+    }
+
+    /// For a run that is told to end: gives the save in flight, if there is one, the time until
+    /// then. Says whether there is time for another.
+    ///
+    /// # Errors
+    /// What went wrong with it.
+    pub(crate) fn finish_until(&mut self, until: Option<Instant>) -> Result<bool> {
+        if let Some(error) = self.failure.take() {
+            return Err(error.into());
+        }
+        let Way::Behind(background) = &self.way else { return Ok(!matches!(self.way, Way::Stuck)) };
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let finish = background.finish_within(until.map_or(Duration::MAX, left));
+        let text = finish.to_string();
+        match finish {
+            Finish::Idle => return Ok(true),
+            Finish::Committed(_) => {
+                log::info!("checkpoint: {text}");
+                return Ok(true);
+            }
+            Finish::Cancelled { .. } => log::warn!("checkpoint: {text}"),
+            Finish::Failed(_, error) => {
+                self.failures += 1;
+                return Err(error.into());
+            }
+            Finish::Stuck { .. } => {
+                log::error!("checkpoint: {text}");
+                // Its end would wait for the store. What it has begun the next start sweeps.
+                std::mem::forget(std::mem::replace(&mut self.way, Way::Stuck));
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl After {
+    fn new(
+        config: &CheckpointConfig,
+        steps: Arc<Checkpoints>,
+        rank: usize,
+        start: u64,
+    ) -> Result<Self> {
+        let keep = Retention {
+            keep_last: usize::try_from(config.keep.last).unwrap_or(usize::MAX),
+            keep_every: config.keep.every.and_then(NonZeroU64::new),
+            // Each save was summed as it was written, and a drain reads it again; to read all of it
+            // here would take the store from the run.
+            check: Check::Lengths,
+        };
+        let drain = match config.drain_to.as_deref().filter(|_| rank == 0) {
+            Some(url) => {
+                let to = Arc::new(Checkpoints::open(storage::open_url(url)?, Key::root()));
+                let options = DrainOptions { retention: keep, ..DrainOptions::default() };
+                let drain = || Drain::new(Arc::clone(&steps), Arc::clone(&to), options);
+                Some((drain(), drain().start()?))
+            }
+            None => None,
+        };
+        Ok(After { steps, keep, drain, rank, step: AtomicU64::new(start) })
+    }
+
+    /// By the thread that saves. The first rank looks after the steps of all.
+    fn committed(&self, report: &SaveReport) {
+        self.step.store(report.step, Ordering::Relaxed);
+        if self.rank > 0 {
+            return;
+        }
+        let undrained = match &self.drain {
+            Some((drain, draining)) => {
+                draining.wake();
+                drain.pending()
+            }
+            None => Ok(Vec::new()),
+        };
+        let kept = undrained.and_then(|undrained| self.steps.retain_by(&self.keep, &undrained));
+        match kept {
+            Ok(plan) if plan.delete.is_empty() => {}
+            Ok(plan) => log::debug!("checkpoint: deleted steps {:?}", plan.delete),
+            Err(error) => log::warn!("checkpoint: older steps stay for now: {error}"),
+        }
+    }
+}

@@ -43,7 +43,7 @@ pub mod state;
 mod step;
 mod train;
 
-pub use data::{Batches, Data, open_corpus, open_tokenizer};
+pub use data::{Batches, Corpora, Data, Neighbours, open_corpus, open_tokenizer};
 pub use error::{Error, Result};
 pub use held::{Held, HeldMut};
 pub use step::{StepReport, Trainer};

@@ -125,13 +125,15 @@ impl<'a> Run<'a> {
     fn go(&mut self, begun: Instant) -> Result<Outcome> {
         let total = self.config.steps_total();
         let rate = LearningRate::new(&self.config);
-        let mut batches = self.data.train_batches(&self.config, self.progress.samples)?;
+        let mut batches =
+            self.data.train_batches(&self.config, self.trainer.comm(), self.progress.samples)?;
         let mut micro = Vec::new();
         while self.progress.step < total {
             // The earliest moment at which a signal may have come that is seen after the step.
             let step_begun = Instant::now();
             let samples_before = self.progress.samples;
-            self.step(rate.at(samples_before), &mut batches, &mut micro)?;
+            let skipped = self.trainer.scaler().map_or(0, |scaler| scaler.skipped_samples);
+            self.step(rate.at(samples_before - skipped), &mut batches, &mut micro)?;
             let step = self.progress.step;
             let eval_every = self.config.eval.every;
             if eval_every > 0 && (step.is_multiple_of(eval_every) || step == total) {
@@ -173,7 +175,10 @@ impl<'a> Run<'a> {
         micro: &mut Vec<loader::Batch>,
     ) -> Result<()> {
         let step_begun = Instant::now();
-        batches.fill(self.config.batch.accumulation(), micro)?;
+        let comm = self.trainer.comm();
+        let global = self.config.batch.at(self.progress.samples);
+        let replica = global / self.config.batch.micro / comm.mesh.dp as u64;
+        batches.fill(replica, micro)?;
         self.meter.data_wait += step_begun.elapsed();
 
         let step = self.progress.step + 1;
@@ -202,7 +207,8 @@ impl<'a> Run<'a> {
 
     fn evaluate(&mut self) -> Result<()> {
         let begun = Instant::now();
-        let Some(mut batches) = self.data.valid_batches(&self.config)? else { return Ok(()) };
+        let valid = self.data.valid_batches(&self.config, self.trainer.comm())?;
+        let Some(mut batches) = valid else { return Ok(()) };
         let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
         let seconds = begun.elapsed().as_secs_f64();
         self.log.eval(&EvalRecord {

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use super::attention::{Rope, Sight, attend, split_heads};
 use super::head::Head;
 use super::micro::Micro;
-use super::parts::{Cut, FeedForward, Linear, LinearSpec, Norm, Stored};
+use super::parts::{Cut, FeedForward, Linear, Matrix, Norm, Stored};
 use super::spec::{Builder, Init, Leaves, UseId};
 use super::tp::embed;
 use super::{Cache, into_residual, vocab_split};
@@ -186,7 +186,7 @@ impl Layer {
         let std = config.init.std;
         let into_residual = into_residual(config, config.layers);
         let bias = config.bias();
-        let matrix = |inputs, outputs, cut, std| LinearSpec {
+        let matrix = |inputs, outputs, cut, std| Matrix {
             inputs,
             outputs,
             stored: Stored::InOut,

@@ -123,6 +123,16 @@ impl Micro {
     }
 }
 
+impl Micro {
+    /// What a decoder is to say.
+    ///
+    /// # Panics
+    /// If this is a micro-batch of another family: whoever reads the data goes by the config.
+    pub(super) fn answer(&self) -> &Text {
+        self.answer.as_ref().expect("a micro-batch of an encoder and a decoder")
+    }
+}
+
 impl Text {
     fn new(ids: &[i64], rows: usize, len: usize) -> Result<Self> {
         let ids = Tensor::f_from_slice(ids)?.f_view([rows as i64, len as i64])?; // fits: of memory

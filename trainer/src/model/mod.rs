@@ -8,22 +8,21 @@
 //!
 //! In reading order: `spec` names the parameters and their uses, `init` gives them values, `micro`
 //! is a batch as tensors, `tp` the ranks that share each matrix, `parts` and `attention` what
-//! layers are made of, `gpt` a family of them, `head` the logits and the loss, `stage` puts them
-//! together.
+//! layers are made of, `gpt`, `t5` and `bert` the families, `head` the logits and the loss, `stage`
+//! puts them together.
 
-#[expect(dead_code, reason = "the other families use the rest")]
 mod attention;
+mod bert;
 mod cache;
 mod family;
 mod gpt;
 mod head;
 mod init;
-#[expect(dead_code, reason = "the other families use the rest")]
 mod micro;
-#[expect(dead_code, reason = "the other families use the rest")]
 mod parts;
 mod spec;
 mod stage;
+mod t5;
 mod tp;
 
 use std::ops::Range;
@@ -41,7 +40,6 @@ pub use tp::Tp;
 
 use crate::config::ModelConfig;
 use family::Family;
-use gpt::Gpt;
 use spec::Builder;
 
 /// A model as it is written down: what parameters it has, and how they are used.
@@ -61,7 +59,7 @@ impl Model {
     #[must_use]
     pub fn new(config: &ModelConfig, tp: u64) -> Self {
         let mut build = Builder::new();
-        let family = Family::Gpt(Gpt::new(config, tp, &mut build));
+        let family = Family::new(config, tp, &mut build);
         let (params, uses) = build.finish();
         Model(Arc::new(Inner { config: config.clone(), family, params, uses }))
     }
@@ -122,8 +120,15 @@ impl Model {
 
     /// Tokens of a row of each tensor that comes to a unit from the one before.
     fn carried_lens(&self, unit: usize) -> Vec<i64> {
-        let len = self.0.config.seq_len as i64; // fits: the config bounds it
-        if unit == 0 { Vec::new() } else { vec![len] }
+        let config = &self.0.config;
+        // fits: the config bounds them.
+        let (len, layers) = (config.seq_len as i64, config.layers as usize);
+        let answer_len = config.dec_len.unwrap_or(0) as i64;
+        match unit {
+            0 => Vec::new(),
+            unit if unit <= layers => vec![len],
+            _ => vec![answer_len, len],
+        }
     }
 }
 

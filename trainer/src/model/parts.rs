@@ -41,7 +41,7 @@ pub(super) struct Linear {
 
 /// What a matrix is to be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LinearSpec {
+pub(super) struct Matrix {
     pub(super) inputs: i64,
     pub(super) outputs: i64,
     pub(super) stored: Stored,
@@ -51,8 +51,8 @@ pub(super) struct LinearSpec {
 }
 
 impl Linear {
-    pub(super) fn new(build: &mut Builder, name: &str, spec: &LinearSpec) -> Self {
-        let LinearSpec { inputs, outputs, stored, cut, .. } = *spec;
+    pub(super) fn new(build: &mut Builder, name: &str, spec: &Matrix) -> Self {
+        let Matrix { inputs, outputs, stored, cut, .. } = *spec;
         let (shape, axis_in, axis_out) = match stored {
             Stored::InOut => ([inputs, outputs], 0, 1),
             Stored::OutIn => ([outputs, inputs], 1, 0),
@@ -172,25 +172,25 @@ impl FeedForward {
 
     pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
         let x = leaves.tp.enter(x)?;
+        let bend = |x: &Tensor| bend(self.activation, x);
         let inner = match self.gate {
-            Some(gate) => {
-                self.bend(&gate.apply(leaves, &x)?)?.f_mul(&self.up.apply(leaves, &x)?)?
-            }
+            Some(gate) => bend(&gate.apply(leaves, &x)?)?.f_mul(&self.up.apply(leaves, &x)?)?,
             None if self.activation.is_gated() => {
                 let parts = self.up.apply_fused(leaves, &x, 2)?;
-                self.bend(&parts[0])?.f_mul(&parts[1])?
+                bend(&parts[0])?.f_mul(&parts[1])?
             }
-            None => self.bend(&self.up.apply(leaves, &x)?)?,
+            None => bend(&self.up.apply(leaves, &x)?)?,
         };
         self.down.apply_and_leave(leaves, &inner)
     }
+}
 
-    fn bend(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(match self.activation {
-            Activation::Gelu => x.f_gelu("none")?,
-            Activation::GeluTanh | Activation::GegluTanh => x.f_gelu("tanh")?,
-            Activation::Relu => x.f_relu()?,
-            Activation::Swiglu => x.f_silu()?,
-        })
-    }
+/// The function between the matrices; of a gated one, that of the gate.
+pub(super) fn bend(activation: Activation, x: &Tensor) -> Result<Tensor> {
+    Ok(match activation {
+        Activation::Gelu => x.f_gelu("none")?,
+        Activation::GeluTanh | Activation::GegluTanh => x.f_gelu("tanh")?,
+        Activation::Relu => x.f_relu()?,
+        Activation::Swiglu => x.f_silu()?,
+    })
 }

@@ -1,18 +1,20 @@
+use bridge::autograd::{copy_in, gather_rows, reduce_out, scatter_rows};
+use bridge::dist::{Group, Reduce};
 use tch::Tensor;
 
 use crate::Result;
 
 /// The ranks that share each matrix, as one of them sees it.
-///
-/// With `sequence`, what lies between the matrices is shared too: each rank has an equal run of the
-/// micro-batch's tokens there, rank after rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Tp {
+    /// All of them; `None` if this rank has every matrix whole.
+    pub group: Option<Group>,
     /// This rank, among them.
     pub rank: usize,
     /// How many there are.
     pub size: usize,
-    /// Whether they share the tokens.
+    /// Whether they also share what lies between the matrices: each has an equal run of the tokens
+    /// of a micro-batch there, rank after rank. (Sequence parallelism.)
     pub sequence: bool,
 }
 
@@ -20,33 +22,51 @@ impl Tp {
     /// A rank that has every matrix whole.
     #[must_use]
     pub fn alone() -> Self {
-        Tp { rank: 0, size: 1, sequence: false }
+        Tp { group: None, rank: 0, size: 1, sequence: false }
+    }
+
+    /// The ranks of a group, which also share the tokens if `sequence` is set.
+    #[must_use]
+    pub fn of(group: &Group, sequence: bool) -> Self {
+        if group.size() == 1 {
+            return Tp::alone();
+        }
+        let (rank, size) = (group.rank(), group.size());
+        Tp { group: Some(group.clone()), rank, size, sequence }
     }
 
     /// Whether there is no other rank.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        self.size == 1
+        self.group.is_none()
     }
 
-    /// What a block of matrices takes: all tokens. Its gradient is the sum over the ranks.
+    /// What a block of matrices takes: all tokens. Backward sums its gradient over the ranks.
     pub(super) fn enter(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.shallow_clone())
+        Ok(match &self.group {
+            None => x.shallow_clone(),
+            Some(group) if self.sequence => gather_rows(group, x)?,
+            Some(group) => copy_in(group, x)?,
+        })
     }
 
     /// What a block of matrices gives: the sum over the ranks, of all tokens or of this rank's.
     pub(super) fn leave(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.shallow_clone())
+        Ok(match &self.group {
+            None => x.shallow_clone(),
+            Some(group) if self.sequence => scatter_rows(group, x)?,
+            Some(group) => reduce_out(group, x)?,
+        })
     }
 
     /// The largest over the ranks, of each element, in place.
-    pub(super) fn max(&self, _x: &mut Tensor) -> Result<()> {
-        Ok(())
+    pub(super) fn max(&self, x: &mut Tensor) -> Result<()> {
+        self.group.iter().try_for_each(|group| Ok(group.all_reduce(x, Reduce::Max)?))
     }
 
     /// The sum over the ranks, of each element, in place.
-    pub(super) fn sum(&self, _x: &mut Tensor) -> Result<()> {
-        Ok(())
+    pub(super) fn sum(&self, x: &mut Tensor) -> Result<()> {
+        self.group.iter().try_for_each(|group| Ok(group.all_reduce(x, Reduce::Sum)?))
     }
 
     /// This rank's run of what there is a row of for each token.

@@ -1,0 +1,276 @@
+//! Every family against Hugging Face's model of it (`reference/hf.py`): logits, loss and each
+//! gradient; and what must hold however a model is cut.
+
+#[path = "common/families.rs"]
+mod families;
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use bridge::dist::{Group, Options, Reduce, Store};
+use ckpt::layout::Split;
+use families::{
+    BERT, LLAMA, ROWS, T5, T5_OLD, bert_batch, check_close, config, gpt_batch, t5_batch, values,
+    weight,
+};
+use tch::{Kind, Tensor};
+use trainer::config::ModelConfig;
+use trainer::model::{Micro, Model, ParamSpec, Stage, Tp};
+
+/// Longer than any operation takes, also on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What one of `tp` ranks has of a parameter, padding included, in memory of its own.
+fn part(spec: &ParamSpec, whole: &Tensor, rank: i64, tp: i64) -> Tensor {
+    let along = |x: &Tensor, axis: usize| {
+        let len = x.size()[axis] / tp;
+        x.narrow(axis as i64, rank * len, len)
+    };
+    let part = match &spec.split {
+        Split::Replicate => whole.shallow_clone(),
+        Split::Axis(axis) => along(whole, *axis),
+        Split::Padded { rows } => {
+            let mut shape = spec.shape.clone();
+            shape[0] = *rows as i64 - shape[0];
+            // Whatever stands in the padding of the vocabulary must not matter.
+            let padding = Tensor::full(&shape, 0.75, (Kind::Float, tch::Device::Cpu));
+            along(&Tensor::cat(&[whole, &padding], 0), 0)
+        }
+        Split::Fused { .. } if tp == 1 => whole.shallow_clone(),
+        Split::Fused { axis, blocks, .. } => {
+            let blocks = whole.chunk(blocks.len() as i64, *axis as i64);
+            let parts: Vec<Tensor> = blocks.iter().map(|block| along(block, *axis)).collect();
+            if *axis == 0 { Tensor::cat(&parts, 0) } else { Tensor::stack(&parts, 0) }
+        }
+    };
+    assert_eq!(part.size(), spec.local_shape(tp as usize), "{}", spec.name);
+    part.copy().contiguous()
+}
+
+/// The weights of the references, as one rank has them.
+fn params(stage: &Stage, tp: &Tp) -> Vec<Tensor> {
+    let specs = stage.model().params();
+    let own = |at: &usize| {
+        let spec = &specs[*at];
+        part(spec, &weight(&spec.name, &spec.shape), tp.rank as i64, tp.size as i64)
+    };
+    stage.params().iter().map(own).collect()
+}
+
+/// What a stage, or a chain of them, makes of a micro-batch.
+struct Made {
+    loss: f64,
+    outs: Vec<Tensor>,
+    logits: Tensor,
+    /// By parameter of the model, without padding.
+    grads: Vec<Tensor>,
+}
+
+impl Made {
+    /// Another hand on it, for another thread.
+    fn parts(&self) -> Self {
+        let all = |list: &[Tensor]| list.iter().map(Tensor::shallow_clone).collect();
+        let logits = self.logits.shallow_clone();
+        Made { loss: self.loss, outs: all(&self.outs), logits, grads: all(&self.grads) }
+    }
+}
+
+/// Computes a micro-batch on a model cut into stages of so many units each.
+fn compute(config: &ModelConfig, micro: &Micro, cuts: &[usize], kind: Kind) -> Made {
+    let model = Model::new(config, 1);
+    let mut first = 0;
+    let stages = cuts.iter().map(|units| {
+        first += units;
+        // Every other unit is computed again.
+        model.stage(first - units..first, &Tp::alone(), |unit| cuts.len() > 1 && unit % 2 == 0)
+    });
+    let stages: Vec<Stage> = stages.collect();
+    assert_eq!(first, model.units());
+    let leaves: Vec<Vec<Tensor>> = stages
+        .iter()
+        .map(|stage| stage.leaves(&params(stage, &Tp::alone()), kind).unwrap())
+        .collect();
+    let mut passes = Vec::new();
+    let mut outs: Vec<Tensor> = Vec::new();
+    for (stage, leaves) in stages.iter().zip(&leaves) {
+        let shapes: Vec<Vec<i64>> = outs.iter().map(Tensor::size).collect();
+        let due = stage.carried(ROWS as i64).into_iter().map(|carried| carried.shape);
+        assert_eq!(shapes, due.collect::<Vec<_>>());
+        let pass = stage.forward(leaves, micro, outs).unwrap();
+        outs = pass.outs().iter().map(Tensor::copy).collect();
+        passes.push(pass);
+    }
+    let (last, last_leaves) = (stages.last().unwrap(), leaves.last().unwrap());
+    let head = last.loss_and_grad(last_leaves, micro, &outs).unwrap();
+    assert_eq!(last.loss(last_leaves, micro, &outs).unwrap().to_bits(), head.loss.to_bits());
+    let logits = last.logits(last_leaves, &outs[0]).unwrap();
+
+    // Gradients of uses, by their place in the model.
+    let mut uses: Vec<Option<Tensor>> = model.uses().iter().map(|_| None).collect();
+    let (mut grads, mut of_head) = (head.outs, head.uses);
+    for ((stage, leaves), pass) in stages.iter().zip(&leaves).zip(passes).rev() {
+        grads = stage.backward(leaves, micro, pass, grads, &mut |_| Ok(())).unwrap();
+        let taken = stage.take_grads(leaves, std::mem::take(&mut of_head)).unwrap();
+        for (at, grad) in stage.uses().iter().zip(taken) {
+            assert!(uses[*at].replace(grad).is_none(), "one stage has a use");
+        }
+    }
+    let uses = uses.into_iter().map(|grad| grad.expect("some stage has it")).collect();
+    let whole = model.stage(0..model.units(), &Tp::alone(), |_| false);
+    let joined = whole.join(uses).unwrap();
+    let grads = model.params().iter().zip(joined).map(|(spec, grad)| {
+        assert_eq!(grad.kind(), Kind::Float);
+        grad.narrow(0, 0, spec.shape[0])
+    });
+    Made { loss: head.loss, outs, logits, grads: grads.collect() }
+}
+
+/// All of it against a file.
+fn check(file: &[u8], text: &str, micro: &Micro) {
+    let due = families::read(file);
+    let config = config(text);
+    let made = compute(&config, micro, &[Model::new(&config, 1).units()], Kind::Float);
+    check_close("loss", &[made.loss as f32], &due["loss"], 1e-5);
+    check_close("logits", &values(&made.logits), &due["logits"], 1e-5);
+    if let Some(order) = due.get("order") {
+        check_close("order", &values(&made.outs[1]), order, 1e-5);
+    }
+    let model = Model::new(&config, 1);
+    for (spec, grad) in model.params().iter().zip(&made.grads) {
+        check_close(&spec.name, &values(grad), &due[&spec.name], 1e-5);
+    }
+    let others = 2 + usize::from(due.contains_key("order"));
+    assert_eq!(due.len(), model.params().len() + others, "every gradient was compared");
+}
+
+#[test]
+fn a_llama_is_that_of_transformers() {
+    check(include_bytes!("golden/llama.safetensors"), LLAMA, &gpt_batch());
+}
+
+#[test]
+fn t5_v1_1_is_that_of_transformers() {
+    check(include_bytes!("golden/t5_v1_1.safetensors"), T5, &t5_batch());
+}
+
+#[test]
+fn t5_v1_0_is_that_of_transformers() {
+    check(include_bytes!("golden/t5_v1_0.safetensors"), T5_OLD, &t5_batch());
+}
+
+#[test]
+fn bert_is_that_of_transformers() {
+    check(include_bytes!("golden/bert.safetensors"), BERT, &bert_batch());
+}
+
+/// Wherever a model is cut, and whatever is computed again: the same bits.
+#[test]
+fn cuts_change_no_bit() {
+    let cases: [(&str, fn() -> Micro, &[&[usize]]); 4] = [
+        (LLAMA, gpt_batch, &[&[1, 1]]),
+        ("", gpt_batch, &[&[1, 1]]),
+        (T5, t5_batch, &[&[2, 3], &[1, 2, 2], &[3, 2], &[4, 1], &[1, 1, 1, 1, 1]]),
+        (BERT, bert_batch, &[&[1, 1]]),
+    ];
+    for (text, batch, cuts) in cases {
+        let (config, micro) = (config(text), batch());
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let whole = compute(&config, &micro, &[Model::new(&config, 1).units()], kind);
+            for cuts in cuts {
+                let cut = compute(&config, &micro, cuts, kind);
+                assert_eq!(cut.loss.to_bits(), whole.loss.to_bits(), "{text} {cuts:?}");
+                for (at, (a, b)) in cut.grads.iter().zip(&whole.grads).enumerate() {
+                    let name = Model::new(&config, 1).params()[at].name.clone();
+                    assert_eq!(values(a), values(b), "{name}, cut {cuts:?}, {kind:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Runs `body` on ranks that are threads, with a group of all of them.
+fn ranks<T: Send>(size: usize, body: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+    let server = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
+    let (port, members) = (server.port(), (0..size).collect::<Vec<usize>>());
+    std::thread::scope(|scope| {
+        let spawn = |rank| {
+            let (body, members) = (&body, &members);
+            scope.spawn(move || {
+                let store = Store::connect("127.0.0.1", port, PATIENCE).unwrap();
+                let options = Options::local(PATIENCE);
+                let group = Group::gloo(&store, "tp", rank, members, &options).unwrap();
+                let result = body(&group);
+                group.barrier().unwrap();
+                result
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Loss and gradients on one of some tensor parallel ranks, each against its part of the whole.
+fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made, kind: Kind, near: f32) {
+    let model = Model::new(config, tp.size as u64);
+    let stage = model.stage(0..model.units(), tp, |unit| unit == 1);
+    let leaves = stage.leaves(&params(&stage, tp), kind).unwrap();
+    let pass = stage.forward(&leaves, micro, Vec::new()).unwrap();
+    let head = stage.loss_and_grad(&leaves, micro, pass.outs()).unwrap();
+    check_close("loss", &[head.loss as f32], &[due.loss as f32], near);
+    stage.backward(&leaves, micro, pass, head.outs, &mut |_| Ok(())).unwrap();
+    let mut grads = stage.take_grads(&leaves, head.uses).unwrap();
+    let group = tp.group.as_ref().expect("several ranks");
+    for (at, grad) in grads.iter_mut().enumerate() {
+        if stage.is_partial(at) {
+            *grad = grad.contiguous();
+            group.all_reduce(grad, Reduce::Sum).unwrap();
+        }
+    }
+    let grads = stage.join(grads).unwrap();
+    for ((spec, grad), whole) in model.params().iter().zip(&grads).zip(&due.grads) {
+        let due = part(spec, whole, tp.rank as i64, tp.size as i64);
+        let scale = values(whole).iter().fold(0.0_f32, |max, v| max.max(v.abs()));
+        // Padding has no gradient, whatever the copy of the whole has there.
+        let due = if matches!(spec.split, Split::Padded { .. }) {
+            let rows = (spec.shape[0] - tp.rank as i64 * grad.size()[0]).clamp(0, grad.size()[0]);
+            let padding = values(&grad.narrow(0, rows, grad.size()[0] - rows));
+            assert!(padding.iter().all(|value| *value == 0.0), "{}: padding", spec.name);
+            let zeros = due.zeros_like();
+            zeros.narrow(0, 0, rows).copy_(&due.narrow(0, 0, rows));
+            zeros
+        } else {
+            due
+        };
+        let error = (grad - due).abs().max().double_value(&[]) as f32;
+        let what = format!("{} on rank {} of {}, {kind:?}", spec.name, tp.rank, tp.size);
+        assert!(error <= near * scale, "{what}: off by {error:e}, where values reach {scale:e}");
+    }
+}
+
+/// Ranks that share each matrix, and the tokens between, make the same of a micro-batch but for the
+/// rounding of sums that are cut.
+#[test]
+fn tensor_parallel_ranks_agree_with_one() {
+    let cases: [(&str, fn() -> Micro); 5] = [
+        ("", gpt_batch),
+        (LLAMA, gpt_batch),
+        (T5, t5_batch),
+        (T5_OLD, t5_batch),
+        (BERT, bert_batch),
+    ];
+    for (text, batch) in cases {
+        let mut config = config(text);
+        (config.heads, config.head_dim) = (4, Some(6));
+        let units = Model::new(&config, 1).units();
+        for (kind, near) in [(Kind::Float, 1e-5), (Kind::BFloat16, 0.06)] {
+            let due = Mutex::new(compute(&config, &batch(), &[units], kind));
+            for (size, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
+                ranks(size, |group| {
+                    let whole = due.lock().unwrap().parts();
+                    let tp = Tp::of(group, sequence);
+                    check_rank(&tp, &config, &batch(), &whole, kind, near);
+                });
+            }
+        }
+    }
+}

@@ -67,7 +67,7 @@ impl Trainer {
         check_mesh(config, &comm)?;
         let model = Model::new(&config.model, comm.mesh.tp as u64);
         let sequence = config.parallel.sequence_parallel;
-        let tp = Tp { rank: comm.place().tp, size: comm.mesh.tp, sequence };
+        let tp = comm.tp.as_ref().map_or_else(Tp::alone, |group| Tp::of(group, sequence));
         let setup = Setup::new(config, &model, &tp, &comm)?;
         let mut params = Vec::with_capacity(setup.params.len());
         for at in 0..setup.params.len() {

@@ -39,7 +39,6 @@ pub struct Pass {
 
 impl Pass {
     /// What the next stage is carried, or what the head of the last takes. They have no graph.
-    #[must_use]
     pub fn outs(&self) -> &[Tensor] {
         &self.outs
     }

@@ -1,5 +1,7 @@
 //! Documents that share a row: what a model makes of each is what it makes of it alone.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 #[path = "common/families.rs"]
 mod families;
 

@@ -69,6 +69,20 @@ impl<T> Default for TreeSum<T> {
     }
 }
 
+/// The sum of numbers along the tree; 0 of none.
+#[must_use]
+pub fn tree_sum(numbers: &[f64]) -> f64 {
+    let add = |left: &mut f64, right: &f64| {
+        *left += *right;
+        Ok(())
+    };
+    let mut sum = TreeSum::new();
+    for number in numbers {
+        sum.push(*number, add).expect("adding numbers cannot fail");
+    }
+    sum.finish(add).expect("as above").unwrap_or(0.0)
+}
+
 /// What one micro-batch, or a sum of some, contributes to a step.
 #[derive(Debug)]
 pub struct Contribution {

@@ -3,7 +3,7 @@
 use ckpt::layout::{Slices, slice_of};
 use tch::{Kind, Tensor};
 
-use crate::accumulate::{Contribution, TreeSum};
+use crate::accumulate::{Contribution, tree_sum};
 use crate::comm::Comm;
 use crate::config::{Config, Dtype, LossScaleConfig, OptimConfig};
 use crate::input::Input;
@@ -13,7 +13,7 @@ use crate::parallel::exchange::{Buffer, Gathering};
 use crate::parallel::grads::{Grads, Message, tag};
 use crate::parallel::norm::{all_sum, block_count, block_sums};
 use crate::parallel::pipe::Pipe;
-use crate::parallel::run::{self, Parts, Run};
+use crate::parallel::run::{Parts, Run};
 use crate::parallel::schedule::Action;
 use crate::parallel::setup::Setup;
 use crate::parallel::weights::Weights;
@@ -183,9 +183,9 @@ impl Trainer {
     ) -> Result<StepReport> {
         let scale = self.scaler.as_ref().map_or(1.0, |(scaler, _)| scaler.scale);
         let weights = self.weights_of(batches, scale)?;
-        let Contribution { loss, grads } = self.sum_weighted(batches, weights)?;
+        let (losses, grads) = self.passes(batches, weights)?;
         let mut grads = self.join(grads)?;
-        let (loss, grad_norm) = self.loss_and_norm(loss, &grads)?;
+        let (loss, grad_norm) = self.loss_and_norm(&losses, &grads)?;
         let (loss, grad_norm) = (loss / scale, grad_norm / scale);
         for (what, value) in [("the loss", loss), ("the gradient's norm", grad_norm)] {
             if value.is_finite() {
@@ -227,8 +227,8 @@ impl Trainer {
     /// As [`Trainer::sum`].
     pub fn gradient<B: Input>(&self, batches: &[B]) -> Result<Contribution> {
         let weights = self.weights_of(batches, 1.0)?;
-        let Contribution { loss, grads } = self.sum_weighted(batches, weights)?;
-        Ok(Contribution { loss, grads: self.join(grads)? })
+        let (losses, grads) = self.passes(batches, weights)?;
+        Ok(Contribution { loss: tree_sum(&losses), grads: self.join(grads)? })
     }
 
     /// What some micro-batches of a step contribute to it, every token weighed with `weight`, one
@@ -241,10 +241,17 @@ impl Trainer {
     /// # Panics
     /// If there is no batch.
     pub fn sum<B: Input>(&self, batches: &[B], weight: f64) -> Result<Contribution> {
-        self.sum_weighted(batches, LossWeights { token: weight, sample: weight })
+        let weights = LossWeights { token: weight, sample: weight };
+        let (losses, grads) = self.passes(batches, weights)?;
+        Ok(Contribution { loss: tree_sum(&losses), grads })
     }
 
-    fn sum_weighted<B: Input>(&self, batches: &[B], weights: LossWeights) -> Result<Contribution> {
+    /// The loss of each micro-batch, and gradients by use of the rank.
+    fn passes<B: Input>(
+        &self,
+        batches: &[B],
+        weights: LossWeights,
+    ) -> Result<(Vec<f64>, Vec<Tensor>)> {
         assert!(!batches.is_empty(), "a step has a micro-batch");
         let micros = batches.iter().map(|batch| batch.micro(weights));
         let micros = micros.collect::<Result<Vec<Micro>>>()?;
@@ -256,9 +263,7 @@ impl Trainer {
         let grads = Grads::new(group, self.setup.rules, &self.setup.buckets);
         let rows: Vec<i64> = batches.iter().map(|batch| batch.rows() as i64).collect();
         let pipe = self.pipe(lists);
-        let run = Run::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows));
-        let (loss, grads) = run.go(&own)?;
-        Ok(Contribution { loss, grads })
+        Run::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows)).go(&own)
     }
 
     /// One over what counts in the step, times the loss scale.
@@ -291,15 +296,18 @@ impl Trainer {
         shaped.map(|(grad, param)| Ok(grad.f_view(param.size().as_slice())?)).collect()
     }
 
-    /// The loss of the step and the norm of its gradient, alike on all ranks, of this rank's loss
-    /// and its part of the gradient.
-    fn loss_and_norm(&self, loss: f64, grads: &[Tensor]) -> Result<(f64, f64)> {
+    /// The loss of the step and the norm of its gradient, alike on all ranks, of the losses of this
+    /// rank's micro-batches and its part of the gradient.
+    fn loss_and_norm(&self, losses: &[f64], grads: &[Tensor]) -> Result<(f64, f64)> {
         self.comm.doing.set(|| "takes the norm of the gradient".to_owned());
         let Setup { params, uses, rules, .. } = &self.setup;
         let (mesh, place) = (self.comm.mesh, self.comm.place());
-        // The losses of the replicas, then the blocks of the parameters.
-        let mut numbers = vec![0.0; mesh.dp];
-        numbers[place.dp] = loss;
+        // The losses of the step's micro-batches, then the blocks of the parameters.
+        let micros = losses.len() * mesh.dp;
+        let mut numbers = vec![0.0; micros];
+        for (micro, loss) in mesh.share(rules.share, place.dp, micros).into_iter().zip(losses) {
+            numbers[micro] = *loss;
+        }
         for (at, grad) in grads.iter().enumerate() {
             let elements = self.setup.elements(at) as u64; // fits: not negative
             let first = numbers.len();
@@ -311,13 +319,13 @@ impl Trainer {
         if rules.sliced {
             all_sum(self.comm.dp.as_ref(), &mut numbers)?;
         } else {
-            let mut losses = numbers[..mesh.dp].to_vec();
+            let mut losses = numbers[..micros].to_vec();
             all_sum(self.comm.dp.as_ref(), &mut losses)?;
-            numbers[..mesh.dp].copy_from_slice(&losses);
+            numbers[..micros].copy_from_slice(&losses);
         }
         // Each parameter is counted once, by one of those who have it.
         let mut squares = vec![0.0; self.model.params().len() + 1];
-        let (losses, mut blocks) = numbers.split_at(mesh.dp);
+        let (losses, mut blocks) = numbers.split_at(micros);
         for (at, param) in params.iter().enumerate() {
             let own;
             (own, blocks) = blocks.split_at(block_count(self.setup.elements(at) as u64));
@@ -327,11 +335,7 @@ impl Trainer {
             }
         }
         if place.tp == 0 {
-            let mut tree = TreeSum::new();
-            for loss in losses {
-                tree.push(*loss, run::add)?;
-            }
-            squares[self.model.params().len()] = tree.finish(run::add)?.unwrap_or(0.0);
+            squares[self.model.params().len()] = tree_sum(losses);
         }
         all_sum(self.comm.tp.as_ref(), &mut squares)?;
         all_sum(self.comm.pp.as_ref(), &mut squares)?;

@@ -238,6 +238,16 @@ fn gpt_in_bf16() {
     check::<Batch>("bf16", &layouts(4));
 }
 
+#[test]
+fn t5_in_fp32() {
+    check::<T5Batch>("fp32", &layouts(1));
+}
+
+#[test]
+fn t5_in_bf16() {
+    check::<T5Batch>("bf16", &layouts(1));
+}
+
 /// The sums of a ring depend on how many there are in it, but not by much.
 #[test]
 fn a_ring_is_close() {

@@ -9,7 +9,6 @@ use super::pipe::Pipe;
 use super::schedule::{Action, Pass, Pipeline};
 use super::weights::Weights;
 use crate::Result;
-use crate::accumulate::TreeSum;
 use crate::comm::Doing;
 use crate::model::{self, Micro, Stage};
 
@@ -100,7 +99,8 @@ pub struct Run<'a> {
     rows: &'a [i64],
     /// Passes that wait for their way back, by micro-batch and chunk.
     kept: HashMap<(usize, usize), Vec<model::Pass>>,
-    loss: TreeSum<f64>,
+    /// Of each micro-batch; 0 but for the last stage.
+    losses: Vec<f64>,
 }
 
 impl<'a> Run<'a> {
@@ -113,16 +113,16 @@ impl<'a> Run<'a> {
         grads: Grads<'a>,
         (micros, rows): (&'a [Micro], &'a [i64]),
     ) -> Self {
-        let (kept, loss) = (HashMap::new(), TreeSum::new());
-        Run { parts, weights, pipe, grads, micros, rows, kept, loss }
+        let (kept, losses) = (HashMap::new(), vec![0.0; micros.len()]);
+        Run { parts, weights, pipe, grads, micros, rows, kept, losses }
     }
 
-    /// Does it all: the sum of the losses of this replica's micro-batches, 0 but for the last
-    /// stage, and gradients by use of the rank, summed over all replicas.
+    /// Does it all: the losses of this replica's micro-batches, 0 but for the last stage, and
+    /// gradients by use of the rank, summed over all replicas.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn go(mut self, actions: &[Action]) -> Result<(f64, Vec<Tensor>)> {
+    pub fn go(mut self, actions: &[Action]) -> Result<(Vec<f64>, Vec<Tensor>)> {
         for (at, action) in actions.iter().enumerate() {
             let mut input = None;
             if let Some(pipe) = &mut self.pipe {
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
         if let Some(pipe) = self.pipe {
             pipe.finish()?;
         }
-        Ok((self.loss.finish(add)?.unwrap_or(0.0), grads))
+        Ok((self.losses, grads))
     }
 
     fn forward(&mut self, action: &Action, carried: Vec<Tensor>) -> Result<()> {
@@ -174,7 +174,7 @@ impl<'a> Run<'a> {
             let leaves = self.weights.leaves(piece, parts.preceding(action.chunk, piece))?;
             if chunk.next.is_none() && Some(&piece) == chunk.pieces.last() {
                 let at_head = stage.loss_and_grad(&leaves, micro, pass.outs())?;
-                self.loss.push(at_head.loss, add)?;
+                self.losses[action.micro] = at_head.loss;
                 (outs, head) = (at_head.outs, at_head.uses);
             }
             let first = stage.units().start;
@@ -202,9 +202,4 @@ impl<'a> Run<'a> {
             None => Ok(()),
         }
     }
-}
-
-pub(crate) fn add(left: &mut f64, right: &f64) -> Result<()> {
-    *left += *right;
-    Ok(())
 }

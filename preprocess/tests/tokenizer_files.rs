@@ -136,6 +136,7 @@ fn identifiers_are_those_of_megatron() {
     check("gpt2", &of_kind("GPT2BPETokenizer"));
     let special_tokens = vec!["<a>".to_owned(), "it's".to_owned()];
     check("gpt2_special", &TokenizerSpec { special_tokens, ..of_kind("GPT2BPETokenizer") });
+    check("gpt2_slow", &TokenizerSpec { slow: true, ..of_kind("GPT2BPETokenizer") });
     check("null", &TokenizerSpec { vocab_size: Some(100), ..of_kind("NullTokenizer") });
     for (name, kind, file) in [
         ("bert_lower", "BertWordPieceLowerCase", "lower"),
@@ -144,6 +145,10 @@ fn identifiers_are_those_of_megatron() {
         let vocab_file = Some(format!("{GOLDEN}/../wordpiece/{file}.txt"));
         check(name, &TokenizerSpec { vocab_file, ..of_kind(kind) });
     }
+    let vocab_file = Some(format!("{GOLDEN}/../wordpiece/lower.txt"));
+    let plain = of_kind("BertWordPieceLowerCase");
+    let plain = TokenizerSpec { vocab_file, slow: true, without_special_tokens: true, ..plain };
+    check("bert_plain", &plain);
     let model = format!("{GOLDEN}/../sentencepiece/bpe.model");
     check("sentencepiece", &spec("SentencePieceTokenizer", &model));
     check("gpt_sentencepiece", &spec("GPTSentencePieceTokenizer", &model));
@@ -157,6 +162,7 @@ fn identifiers_are_those_of_megatron() {
     let model = format!("{GOLDEN}/llama2.json");
     let mut of_hf = spec("HuggingFaceTokenizer", &model);
     check("hf", &of_hf);
+    check("hf_trusted", &TokenizerSpec { trust_remote_code: true, ..of_hf.clone() });
     of_hf.special_tokens = vec!["<a>".to_owned(), "it's".to_owned()];
     of_hf.without_special_tokens = true;
     check("hf_special", &of_hf);

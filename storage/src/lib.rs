@@ -34,6 +34,8 @@ mod folders;
 mod key;
 mod ladder;
 mod layout;
+#[cfg(feature = "s3")]
+mod local_copy;
 mod manifest;
 #[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
 mod map;

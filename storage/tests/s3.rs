@@ -59,6 +59,26 @@ fn the_contract_while_requests_fail() {
     assert!(server.fault_count() > 50, "only {} faults", server.fault_count());
 }
 
+/// What is too large for the memory of every rank lies in a file that no folder knows.
+#[test]
+fn a_large_object_is_mapped_from_the_disk() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("maps")).unwrap();
+    let bytes: Vec<u8> = (0..(68_u32 << 20) + 7).map(|at| (at * 31 >> 9) as u8).collect();
+    write_all(&*store, &key("large"), &bytes).unwrap();
+    let map = store.open(&key("large")).unwrap().map().unwrap();
+    assert!(map[..] == bytes[..], "the map differs");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let start = format!("{:x}-", map.as_ptr() as usize);
+    let line = maps.lines().find(|line| line.starts_with(&start)).expect("a mapping of its own");
+    assert!(line.ends_with("(deleted)"), "{line}");
+    server.inject(Rule::every(1, Fault::Denied).of("GET"));
+    let denied = store.open(&key("large")).unwrap().map().unwrap_err().to_string();
+    assert!(denied.contains("large"), "{denied}");
+    store.delete(&key("large")).unwrap();
+    assert!(map[..] == bytes[..], "the map changed when it was deleted");
+}
+
 /// The oracle for our own server is Ceph's.
 #[test]
 fn services_rgw_keeps_the_contract() {

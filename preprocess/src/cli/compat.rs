@@ -1,128 +1,12 @@
 //! The command lines of other programs: Megatron's, CPM-2's, Yuan's, Paddle's and GPT-NeoX's.
 //!
-//! Where one of their flags means what one of ours does, it is an alias. The rest are here: left
-//! out with a word about why they are not needed, or refused with the reason.
+//! Where one of their flags means what one of ours does, it is an alias. The rest are in
+//! [`super::foreign`]: left out with a word about why they are not needed, or refused with the
+//! reason.
 
 use std::ffi::OsString;
 
-/// What becomes of a flag that we do not have.
-#[derive(Clone, Copy, Debug)]
-enum Verdict {
-    /// What it asks for is so anyway.
-    Implied(&'static str),
-    /// It would change the result in a way that we cannot follow.
-    Refused(&'static str),
-}
-
-use Verdict::{Implied, Refused};
-
-/// How many values follow a flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Values {
-    None,
-    One,
-    Many,
-}
-
-const ORDER: &str = "the output is in the order of the input for any number of workers";
-const THREADS: &str = "one process works on all cores; --workers says on how many";
-const PICKLE: &str = "the file's own code is never run";
-
-/// In the order of the programs that have them.
-const FOREIGN: &[(&str, Values, Verdict)] = &[
-    (
-        "--partitions",
-        Values::One,
-        Implied(
-            "no partition files are needed: inputs are read as they are, and --shard divides them",
-        ),
-    ),
-    ("--keep-sequential-samples", Values::None, Implied(ORDER)),
-    ("--find-optimal-num-workers", Values::None, Implied("the best number is that of the cores")),
-    ("--workers-to-check", Values::Many, Implied(THREADS)),
-    ("--max-documents", Values::One, Implied("it belongs to --find-optimal-num-workers")),
-    ("--use-gigatoken", Values::None, Implied("the tokenizers here are compiled already")),
-    (
-        "--padded-vocab-size",
-        Values::One,
-        Implied("ids do not depend on it, and the type follows from the vocabulary itself"),
-    ),
-    ("--pad-vocab-size", Values::None, Implied("ids do not depend on it")),
-    ("--no-pad-vocab-size", Values::None, Implied("ids do not depend on it")),
-    ("--make-vocab-size-divisible-by", Values::One, Implied("ids do not depend on it")),
-    ("--tensor-model-parallel-size", Values::One, Implied("ids do not depend on it")),
-    ("--rank", Values::One, Implied("no process group is needed; --shard divides the work")),
-    ("--tokenizer-hf-use-fast", Values::None, Implied("all are fast")),
-    (
-        "--tokenizer-hf-no-use-fast",
-        Values::None,
-        Implied("both of Hugging Face's give the same ids from a tokenizer.json"),
-    ),
-    ("--trust-remote-code", Values::None, Implied(PICKLE)),
-    ("--null-tokenizer-pad-id", Values::One, Implied("nothing is padded")),
-    (
-        "--chat-template",
-        Values::One,
-        Refused("conversations are not documents; apply the template first"),
-    ),
-    (
-        "--tokenizer-metadata",
-        Values::One,
-        Refused("it names a Python class; give --tokenizer and its files"),
-    ),
-    (
-        "--tokenizer-sentencepiece-legacy",
-        Values::None,
-        Refused("special tokens that a text spells are text here, in the legacy mode too"),
-    ),
-    (
-        "--tokenizer-sentencepiece-ignore-extra-whitespaces",
-        Values::None,
-        Implied("the model says whether white space is collapsed"),
-    ),
-    (
-        "--dataset-impl",
-        Values::One,
-        Implied("mmap is what is written; training reads nothing else"),
-    ),
-    (
-        "--data-impl",
-        Values::One,
-        Implied("mmap is what is written; feedline convert makes the rest"),
-    ),
-    ("--data-format", Values::One, Implied("JSON lines are told from other inputs by themselves")),
-    ("--model-name", Values::One, Implied("the tokenizer decides, not the model")),
-    ("--num-docs", Values::One, Implied("it is only for a progress bar")),
-    ("--ftfy", Values::None, Refused("texts are not changed here; mend them before")),
-    (
-        "--cn-whole-word-segment",
-        Values::None,
-        Refused("marks of words are made by the BERT index when training, not here"),
-    ),
-    (
-        "--cn-seg-func",
-        Values::One,
-        Implied("it belongs to --cn-whole-word-segment; --tokenizer jieba segments"),
-    ),
-    (
-        "--cn-splited",
-        Values::None,
-        Refused("texts that are segmented already are read as they are: join the words first"),
-    ),
-    ("--cn-split-dimer", Values::One, Implied("it belongs to --cn-splited")),
-    (
-        "--max-repeated-len",
-        Values::One,
-        Refused("texts are not changed here; feedline clean drops what repeats"),
-    ),
-    ("--max-doc-num", Values::One, Refused("all documents are written; head -n cuts the input")),
-    ("--world-size", Values::One, Implied("no process group is needed; --shard divides the work")),
-    (
-        "--torch-backend",
-        Values::One,
-        Implied("no process group is needed; --shard divides the work"),
-    ),
-];
+use super::foreign::{FOREIGN, Values, Verdict};
 
 /// What was read into a command line of ours.
 #[derive(Debug, Default)]
@@ -142,9 +26,18 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
     ),
     (
         "--vocab-path",
-        &["--tokenizer", "yuan", "--dtype", "int32", "--txt-newline", "<n>", "--txt-trim"],
-        "read as Yuan's: --tokenizer yuan --dtype int32 --txt-newline '<n>' --txt-trim; all inputs \
-         become one dataset, and no line is left out for its length",
+        &[
+            "--tokenizer",
+            "yuan",
+            "--dtype",
+            "int32",
+            "--txt-newline",
+            "<n>",
+            "--txt-trim",
+            "--append-eod",
+        ],
+        "read as Yuan's: --tokenizer yuan --dtype int32 --txt-newline '<n>' --txt-trim \
+         --append-eod; all inputs become one dataset, and no line is left out for its length",
     ),
 ];
 
@@ -192,12 +85,12 @@ pub(crate) fn translate(
             continue;
         };
         match verdict {
-            Refused(why) => return Err(format!("{name}: {why}")),
-            Implied(why) => out.notes.push(format!("{name} is not needed: {why}")),
+            Verdict::Refused(why) => return Err(format!("{name}: {why}")),
+            Verdict::Implied(why) => out.notes.push(format!("{name} is not needed: {why}")),
         }
         let most = match values {
             _ if value.is_some() => 0,
-            Values::None => 0,
+            Values::Zero => 0,
             Values::One => 1,
             Values::Many => usize::MAX,
         };
@@ -237,6 +130,12 @@ mod tests {
                         --workers-to-check 16 32 --output-prefix b --use-gigatoken";
         let due = "preprocess --input a.jsonl --output-prefix b";
         assert_eq!(translated(megatron), Ok((due.to_owned(), 4)));
+        let trials = "preprocess --find-optimal-num-workers --performance-dir out/perf --workers 2";
+        assert_eq!(translated(trials), Ok(("preprocess --workers 2".to_owned(), 2)));
+        let yuan = "preprocess --vocab_path src";
+        let due = "preprocess --vocab-path src --tokenizer yuan --dtype int32 --txt-newline <n> \
+                   --txt-trim --append-eod";
+        assert_eq!(translated(yuan), Ok((due.to_owned(), 1)));
         let cpm = "preprocess --tokenizer_path bpe_cn --dataset_impl mmap --noisy_density=0.15";
         let due = "preprocess --tokenizer-path bpe_cn --noisy-density=0.15 --tokenizer encdec \
                    --objective cpm2 --cpm-compat";

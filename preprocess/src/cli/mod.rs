@@ -1,4 +1,5 @@
 pub(crate) mod compat;
+mod foreign;
 mod input;
 
 use std::time::Duration;
@@ -67,9 +68,19 @@ pub(crate) struct Cli {
     #[arg(long)]
     tokenizer_hf_no_include_special_tokens: bool,
 
+    /// Say in the manifest, of which Megatron's index caches are named, that Hugging Face's slow
+    /// tokenizer was asked for; ids are the same
+    #[arg(long)]
+    tokenizer_hf_no_use_fast: bool,
+
+    /// Say there, too, that code of the model may be run; none is ever
+    #[arg(long)]
+    trust_remote_code: bool,
+
     /// More special tokens: of gpt2 and hf with ids behind the others, of Megatron's files for
     /// tiktoken in the place of its own
-    #[arg(long, value_name = "TOKEN", num_args = 1..)]
+    #[arg(long, aliases = ["special-tokens", "tiktoken-special-tokens"])]
+    #[arg(value_name = "TOKEN", num_args = 1..)]
     tokenizer_special_tokens: Vec<String>,
 
     /// The token that ends documents [default: what the files of hf and tiktoken say]
@@ -338,6 +349,8 @@ impl Cli {
             user_dict: self.user_dict.clone(),
             cpm_spaces_meant: self.cpm_spaces_meant,
             without_special_tokens: self.tokenizer_hf_no_include_special_tokens,
+            slow: self.tokenizer_hf_no_use_fast,
+            trust_remote_code: self.trust_remote_code,
             special_tokens: self.tokenizer_special_tokens.clone(),
             eod_token: self.eod_token.clone(),
             tiktoken_pattern: self.tiktoken_pattern.clone(),

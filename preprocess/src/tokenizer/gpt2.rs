@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::added::{Added, AddedToken, Part};
 use super::bpe::{Bpe, BpeEncoder};
+use super::keywords::Keywords;
 use super::python::repr_list;
 use super::split::Pattern;
 use super::vocab::{self, Vocab};
@@ -20,6 +21,7 @@ pub struct Gpt2 {
     /// Those of them with ids behind the vocabulary.
     more: Vec<String>,
     specials: Added,
+    keywords: Keywords,
 }
 
 #[derive(Debug)]
@@ -61,7 +63,12 @@ impl Gpt2 {
     fn new(vocab: Vocab, files: Option<(String, String)>) -> Self {
         let bpe = Bpe::new(vocab.byte_ids, &vocab.merges, Pattern::Gpt2);
         let (special_tokens, more) = (Vec::new(), Vec::new());
-        Gpt2 { vocab, bpe, files, special_tokens, more, specials: Added::default() }
+        let (specials, keywords) = (Added::default(), Keywords::default());
+        Gpt2 { vocab, bpe, files, special_tokens, more, specials, keywords }
+    }
+
+    pub(super) fn with_keywords(self, keywords: Keywords) -> Self {
+        Gpt2 { keywords, ..self }
     }
 
     /// Recognizes these where a text spells them, as Megatron's `--tokenizer-special-tokens` has
@@ -182,16 +189,15 @@ impl Tokenizer for Gpt2 {
             Some((vocab, merges)) => (vocab.as_str(), merges.as_str()),
             None => ("None", "None"),
         };
-        json!({
+        let mut identifiers = json!({
             "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
             "tokenizer_path": "GPT2BPETokenizer",
             "additional_special_tokens": repr_list(&self.special_tokens),
             "vocab_file": vocab,
             "merges_file": merges,
-            "use_fast": "True",
-            "trust_remote_code": "False",
-            "include_special_tokens": "True",
-        })
+        });
+        self.keywords.tell(&mut identifiers);
+        identifiers
     }
 }
 

@@ -13,6 +13,7 @@ mod encdec;
 mod gpt2;
 mod hf;
 mod jieba;
+mod keywords;
 mod lexicon;
 mod long_cache;
 mod merge;
@@ -43,6 +44,7 @@ pub use wordpiece::{WordPiece, WordPieceCase};
 pub use words::JiebaWords;
 
 use crate::{Error, Result};
+use keywords::Keywords;
 
 /// Between text and the ids of one vocabulary. The same text gives the same ids everywhere.
 pub trait Tokenizer: fmt::Debug + Send + Sync {
@@ -132,6 +134,11 @@ pub struct TokenizerSpec {
     /// Of the kinds that read a `tokenizer.json`: put nothing around a text, as Megatron's
     /// `--tokenizer-hf-no-include-special-tokens`.
     pub without_special_tokens: bool,
+    /// Hugging Face's slow tokenizer, as Megatron's `--tokenizer-hf-no-use-fast`: told in the
+    /// identifiers, without effect on ids.
+    pub slow: bool,
+    /// As Megatron's `--trust-remote-code`: told in the identifiers; no code is ever run.
+    pub trust_remote_code: bool,
     /// More special tokens, as Megatron's `--tokenizer-special-tokens`.
     pub special_tokens: Vec<String>,
     /// The token that ends a document. None: the one that the files name.
@@ -198,7 +205,7 @@ pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
             return Err(Error::BadOption { name, got, due });
         }
     };
-    tokenizer.with_special_tokens(&spec.special_tokens)
+    Ok(tokenizer.with_special_tokens(&spec.special_tokens)?.with_keywords(Keywords::of(spec)))
 }
 
 /// Tokens that would be left out in silence.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cpm1::Cpm1;
 use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
 use super::jieba::Jieba;
+use super::keywords::Keywords;
 use super::wordpiece::{WordPiece, WordPieceCase};
 use super::words::JiebaWords;
 use super::{Tokenizer, TokenizerSpec};
@@ -22,7 +23,8 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
         Ok(Some(Arc::new(EncDec::open(kind, &vocab_file(spec)?, spaces, jieba(spec)?)?)))
     };
     let wordpiece = |case| -> Result<Option<Arc<dyn Tokenizer>>> {
-        Ok(Some(Arc::new(WordPiece::open(&vocab_file(spec)?, case)?)))
+        let wordpiece = WordPiece::open(&vocab_file(spec)?, case)?;
+        Ok(Some(Arc::new(wordpiece.with_keywords(Keywords::of(spec)))))
     };
     match spec.kind.as_str() {
         "encdec" | "cpm2" | "EncDecTokenizer" => encdec(EncDecKind::Cpm2),

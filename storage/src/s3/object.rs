@@ -9,6 +9,7 @@ use futures_util::stream;
 use super::bucket::{Bucket, Live};
 use super::failed::Failed;
 use super::get::{self, Opened, PIECE_BYTES};
+use crate::local_copy::map_copy;
 use crate::{Error, Map, Object, Read, RemoteCause, Result};
 
 /// Looks at an object; `None` if it is not there, or its bucket is not.
@@ -112,12 +113,7 @@ impl Object for S3Object {
     }
 
     fn map(&self) -> Result<Map> {
-        let opened = &self.opened;
-        let too_big =
-            |_| Error::from_io("map", &opened.name, std::io::ErrorKind::OutOfMemory.into());
-        let mut bytes = vec![0; usize::try_from(opened.len_bytes).map_err(too_big)?];
-        self.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
-        Ok(Map::owned(bytes))
+        map_copy(self)
     }
 
     fn display(&self) -> String {

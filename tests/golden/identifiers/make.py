@@ -47,6 +47,14 @@ json.dump(
             "HuggingFaceTokenizer", tokenizer_model="<model>",
             tokenizer_special_tokens=["<a>", "it's"], tokenizer_hf_include_special_tokens=False,
         ),
+        "gpt2_slow": of("GPT2BPETokenizer", tokenizer_hf_use_fast=False),
+        "bert_plain": of(
+            "BertWordPieceLowerCase", vocab_file="<vocab>",
+            tokenizer_hf_include_special_tokens=False, tokenizer_hf_use_fast=False,
+        ),
+        "hf_trusted": of(
+            "HuggingFaceTokenizer", tokenizer_model="<model>", trust_remote_code=True,
+        ),
     },
     sys.stdout,
     indent=1,

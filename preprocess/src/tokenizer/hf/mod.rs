@@ -31,6 +31,7 @@ use self::general::General;
 use self::own::Own;
 use self::template::Around;
 use super::added::AddedToken;
+use super::keywords::Keywords;
 use super::merge::ID_LIMIT;
 use super::python::repr_list;
 use super::read::bad;
@@ -50,7 +51,7 @@ pub struct HuggingFace {
     eod: Option<u32>,
     fingerprint: String,
     special_tokens: Vec<String>,
-    with_specials: bool,
+    keywords: Keywords,
 }
 
 #[derive(Debug)]
@@ -109,7 +110,7 @@ impl HuggingFace {
             engine,
             eod: None,
             special_tokens: spec.special_tokens.clone(),
-            with_specials,
+            keywords: Keywords::of(spec),
         };
         let eod = folder.eod(spec.eod_token.as_deref(), |token| id_of(&file, token))?;
         tokenizer.eod = eod.filter(|&id| id < tokenizer.vocab_size);
@@ -178,16 +179,15 @@ impl Tokenizer for HuggingFace {
 
     /// As Megatron core 0.16 writes it for `--tokenizer-type HuggingFaceTokenizer`.
     fn identifiers(&self) -> serde_json::Value {
-        json!({
+        let mut identifiers = json!({
             "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
             "tokenizer_path": self.model,
             "vocab_file": "None",
             "merges_file": "None",
             "additional_special_tokens": repr_list(&self.special_tokens),
-            "use_fast": "True",
-            "trust_remote_code": "False",
-            "include_special_tokens": if self.with_specials { "True" } else { "False" },
-        })
+        });
+        self.keywords.tell(&mut identifiers);
+        identifiers
     }
 }
 

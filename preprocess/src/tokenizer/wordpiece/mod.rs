@@ -12,6 +12,7 @@ use serde_json::json;
 use storage::Crc64;
 
 use super::cache::{Cache, KEY_BYTES_MAX, Key};
+use super::keywords::Keywords;
 use super::lexicon::{INNER, Lexicon};
 use super::python::repr_list;
 use super::{Encode, Tokenizer};
@@ -40,6 +41,7 @@ pub struct WordPiece {
     characters: &'static Characters,
     /// By ASCII character: the id of a sign.
     signs: [u32; 128],
+    keywords: Keywords,
 }
 
 /// Encodes one text after another; holds 4 MiB of words.
@@ -75,7 +77,12 @@ impl WordPiece {
         };
         let signs = std::array::from_fn(sign);
         let (vocab_file, characters) = (vocab_file.to_owned(), Characters::get());
-        Ok(WordPiece { lexicon, vocab_file, case, unknown, characters, signs })
+        let keywords = Keywords::default();
+        Ok(WordPiece { lexicon, vocab_file, case, unknown, characters, signs, keywords })
+    }
+
+    pub(super) fn with_keywords(self, keywords: Keywords) -> Self {
+        WordPiece { keywords, ..self }
     }
 
     fn encode_with(
@@ -270,16 +277,15 @@ impl Tokenizer for WordPiece {
             WordPieceCase::Kept => ("BertWordPieceCase", 100),
         };
         let added: Vec<String> = (0..added).map(|id| format!("<extra_id_{id}>")).collect();
-        json!({
+        let mut identifiers = json!({
             "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
             "tokenizer_path": kind,
             "additional_special_tokens": repr_list(&added),
             "vocab_file": self.vocab_file,
             "merges_file": "None",
-            "use_fast": "True",
-            "trust_remote_code": "False",
-            "include_special_tokens": "True",
-        })
+        });
+        self.keywords.tell(&mut identifiers);
+        identifiers
     }
 }
 

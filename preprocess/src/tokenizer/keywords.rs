@@ -1,0 +1,35 @@
+//! With which keywords Megatron would build one of Hugging Face's tokenizers.
+
+use serde_json::Value;
+
+use super::TokenizerSpec;
+
+/// What has no effect on ids here, or has had it already, and is told in the identifiers, of which
+/// Megatron makes the names of its caches.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Keywords {
+    slow: bool,
+    trust_remote_code: bool,
+    without_special_tokens: bool,
+}
+
+impl Keywords {
+    pub(super) fn of(spec: &TokenizerSpec) -> Self {
+        Keywords {
+            slow: spec.slow,
+            trust_remote_code: spec.trust_remote_code,
+            without_special_tokens: spec.without_special_tokens,
+        }
+    }
+
+    /// Adds them, in the order and as the text that they have there.
+    pub(super) fn tell(self, identifiers: &mut Value) {
+        identifiers["use_fast"] = python_bool(!self.slow);
+        identifiers["trust_remote_code"] = python_bool(self.trust_remote_code);
+        identifiers["include_special_tokens"] = python_bool(!self.without_special_tokens);
+    }
+}
+
+fn python_bool(value: bool) -> Value {
+    if value { "True".into() } else { "False".into() }
+}

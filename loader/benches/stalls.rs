@@ -52,10 +52,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config)?);
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![dataset.dtype()])?;
     let order = Arc::new(GptOrder::new(dataset, index, SEQ_LEN)?);
-    let mut options = LoaderOptions::new(MICRO_BATCH, 0..samples);
-    // Some 4,600 reads a second, of which 91 are late at any time: more than a store whose kind is
-    // not known is given.
-    options.depth = Some(256);
+    // Of some 4,600 reads a second 91 are late at any time: the loader finds by itself how many it
+    // must have in flight.
+    let options = LoaderOptions::new(MICRO_BATCH, 0..samples);
     let mut loader = Loader::start(order, assemble, options)?;
     let mut begun = None;
     let mut taken = 0;

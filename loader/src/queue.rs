@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
@@ -16,6 +16,8 @@ struct State<T> {
     items: VecDeque<T>,
     capacity: usize,
     closed: bool,
+    /// Threads that wait for a change: to wake none costs a system call too.
+    waiting: usize,
 }
 
 /// Why there is nothing.
@@ -31,7 +33,7 @@ impl<T> Queue<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         let items = VecDeque::with_capacity(capacity);
         Queue {
-            state: Mutex::new(State { items, capacity, closed: false }),
+            state: Mutex::new(State { items, capacity, closed: false, waiting: 0 }),
             changed: Condvar::new(),
         }
     }
@@ -40,14 +42,13 @@ impl<T> Queue<T> {
     pub(crate) fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.lock();
         while state.items.len() >= state.capacity && !state.closed {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.wait(state, None);
         }
         if state.closed {
             return Err(item);
         }
         state.items.push_back(item);
-        drop(state);
-        self.changed.notify_all();
+        self.tell(state);
         Ok(())
     }
 
@@ -57,8 +58,7 @@ impl<T> Queue<T> {
         if !state.closed {
             state.items.push_back(item);
         }
-        drop(state);
-        self.changed.notify_all();
+        self.tell(state);
     }
 
     /// Takes the first item, and waits for one until then. What was pushed before the queue was
@@ -67,41 +67,63 @@ impl<T> Queue<T> {
         let mut state = self.lock();
         loop {
             if let Some(item) = state.items.pop_front() {
-                drop(state);
-                self.changed.notify_all();
+                self.tell(state);
                 return Ok(item);
             }
             if state.closed {
                 return Err(Nothing::Closed);
             }
-            state = match until {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(Nothing::Late);
-                    }
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(Nothing::Late);
+            }
+            state = self.wait(state, left);
         }
     }
 
     /// Takes the first item if there is one.
     pub(crate) fn try_pop(&self) -> Option<T> {
-        let item = self.lock().items.pop_front()?;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        let item = state.items.pop_front()?;
+        self.tell(state);
         Some(item)
     }
 
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.closed = true;
+        self.tell(state);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().closed
+    }
+
+    /// Waits for a change, at most so long.
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, State<T>>,
+        most: Option<Duration>,
+    ) -> MutexGuard<'a, State<T>> {
+        state.waiting += 1;
+        let mut state = match most {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(most) => {
+                let waited = self.changed.wait_timeout(state, most);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.waiting -= 1;
+        state
+    }
+
+    /// Lets go, and wakes those who wait.
+    fn tell(&self, state: MutexGuard<'_, State<T>>) {
+        let waits = state.waiting > 0;
+        drop(state);
+        if waits {
+            self.changed.notify_all();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -111,8 +133,6 @@ impl<T> Queue<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

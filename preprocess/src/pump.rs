@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 /// A worker finds its next load waiting while one is read and one is taken. A parcel to tokenize
 /// holds a block and its tokens, at worst two bytes a byte (four with ids of 32 bits): with 64
-/// workers 194 parcels of at most 6 MiB, so 1.2 GiB; on plain text, at four bytes a token, 600 MiB.
+/// workers 194 parcels of at most 768 KiB, so 150 MiB; on plain text, at four bytes a token, half.
 /// One to judge holds its lines, and for near duplicates their texts and 8 bytes a band: at 1 MiB
 /// about 3 MiB.
 const LOADS_PER_WORKER: usize = 3;

@@ -19,8 +19,10 @@ use crate::pump::pump;
 use crate::work::{Task, Work, Worker};
 use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, long, open_tokenizer};
 
-/// A parcel of this size is tens of milliseconds of work, so that handing it over costs nothing.
-const BLOCK_BYTES_MAX: usize = 2 << 20;
+/// A parcel of this size is a millisecond of work or two, beside which handing it over costs
+/// nothing, and with its texts and tokens it stays in the second-level cache of a core: with 2 MiB
+/// a run takes 5 % more time on the cores, and touches twice the memory.
+const BLOCK_BYTES_MAX: usize = 256 << 10;
 
 /// Small inputs are cut finer, so that all workers have some, but not into crumbs.
 const BLOCK_BYTES_MIN: usize = 64 << 10;

@@ -185,8 +185,12 @@ impl Assemble for GptAssemble {
         let (text_end, labels_end) = (text_len.min(seq_len), text_len.saturating_sub(1));
         decode_row(dtype, sample.bytes, &mut tokens[..text_end]);
         tokens[text_end..].fill(pad);
-        let shifted = sample.bytes.get(item_bytes..).unwrap_or_default();
-        decode_row(dtype, shifted, &mut labels[..labels_end]);
+        // The label of a token is the next one, which is here already but for that of the last:
+        // to copy is several times quicker than to decode once more.
+        let shifted = labels_end.min(text_end.saturating_sub(1));
+        labels[..shifted].copy_from_slice(&tokens[1..][..shifted]);
+        let last = sample.bytes.get((shifted + 1) * item_bytes..).unwrap_or_default();
+        decode_row(dtype, last, &mut labels[shifted..labels_end]);
         labels[labels_end..].fill(pad);
         // What no token can be need not be looked for: half of the time would go into that.
         let is_apart = pad < 0 && matches!(dtype, Dtype::U8 | Dtype::U16 | Dtype::U32);

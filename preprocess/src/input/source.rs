@@ -15,6 +15,9 @@ use crate::{Error, Result};
 /// Requests of 1 MiB, several at a time, keep disks and parallel file systems busy.
 const REQUEST_BYTES: usize = 1 << 20;
 
+/// Where every read is a journey, as to an object store, so much is fetched at once.
+const FETCH_BYTES: usize = 8 << 20;
+
 /// A decoder takes compressed bytes in pieces of this size.
 const COMPRESSED_BYTES: usize = 1 << 20;
 
@@ -46,6 +49,7 @@ enum Bytes {
     Object {
         object: Arc<dyn Object>,
         at: u64,
+        fetched: Fetched,
     },
     Stream(Box<dyn io::Read + Send>),
     /// Chunks of this input that other threads decompress.
@@ -54,6 +58,13 @@ enum Bytes {
         input_idx: usize,
         chunk: Chunk,
     },
+}
+
+/// Bytes of an object from `at` on, some of which have been given out.
+#[derive(Debug, Default)]
+struct Fetched {
+    bytes: Vec<u8>,
+    given: usize,
 }
 
 impl std::fmt::Debug for Bytes {
@@ -83,7 +94,7 @@ impl Source {
                     let due = format!("more than the {offset} read before");
                     return Err(bad_input(&input.name, got, due));
                 }
-                (Bytes::Object { object, at: offset }, false)
+                (Bytes::Object { object, at: offset, fetched: Fetched::default() }, false)
             }
             Place::Pipe(path) => {
                 stream(&input.name, File::open(path).map_err(failed)?, count, offset)?
@@ -158,11 +169,17 @@ impl Source {
 
     fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<Failed>) {
         match &mut self.bytes {
-            Bytes::Object { object, at } => {
-                let read = read_object(object.as_ref(), at, buf);
+            Bytes::Object { object, at, fetched } => {
+                let (read, error) = match object.file() {
+                    Some(_) => match read_object(object.as_ref(), at, buf) {
+                        Ok(read) => (read, None),
+                        Err(error) => (0, Some(error)),
+                    },
+                    None => fetched.read(object.as_ref(), at, buf),
+                };
                 self.stored.store(*at, Ordering::Relaxed);
                 let failed = |error| Failed { stored: None, source: io::Error::other(error) };
-                read.map_or_else(|error| (0, Some(failed(error))), |read| (read, None))
+                (read, error.map(failed))
             }
             Bytes::Stream(stream) => {
                 let (read, failed) = read_stream(stream.as_mut(), buf);
@@ -212,6 +229,36 @@ impl Source {
     /// Bytes taken from the input so far, as it is stored.
     pub(super) fn stored_bytes(&self) -> u64 {
         self.stored.load(Ordering::Relaxed)
+    }
+}
+
+impl Fetched {
+    /// As [`read_object`], but what came before an error counts.
+    fn read(
+        &mut self,
+        object: &dyn Object,
+        at: &mut u64,
+        buf: &mut [u8],
+    ) -> (usize, Option<storage::Error>) {
+        let mut len = 0;
+        while len < buf.len() {
+            if self.given == self.bytes.len() {
+                self.bytes.resize(FETCH_BYTES, 0);
+                let read = read_object(object, &mut at.clone(), &mut self.bytes);
+                self.bytes.truncate(*read.as_ref().unwrap_or(&0));
+                self.given = 0;
+                match read {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(error) => return (len, Some(error)),
+                }
+            }
+            let count = (self.bytes.len() - self.given).min(buf.len() - len);
+            let fetched = &self.bytes[self.given..self.given + count];
+            buf[len..len + count].copy_from_slice(fetched);
+            (self.given, len, *at) = (self.given + count, len + count, *at + count as u64);
+        }
+        (len, None)
     }
 }
 

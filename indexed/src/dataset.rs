@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use storage::{Crc64, Key, Map, Object, Read, Storage};
 
-use crate::idx::{I32Le, Layout, Tables, malformed};
+use crate::idx::{HEADER_BYTES, I32Le, Layout, Tables, malformed};
 use crate::sparse::Sparse;
 use crate::{Dtype, Error, Fault, Result};
 
@@ -129,7 +129,8 @@ impl IndexedDataset {
         let file = self.idx_object.display();
         self.idx.expect_sequential_reads();
         self.sparse.set(false);
-        let bin_bytes = self.tables().check(self.dtype().item_bytes(), &file)?;
+        let item_bytes = self.dtype().item_bytes();
+        let bin_bytes = self.tables().check(item_bytes, &file, |bytes| self.idx.forget(bytes))?;
         self.idx.expect_random_reads();
         check_bin_len(self.bin.as_ref(), bin_bytes, &file)?;
         Ok(bin_bytes)
@@ -335,8 +336,15 @@ impl IndexedDataset {
         self.layout.tables(&self.idx)
     }
 
-    pub(crate) fn lengths(&self) -> &[I32Le] {
-        self.tables().lengths
+    /// Calls `visit` with the lengths of consecutive sequences, so many at a time, all of them in
+    /// turn, and holds no more than those in memory.
+    pub(crate) fn for_lengths(&self, at_once: usize, mut visit: impl FnMut(&[I32Le])) {
+        let mut at = HEADER_BYTES as usize;
+        for lengths in self.tables().lengths.chunks(at_once) {
+            visit(lengths);
+            self.idx.forget(at..at + 4 * lengths.len());
+            at += 4 * lengths.len();
+        }
     }
 
     /// Tokens of consecutive sequences, from the pointers alone.

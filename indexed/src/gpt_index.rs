@@ -17,7 +17,7 @@ use crate::rng::RandomState;
 use crate::sample_index::build_rows;
 use crate::split::SplitMatrix;
 use crate::stamp::dataset_stamp;
-use crate::{Error, IndexedDataset, Result, Split};
+use crate::{Error, IndexedDataset, Lengths, Result, Split};
 
 /// The settings that decide the order. Those marked * are part of a cache's name.
 #[derive(Clone, Debug, PartialEq)]
@@ -259,12 +259,10 @@ impl cache::Recipe<3> for Recipe<'_> {
     }
 
     fn check(&self, index: &GptIndex) -> Result<Option<String>> {
-        self.dataset.check_tables()?;
-        Ok(verify(index, self.dataset, &self.plan).err())
+        Ok(verify(index, &Lengths::of(self.dataset)?, &self.plan).err())
     }
 
     fn build(&self) -> Result<GptIndex> {
-        self.dataset.check_tables()?;
         build_planned(self.dataset, &self.plan, self.seed)
     }
 
@@ -274,13 +272,14 @@ impl cache::Recipe<3> for Recipe<'_> {
 }
 
 fn build_planned(dataset: &IndexedDataset, plan: &Plan, seed: u32) -> Result<GptIndex> {
+    let lengths = Lengths::of(dataset)?;
     let mut rng = RandomState::new(seed); // one generator for both shuffles, in this order
     let document = document_index(plan, &mut rng)?;
     let documents: &[I32Le] = document.data().as_chunks().0;
-    let (lengths, count) = (dataset.lengths(), plan.sample_count);
+    let count = plan.sample_count;
     let rows = || match plan.sample_descr() {
-        Descr::I64 => build_rows::<i64>(lengths, documents, &plan.rule, count),
-        _ => build_rows::<i32>(lengths, documents, &plan.rule, count),
+        Descr::I64 => build_rows::<i64>(&lengths, documents, &plan.rule, count),
+        _ => build_rows::<i32>(&lengths, documents, &plan.rule, count),
     };
     let mut order = || match plan.shuffle_descr() {
         Descr::I64 => shuffle_index::<i64, 8>(plan, &mut rng),

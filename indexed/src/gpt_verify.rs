@@ -8,20 +8,16 @@
 use crate::gpt_plan::Plan;
 use crate::npy::{Descr, Npy};
 use crate::sample_index::walk;
-use crate::{GptIndex, IndexedDataset};
+use crate::{GptIndex, Lengths};
 
 /// What is wrong with it, in words, if something is; its shapes fit.
-pub(crate) fn verify(
-    index: &GptIndex,
-    dataset: &IndexedDataset,
-    plan: &Plan,
-) -> Result<(), String> {
+pub(crate) fn verify(index: &GptIndex, lengths: &Lengths, plan: &Plan) -> Result<(), String> {
     let samples = plan.sample_count;
     let (start, end) = (plan.sequences.start.into(), plan.sequences.end.into());
     is_permutation("document_index", index.document_index(), start, end, plan.epochs)?;
     // fits: as many samples are in the file.
     is_permutation("shuffle_index", index.shuffle_index(), 0, samples as i64, 1)?;
-    rows_match(index, dataset, plan)
+    rows_match(index, lengths, plan)
 }
 
 /// What is wrong with the types and shapes of its arrays.
@@ -70,16 +66,15 @@ fn is_permutation(name: &str, array: &Npy, start: i64, end: i64, times: u64) -> 
     Ok(())
 }
 
-fn rows_match(index: &GptIndex, dataset: &IndexedDataset, plan: &Plan) -> Result<(), String> {
+fn rows_match(index: &GptIndex, lengths: &Lengths, plan: &Plan) -> Result<(), String> {
     let (rows, documents) = (index.sample_index(), index.document_index().data().as_chunks().0);
     let (mut place, mut bad) = (0, None);
-    let missing =
-        walk(dataset.lengths(), documents, &plan.rule, plan.sample_count, |document, token| {
-            if bad.is_none() && (rows.at(place), rows.at(place + 1)) != (document, token) {
-                bad = Some((place / 2, document, token));
-            }
-            place += 2;
-        });
+    let missing = walk(lengths, documents, &plan.rule, plan.sample_count, |document, token| {
+        if bad.is_none() && (rows.at(place), rows.at(place + 1)) != (document, token) {
+            bad = Some((place / 2, document, token));
+        }
+        place += 2;
+    });
     if missing > 0 {
         return Err(format!("its document_index holds {missing} samples less than are due"));
     }

@@ -3,6 +3,8 @@
 //! `FORMAT.md` has the table. All integers are little-endian. The tables begin at byte 34, so they
 //! have no alignment: they are read as arrays of bytes and decoded one by one, which costs nothing.
 
+use std::ops::Range;
+
 use storage::Upload;
 
 use crate::{Dtype, Error, Fault, Result};
@@ -92,42 +94,68 @@ impl Layout {
     }
 }
 
+/// Entries of a table that are checked before they are let go: 64 MiB of pointers.
+const ENTRIES_AT_ONCE: usize = 8 << 20;
+
 impl Tables<'_> {
+    /// Where the table of pointers begins.
+    fn pointers_at(&self) -> usize {
+        HEADER_BYTES as usize + 4 * self.lengths.len()
+    }
+
     /// Checks no more than the first and the last entries, and gives the bytes that the `.bin` must
     /// have if all others are good.
     pub(crate) fn check_ends(&self, item_bytes: u64, file: &str) -> Result<u64> {
         let value = |entry: usize| i64::from_le_bytes(self.documents[entry]) as u64;
         let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
         if value(0) != 0 || value(last) != sequences as u64 {
-            self.check_documents(file)?;
+            self.check_documents(file, &|_| ())?;
         }
         let Some(last) = sequences.checked_sub(1) else { return Ok(0) };
         let pointer = u64::from_le_bytes(self.pointers[last]);
         let length = i32::from_le_bytes(self.lengths[last]);
         let first = u64::from_le_bytes(self.pointers[0]);
         if first != 0 || length < 0 || pointer >> 62 != 0 {
-            self.check_sequences(item_bytes, file)?;
+            self.check_sequences(item_bytes, file, &|_| ())?;
         }
         Ok(pointer + u64::from(length.unsigned_abs()) * item_bytes)
     }
 
     /// Checks every entry of every table in one pass, and gives the bytes that the `.bin` must
-    /// have.
-    pub(crate) fn check(&self, item_bytes: u64, file: &str) -> Result<u64> {
-        let bin_bytes = self.check_sequences(item_bytes, file)?;
-        self.check_documents(file)?;
+    /// have. `seen` is told what bytes of the file will not be looked at again.
+    pub(crate) fn check(
+        &self,
+        item_bytes: u64,
+        file: &str,
+        seen: impl Fn(Range<usize>),
+    ) -> Result<u64> {
+        let bin_bytes = self.check_sequences(item_bytes, file, &seen)?;
+        self.check_documents(file, &seen)?;
         Ok(bin_bytes)
     }
 
-    fn check_sequences(&self, item_bytes: u64, file: &str) -> Result<u64> {
+    fn check_sequences(
+        &self,
+        item_bytes: u64,
+        file: &str,
+        seen: &dyn Fn(Range<usize>),
+    ) -> Result<u64> {
         // All faults of the whole table are gathered in one word, so that the loop has no exits;
         // a second pass finds the place, if there is one to be found.
         let (mut sum, mut bad) = (0_u64, 0_u64);
-        for (len, pointer) in self.lengths.iter().zip(self.pointers) {
-            let len = i64::from(i32::from_le_bytes(*len)) as u64; // negative: above 2^63
-            // A sum grows by at most 2^34 at a time, so it meets bit 62 before it wraps.
-            bad |= (u64::from_le_bytes(*pointer) ^ sum) | (len >> 63) | (sum >> 62);
-            sum = sum.wrapping_add(len.wrapping_mul(item_bytes));
+        let (mut lengths_at, mut pointers_at) = (HEADER_BYTES as usize, self.pointers_at());
+        let chunks = self.lengths.chunks(ENTRIES_AT_ONCE);
+        for (lengths, pointers) in chunks.zip(self.pointers.chunks(ENTRIES_AT_ONCE)) {
+            for (len, pointer) in lengths.iter().zip(pointers) {
+                let len = i64::from(i32::from_le_bytes(*len)) as u64; // negative: above 2^63
+                // A sum grows by at most 2^34 at a time, so it meets bit 62 before it wraps.
+                bad |= (u64::from_le_bytes(*pointer) ^ sum) | (len >> 63) | (sum >> 62);
+                sum = sum.wrapping_add(len.wrapping_mul(item_bytes));
+            }
+            let ends = (lengths_at + 4 * lengths.len(), pointers_at + 8 * pointers.len());
+            seen(lengths_at..ends.0);
+            seen(pointers_at..ends.1);
+            (lengths_at, pointers_at) = ends;
         }
         if bad == 0 { Ok(sum) } else { Err(self.first_bad_sequence(item_bytes, file)) }
     }
@@ -153,7 +181,7 @@ impl Tables<'_> {
         unreachable!("called for a table with a fault")
     }
 
-    fn check_documents(&self, file: &str) -> Result<()> {
+    fn check_documents(&self, file: &str, seen: &dyn Fn(Range<usize>)) -> Result<()> {
         let at = |entry: usize| HEADER_BYTES as usize + 12 * self.lengths.len() + 8 * entry;
         let value = |entry: usize| i64::from_le_bytes(self.documents[entry]);
         let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
@@ -166,8 +194,17 @@ impl Tables<'_> {
             let due = format!("more entries, the last of them {sequences}");
             return Err(malformed(file, at(0), Fault::NoDocumentEnds, got, due));
         }
-        let pairs = self.documents.iter().zip(&self.documents[1..]);
-        if !pairs.fold(true, |ok, (a, b)| ok & (i64::from_le_bytes(*a) <= i64::from_le_bytes(*b))) {
+        let (mut before, mut rises, mut entry) = (0, true, 0);
+        for documents in self.documents.chunks(ENTRIES_AT_ONCE) {
+            for document in documents {
+                let document = i64::from_le_bytes(*document);
+                rises &= before <= document;
+                before = document;
+            }
+            seen(at(entry)..at(entry + documents.len()));
+            entry += documents.len();
+        }
+        if !rises {
             let falls = |&entry: &usize| value(entry) < value(entry - 1);
             let entry = (1..=last).find(falls).expect("one entry falls, as was seen above");
             let got = format!("entry {entry} of the document index {}", value(entry));

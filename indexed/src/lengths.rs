@@ -1,21 +1,29 @@
-//! The lengths of all sequences in a few bits each, for processes that share one copy.
+//! The lengths of all sequences in a few bits each.
 
-use crate::{IndexedDataset, Result};
+use storage::Zeros;
+
+use crate::{Error, IndexedDataset, Result};
 
 /// Sequences that share a width and a running sum. One long document then costs the width of its
 /// 255 neighbours and no more; the sum costs half a bit a sequence; and finding where a sequence
 /// begins adds up 128 lengths on average, a tenth of a microsecond.
 const GROUP: u64 = 256;
 
+/// Lengths that are packed at a time, some groups.
+const AT_ONCE: usize = 8 << 20;
+
+const _: () = assert!((AT_ONCE as u64).is_multiple_of(GROUP));
+
 /// How many tokens each sequence of a dataset has, and where it begins, in memory.
 ///
 /// An `.idx` has 12 bytes a sequence for that, and lookups in it touch two pages each. Documents of
-/// up to 1,000 tokens take 10 bits here, so that a hundred million are 132 MB: small enough to
-/// be held once for all ranks of a node, and never faulted in again.
+/// up to 1,000 tokens take 10 bits here, so that a hundred million are 132 MB: an index is built
+/// from that, in the order of its shuffle, and the file is read once, from front to back.
 #[derive(Debug)]
 pub struct Lengths {
     groups: Vec<Group>,
-    words: Vec<u64>,
+    /// Little-endian words of 64 bits.
+    words: Zeros,
     sequences: u64,
 }
 
@@ -31,35 +39,35 @@ impl Lengths {
     /// Packs the lengths of a dataset, after holding them against its pointers.
     ///
     /// # Errors
-    /// As [`IndexedDataset::check_tables`].
+    /// As [`IndexedDataset::check_tables`]; [`Error::OutOfMemory`].
     pub fn of(dataset: &IndexedDataset) -> Result<Self> {
         dataset.check_tables()?;
-        let lengths = dataset.lengths();
-        let (mut groups, mut words) = (Vec::new(), Vec::<u64>::new());
+        let (mut groups, mut words) = (Vec::new(), 0);
         let mut start_tokens = 0;
-        for group in lengths.chunks(GROUP as usize) {
-            let values = || group.iter().map(|length| u64::from(u32::from_le_bytes(*length)));
-            let width = u64::BITS - values().fold(0, |all, length| all | length).leading_zeros();
-            let place = words.len();
-            groups.push(Group {
-                start_tokens,
-                place_and_width: (place as u64) << 6 | u64::from(width),
-            });
-            // 256 numbers are a whole number of words for every width.
-            words.resize(place + (GROUP / 64) as usize * width as usize, 0);
-            for (nth, length) in values().enumerate() {
-                let bit = nth * width as usize;
-                let (word, shift) = (place + bit / 64, bit % 64);
-                if width > 0 {
-                    words[word] |= length << shift;
+        dataset.for_lengths(AT_ONCE, |lengths| {
+            groups.extend(lengths.chunks(GROUP as usize).map(|group| {
+                let (mut all, mut sum) = (0, 0);
+                for length in group.iter().map(|length| u64::from(u32::from_le_bytes(*length))) {
+                    (all, sum) = (all | length, sum + length);
                 }
-                if shift + width as usize > 64 {
-                    words[word + 1] |= length >> (64 - shift);
-                }
-                start_tokens += length;
+                let width = u64::from(u64::BITS - u64::leading_zeros(all));
+                let packed = Group { start_tokens, place_and_width: words << 6 | width };
+                // 256 numbers are a whole number of words for every width.
+                (start_tokens, words) = (start_tokens + sum, words + GROUP / 64 * width);
+                packed
+            }));
+        });
+        // An empty table cannot be had.
+        let bytes = words.max(1) * 8;
+        let words = usize::try_from(bytes).ok().and_then(|bytes| Zeros::try_new(bytes).ok());
+        let no_memory = Error::OutOfMemory { what: "packed lengths", bytes: bytes.into() };
+        let mut words = words.ok_or(no_memory)?;
+        let (mut left, table) = (groups.iter(), words.as_chunks_mut().0);
+        dataset.for_lengths(AT_ONCE, |lengths| {
+            for (lengths, group) in lengths.chunks(GROUP as usize).zip(left.by_ref()) {
+                group.pack(lengths, table);
             }
-        }
-        words.shrink_to_fit();
+        });
         Ok(Lengths { groups, words, sequences: dataset.sequence_count() })
     }
 
@@ -94,20 +102,48 @@ impl Lengths {
     /// The memory that it takes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        (self.groups.len() * size_of::<Group>() + self.words.len() * size_of::<u64>()) as u64
+        (self.groups.len() * size_of::<Group>() + self.words.len()) as u64
     }
 
     fn unpack(&self, group: Group, nth: u64) -> u32 {
-        let (place, width) = (group.place_and_width >> 6, group.place_and_width & 63);
+        let (place, width) = (group.place(), group.width());
         if width == 0 {
             return 0;
         }
+        let words: &[[u8; 8]] = self.words.as_chunks().0;
         let bit = nth * width;
-        let (word, shift) = ((place + bit / 64) as usize, bit % 64);
-        let mut value = self.words[word] >> shift;
+        let (word, shift) = (place + (bit / 64) as usize, bit % 64);
+        let mut value = u64::from_le_bytes(words[word]) >> shift;
         if shift + width > 64 {
-            value |= self.words[word + 1] << (64 - shift);
+            value |= u64::from_le_bytes(words[word + 1]) << (64 - shift);
         }
         (value & ((1 << width) - 1)) as u32 // fits: at most 31 bits
+    }
+}
+
+impl Group {
+    fn place(self) -> usize {
+        (self.place_and_width >> 6) as usize // fits: a place in memory
+    }
+
+    fn width(self) -> u64 {
+        self.place_and_width & 63
+    }
+
+    fn pack(self, lengths: &[[u8; 4]], words: &mut [[u8; 8]]) {
+        let (width, mut place) = (self.width(), self.place());
+        let (mut word, mut filled) = (0_u64, 0);
+        for length in lengths.iter().map(|length| u64::from(u32::from_le_bytes(*length))) {
+            word |= length << filled;
+            filled += width;
+            if filled >= 64 {
+                words[place] = word.to_le_bytes();
+                (place, filled) = (place + 1, filled - 64);
+                word = length >> (width - filled);
+            }
+        }
+        if filled > 0 {
+            words[place] = word.to_le_bytes();
+        }
     }
 }

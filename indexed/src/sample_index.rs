@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use crate::ahead::{BLOCK, in_blocks};
 use crate::idx::I32Le;
 use crate::npy::{Element, Npy, NpyBuilder};
-use crate::{Error, Result};
+use crate::{Error, Lengths, Result};
 
 /// How a stream of tokens is cut into samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +77,26 @@ pub fn build_sample_index<T: Element>(
     build_rows::<T>(lengths, document_index, rule, rule.sample_count(tokens)?)
 }
 
+/// Tells how many tokens a sequence has.
+pub(crate) trait LengthOf: Sync {
+    fn length_of(&self, seq: u32) -> u32;
+}
+
+impl LengthOf for &[I32Le] {
+    fn length_of(&self, seq: u32) -> u32 {
+        u32::from_le_bytes(self[seq as usize])
+    }
+}
+
+impl LengthOf for &Lengths {
+    fn length_of(&self, seq: u32) -> u32 {
+        self.sequence_len(seq.into())
+    }
+}
+
 /// [`build_sample_index`] of a count that is known.
 pub(crate) fn build_rows<T: Element>(
-    lengths: &[I32Le],
+    lengths: impl LengthOf,
     document_index: &[I32Le],
     rule: &SampleRule,
     sample_count: u64,
@@ -97,7 +114,7 @@ pub(crate) fn build_rows<T: Element>(
 /// is linear in documents and samples. Lengths lie all over the table: fetched in a loop of its
 /// own, their cache misses overlap.
 pub(crate) fn walk(
-    lengths: &[I32Le],
+    lengths: impl LengthOf,
     document_index: &[I32Le],
     rule: &SampleRule,
     sample_count: u64,
@@ -110,7 +127,7 @@ pub(crate) fn walk(
     row(0, 0);
     let fetch = |block: usize, fetched: &mut Vec<u32>| {
         let documents = document_index[block * BLOCK..].iter().take(BLOCK);
-        fetched.extend(documents.map(|seq| length_of(lengths, seq)));
+        fetched.extend(documents.map(|seq| lengths.length_of(u32::from_le_bytes(*seq))));
     };
     in_blocks(document_index.len().div_ceil(BLOCK), fetch, |block, fetched| {
         for (&length, place) in fetched.iter().zip((block * BLOCK) as i64..) {
@@ -130,14 +147,10 @@ pub(crate) fn walk(
     match document_index.last() {
         Some(last) if left > 0 && rule.keep_last_partial => {
             // The short last sample. After an empty document this is -1, in Megatron's files too.
-            let length = i64::from(length_of(lengths, last));
+            let length = i64::from(lengths.length_of(u32::from_le_bytes(*last)));
             row(document_index.len() as i64 - 1, length - extra as i64);
             left - 1
         }
         _ => left,
     }
-}
-
-fn length_of(lengths: &[I32Le], seq: &I32Le) -> u32 {
-    u32::from_le_bytes(lengths[u32::from_le_bytes(*seq) as usize])
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 
 use crate::Zeros;
 
@@ -42,6 +43,19 @@ impl Map {
             // As above.
             let _ = map.advise(memmap2::Advice::Sequential);
         }
+    }
+
+    /// Tells the kernel that these bytes are not needed soon, so that what was read of them no
+    /// longer counts as memory of this process. What is not in a file stays.
+    pub fn forget(&self, bytes: Range<usize>) {
+        let MapInner::Mapped(map) = &self.0 else { return };
+        let (start, end) = (bytes.start.min(map.len()), bytes.end.min(map.len()));
+        let advice = memmap2::UncheckedAdvice::DontNeed;
+        // SAFETY: nothing was written to the pages, which are the file's: they come back as they
+        // were when they are read again.
+        let told = unsafe { map.unchecked_advise_range(advice, start, end.saturating_sub(start)) };
+        // It is advice: where it is not taken, memory is given back later.
+        let _ = told;
     }
 }
 

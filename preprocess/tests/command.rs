@@ -216,7 +216,7 @@ fn options_are_checked_before_any_work() {
     refusal.check(&[stdin, stdin], &[], &["read -: got the same input twice"]);
     refusal.check(&[&bad, &bad], &[], &["the same input twice", "--allow-repeats"]);
     // Words of clap, which takes more than a line.
-    for unknown in [vec!["--json-in", "x"], vec!["--json-in", "x", "--out", "y", "--shuffle"]] {
+    for unknown in [vec!["--json-in", "x"], vec!["--json-in", "x", "--out", "y", "--shuffled"]] {
         let output = preprocess(&unknown).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("Usage"), "{}", stderr(&output));

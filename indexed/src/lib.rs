@@ -13,7 +13,7 @@
 //! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `stamp`,
 //! `gpt_verify` how it is kept; `blend`, `mapping` and `masked_index` the other indexes of
 //! Megatron; `token_stream` and `block_shuffle` an order of our own, which needs no tables;
-//! `lengths` a small form of the `.idx` for processes that share memory.
+//! `lengths` a small form of the `.idx`, from which the order is built.
 
 #![forbid(unsafe_code)]
 

@@ -82,13 +82,13 @@ pub(crate) trait LengthOf: Sync {
     fn length_of(&self, seq: u32) -> u32;
 }
 
-impl LengthOf for &[I32Le] {
+impl LengthOf for [I32Le] {
     fn length_of(&self, seq: u32) -> u32 {
         u32::from_le_bytes(self[seq as usize])
     }
 }
 
-impl LengthOf for &Lengths {
+impl LengthOf for Lengths {
     fn length_of(&self, seq: u32) -> u32 {
         self.sequence_len(seq.into())
     }
@@ -96,7 +96,7 @@ impl LengthOf for &Lengths {
 
 /// [`build_sample_index`] of a count that is known.
 pub(crate) fn build_rows<T: Element>(
-    lengths: impl LengthOf,
+    lengths: &(impl LengthOf + ?Sized),
     document_index: &[I32Le],
     rule: &SampleRule,
     sample_count: u64,
@@ -114,7 +114,7 @@ pub(crate) fn build_rows<T: Element>(
 /// is linear in documents and samples. Lengths lie all over the table: fetched in a loop of its
 /// own, their cache misses overlap.
 pub(crate) fn walk(
-    lengths: impl LengthOf,
+    lengths: &(impl LengthOf + ?Sized),
     document_index: &[I32Le],
     rule: &SampleRule,
     sample_count: u64,

@@ -64,7 +64,7 @@ fn the_contract_while_requests_fail() {
 fn a_large_object_is_mapped_from_the_disk() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("maps")).unwrap();
-    let bytes: Vec<u8> = (0..(68_u32 << 20) + 7).map(|at| (at * 31 >> 9) as u8).collect();
+    let bytes: Vec<u8> = (0..(68_u32 << 20) + 7).map(|at| ((at * 31) >> 9) as u8).collect();
     write_all(&*store, &key("large"), &bytes).unwrap();
     let map = store.open(&key("large")).unwrap().map().unwrap();
     assert!(map[..] == bytes[..], "the map differs");

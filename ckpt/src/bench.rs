@@ -158,7 +158,7 @@ pub fn time_of_files(
     )?;
     let held: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.bytes).collect();
     let pieces = plan.pieces_held(0, &held)?;
-    let jobs = Job::of_shards(plan.shards(0), &pieces);
+    let jobs = Job::of_shards(plan.shards(0), &specs, &pieces, None);
     let folder = steps.folder.join(&format!(".tmp-bench-{}", Owner::new()))?;
     let summing = if with_sums { Summing::On } else { Summing::Off };
     let begun = Instant::now();

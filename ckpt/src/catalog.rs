@@ -1,14 +1,17 @@
 //! What the manifest says of tensors and blobs, and everything that must hold of it before a byte
 //! is read by it.
 
+mod parts;
+
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use crate::plan::SavePlan;
+pub(crate) use parts::merge_parts;
+
 use crate::region::{self, Region, Span};
-use crate::spec::{PAD_PREFIX, TensorSpec};
+use crate::spec::PAD_PREFIX;
 use crate::tile::{Part, tile};
-use crate::{Dtype, Error, Group, Result, hex};
+use crate::{Codec, Dtype, Error, Group, Result, hex};
 use storage::{FileEntry, Key, Manifest, crc64_join};
 
 /// `format` of our manifests.
@@ -28,6 +31,18 @@ pub(crate) fn is_block_size(bytes: u64) -> bool {
 
 /// 200,000 chunks take 60 MB of manifest and one second of a reader.
 pub(crate) const CHUNKS_MAX: usize = 200_000;
+
+/// Files of packed chunks have this name, and those of others have not.
+pub(crate) const PACKED_SUFFIX: &str = ".planes";
+
+/// What such a file begins with. As the length of a safetensors header it is beyond all bounds, so
+/// that no reader takes one for the other.
+pub(crate) const PACKED_MAGIC: &[u8; 16] = b"feedline planes\n";
+
+/// The file of packed chunks that stands in the place of one that is not.
+pub(crate) fn packed_path(path: &str) -> String {
+    format!("{}{PACKED_SUFFIX}", path.strip_suffix(".safetensors").unwrap_or(path))
+}
 
 /// A tensor of the checkpoint, whole and without ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,9 +101,50 @@ pub struct Chunk {
     /// Which of the box's elements, in row-major order; all of them if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flat: Option<Span>,
+    /// How its blocks are packed; absent if they are not. The checksums above are then of what
+    /// comes out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<Packed>,
+}
+
+/// The blocks of a chunk as they are stored, end to end from its offset on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Packed {
+    /// By what.
+    pub codec: Codec,
+    /// Each of them, also if there is only one.
+    #[serde(with = "hex::stored")]
+    pub blocks: Vec<Stored>,
+}
+
+/// A packed block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Its length.
+    pub bytes: u32,
+    /// CRC-64/NVME of these bytes.
+    pub crc64: u64,
+}
+
+impl Packed {
+    /// Bytes of all blocks, and their CRC-64/NVME.
+    pub(crate) fn sum(&self) -> (u64, u64) {
+        self.blocks.iter().fold((0, 0), |(bytes, sum), block| {
+            let len = u64::from(block.bytes);
+            (bytes + len, crc64_join(sum, block.crc64, len))
+        })
+    }
 }
 
 impl Chunk {
+    /// Bytes that it takes of its file.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        let sum = |packed: &Packed| packed.blocks.iter().map(|block| u64::from(block.bytes)).sum();
+        self.packed.as_ref().map_or(self.bytes, sum)
+    }
+
     /// Which part of the tensor this is.
     #[must_use]
     pub fn region(&self) -> Region {
@@ -140,12 +196,18 @@ impl Catalog {
         let meta: Meta = serde_json::from_value(manifest.meta).or_else(|error| {
             bad.of("meta", &error.to_string(), "the fields that FORMAT.md lists and no others")
         })?;
+        Self::of(meta, manifest.files, what)
+    }
+
+    /// Checks what a manifest says, or is to say.
+    pub(crate) fn of(meta: Meta, files: Vec<FileEntry>, what: &str) -> Result<Self> {
+        let bad = Refusal { what };
         if !is_block_size(meta.block_bytes) {
             let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
             return bad.of("block_bytes", &meta.block_bytes.to_string(), &due);
         }
         let mut file_places = HashMap::new();
-        for (place, file) in manifest.files.iter().enumerate() {
+        for (place, file) in files.iter().enumerate() {
             Key::new(&file.path)?;
             if file_places.insert(file.path.clone(), place).is_some() {
                 return bad.of("files", &format!("'{}' twice", file.path), "each file once");
@@ -166,7 +228,7 @@ impl Catalog {
                 return bad.of(&tensor.label(), "it twice", "each tensor once");
             }
         }
-        let catalog = Catalog { meta, files: manifest.files, file_places, tensor_places };
+        let catalog = Catalog { meta, files, file_places, tensor_places };
         catalog.check_ranges(&bad)?;
         catalog.check_blobs(&bad)?;
         Ok(catalog)
@@ -198,9 +260,30 @@ impl Catalog {
         }
         // An empty chunk shares its offset with what follows, and comes before it.
         for chunks in &mut placed {
-            chunks.sort_by_key(|placed| (placed.chunk.offset, placed.chunk.bytes));
+            chunks.sort_by_key(|placed| (placed.chunk.offset, placed.chunk.stored_bytes()));
         }
         self.files.iter().zip(placed).filter(|(_, chunks)| !chunks.is_empty()).collect()
+    }
+
+    /// Whether another has the same tensors, cut alike, and the same blobs, packed or not.
+    pub(crate) fn has_same(&self, other: &Catalog) -> bool {
+        let tensors = self.meta.tensors.len() == other.meta.tensors.len()
+            && self.meta.tensors.iter().zip(&other.meta.tensors).all(|(a, b)| {
+                (&a.name, a.group, a.dtype, &a.shape) == (&b.name, b.group, b.dtype, &b.shape)
+                    && a.chunks.len() == b.chunks.len()
+                    && a.chunks
+                        .iter()
+                        .zip(&b.chunks)
+                        .all(|(a, b)| (a.crc64, &a.spans, a.flat) == (b.crc64, &b.spans, b.flat))
+            });
+        let sum = |catalog: &Catalog, blob: &BlobEntry| {
+            let FileEntry { bytes, crc64, .. } = *catalog.file(&blob.file);
+            (blob.name.clone(), bytes, crc64)
+        };
+        let blobs = |catalog: &Catalog| -> Vec<_> {
+            catalog.meta.blobs.iter().map(|blob| sum(catalog, blob)).collect()
+        };
+        tensors && blobs(self) == blobs(other) && self.meta.user == other.meta.user
     }
 
     fn check_ranges(&self, bad: &Refusal<'_>) -> Result<()> {
@@ -211,10 +294,17 @@ impl Catalog {
         }
         for (file, chunks) in self.by_file() {
             let mut end = 0;
+            let is_packed = file.path.ends_with(PACKED_SUFFIX);
             for Placed { tensor, chunk, .. } in chunks {
-                let next = chunk.offset.checked_add(chunk.bytes).filter(|&end| end <= file.bytes);
+                let bytes = chunk.stored_bytes();
+                if chunk.packed.is_some() != is_packed {
+                    let got = format!("a chunk, packed or not, in {}", file.path);
+                    let due = format!("packed ones, and no others, in *{PACKED_SUFFIX}");
+                    return bad.of(&tensor.label(), &got, &due);
+                }
+                let next = chunk.offset.checked_add(bytes).filter(|&end| end <= file.bytes);
                 let Some(next) = next.filter(|_| chunk.offset >= end) else {
-                    let got = format!("{} bytes at {} of {}", chunk.bytes, chunk.offset, file.path);
+                    let got = format!("{bytes} bytes at {} of {}", chunk.offset, file.path);
                     let due = format!("bytes of its own, at {end} to {}", file.bytes);
                     return bad.of(&tensor.label(), &got, &due);
                 };
@@ -319,63 +409,22 @@ fn check_chunk(
         let got = format!("{} block checksums", chunk.blocks.len());
         return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
     }
-    Ok(())
-}
-
-/// What the writers of a plan wrote: for each the files, in the order of the plan, and the chunks
-/// of each file.
-pub(crate) type Parts = Vec<Vec<(FileEntry, Vec<Chunk>)>>;
-
-/// What all writers wrote, as a manifest lists it. The parts may come from other processes, so they
-/// are compared with the plan.
-pub(crate) fn merge_parts(
-    plan: &SavePlan,
-    parts: Parts,
-) -> Result<(Vec<FileEntry>, Vec<TensorEntry>)> {
-    let bad = |writer: usize, got: String, due: String| {
-        let why = format!("it wrote {got}, and {due} was planned");
-        Err(Error::BadInput { what: format!("the part of writer {writer}"), why })
-    };
-    if parts.len() != plan.writers() {
-        let got = format!("{} parts", parts.len());
-        return bad(parts.len(), got, format!("one of each of {} writers", plan.writers()));
+    let Some(Packed { codec, blocks }) = &chunk.packed else { return Ok(()) };
+    let due = chunk.bytes.div_ceil(block_bytes);
+    if blocks.len() as u64 != due {
+        let got = format!("{} packed blocks", blocks.len());
+        return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
     }
-    let mut files = Vec::new();
-    let mut chunks: Vec<Vec<Option<Chunk>>> =
-        (0..plan.specs().len()).map(|tensor| vec![None; plan.pieces(tensor)]).collect();
-    for (writer, part) in parts.into_iter().enumerate() {
-        let shards = plan.shards(writer);
-        if part.len() != shards.len() {
-            return bad(writer, format!("{} files", part.len()), format!("{}", shards.len()));
-        }
-        for (shard, (file, in_file)) in shards.iter().zip(part) {
-            if (&file.path, file.bytes) != (&shard.file, shard.bytes()) {
-                let got = format!("{} of {} bytes", file.path, file.bytes);
-                return bad(writer, got, format!("{} of {}", shard.file, shard.bytes()));
-            }
-            if in_file.len() != shard.pieces.len() {
-                let got = format!("{} chunks in {}", in_file.len(), file.path);
-                return bad(writer, got, format!("{}", shard.pieces.len()));
-            }
-            for (piece, chunk) in shard.pieces.iter().zip(in_file) {
-                let due = (&shard.file, piece.offset, piece.bytes.len() as u64);
-                if (&chunk.file, chunk.offset, chunk.bytes) != due || chunk.region() != piece.region
-                {
-                    return bad(writer, format!("{chunk:?}"), format!("{piece:?}"));
-                }
-                chunks[piece.tensor][piece.k] = Some(chunk);
-            }
-            files.push(file);
-        }
+    // So no block takes more memory than one that is not packed.
+    let most = codec.bytes_max(tensor.dtype, block_bytes.min(chunk.bytes), block_bytes);
+    match blocks.iter().find(|block| u64::from(block.bytes) > most) {
+        None => Ok(()),
+        Some(block) => bad.of(
+            &place,
+            &format!("a packed block of {} bytes", block.bytes),
+            &format!("at most {most}"),
+        ),
     }
-    let entry = |(spec, chunks): (&TensorSpec, Vec<Option<Chunk>>)| TensorEntry {
-        name: spec.name.clone(),
-        group: spec.group,
-        dtype: spec.dtype,
-        shape: spec.shape.clone(),
-        chunks: chunks.into_iter().flatten().collect(),
-    };
-    Ok((files, plan.specs().iter().zip(chunks).map(entry).collect()))
 }
 
 struct Refusal<'a> {

@@ -3,8 +3,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::catalog::Catalog;
-use crate::fetch::{Block, Target};
-use crate::{Chunk, Error, Group, Region, Result, Span, TensorEntry, Want};
+use crate::fetch::{Block, PackedBlock, Target};
+use crate::{Chunk, Dtype, Error, Group, Region, Result, Span, TensorEntry, Want};
 use storage::{Key, Manifest, Object, Storage, crc64, read_all};
 
 /// The commit record of a step.
@@ -19,6 +19,8 @@ pub struct Checkpoint {
     pub(crate) store: Arc<dyn Storage>,
     pub(crate) folder: Key,
     pub(crate) catalog: Catalog,
+    /// The sum of its manifest, and so of all that it says.
+    pub(crate) manifest_crc64: u64,
     pub(crate) threads: usize,
 }
 
@@ -58,7 +60,8 @@ impl Checkpoint {
             let due = "a file in a folder of its own; links are not followed".to_owned();
             return bad("the record of its commit", "none".to_owned(), due);
         }
-        let catalog = Catalog::new(Manifest::read(&**store, &key)?, &what)?;
+        let (manifest, manifest_crc64) = Manifest::read_summed(&**store, &key)?;
+        let catalog = Catalog::new(manifest, &what)?;
         if catalog.meta.step != step {
             let due = format!("{step}, the step that its folder is named for");
             return bad("meta", format!("step {}", catalog.meta.step), due);
@@ -72,7 +75,8 @@ impl Checkpoint {
                 Some(_) => {}
             }
         }
-        Ok(Checkpoint { store: Arc::clone(store), folder, catalog, threads })
+        let store = Arc::clone(store);
+        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads })
     }
 
     /// The training step.
@@ -207,23 +211,51 @@ impl Checkpoint {
     }
 }
 
-/// The blocks of a chunk, with the place that each goes to.
-pub(crate) fn chunk_blocks<'a>(
-    object: &'a dyn Object,
-    chunk: &'a Chunk,
-    parts: impl Iterator<Item = Target<'a>>,
-) -> impl Iterator<Item = Block<'a>> {
-    let mut offset = chunk.offset;
-    parts.enumerate().map(move |(place, into)| {
-        let block = Block { object, offset, crc64: block_crc64(chunk, place), into };
-        offset += block.into.len() as u64;
-        block
-    })
+/// A block of a chunk, wherever it goes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    offset: u64,
+    /// As it is, not as it is stored.
+    pub(crate) bytes: u64,
+    crc64: u64,
+    packed: Option<PackedBlock>,
 }
 
-/// The checksum of a block; a chunk that is no longer than one block is that block.
-pub(crate) fn block_crc64(chunk: &Chunk, place: usize) -> u64 {
-    if chunk.blocks.is_empty() { chunk.crc64 } else { chunk.blocks[place] }
+impl Source {
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.packed.map_or(self.bytes, |packed| packed.bytes as u64)
+    }
+
+    pub(crate) fn read<'a>(self, object: &'a dyn Object, into: Target<'a>) -> Block<'a> {
+        let Source { offset, crc64, packed, .. } = self;
+        Block { object, offset, crc64, into, packed }
+    }
+}
+
+/// The blocks of a chunk.
+pub(crate) fn blocks_of(
+    chunk: &Chunk,
+    dtype: Dtype,
+    block_bytes: u64,
+) -> impl Iterator<Item = Source> {
+    let mut offset = chunk.offset;
+    // fits: as many checksums are in memory.
+    (0..chunk.bytes.div_ceil(block_bytes) as usize).map(move |place| {
+        let packed = chunk.packed.as_ref().map(|packed| packed.blocks[place]);
+        let source = Source {
+            offset,
+            bytes: block_bytes.min(chunk.bytes - place as u64 * block_bytes),
+            // A chunk that is no longer than one block is that block.
+            crc64: chunk.blocks.get(place).copied().unwrap_or(chunk.crc64),
+            packed: packed.map(|stored| PackedBlock {
+                dtype,
+                bytes: stored.bytes as usize, // fits: at most 64 MiB and a few bytes
+                crc64: stored.crc64,
+            }),
+        };
+        offset += source.stored_bytes();
+        source
+    })
 }
 
 fn wrong_length(what: String, got: u64, file: &storage::FileEntry) -> Error {

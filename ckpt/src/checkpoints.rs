@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, is_block_size};
 use crate::checkpoint::{Checkpoint, Listing};
 use crate::plan::PlanCache;
-use crate::{Error, Lease, Patience, Result, lease};
+use crate::{Codec, Error, Lease, Patience, Result, lease};
 use storage::{Key, Storage};
 
 /// Twelve decimal digits hold it.
@@ -42,6 +42,10 @@ pub struct Options {
     /// Memory for bytes on their way to the store, in all. Default: 256 MiB. At least two buffers
     /// of 8 MiB for each file that is being written.
     pub staging_bytes_max: u64,
+    /// How tensors are packed, for stores that are slower than it. What is packed is read by this
+    /// crate alone. Default: not at all.
+    #[serde(default)]
+    pub codec: Option<Codec>,
 }
 
 impl Default for Options {
@@ -51,6 +55,7 @@ impl Default for Options {
             block_bytes: 4 << 20,
             threads: 2,
             staging_bytes_max: 256 << 20,
+            codec: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::{Error, Result};
 pub(crate) struct Control {
     bytes: AtomicU64,
     cancelled: AtomicBool,
+    given_up: AtomicBool,
 }
 
 impl Control {
@@ -22,7 +23,13 @@ impl Control {
 
     /// Whether to go on.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+        let ends = self.is_cancelled() || self.given_up.load(Ordering::Relaxed);
+        if ends { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// Others have given up what this is a part of.
+    pub(crate) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn cancel(&self) {

@@ -5,6 +5,8 @@
 //! was cut short is gone on with, by any process: a file that is there was whole and checked before
 //! it became visible. Every byte passes its file's checksum on the way, so damage does not spread.
 
+mod copying;
+
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,16 +17,12 @@ use crate::commit::forget;
 use crate::control::Control;
 use crate::pace::Pace;
 use crate::retention::{Facts, RetentionPlan};
-use crate::save::check_space;
-use crate::{Checkpoints, Error, Result, Retention};
-use storage::{Crc64, FileEntry, Key, Manifest, Read, rate_text};
+use crate::{Checkpoints, Codec, Error, Result, Retention};
+use storage::{Crc64, Manifest, rate_text};
 
 /// Hidden folders of the second store that a drain fills. What follows is the step and a sum of its
 /// contents.
 const DRAIN: &str = ".drain-";
-
-/// Large enough to go around the page cache. One buffer here, and those of an upload.
-const READ_BYTES: usize = 8 << 20;
 
 /// How steps are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +172,7 @@ impl Drain {
     /// Whether both stores have the step with the same contents.
     fn is_same(&self, step: u64) -> Result<bool> {
         let (near, far) = (self.from.open_step(step)?, self.to.open_step(step)?);
-        Ok(near.catalog.files == far.catalog.files)
+        Ok(near.catalog.has_same(&far.catalog))
     }
 
     /// Copies every pending step, and then deletes what the second store does not keep. A step that
@@ -238,9 +236,9 @@ impl Drain {
         let source = self.from.open_step(step)?;
         let (_, bytes) = source.size();
         let _alone = self.to.begin_change()?;
-        let place = match self.to.find_place_for(step, DRAIN, &contents(&source)) {
+        let place = match self.to.find_place_for(step, DRAIN, &self.contents(&source)) {
             Err(Error::StepExists { what: other }) => {
-                let is_same = self.to.open_step(step)?.catalog.files == source.catalog.files;
+                let is_same = self.to.open_step(step)?.catalog.has_same(&source.catalog);
                 let what = source.display();
                 return if is_same {
                     Ok((bytes, bytes))
@@ -250,9 +248,9 @@ impl Drain {
             }
             place => place?,
         };
-        let resumed = self.copy_files(&source, &place.data)?;
+        let mut manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
+        let resumed = self.copy_files(&source, &place.data, &mut manifest)?;
         self.control.check()?;
-        let manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
         let key = place.data.join(MANIFEST)?;
         // That of a drain which was cut short.
         forget(&*self.to.store, &key)?;
@@ -266,72 +264,11 @@ impl Drain {
         Ok((bytes, resumed))
     }
 
-    /// Copies what is not there yet. Gives the bytes that were.
-    fn copy_files(&self, source: &Checkpoint, staging: &Key) -> Result<u64> {
-        let to = &*self.to.store;
-        for folder in folders_of(source, staging)? {
-            to.sweep(&folder)?;
-        }
-        let there: Vec<_> = to.list(staging)?;
-        let is_there = |file: &FileEntry, key: &Key| {
-            there.iter().any(|entry| entry.key == *key && entry.bytes == file.bytes)
-        };
-        let mut left = Vec::new();
-        let mut resumed = 0;
-        for file in &source.catalog.files {
-            let key = staging.join(&file.path)?;
-            if is_there(file, &key) {
-                resumed += file.bytes;
-            } else {
-                // One of another length, which was cut. Where a record commits, this may be the
-                // folder of a step that is damaged so, and is then whole again.
-                forget(to, &key)?;
-                left.push((file, key));
-            }
-        }
-        let bytes = left.iter().map(|(file, _)| file.bytes).sum();
-        check_space(to, staging, bytes, source.tensors().len() as u64)?;
-        self.control.set_bytes(resumed);
-        for (file, key) in left {
-            self.copy(source, file, &key)?;
-        }
-        Ok(resumed)
-    }
-
-    fn copy(&self, source: &Checkpoint, file: &FileEntry, key: &Key) -> Result<()> {
-        let object = source.open_file(&file.path)?;
-        let mut upload = self.to.store.create(key, file.bytes)?;
-        let mut buf = vec![0; READ_BYTES.min(usize::try_from(file.bytes).unwrap_or(READ_BYTES))];
-        let mut sum = Crc64::new();
-        let mut offset = 0;
-        while offset < file.bytes {
-            // fits: at most the buffer
-            let len = (file.bytes - offset).min(buf.len() as u64) as usize;
-            self.wait_for_turn(len as u64)?;
-            object.read_many(&mut [Read { offset, buf: &mut buf[..len] }])?;
-            sum.update(&buf[..len]);
-            upload.write(&buf[..len])?;
-            offset += len as u64;
-            self.control.wrote(len as u64)?;
-        }
-        // Before it becomes visible: what is there need not be read again.
-        if sum.value() != file.crc64 {
-            return Err(Error::Corrupt {
-                what: object.display(),
-                offset: 0,
-                got: format!("CRC-64 {:016x} of its {} bytes", sum.value(), file.bytes),
-                due: format!("{:016x} by the manifest", file.crc64),
-            });
-        }
-        upload.finish()?;
-        Ok(())
-    }
-
     /// Removes what drains have left of steps that are not pending any more.
     fn clear(&self, pending: &[u64]) -> Result<()> {
         let mut due = Vec::new();
         for &step in pending {
-            let mark = contents(&self.from.open_step(step)?);
+            let mark = self.contents(&self.from.open_step(step)?);
             due.push((step, mark));
         }
         let _alone = self.to.begin_change()?;
@@ -342,6 +279,19 @@ impl Drain {
             }
         }
         Ok(())
+    }
+
+    /// A sum over the names, lengths and checksums of all files. Where they are packed, the codec
+    /// is in it, and its release: another makes other bytes of them.
+    fn contents(&self, source: &Checkpoint) -> String {
+        let mut sum = Crc64::new();
+        for file in &source.catalog.files {
+            sum.update(format!("{} {} {:016x}\n", file.path, file.bytes, file.crc64).as_bytes());
+        }
+        if let Some(codec) = self.to.options.codec {
+            sum.update(format!("{} {}\n", codec.name(), Codec::release()).as_bytes());
+        }
+        format!("{:016x}", sum.value())
     }
 
     fn wait_for_turn(&self, bytes: u64) -> Result<()> {
@@ -373,25 +323,4 @@ fn is_passing(error: &Error) -> bool {
         Error::Held { .. } => true,
         _ => false,
     }
-}
-
-/// A sum over the names, lengths and checksums of all files.
-fn contents(source: &Checkpoint) -> String {
-    let mut sum = Crc64::new();
-    for file in &source.catalog.files {
-        sum.update(format!("{} {} {:016x}\n", file.path, file.bytes, file.crc64).as_bytes());
-    }
-    format!("{:016x}", sum.value())
-}
-
-/// The staging folder and those below it.
-fn folders_of(source: &Checkpoint, staging: &Key) -> Result<Vec<Key>> {
-    let mut folders = vec![staging.clone()];
-    for file in &source.catalog.files {
-        if let Some((folder, _)) = file.path.rsplit_once('/') {
-            folders.push(staging.join(folder)?);
-        }
-    }
-    folders.dedup();
-    Ok(folders)
 }

@@ -7,11 +7,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::catalog::{block_count, join_blocks};
+use crate::blocks::{ChunkWriter, Sums};
+use crate::catalog::{PACKED_MAGIC, packed_path};
 use crate::control::Control;
 use crate::plan::{Piece, Shard};
 use crate::shard::ALIGN_BYTES;
-use crate::{Error, Options, Result, parallel};
+use crate::spec::TensorSpec;
+use crate::{Codec, Dtype, Error, Options, Result, parallel};
 use storage::{FileEntry, Key, Storage, Unsynced, Upload, crc64_join};
 
 /// Files that have their space and are not durable yet. A process may open 1,024 unless it is told
@@ -47,13 +49,17 @@ pub(crate) struct Job<'a> {
     pub(crate) path: String,
     pub(crate) header: &'a [u8],
     pub(crate) parts: Vec<Part<'a>>,
+    /// How the parts are packed, if they are.
+    pub(crate) codec: Option<Codec>,
 }
 
 /// Bytes with checksums of their own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'a> {
     /// Where in the file, after all parts before it. Zeros fill a gap, which is less than a page.
+    /// Packed parts stand without gaps instead.
     pub(crate) offset: u64,
+    pub(crate) dtype: Dtype,
     pub(crate) bytes: &'a [u8],
 }
 
@@ -62,25 +68,42 @@ const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
 
 impl<'a> Job<'a> {
     /// The shards of a writer that has these bytes of their pieces, one after the other.
-    pub(crate) fn of_shards(shards: &'a [Shard], pieces: &[&'a [u8]]) -> Vec<Self> {
+    pub(crate) fn of_shards(
+        shards: &'a [Shard],
+        specs: &[TensorSpec],
+        pieces: &[&'a [u8]],
+        codec: Option<Codec>,
+    ) -> Vec<Self> {
         let mut pieces = pieces.iter();
-        let part = |(piece, bytes): (&Piece, &&'a [u8])| Part { offset: piece.offset, bytes };
-        let job = |shard: &'a Shard| Job {
-            path: shard.file.clone(),
-            header: &shard.header,
-            parts: shard.pieces.iter().zip(pieces.by_ref()).map(part).collect(),
+        let part = |(piece, bytes): (&Piece, &&'a [u8])| {
+            let (offset, dtype) = (piece.offset, specs[piece.tensor].dtype);
+            Part { offset, dtype, bytes }
+        };
+        let job = |shard: &'a Shard| {
+            let (path, header): (_, &[u8]) = match codec {
+                None => (shard.file.clone(), &shard.header),
+                Some(_) => (packed_path(&shard.file), PACKED_MAGIC),
+            };
+            let parts = shard.pieces.iter().zip(pieces.by_ref()).map(part).collect();
+            Job { path, header, parts, codec }
         };
         shards.iter().map(job).collect()
     }
 
     /// A file of bytes that belong to no tensor.
     pub(crate) fn of_bytes(path: String, bytes: &'a [u8]) -> Self {
-        Job { path, header: bytes, parts: Vec::new() }
+        Job { path, header: bytes, parts: Vec::new(), codec: None }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        let end = |part: &Part<'_>| part.offset + part.bytes.len() as u64;
-        self.parts.last().map_or(self.header.len() as u64, end)
+    /// Its length, which what is packed may fall short of.
+    fn bytes_max(&self, block_bytes: u64) -> u64 {
+        let header = self.header.len() as u64;
+        if let Some(codec) = self.codec {
+            let most =
+                |part: &Part<'_>| codec.bytes_max(part.dtype, part.bytes.len() as u64, block_bytes);
+            return header + self.parts.iter().map(most).sum::<u64>();
+        }
+        self.parts.last().map_or(header, |part| part.offset + part.bytes.len() as u64)
     }
 }
 
@@ -90,14 +113,6 @@ pub(crate) struct Written {
     pub(crate) file: FileEntry,
     /// One for each part.
     pub(crate) sums: Vec<Sums>,
-}
-
-/// The checksums of a part.
-#[derive(Debug)]
-pub(crate) struct Sums {
-    pub(crate) crc64: u64,
-    /// Those of its blocks, if it is longer than one.
-    pub(crate) blocks: Vec<u64>,
 }
 
 /// A file that has all its bytes.
@@ -136,44 +151,37 @@ impl Engine<'_> {
     }
 
     fn begin(&self, job: &Job<'_>) -> Result<Box<dyn Upload>> {
-        let mut upload = self.store.create(&self.folder.join(&job.path)?, job.bytes())?;
+        let bytes_max = job.bytes_max(self.options.block_bytes);
+        let mut upload = self.store.create(&self.folder.join(&job.path)?, bytes_max)?;
         upload.stage_in(self.options.staging_bytes_max / self.options.threads as u64);
         Ok(upload)
     }
 
     fn fill(&self, job: &Job<'_>, mut upload: Box<dyn Upload>) -> Result<Filled> {
-        let mut sum = self.write_block(&mut *upload, job.header)?;
+        let block_bytes = self.options.block_bytes;
+        let mut sum = upload.write_summed(job.header)?;
         let mut sums = Vec::with_capacity(job.parts.len());
-        for Part { offset, bytes } in &job.parts {
-            let gap = &ZEROS[..(offset - upload.len_bytes()) as usize]; // fits: less than a page
-            sum = crc64_join(sum, self.write_block(&mut *upload, gap)?, gap.len() as u64);
-            let part_sums = self.write_part(&mut *upload, bytes)?;
-            sum = crc64_join(sum, part_sums.crc64, bytes.len() as u64);
-            sums.push(part_sums);
+        let mut writer = ChunkWriter::new(block_bytes, job.codec, self.summing);
+        for Part { offset, dtype, bytes } in &job.parts {
+            if job.codec.is_none() {
+                // fits: less than a page
+                let gap = &ZEROS[..(offset - upload.len_bytes()) as usize];
+                sum = crc64_join(sum, upload.write_summed(gap)?, gap.len() as u64);
+            }
+            writer.begin(&*upload);
+            for block in bytes.chunks(block_bytes as usize) {
+                // fits: at most 64 MiB
+                writer.write(&mut *upload, *dtype, block)?;
+                self.control.wrote(block.len() as u64)?;
+            }
+            let part = writer.end(&mut *upload, *dtype)?;
+            let (stored_bytes, stored_crc64) = part.stored();
+            sum = crc64_join(sum, stored_crc64, stored_bytes);
+            sums.push(part);
         }
         upload.settle()?;
-        Ok(Filled { upload, path: job.path.clone(), due: (job.bytes(), sum), sums })
-    }
-
-    fn write_part(&self, upload: &mut dyn Upload, part: &[u8]) -> Result<Sums> {
-        let block_bytes = self.options.block_bytes;
-        let mut blocks = Vec::with_capacity(part.len() / block_bytes as usize + 1);
-        for block in part.chunks(block_bytes as usize) {
-            // fits: at most 64 MiB
-            blocks.push(self.write_block(upload, block)?);
-            self.control.wrote(block.len() as u64)?;
-        }
-        let len = part.len() as u64;
-        let crc64 = join_blocks(&blocks, len, block_bytes);
-        blocks.truncate(block_count(len, block_bytes) as usize); // fits: no more than there are
-        Ok(Sums { crc64, blocks })
-    }
-
-    fn write_block(&self, upload: &mut dyn Upload, block: &[u8]) -> Result<u64> {
-        Ok(match self.summing {
-            Summing::On => upload.write_summed(block)?,
-            Summing::Off => upload.write_given(block, 0).map(|()| 0)?,
-        })
+        let due = (upload.len_bytes(), sum);
+        Ok(Filled { upload, path: job.path.clone(), due, sums })
     }
 
     fn finish(&self, filled: Filled) -> Result<(Written, Unsynced)> {

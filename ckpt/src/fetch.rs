@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-use crate::{Error, Result, parallel};
+use crate::codec::Unpacker;
+use crate::{Dtype, Error, Result, parallel};
 use storage::{Crc64, Object, Read, crc64};
 
 /// Reads in flight per thread: four blocks of the default size, or that many bytes of small ones.
@@ -32,6 +33,23 @@ pub(crate) struct Block<'a> {
     pub(crate) offset: u64,
     pub(crate) crc64: u64,
     pub(crate) into: Target<'a>,
+    /// How it is stored, if it is not as it is.
+    pub(crate) packed: Option<PackedBlock>,
+}
+
+/// What is stored of a block that is packed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedBlock {
+    pub(crate) dtype: Dtype,
+    pub(crate) bytes: usize,
+    pub(crate) crc64: u64,
+}
+
+impl Block<'_> {
+    /// Bytes that are read for it.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        self.packed.map_or(self.into.len(), |packed| packed.bytes)
+    }
 }
 
 /// Where a block goes.
@@ -90,16 +108,19 @@ fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
     let mut direct_sums = Vec::new();
     let mut joined: Vec<Joined> = Vec::new();
     let mut held = Vec::new();
-    for Block { offset, crc64, into, .. } in batch {
+    for block in batch {
+        let len = block.stored_bytes();
+        let Block { offset, crc64, into, packed, .. } = block;
         match into {
-            Target::Buffer(buf) if phase_of(buf, offset).is_multiple_of(align) => {
+            Target::Buffer(buf)
+                if packed.is_none() && phase_of(buf, offset).is_multiple_of(align) =>
+            {
                 reads.push(Read { offset, buf });
                 direct_sums.push(crc64);
             }
             into => {
-                let len = into.len();
                 let at = Joined::add(&mut joined, offset, len);
-                held.push((offset, crc64, at..at + len, into));
+                held.push((offset, crc64, at..at + len, into, packed));
             }
         }
     }
@@ -120,8 +141,14 @@ fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
     for (read, due) in reads.iter().zip(direct_sums) {
         check(object, read.offset, read.buf, crc64(read.buf), due)?;
     }
-    for (offset, due, range, into) in held {
+    let mut unpacking = Unpacking::default();
+    for (offset, due, range, into, packed) in held {
         let bytes = &scratch[range];
+        if let Some(packed) = packed {
+            check(object, offset, bytes, crc64(bytes), packed.crc64)?;
+            unpacking.unpack(object, offset, (bytes, packed.dtype), due, into)?;
+            continue;
+        }
         match into {
             Target::Buffer(buf) => check(object, offset, bytes, copy_and_sum(bytes, buf), due)?,
             Target::Nowhere(_) => check(object, offset, bytes, crc64(bytes), due)?,
@@ -132,6 +159,43 @@ fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What unpacks the blocks of a batch.
+#[derive(Default)]
+struct Unpacking {
+    unpacker: Unpacker,
+    /// A block that goes to nobody's buffer.
+    block: Vec<u8>,
+}
+
+impl Unpacking {
+    fn unpack(
+        &mut self,
+        object: &dyn Object,
+        offset: u64,
+        (packed, dtype): (&[u8], Dtype),
+        due: u64,
+        into: Target<'_>,
+    ) -> Result<()> {
+        self.block.resize(into.len(), 0);
+        let (block, visitor) = match into {
+            Target::Buffer(buf) => (buf, None),
+            Target::Nowhere(_) => (self.block.as_mut_slice(), None),
+            Target::Visitor { visitor, at, .. } => (self.block.as_mut_slice(), Some((visitor, at))),
+        };
+        self.unpacker.unpack(dtype, packed, block).map_err(|got| Error::Corrupt {
+            what: object.display(),
+            offset,
+            got,
+            due: format!("{} bytes of {dtype}, packed", block.len()),
+        })?;
+        check(object, offset, block, crc64(block), due)?;
+        if let Some((visitor, at)) = visitor {
+            visitor.visit(at, block);
+        }
+        Ok(())
+    }
 }
 
 /// How far an address and an offset are from lying to a page in the same way.

@@ -18,6 +18,42 @@ fn parse(digits: &str) -> Result<u64, String> {
     }
 }
 
+/// Blocks as they are stored, in one string, end to end: 8 digits of length and 16 of checksum.
+pub(crate) mod stored {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::fmt::Write as _;
+
+    use crate::catalog::Stored;
+
+    const DIGITS: usize = 24;
+
+    pub(crate) fn serialize<S: Serializer>(blocks: &[Stored], to: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(blocks.len() * DIGITS);
+        for Stored { bytes, crc64 } in blocks {
+            write!(text, "{bytes:08x}{crc64:016x}")
+                .expect("a string takes all that is written to it");
+        }
+        to.serialize_str(&text)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Stored>, D::Error> {
+        let text = String::deserialize(from)?;
+        if !text.is_ascii() || !text.len().is_multiple_of(DIGITS) {
+            return Err(D::Error::custom("packed blocks are 24 hexadecimal digits each"));
+        }
+        let block = |at: usize| {
+            let (bytes, crc64) = text[at..at + DIGITS].split_at(8);
+            let bytes = super::parse(&format!("00000000{bytes}"))? as u32; // fits: 8 digits
+            Ok(Stored { bytes, crc64: super::parse(crc64)? })
+        };
+        (0..text.len())
+            .step_by(DIGITS)
+            .map(block)
+            .collect::<Result<_, String>>()
+            .map_err(D::Error::custom)
+    }
+}
+
 /// Many of them in one string, end to end: a line a chunk, not a line a block.
 pub(crate) mod list {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

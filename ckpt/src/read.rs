@@ -10,10 +10,10 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::checkpoint::{Checkpoint, block_crc64};
+use crate::checkpoint::{Checkpoint, Source, blocks_of};
 use crate::fetch::{Block, Target, Visitor, fetch};
 use crate::runs::each_run;
-use crate::{Chunk, Error, Group, Region, Result, TensorEntry, TensorSpec};
+use crate::{Chunk, Dtype, Error, Group, Region, Result, TensorEntry, TensorSpec};
 use storage::Object;
 
 /// A process may open 1,024 files unless it is told otherwise, and has others to open.
@@ -40,7 +40,7 @@ pub struct Want<'a> {
 pub struct ReadReport {
     /// Bytes that the wishes took, each as often as it was wished for.
     pub wanted_bytes: u64,
-    /// Bytes of the blocks that were read and checked for them.
+    /// Bytes of the blocks that were read and checked for them, as they are stored.
     pub block_bytes: u64,
 }
 
@@ -172,6 +172,7 @@ fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> 
 struct Touched<'a> {
     chunk: &'a Chunk,
     region: Region,
+    dtype: Dtype,
     item_bytes: u64,
     /// The wishes that want something of it.
     takers: Vec<usize>,
@@ -200,10 +201,11 @@ impl<'a> Touched<'a> {
         block_bytes: u64,
     ) -> Option<Self> {
         // A range is narrowed to the rows that it touches: the box around it may have a million.
-        let (region, item_bytes) = (chunk.region().normal(), tensor.dtype.item_bytes());
+        let (region, dtype) = (chunk.region().normal(), tensor.dtype);
+        let item_bytes = dtype.item_bytes();
         // fits: as many checksums are in memory.
         let blocks = vec![Usage::Unread; chunk.bytes.div_ceil(block_bytes) as usize];
-        let mut touched = Touched { chunk, region, item_bytes, takers: Vec::new(), blocks };
+        let mut touched = Touched { chunk, region, dtype, item_bytes, takers: Vec::new(), blocks };
         for &want in wants {
             let mut is_taker = false;
             let Ok(()) = each_run(&touched.region, &regions[want], |run| {
@@ -223,15 +225,17 @@ impl<'a> Touched<'a> {
         (!touched.takers.is_empty()).then_some(touched)
     }
 
-    /// Bytes of the blocks that are read.
+    /// Bytes of the blocks that are read, as they are stored.
     fn bytes(&self, block_bytes: u64) -> u64 {
-        self.used(block_bytes).map(|(_, _, range)| range.end - range.start).sum()
+        self.used(block_bytes).map(|(_, _, source)| source.stored_bytes()).sum()
     }
 
-    /// The blocks that are read: number, usage, and bytes within the chunk.
-    fn used(&self, block_bytes: u64) -> impl Iterator<Item = (usize, Usage, Range<u64>)> + '_ {
-        let used = self.blocks.iter().enumerate().filter(|(_, usage)| **usage != Usage::Unread);
-        used.map(move |(block, usage)| (block, *usage, block_range(self.chunk, block, block_bytes)))
+    /// The blocks that are read: number, usage, and where they are.
+    fn used(&self, block_bytes: u64) -> impl Iterator<Item = (usize, Usage, Source)> + '_ {
+        let sources = blocks_of(self.chunk, self.dtype, block_bytes);
+        let all = self.blocks.iter().zip(sources).enumerate();
+        let used = all.filter(|(_, (usage, _))| **usage != Usage::Unread);
+        used.map(|(block, (usage, source))| (block, *usage, source))
     }
 
     fn file(&self) -> &'a str {
@@ -246,15 +250,14 @@ impl<'a> Touched<'a> {
         directs: &mut std::vec::IntoIter<&'d mut [u8]>,
         blocks: &mut Vec<Block<'b>>,
     ) {
-        for (block, usage, range) in self.used(deal.block_bytes) {
+        for (block, usage, source) in self.used(deal.block_bytes) {
             let into = if usage == Usage::Dealt {
-                let len = (range.end - range.start) as usize; // fits: at most 64 MiB
+                let len = source.bytes as usize; // fits: at most 64 MiB
                 Target::Visitor { len, visitor: deal, at: [number, block] }
             } else {
                 Target::Buffer(directs.next().expect("one was split off for each of them"))
             };
-            let (offset, crc64) = (self.chunk.offset + range.start, block_crc64(self.chunk, block));
-            blocks.push(Block { object, offset, crc64, into });
+            blocks.push(source.read(object, into));
         }
     }
 }
@@ -304,9 +307,9 @@ fn split_buffers<'a>(
     let mut of_want: Vec<Vec<(u64, u64, usize)>> = buffers.iter().map(|_| Vec::new()).collect();
     let mut count = 0;
     for touched in touched {
-        for (_, usage, range) in touched.used(block_bytes) {
+        for (_, usage, source) in touched.used(block_bytes) {
             if let Usage::Direct { want, to } = usage {
-                of_want[want].push((to, range.end - range.start, count));
+                of_want[want].push((to, source.bytes, count));
                 count += 1;
             }
         }

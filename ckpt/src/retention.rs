@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroU64;
 
-use crate::{Checkpoints, Result};
+use crate::{Checkpoint, Checkpoints, Result};
 use storage::{Owner, write_all};
 
 /// Hidden folders that are being deleted.
@@ -34,13 +34,16 @@ pub struct Retention {
 pub enum Check {
     /// Its manifest is whole, and all its files have their lengths. That reads next to nothing, and
     /// takes a disk at its word: one that loses power after a sync that it only claimed may have
-    /// the lengths and not the bytes.
+    /// the lengths and not the bytes. The newest step that is remembered to be good stays here,
+    /// too.
     Lengths,
-    /// One step, the newest whose every byte has passed its checksum, stays in any case; newer ones
-    /// that fail are treated as what they are, damaged. This reads a whole step, or more, in each
-    /// pass that deletes any.
+    /// One of the newest that stay has passed its checksums, every byte of it. If none of them is
+    /// remembered to have, the newest step is read, or more; those that fail are treated as what
+    /// they are, damaged. So of the passes that delete any, one in [`Retention::keep_last`] reads.
     #[default]
     NewestBytes,
+    /// The same, and nothing is remembered of earlier passes: each that deletes any reads.
+    Anew,
 }
 
 impl Default for Retention {
@@ -56,7 +59,7 @@ pub enum Keep {
     Last,
     /// It is a multiple of [`Retention::keep_every`].
     Every(NonZeroU64),
-    /// It is the newest of which every byte was read and is good.
+    /// It is the newest of which every byte was read and was good.
     Verified,
     /// No step at all passes its checksums, so none is known to be dispensable.
     NoneVerified,
@@ -90,6 +93,15 @@ pub struct RetentionPlan {
     pub keep: Vec<(u64, Keep)>,
     /// Steps that go, the oldest first.
     pub delete: Vec<u64>,
+}
+
+/// A plan, and what was read for it.
+struct Planned {
+    plan: RetentionPlan,
+    /// The step that was read and is good.
+    read: Option<Checkpoint>,
+    /// Those that were read and are not.
+    bad: BTreeSet<u64>,
 }
 
 /// What is known when a plan is made. Steps are in ascending order.
@@ -133,7 +145,8 @@ impl Checkpoints {
     /// Deletes the oldest steps, so that the `keep_last` newest complete ones remain, and never the
     /// newest of all. Gives the steps that were deleted, the oldest first. Damaged steps are not
     /// counted and not touched, and neither are those that somebody has pinned. A step counts as
-    /// complete by [`Check::Lengths`]; [`Checkpoints::retain_by`] looks more closely.
+    /// complete by [`Check::Lengths`], so that nothing is read while a run waits; the newest that
+    /// is remembered to be good stays besides. [`Checkpoints::retain_by`] looks more closely.
     ///
     /// # Errors
     /// As [`Checkpoints::retain_by`].
@@ -147,22 +160,36 @@ impl Checkpoints {
     /// # Errors
     /// What the store says.
     pub fn plan_retention(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
+        Ok(self.look_and_plan(policy, undrained)?.plan)
+    }
+
+    fn look_and_plan(&self, policy: &Retention, undrained: &[u64]) -> Result<Planned> {
         let mut steps = self.steps()?;
         let pinned = self.pins()?;
         let plan = |steps: &[u64], verified| {
             RetentionPlan::new(policy, Facts { steps, verified, pinned: &pinned, undrained })
         };
-        let first = plan(&steps, None);
-        if first.delete.is_empty() || policy.check == Check::Lengths {
-            return Ok(first);
+        let noted = self.newest_noted(&steps)?;
+        let first = plan(&steps, noted);
+        let is_enough = match policy.check {
+            Check::Lengths => true,
+            Check::NewestBytes => {
+                first.keep.iter().any(|(step, why)| Some(*step) == noted && *why == Keep::Last)
+            }
+            Check::Anew => false,
+        };
+        if first.delete.is_empty() || is_enough {
+            return Ok(Planned { plan: first, read: None, bad: BTreeSet::new() });
         }
-        let (verified, bad) = self.newest_verified(&steps)?;
-        if verified.is_none() {
+        let (read, bad) = self.newest_verified(&steps)?;
+        if read.is_none() {
             let keep = steps.into_iter().map(|step| (step, Keep::NoneVerified)).collect();
-            return Ok(RetentionPlan { keep, delete: Vec::new() });
+            let plan = RetentionPlan { keep, delete: Vec::new() };
+            return Ok(Planned { plan, read, bad });
         }
         steps.retain(|step| !bad.contains(step));
-        Ok(plan(&steps, verified))
+        let plan = plan(&steps, read.as_ref().map(Checkpoint::step));
+        Ok(Planned { plan, read, bad })
     }
 
     /// Deletes what the policy does not keep, and says what stays and why. Nobody's pinned step is
@@ -174,7 +201,13 @@ impl Checkpoints {
     /// hidden.
     pub fn retain_by(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
         let _alone = self.begin_change()?;
-        let plan = self.plan_retention(policy, undrained)?;
+        let Planned { plan, read, bad } = self.look_and_plan(policy, undrained)?;
+        if let Some(read) = read {
+            self.note_verified(&read);
+        }
+        for step in bad {
+            self.forget_notes(step)?;
+        }
         if plan.delete.is_empty() {
             return Ok(plan);
         }
@@ -221,11 +254,11 @@ impl Checkpoints {
     }
 
     /// The newest step that passes all its checksums, and those newer ones that do not.
-    fn newest_verified(&self, steps: &[u64]) -> Result<(Option<u64>, BTreeSet<u64>)> {
+    fn newest_verified(&self, steps: &[u64]) -> Result<(Option<Checkpoint>, BTreeSet<u64>)> {
         let mut bad = BTreeSet::new();
         for &step in steps.iter().rev() {
-            match self.open_step(step).and_then(|checkpoint| checkpoint.verify()) {
-                Ok(_) => return Ok((Some(step), bad)),
+            match self.open_step(step).and_then(|open| open.verify().map(|_| open)) {
+                Ok(open) => return Ok((Some(open), bad)),
                 Err(error) if error.is_damage() => {
                     log::warn!("step {step} is damaged and is not counted: {error}");
                     bad.insert(step);

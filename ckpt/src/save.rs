@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::{FORMAT, Meta, VERSION};
+use crate::catalog::{Catalog, FORMAT, Meta, VERSION};
 use crate::checkpoint::MANIFEST;
 use crate::commit::Place;
 use crate::control::Control;
@@ -173,7 +173,7 @@ impl Checkpoints {
     ) -> Result<SaveReport> {
         self.check_options(step)?;
         check_blobs(blobs)?;
-        let index = weight_index(plan);
+        let index = weight_index(plan, self.options.codec);
         let _alone = self.begin_change()?;
         let place = self.find_place(step)?;
         let sizes = (0..plan.writers()).map(|writer| plan.bytes(writer));
@@ -184,11 +184,11 @@ impl Checkpoints {
 
         let staging = Staging { steps: self, folder: &place.data, plan, pieces, control };
         let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
-            let (durable, sync) = (Instant::now(), written.sync);
+            let (durable, sync, bytes) = (Instant::now(), written.sync, written.bytes());
             control.check()?;
-            Ok((self.seal(step, &place, written, meta)?, durable, sync))
+            Ok((self.seal(step, &place, written, meta)?, durable, sync, bytes))
         });
-        let (manifest, durable, sync) = saved.inspect_err(|_| self.abandon(&place.data))?;
+        let (manifest, durable, sync, bytes) = saved.inspect_err(|_| self.abandon(&place.data))?;
         self.publish(&place, &manifest)?;
         self.note_latest(place.files());
         Ok(SaveReport {
@@ -203,7 +203,7 @@ impl Checkpoints {
         })
     }
 
-    /// Writes the manifest, and makes room for the step.
+    /// Writes the manifest, if it is one that readers open, and makes room for the step.
     pub(crate) fn seal(
         &self,
         step: u64,
@@ -214,10 +214,12 @@ impl Checkpoints {
         let Written { files, tensors, blobs, .. } = written;
         let block_bytes = self.options.block_bytes;
         let meta = Meta { step, block_bytes, tensors, blobs, user };
+        let key = place.data.join(MANIFEST)?;
+        let Catalog { meta, files, .. } = Catalog::of(meta, files, &self.store.display(&key))?;
         let meta = serde_json::to_value(meta)
             .expect("strings, numbers and lists always serialize, and all keys are strings");
         let manifest = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
-        let sealed = manifest.write(&*self.store, &place.data.join(MANIFEST)?)?;
+        let sealed = manifest.write(&*self.store, &key)?;
         self.check_lease()?;
         self.set_aside(place)?;
         Ok(sealed)

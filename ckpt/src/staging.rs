@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use crate::blocks::Sums;
 use crate::catalog::{BlobEntry, merge_parts};
 use crate::commit::Part;
 use crate::control::Control;
-use crate::engine::{Engine, Job, Summing, Sums, Written as File};
+use crate::engine::{Engine, Job, Summing, Written as File};
 use crate::plan::{Piece, SavePlan, Shard};
-use crate::{Blob, Checkpoints, Chunk, Group, Result, TensorEntry};
+use crate::{Blob, Checkpoints, Chunk, Codec, Group, Result, TensorEntry};
 use storage::{FileEntry, Key};
 
 /// Where the bytes lie that belong to no tensor.
@@ -29,7 +30,7 @@ impl Staging<'_> {
     pub(crate) fn write(&self, blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<Written> {
         let mut jobs = Vec::new();
         for (writer, pieces) in self.pieces.iter().enumerate() {
-            jobs.extend(Job::of_shards(self.plan.shards(writer), pieces));
+            jobs.extend(self.shard_jobs(writer, pieces));
         }
         jobs.extend(index.map(|bytes| Job::of_bytes(INDEX.to_owned(), bytes)));
         let (blob_jobs, blobs) = blob_jobs(blobs);
@@ -39,9 +40,9 @@ impl Staging<'_> {
         let mut parts = Vec::with_capacity(self.plan.writers());
         for writer in 0..self.plan.writers() {
             let shards = self.plan.shards(writer).iter().zip(written.by_ref());
-            parts.push(shards.map(|(shard, file)| (file.file, chunks(shard, file.sums))).collect());
+            parts.push(shards.map(|(shard, file)| Self::entry(shard, file)).collect());
         }
-        let (mut files, tensors) = merge_parts(self.plan, parts)?;
+        let (mut files, tensors) = merge_parts(self.plan, self.steps.options.codec, parts)?;
         files.extend(written.map(|file| file.file));
         Ok(Written { files, tensors, blobs, sync })
     }
@@ -54,21 +55,35 @@ impl Staging<'_> {
         blobs: &[Blob<'_>],
     ) -> Result<Part> {
         let shards = self.plan.shards(writer);
-        let mut jobs = Job::of_shards(shards, pieces);
+        let mut jobs = self.shard_jobs(writer, pieces);
         let (blob_jobs, blobs) = blob_jobs(blobs);
         jobs.extend(blob_jobs);
         let mut written = self.engine().write(&jobs)?.0.into_iter();
-        let entry = |(shard, file): (&Shard, File)| (file.file, chunks(shard, file.sums));
-        let shards = shards.iter().zip(written.by_ref()).map(entry).collect();
+        let shards = shards.iter().zip(written.by_ref());
+        let shards = shards.map(|(shard, file)| Self::entry(shard, file)).collect();
         let blobs = written.zip(blobs).map(|(file, blob)| (file.file, blob)).collect();
         Ok(Part { shards, blobs })
     }
 
     /// Writes the file by which other tools find the weights, if there can be one.
     pub(crate) fn write_index(&self) -> Result<Option<FileEntry>> {
-        let Some(index) = weight_index(self.plan) else { return Ok(None) };
+        let index = weight_index(self.plan, self.steps.options.codec);
+        let Some(index) = index else { return Ok(None) };
         let job = Job::of_bytes(INDEX.to_owned(), &index);
         Ok(self.engine().write(&[job])?.0.pop().map(|file| file.file))
+    }
+
+    fn shard_jobs<'b>(&'b self, writer: usize, pieces: &[&'b [u8]]) -> Vec<Job<'b>> {
+        let (plan, codec) = (self.plan, self.steps.options.codec);
+        Job::of_shards(plan.shards(writer), plan.specs(), pieces, codec)
+    }
+
+    /// What a manifest says of a shard.
+    fn entry(shard: &Shard, written: File) -> (FileEntry, Vec<Chunk>) {
+        let File { file, sums } = written;
+        let chunk = |(piece, sums): (&Piece, Sums)| sums.chunk(&file.path, &piece.region);
+        let chunks = shard.pieces.iter().zip(sums).map(chunk).collect();
+        (file, chunks)
     }
 
     fn engine(&self) -> Engine<'_> {
@@ -76,20 +91,6 @@ impl Staging<'_> {
         let (folder, control) = (self.folder, self.control);
         Engine { store, folder, options, summing: Summing::On, control }
     }
-}
-
-/// What a manifest says of the pieces of a shard.
-fn chunks(shard: &Shard, sums: Vec<Sums>) -> Vec<Chunk> {
-    let chunk = |(piece, Sums { crc64, blocks }): (&Piece, Sums)| Chunk {
-        file: shard.file.clone(),
-        offset: piece.offset,
-        bytes: piece.bytes.len() as u64,
-        crc64,
-        blocks,
-        spans: piece.region.spans.clone(),
-        flat: piece.region.flat_span(),
-    };
-    shard.pieces.iter().zip(sums).map(chunk).collect()
 }
 
 fn blob_jobs<'a>(blobs: &[Blob<'a>]) -> (Vec<Job<'a>>, Vec<BlobEntry>) {
@@ -111,12 +112,22 @@ pub(crate) struct Written {
     pub(crate) sync: Duration,
 }
 
+impl Written {
+    /// Bytes of all files.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
 /// The file by which other tools find the weights.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// Which file has which weight, as other tools expect it; `None` if there are no weights, or one is
-/// cut, which those tools cannot read.
-pub(crate) fn weight_index(plan: &SavePlan) -> Option<Vec<u8>> {
+/// Which file has which weight, as other tools expect it; `None` if there are no weights, or they
+/// are packed, or one is cut, which those tools cannot read.
+pub(crate) fn weight_index(plan: &SavePlan, codec: Option<Codec>) -> Option<Vec<u8>> {
+    if codec.is_some() {
+        return None;
+    }
     let mut files = serde_json::Map::new();
     let mut total_bytes = 0;
     for shard in plan.all_shards() {

@@ -1,7 +1,8 @@
+use crate::checkpoints::step_name;
 use crate::commit::{DAMAGED, STAGING, forget};
 use crate::pin::PIN;
 use crate::retention::{RETAIN, TRASH};
-use crate::{Checkpoints, Result};
+use crate::{Checkpoints, Result, verified};
 use storage::{Life, Owner};
 
 /// What [`Checkpoints::sweep`] found. Names are those of things directly below the checkpoints'
@@ -37,8 +38,9 @@ impl Checkpoints {
         let _alone = self.begin_change()?;
         let removed = self.store.sweep(&self.folder)?;
         let mut report = SweepReport { removed, kept: Vec::new() };
-        for name in self.store.names(&self.folder)? {
-            match self.judge(&name) {
+        let names = self.names()?;
+        for name in names.clone() {
+            match self.judge(&name, &names) {
                 Left::Folder => {
                     self.check_lease()?;
                     self.store.delete_folder(&self.folder.join(&name)?)?;
@@ -58,7 +60,7 @@ impl Checkpoints {
     }
 
     /// The lease is ours: what others began whom it keeps out, nobody goes on with.
-    fn judge(&self, name: &str) -> Left {
+    fn judge(&self, name: &str, all: &[String]) -> Left {
         if name.starts_with(TRASH) {
             return Left::Folder;
         }
@@ -68,7 +70,9 @@ impl Checkpoints {
         if name.starts_with(DAMAGED) {
             return Left::Kept;
         }
-        let gone = if let Some(owner) = name.strip_prefix(RETAIN) {
+        let gone = if let Some((step, _)) = verified::parse(name) {
+            !all.contains(&step_name(step))
+        } else if let Some(owner) = name.strip_prefix(RETAIN) {
             self.is_abandoned(Some(owner))
         } else if let Some(rest) = name.strip_prefix(PIN) {
             // Readers hold no lease.

@@ -1,10 +1,10 @@
-use crate::catalog::{Placed, join_blocks};
-use crate::checkpoint::{Checkpoint, chunk_blocks};
+use crate::catalog::{PACKED_MAGIC, Placed, join_blocks};
+use crate::checkpoint::{Checkpoint, blocks_of};
 use crate::fetch::{Block, Target, fetch};
 use crate::shard::{self, ALIGN_BYTES, Entry};
-use crate::{Error, Result};
+use crate::{Error, Packed, Result};
 use std::collections::HashSet;
-use storage::{FileEntry, crc64, crc64_join};
+use storage::{FileEntry, Object, Read, crc64, crc64_join};
 
 /// What [`Checkpoint::verify`] read and found as it should be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,10 +62,8 @@ impl Checkpoint {
         tell_more: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let object = self.open_file(&file.path)?;
-        let header = shard::read_header(&*object)?;
-        let data_start = header.bytes.len() as u64;
-        let gaps = find_gaps(&object.display(), data_start, chunks)?;
-        check_entries(&object.display(), data_start, header.entries, chunks, &gaps)?;
+        let (head, gaps) = check_head(&*object, chunks)?;
+        let data_start = head.len() as u64;
 
         let sums_disagree = |place: String, got: u64, due: u64| Error::BadManifest {
             what: self.display(),
@@ -75,7 +73,7 @@ impl Checkpoint {
         };
         let block_bytes = self.catalog.meta.block_bytes;
         let mut end = data_start;
-        let mut sum = crc64(&header.bytes);
+        let mut sum = crc64(&head);
         let mut blocks = Vec::new();
         let mut gaps = gaps.into_iter().peekable();
         for Placed { tensor, chunk, .. } in chunks {
@@ -83,7 +81,8 @@ impl Checkpoint {
                 let len = (end - begin) as usize; // fits: less than a page
                 let zeros = crc64(&vec![0; len]);
                 let into = Target::Nowhere(len);
-                blocks.push(Block { object: &*object, offset: begin, crc64: zeros, into });
+                let (object, packed) = (&*object, None);
+                blocks.push(Block { object, offset: begin, crc64: zeros, into, packed });
                 sum = crc64_join(sum, zeros, len as u64);
             }
             if !chunk.blocks.is_empty() {
@@ -92,9 +91,14 @@ impl Checkpoint {
                     return Err(sums_disagree(tensor.label(), joined, chunk.crc64));
                 }
             }
-            sum = crc64_join(sum, chunk.crc64, chunk.bytes);
-            end = chunk.offset + chunk.bytes;
-            blocks.extend(chunk_blocks(&*object, chunk, unread(chunk.bytes, block_bytes)));
+            let (bytes, crc64) =
+                chunk.packed.as_ref().map_or((chunk.bytes, chunk.crc64), Packed::sum);
+            sum = crc64_join(sum, crc64, bytes);
+            end = chunk.offset + bytes;
+            for source in blocks_of(chunk, tensor.dtype, block_bytes) {
+                let into = Target::Nowhere(source.bytes as usize); // fits: at most 64 MiB
+                blocks.push(source.read(&*object, into));
+            }
         }
         if end != file.bytes {
             return Err(Error::Corrupt {
@@ -133,7 +137,7 @@ fn fetch_telling(
         while bytes < TELL_BYTES
             && let Some(block) = blocks.next()
         {
-            bytes += block.into.len() as u64;
+            bytes += block.stored_bytes() as u64;
             part.push(block);
         }
         fetch(part, threads)?;
@@ -142,12 +146,47 @@ fn fetch_telling(
     Ok(())
 }
 
-/// So many bytes in blocks, to be checked only.
-fn unread<'a>(bytes: u64, block_bytes: u64) -> impl Iterator<Item = Target<'a>> {
-    (0..bytes.div_ceil(block_bytes)).map(move |block| {
-        // fits: at most a block, and blocks are at most 64 MiB.
-        Target::Nowhere(block_bytes.min(bytes - block * block_bytes) as usize)
-    })
+/// Reads what stands before the first tensor, and compares it with the manifest. Gives it, and the
+/// gaps between tensors.
+fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Vec<[u64; 2]>)> {
+    let what = object.display();
+    let corrupt = |offset, got, due: &str| Error::Corrupt {
+        what: what.clone(),
+        offset,
+        got,
+        due: due.to_owned(),
+    };
+    if chunks.iter().all(|placed| placed.chunk.packed.is_none()) {
+        let header = shard::read_header(object)?;
+        let start = header.bytes.len() as u64;
+        if !start.is_multiple_of(ALIGN_BYTES) {
+            return Err(corrupt(
+                0,
+                format!("tensors from byte {start}"),
+                "from a multiple of 4096",
+            ));
+        }
+        let gaps = find_gaps(&what, start, chunks)?;
+        check_entries(&what, start, header.entries, chunks, &gaps)?;
+        return Ok((header.bytes, gaps));
+    }
+    // Shorter ones have no room for it.
+    let mut magic = PACKED_MAGIC.to_vec();
+    let len = object.len_bytes().min(magic.len() as u64) as usize; // fits: 16
+    object.read_many(&mut [Read { offset: 0, buf: &mut magic[..len] }])?;
+    if magic != PACKED_MAGIC || len < magic.len() {
+        let got = format!("'{}'", magic[..len].escape_ascii());
+        return Err(corrupt(0, got, "'feedline planes', with which packed tensors begin"));
+    }
+    let gaps = find_gaps(&what, magic.len() as u64, chunks)?;
+    match gaps.first() {
+        None => Ok((magic, gaps)),
+        Some([from, to]) => Err(corrupt(
+            *from,
+            format!("{} bytes of no tensor", to - from),
+            "packed ones, end to end",
+        )),
+    }
 }
 
 /// The bytes of a file that no chunk has, before each chunk, none if there are none there.
@@ -166,7 +205,7 @@ fn find_gaps(what: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[
         if gap > 0 {
             gaps.push([end, chunk.offset]);
         }
-        end = chunk.offset + chunk.bytes;
+        end = chunk.offset + chunk.stored_bytes();
     }
     Ok(gaps)
 }

@@ -265,3 +265,109 @@ fn an_index_is_believed_only_with_its_tensors() {
     std::fs::write(hf.join("model.safetensors.index.json"), index.to_string()).unwrap();
     assert!(Import::open(hf.to_str().unwrap(), Format::HuggingFace).is_err());
 }
+
+/// Moments of a MiB begin at pages, whoever wrote the file, and what lies between is said.
+#[test]
+fn large_moments_begin_at_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = steps(folder.path());
+    let bytes = vec![7; (1 << 20) + 4];
+    let shape = [bytes.len() as u64 / 4];
+    let data =
+        |name, group| TensorData { name, group, dtype: Dtype::F32, shape: &shape, bytes: &bytes };
+    let names = ["a", "b", "c"];
+    let tensors: Vec<_> = [Group::Model, Group::ExpAvg]
+        .into_iter()
+        .flat_map(|group| names.map(|name| data(name, group)))
+        .collect();
+    steps.save(1, &tensors, &[], json!(null)).unwrap();
+    let import = Import::of_step(steps.open_step(1).unwrap()).unwrap();
+    steps.save_made(2, &import, &[], json!(null), Bounds::default(), &|_| ()).unwrap();
+    let again = steps.open_step(2).unwrap();
+    again.verify().unwrap();
+    for tensor in again.tensors() {
+        let is_paged = tensor.chunks[0].offset.is_multiple_of(4096);
+        assert_eq!(is_paged, tensor.group == Group::ExpAvg || tensor.name == "a", "{tensor:?}");
+    }
+    let file = |step| format!("step-{step:012}/optim-00001-of-00001.safetensors");
+    let [a, b] = [1, 2].map(|step| std::fs::read(folder.path().join(file(step))).unwrap());
+    assert!(a == b, "both writers make the same file");
+}
+
+/// A head of its own is one, for the weights and for what the optimizer keeps of it.
+#[test]
+fn a_head_that_is_no_copy_keeps_its_moments() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = steps(folder.path());
+    for (step, is_tied) in [(1, true), (2, false)] {
+        let mut owned = Vec::new();
+        for group in [Group::Model, Group::ExpAvg] {
+            for (name, shape, bytes) in gpt2() {
+                owned.push((format!("transformer.{name}"), group, shape, bytes));
+            }
+            let (_, shape, mut bytes) = gpt2().swap_remove(0);
+            if !is_tied && group == Group::Model {
+                bytes[0] ^= 1;
+            }
+            owned.push(("lm_head.weight".to_owned(), group, shape, bytes));
+        }
+        let tensors: Vec<_> = owned
+            .iter()
+            .map(|(name, group, shape, bytes)| TensorData {
+                name,
+                group: *group,
+                dtype: Dtype::F32,
+                shape,
+                bytes,
+            })
+            .collect();
+        steps.save(step, &tensors, &[], json!(null)).unwrap();
+        let mut import = Import::of_step(steps.open_step(step).unwrap()).unwrap();
+        assert_eq!(import.normalize().unwrap(), Some(Family::Gpt2));
+        let heads: Vec<_> =
+            import.made.iter().filter(|made| made.name == "lm_head.weight").collect();
+        assert_eq!(heads.len(), if is_tied { 0 } else { 2 }, "{heads:?}");
+    }
+}
+
+/// The optimizer's file of a step is no model of Hugging Face: its gaps are no tensors.
+#[test]
+fn an_optimizers_file_is_not_imported() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = steps(folder.path());
+    let bytes = vec![1; (1 << 20) + 4];
+    let shape = [bytes.len() as u64];
+    let data = |name| TensorData {
+        name,
+        group: Group::ExpAvg,
+        dtype: Dtype::U8,
+        shape: &shape,
+        bytes: &bytes,
+    };
+    steps.save(1, &[data("a"), data("b")], &[], json!(null)).unwrap();
+    let file = folder.path().join("step-000000000001/optim-00001-of-00001.safetensors");
+    let import = Import::open(file.to_str().unwrap(), Format::HuggingFace).unwrap();
+    let saved = steps.save_made(2, &import, &[], json!(null), Bounds::default(), &|_| ());
+    let text = saved.unwrap_err().to_string();
+    assert!(text.contains("__pad__"), "{text}");
+    assert_eq!(steps.steps().unwrap(), [1]);
+}
+
+/// Shapes that no file can have, and whose rows nothing can hold.
+#[test]
+fn a_vocabulary_without_rows_does_not_grow() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("f.safetensors");
+    for shape in ["[0,1152921504606846976]", "[0,4]"] {
+        let json = format!(
+            "{{\"transformer.wte.weight\":{{\"dtype\":\"F32\",\"shape\":{shape},\
+             \"data_offsets\":[0,0]}}}}"
+        );
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json.as_bytes());
+        std::fs::write(&file, bytes).unwrap();
+        let mut import = Import::open(file.to_str().unwrap(), Format::HuggingFace).unwrap();
+        let grown = import.set_vocab(8, &NewRows::Mean);
+        assert!(matches!(grown, Err(Error::Unfit { .. })), "{shape}: {grown:?}");
+    }
+}

@@ -9,8 +9,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ckpt::{Checkpoints, Error, Options};
-use common::{Folder, SMALL, State};
+use ckpt::{Check, Checkpoints, Dtype, Error, Group, Options, Retention};
+use common::{Folder, Random, SMALL, State, Tensor};
 use storage::sim::Mount;
 use storage::{Entry, FileEntry, Key, Object, Result, Storage, Upload};
 
@@ -298,4 +298,84 @@ fn a_disk_that_fills_up_leaves_the_old_step() {
     // Room is made, and the run goes on.
     steps.retain(1).unwrap();
     state.save(&steps, saved).unwrap();
+}
+
+/// Large enough to go around the page cache, and to have its space reserved.
+fn large_state() -> State {
+    let mut random = Random(11);
+    let mut state = State::of_model(11);
+    for group in [Group::Model, Group::ExpAvg] {
+        let shape = [3, 500_000];
+        state.tensors.push(Tensor::new("large", group, Dtype::F32, &shape, &mut random));
+    }
+    state
+}
+
+/// A file system without direct IO and without the reservation of space: a save goes through the
+/// page cache, and is a save all the same.
+#[test]
+fn what_a_file_system_refuses_is_done_without() {
+    let mount = match Mount::of("ramfs", "mode=755") {
+        Ok(mount) => mount,
+        Err(e) => {
+            eprintln!("SKIPPED what_a_file_system_refuses: no right to mount: {e}");
+            return;
+        }
+    };
+    let state = large_state();
+    for query in ["", "?direct=on", "?engine=pread", "?direct=off"] {
+        let url = format!("file:{}{query}", mount.path().display());
+        let store = storage::open_url(&url).unwrap();
+        let run = Key::new(format!("run-{}", query.len())).unwrap();
+        for options in [Options::default(), OPTIONS] {
+            let steps = Checkpoints::open(Arc::clone(&store), run.clone()).with_options(options);
+            let step = options.block_bytes;
+            state.save(&steps, step).unwrap();
+            let open = steps.open_step(step).unwrap();
+            open.verify().unwrap();
+            state.check(&open);
+        }
+    }
+}
+
+/// A folder that became read-only: what is there is read and verified, every change says where it
+/// failed, and nothing is lost.
+#[test]
+fn a_read_only_folder_is_read_and_not_changed() {
+    let mount = match Mount::new("size=8m") {
+        Ok(mount) => mount,
+        Err(e) => {
+            eprintln!("SKIPPED a_read_only_folder_is_read: no right to mount: {e}");
+            return;
+        }
+    };
+    let url = mount.path().to_str().unwrap();
+    let open = || {
+        let store = storage::open_url(url).unwrap();
+        Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS)
+    };
+    for step in [1, 2] {
+        State::of_model(step).save(&open(), step).unwrap();
+    }
+    mount.remount("ro").unwrap();
+    let steps = open();
+    steps.verify_step(2).unwrap();
+    State::of_model(2).check(&steps.newest().unwrap().unwrap());
+    let by_bytes = Retention { keep_last: 1, keep_every: None, check: Check::NewestBytes };
+    assert_eq!(steps.plan_retention(&by_bytes, &[]).unwrap().delete, [1]);
+    let refused = [
+        State::of_model(3).save(&steps, 3).map(drop),
+        steps.retain(1).map(drop),
+        steps.retain_by(&by_bytes, &[]).map(drop),
+        steps.sweep().map(drop),
+        steps.pin(2).map(drop),
+        steps.lock().map(drop),
+    ];
+    for outcome in refused {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("Read-only file system") && text.contains(url), "{text}");
+    }
+    mount.remount("rw").unwrap();
+    State::of_model(3).save(&open(), 3).unwrap();
+    assert_eq!(open().steps().unwrap(), [1, 2, 3]);
 }

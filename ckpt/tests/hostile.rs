@@ -82,6 +82,29 @@ fn manifests_that_lie_about_themselves() {
     victim.check_meta("/block_bytes", &json!(8192), "3 block checksums, due 2");
 }
 
+/// A name that is there twice within a tensor, and a sum that fits: of two readers each might take
+/// another.
+#[test]
+fn names_that_are_there_twice() {
+    let victim = Victim::new();
+    let path = victim.folder.path(STEP).join("MANIFEST.json");
+    let good = fs::read_to_string(&path).unwrap();
+    for (from, to) in [
+        ("\"name\": \"a\",", "\"name\": \"b\", \"name\": \"a\","),
+        ("\"step\": 5,", "\"step\": 4, \"step\": 5,"),
+        ("\"user\": {}", "\"user\": {\"x\": 1, \"x\": 2}"),
+    ] {
+        let body = good.replacen(from, to, 1);
+        assert_ne!(body, good, "{from}");
+        let (open, _) = body.rsplit_once("\n  \"manifest_crc64\"").unwrap();
+        let sum = crc64(open.as_bytes());
+        let text = format!("{open}\n  \"manifest_crc64\": \"{sum:016x}\"\n}}\n");
+        fs::write(&path, text).unwrap();
+        let text = victim.folder.steps(SMALL).open_step(5).unwrap_err().to_string();
+        assert!(text.contains("is there twice"), "{text}");
+    }
+}
+
 #[test]
 fn files_that_are_not_in_the_folder() {
     let victim = Victim::new();
@@ -288,6 +311,21 @@ fn headers_that_lie() {
         check(&bytes, "");
     }
     check(&[good.as_slice(), &[0; 8]].concat(), "8 bytes after the last tensor");
+    // A header that ends where no page does, and tensors that the manifest has there.
+    let mut shifted = good[..end - 8].to_vec();
+    shifted[..8].copy_from_slice(&(end as u64 - 16).to_le_bytes());
+    shifted.extend(&good[end..]);
+    let mut manifest = victim.good.clone();
+    for place in 0..2 {
+        let chunk = &mut manifest.meta["tensors"][place]["chunks"][0];
+        chunk["offset"] = json!(chunk["offset"].as_u64().unwrap() - 8);
+    }
+    let file = manifest.files.iter_mut().find(|file| path.ends_with(&file.path)).unwrap();
+    (file.bytes, file.crc64) = (shifted.len() as u64, crc64(&shifted));
+    fs::write(&path, &shifted).unwrap();
+    victim.write(&manifest);
+    let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err().to_string();
+    assert!(text.contains("due from a multiple of 4096"), "{text}");
     fs::write(&path, &good).unwrap();
     victim.write(&victim.good);
     victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap();

@@ -5,12 +5,16 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ckpt::{Checkpoints, Error, Options, PlanLimits, Together};
+use ckpt::{
+    Checkpoints, Codec, Drain, DrainOptions, Durability, Error, Options, PlanLimits, Retention,
+    Together,
+};
 use common::ranks::Ranks;
-use common::{SMALL, State};
+use common::{Folder, SMALL, State};
 use storage::Key;
 use storage::server::{Fault, Rule, S3Server};
 
@@ -117,4 +121,64 @@ fn several_writers_save_while_requests_fail() {
     steps_on(&server, "").retain(1).unwrap();
     steps_on(&server, "").sweep().unwrap();
     assert_eq!(names(&server, "run"), ["latest", "step-000000000003"]);
+}
+
+/// A drain to a bucket whose answers get lost: complete, verified and retained there, packed or
+/// not.
+#[test]
+fn steps_are_drained_while_requests_fail() {
+    for codec in [None, Some(Codec::Planes)] {
+        let server = S3Server::start().unwrap();
+        let near = Folder::new();
+        for step in 1..=3 {
+            State::of_model(step).save(&near.steps(OPTIONS), step).unwrap();
+        }
+        for (share, fault) in [
+            (30, Fault::SlowDown),
+            (30, Fault::InternalError),
+            (30, Fault::LoseAnswer),
+            (20, Fault::Truncate),
+        ] {
+            server.inject(Rule::per_mille(share, 5, fault));
+        }
+        let far = steps_on(&server, "").with_options(Options { codec, ..OPTIONS });
+        let far = Arc::new(far);
+        let retention = Retention { keep_last: 2, ..Retention::default() };
+        let options = DrainOptions { retention, pause: Duration::ZERO, ..DrainOptions::default() };
+        let drain = Drain::new(Arc::new(near.steps(OPTIONS)), Arc::clone(&far), options);
+        let pass = drain.run().unwrap();
+        assert!(pass.failed.is_empty(), "{:?}", pass.failed);
+        assert_eq!(pass.drained.iter().map(|report| report.step).collect::<Vec<_>>(), [3, 2]);
+        State::of_model(4).save(&near.steps(OPTIONS), 4).unwrap();
+        let pass = drain.run().unwrap();
+        assert_eq!((pass.drained.len(), &pass.deleted), (1, &vec![2]), "{pass:?}");
+        assert!(server.fault_count() > 10, "only {} faults", server.fault_count());
+        server.heal();
+        for step in [3, 4] {
+            let open = far.open_step(step).unwrap();
+            open.verify().unwrap();
+            State::of_model(step).check(&open);
+        }
+        let levels = drain.levels().unwrap();
+        let remote = levels.iter().filter(|(_, level)| *level == Durability::Remote);
+        assert_eq!(remote.map(|(step, _)| *step).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(server.upload_count(), 0, "an upload was neither completed nor aborted");
+    }
+}
+
+/// Where no folder appears at once there is nothing to export into, and that is said first.
+#[test]
+fn an_export_to_a_bucket_is_refused_before_a_byte() {
+    let server = S3Server::start().unwrap();
+    let near = Folder::new();
+    State::of_model(1).save(&near.steps(OPTIONS), 1).unwrap();
+    let step = near.steps(OPTIONS).open_step(1).unwrap();
+    let mut import = ckpt::convert::Import::of_step(step).unwrap();
+    import.without_optimizer();
+    let store = storage::open_url(&server.url("runs")).unwrap();
+    let (key, bounds) = (Key::new("hf").unwrap(), ckpt::convert::Bounds::default());
+    let outcome = ckpt::convert::export(&import, &[], &store, &key, bounds, &|_| ());
+    let is_refused = matches!(outcome, Err(Error::Storage(storage::Error::Unsupported { .. })));
+    assert!(is_refused, "{outcome:?}");
+    assert!(store.list(&Key::root()).unwrap().is_empty());
 }

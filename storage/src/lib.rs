@@ -163,6 +163,17 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { doing: "replace", what: self.display(key) })
     }
 
+    /// Makes the names in a folder durable, whoever gave them: one that is seen may be gone after a
+    /// crash, if its maker died before it could sync. A store that shows only what is durable has
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        let _ = folder;
+        Ok(())
+    }
+
     /// Deletes a folder and all in it. An absent folder is no error.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ pub struct Manifest {
     /// Every file but the manifest itself.
     pub files: Vec<FileEntry>,
     /// What the format wants to say of them.
+    #[serde(deserialize_with = "once::deserialize")]
     pub meta: serde_json::Value,
 }
 
@@ -74,6 +75,14 @@ impl Manifest {
     /// [`Error::NotFound`], or [`Error::Corrupt`] for anything that [`Manifest::write`] did not
     /// write.
     pub fn read(store: &dyn Storage, key: &Key) -> Result<Self> {
+        Ok(Self::read_summed(store, key)?.0)
+    }
+
+    /// The same, and the sum, which tells this manifest from all others.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_summed(store: &dyn Storage, key: &Key) -> Result<(Self, u64)> {
         let what = store.display(key);
         let len_bytes = store.open(key)?.len_bytes();
         if len_bytes > MANIFEST_BYTES_MAX {
@@ -107,7 +116,7 @@ impl Manifest {
         format!("{open},{SEAL}{sum:016x}\"\n}}\n")
     }
 
-    fn from_bytes(bytes: &[u8], what: &str) -> Result<Self> {
+    fn from_bytes(bytes: &[u8], what: &str) -> Result<(Self, u64)> {
         let corrupt = |offset: usize, got: String, due: &str| Error::Corrupt {
             what: what.to_owned(),
             offset: offset as u64,
@@ -133,8 +142,9 @@ impl Manifest {
             ));
         }
         let body = text[..seal].strip_suffix(',').unwrap_or(&text[..seal]);
-        serde_json::from_str(&format!("{body}\n}}"))
-            .map_err(|e| corrupt(0, e.to_string(), "the fields of a manifest and no others"))
+        let manifest = serde_json::from_str(&format!("{body}\n}}"))
+            .map_err(|e| corrupt(0, e.to_string(), "the fields of a manifest and no others"))?;
+        Ok((manifest, sum))
     }
 }
 
@@ -175,6 +185,84 @@ impl FileEntry {
     }
 }
 
+/// A value of which no object has a name twice: of two, some readers take the first and some the
+/// last.
+mod once {
+    use std::fmt;
+
+    use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+    use serde_json::{Map, Number, Value};
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Value, D::Error> {
+        Once.deserialize(from)
+    }
+
+    struct Once;
+
+    impl<'de> DeserializeSeed<'de> for Once {
+        type Value = Value;
+
+        fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+            from.deserialize_any(self)
+        }
+    }
+
+    impl<'de> Visitor<'de> for Once {
+        type Value = Value;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a JSON value")
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Value, E> {
+            Ok(Value::Null)
+        }
+
+        fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+            Ok(value.into())
+        }
+
+        fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+            Ok(value.into())
+        }
+
+        fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+            Ok(value.into())
+        }
+
+        fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+            Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+        }
+
+        fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+            Ok(value.into())
+        }
+
+        fn visit_string<E: Error>(self, value: String) -> Result<Value, E> {
+            Ok(value.into())
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+            let mut list = Vec::new();
+            while let Some(value) = from.next_element_seed(Once)? {
+                list.push(value);
+            }
+            Ok(Value::Array(list))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+            let mut map = Map::new();
+            while let Some(name) = from.next_key::<String>()? {
+                if map.contains_key(&name) {
+                    return Err(A::Error::custom(format!("'{name:.80}' is there twice")));
+                }
+                map.insert(name, from.next_value_seed(Once)?);
+            }
+            Ok(Value::Object(map))
+        }
+    }
+}
+
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -208,7 +296,33 @@ mod tests {
         let text = sample().to_text();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["files"][0]["crc64"], "0000000000000007");
-        assert_eq!(Manifest::from_bytes(text.as_bytes(), "m").unwrap(), sample());
+        assert_eq!(Manifest::from_bytes(text.as_bytes(), "m").unwrap().0, sample());
+    }
+
+    /// Whatever stands in `meta` comes back as `serde_json` reads it, but no name is there twice.
+    #[test]
+    fn a_name_that_is_there_twice_is_refused() {
+        let read = |meta: &str| {
+            let open = sample().to_text();
+            let (head, _) = open.split_once("  \"meta\"").unwrap();
+            let open = format!("{head}  \"meta\": {meta},");
+            let text = format!("{open}{SEAL}{:016x}\"\n}}\n", crc64(open.as_bytes()));
+            Manifest::from_bytes(text.as_bytes(), "m").map(|(manifest, _)| manifest.meta)
+        };
+        for meta in [
+            "null",
+            "{}",
+            "[1, -2, 3.25, 1e300, 18446744073709551615, -0.0, true, false, null, \"\\u00e4\"]",
+            "{\"a\": {\"b\": [{\"c\": 1}, {\"c\": 2}]}, \"b\": 3}",
+        ] {
+            let due: serde_json::Value = serde_json::from_str(meta).unwrap();
+            assert_eq!(read(meta).unwrap(), due, "{meta}");
+        }
+        for meta in ["{\"a\": 1, \"a\": 1}", "[{\"b\": {\"c\": 1, \"d\": 2, \"\\u0063\": 3}}]"] {
+            let text = read(meta).unwrap_err().to_string();
+            assert!(text.contains("is there twice"), "{text}");
+        }
+        assert!(read(&format!("{}{}", "[".repeat(500), "]".repeat(500))).is_err());
     }
 
     #[test]

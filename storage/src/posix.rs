@@ -151,6 +151,11 @@ impl Storage for Posix {
         })
     }
 
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        let failed = |e| Error::from_io("sync", self.display(folder), e);
+        self.disk().sync_dir(&self.0.path(folder)).map_err(failed)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         if *folder == Key::root() {
             let why = "is empty: a store's own folder is not deleted through it";

@@ -167,6 +167,10 @@ impl Storage for SimStore {
         self.store.replace(key, bytes)
     }
 
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        self.store.sync_folder(folder)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         self.store.delete_folder(folder)
     }

@@ -23,8 +23,17 @@ const ARROWS: [(&str, &[&str]); 10] = [
 ];
 
 /// External crates that several of ours may use; every other has one owner.
-const SHARED: [&str; 8] =
-    ["anyhow", "clap", "clap_complete", "flate2", "log", "serde", "serde_json", "signal-hook"];
+const SHARED: [&str; 9] = [
+    "anyhow",
+    "clap",
+    "clap_complete",
+    "flate2",
+    "log",
+    "serde",
+    "serde_json",
+    "signal-hook",
+    "zstd",
+];
 
 /// External crates of tests and benchmarks, which may stand anywhere.
 const FOR_TESTS: [&str; 1] = ["tempfile"];

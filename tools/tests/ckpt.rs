@@ -124,6 +124,10 @@ fn old_steps_go_but_never_the_newest() {
     assert_eq!((&dry["deleted"], &dry["kept"][0]["step"]), (&json!([1]), &json!(2)));
     let said = feedline(&["retain", &root, "--keep-last", "2", "--json"]);
     assert_eq!(said.json()["deleted"], json!([1]), "{}", said.err);
+    let listed = feedline(&["ls", &root, "--json"]).json();
+    assert_eq!(listed["steps"][1]["verified"], true, "it was read before any was deleted");
+    assert_eq!(feedline(&["retain", &root, "--lengths", "--verify"]).code, 2);
+    assert_eq!(feedline(&["retain", &root, "--lengths"]).code, 0);
     assert_eq!(feedline(&["retain", &root, "--keep-last", "0"]).code, 2);
     assert_eq!(feedline(&["ls", &root, "--json"]).json()["steps"][0]["step"], 2);
 }
@@ -140,6 +144,50 @@ fn steps_are_copied_to_another_store() {
     assert_eq!((said.code, &said.json()["pending"]), (0, &json!([])), "{}", said.err);
     assert_eq!(feedline(&["diff", &near, &far, "--read"]).code, 0);
     assert_eq!(feedline(&["drain", &near, &far, "--rate", "0B"]).code, 2);
+}
+
+/// Packed and unpacked by every verb that writes steps, and read by all others.
+#[test]
+fn steps_are_packed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder_of(folder.path(), name);
+    let [near, far, packed, plain] = ["near", "far", "packed", "plain"].map(path);
+    save(&near, 1, 0.0);
+    save(&near, 2, 0.5);
+    for command in [
+        &["drain", near.as_str(), &far, "--compress"][..],
+        &["reshard", &near, &packed, "--compress"],
+        &["reshard", &far, &plain],
+    ] {
+        let said = feedline(command);
+        assert_eq!(said.code, 0, "{command:?}: {}", said.err);
+    }
+    for other in [&far, &packed, &plain] {
+        for read in [&[][..], &["--read"]] {
+            let said = feedline(&[&["diff", &near, other], read].concat());
+            assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+        }
+        for verb in ["verify", "scrub"] {
+            let said = feedline(&[verb, other]);
+            assert_eq!(said.code, 0, "{}", said.err);
+        }
+    }
+    let files = |root: &str, suffix: &str| {
+        let step = std::fs::read_dir(format!("{root}/step-000000000002")).unwrap();
+        let names = step.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(suffix)).count()
+    };
+    assert_eq!([files(&far, ".planes"), files(&far, ".safetensors")], [2, 0]);
+    assert_eq!([files(&packed, ".planes"), files(&plain, ".planes")], [2, 0]);
+    let said = feedline(&["export", &packed, &path("hf")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = feedline(&["import", &path("hf"), &path("in"), "--from", "hf", "--compress"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let listed = feedline(&["ls", &far, "--json"]).json();
+    assert_eq!(listed["steps"][1]["verified"], true, "verify leaves its mark");
+    assert_eq!(listed["leftovers"], json!([]));
+    let told = feedline(&["inspect", &packed, "--json"]).json();
+    assert!(told["tensors"][0]["stored_bytes"].as_u64().unwrap() > 0, "{told}");
 }
 
 /// Out to safetensors and in again, and anew: the same tensors, whatever the files.

@@ -1,6 +1,7 @@
+use super::parts::Parts;
 use super::*;
 use crate::plan::{PlanLimits, SavePlan};
-use crate::spec::Holding;
+use crate::spec::{Holding, TensorSpec};
 use serde_json::{Value, json};
 
 /// A manifest of one tensor of bytes, 400 by 500, in so many ranges of one element, and what is
@@ -69,12 +70,13 @@ fn parts_that_are_not_of_the_plan_are_refused() {
             blocks: Vec::new(),
             spans: piece.region.spans.clone(),
             flat: piece.region.flat_span(),
+            packed: None,
         };
         let chunks = |shard: &crate::Shard| shard.pieces.iter().map(|p| chunk(shard, p)).collect();
         shards.map(|shard| (file(shard), chunks(shard))).collect()
     };
     let good = || vec![part(0), part(1)];
-    let (files, tensors) = merge_parts(&plan, good()).unwrap();
+    let (files, tensors) = merge_parts(&plan, None, good()).unwrap();
     assert_eq!((files.len(), tensors.len()), (2, 2));
     let firsts: Vec<u64> = tensors[1].chunks.iter().map(|chunk| chunk.spans[0].start).collect();
     assert_eq!(firsts, [0, 2]);
@@ -82,7 +84,7 @@ fn parts_that_are_not_of_the_plan_are_refused() {
     let check = |change: &dyn Fn(&mut Parts), due: &str| {
         let mut parts = good();
         change(&mut parts);
-        let text = merge_parts(&plan, parts).unwrap_err().to_string();
+        let text = merge_parts(&plan, None, parts).unwrap_err().to_string();
         assert!(text.contains(due), "got '{text}', due '{due}'");
     };
     check(&|parts| drop(parts.pop()), "1 parts");

@@ -22,7 +22,7 @@ use crate::catalog::BlobEntry;
 use crate::checkpoints::step_name;
 use crate::commit::{STAGING, forget};
 use crate::sweep::after_step;
-use crate::{Checkpoints, Chunk, Error, Result};
+use crate::{Checkpoints, Chunk, Codec, Error, Result};
 use storage::{FileEntry, Key, Life, Manifest, Owner, Storage};
 
 /// Hidden folders of saves that several processes make.
@@ -50,6 +50,7 @@ pub(super) struct Announce {
     #[serde(with = "crate::hex")]
     pub(super) fingerprint: u64,
     pub(super) block_bytes: u64,
+    pub(super) codec: Option<Codec>,
     /// Who says so.
     pub(super) owner: String,
     /// Where files go, below the checkpoints' folder.

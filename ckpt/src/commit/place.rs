@@ -149,6 +149,7 @@ impl Checkpoints {
     /// Deletes a step: it is gone at once, and its files then. The lease is held.
     pub(crate) fn withdraw(&self, step: u64) -> Result<()> {
         self.check_lease()?;
+        self.forget_notes(step)?;
         let name = step_name(step);
         let target = self.folder.join(&name)?;
         if self.store.can_publish(&self.folder)? {

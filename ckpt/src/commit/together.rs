@@ -15,6 +15,8 @@
 mod follow;
 
 use std::collections::HashSet;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::catalog::merge_parts;
@@ -214,6 +216,7 @@ impl Joint<'_> {
             writers: self.plan.writers(),
             fingerprint: self.plan.fingerprint(),
             block_bytes: steps.options.block_bytes,
+            codec: steps.options.codec,
             owner: self.owner.to_string(),
             data: below(&place.data),
             record: below(&place.record),
@@ -252,7 +255,7 @@ impl Joint<'_> {
             extra.extend(files);
             blobs.extend(entries);
         }
-        let (mut files, tensors) = merge_parts(self.plan, shards)?;
+        let (mut files, tensors) = merge_parts(self.plan, steps.options.codec, shards)?;
         files.extend(self.staging(&place.data).write_index()?);
         files.extend(extra);
         let written = Written { files, tensors, blobs, sync: Duration::ZERO };
@@ -317,7 +320,36 @@ impl Joint<'_> {
 
     /// Writes this writer's files, durably.
     fn write(&self, data: &Key) -> Result<Part> {
-        self.staging(data).write_part(self.together.writer, self.pieces, self.blobs)
+        let staging = self.staging(data);
+        let write = || staging.write_part(self.together.writer, self.pieces, self.blobs);
+        match self.unless_given_up(write) {
+            Err(Error::Cancelled) if !self.control.is_cancelled() => {
+                self.go_on().and(Err(Error::Cancelled))
+            }
+            written => written,
+        }
+    }
+
+    /// Cuts the writing short if the save is given up meanwhile, by whomever.
+    fn unless_given_up<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (writing, written) = mpsc::channel::<()>();
+        let pause = self.steps.patience.beat / 2;
+        let watch = move || {
+            while written.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                if matches!(self.meeting.decided(), Ok(Some(Decision { commit: false, .. }))) {
+                    return self.control.give_up();
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("ckpt-watch".to_owned());
+            if let Err(error) = thread.spawn_scoped(scope, watch) {
+                log::debug!("whether the save is given up is seen after the writing: {error}");
+            }
+            let done = write();
+            drop(writing);
+            done
+        })
     }
 
     fn staging<'b>(&'b self, folder: &'b Key) -> Staging<'b> {

@@ -184,7 +184,16 @@ pub fn export(
     let staging = format!(".tmp-export-{}-{}", folder.name(), Owner::new());
     let staging = folder.parent().join(&staging)?;
     let block_bytes = 4 << 20;
-    let job = Job { store: &**store, folder: &staging, source, made, block_bytes, bounds, tell };
+    let job = Job {
+        store: &**store,
+        folder: &staging,
+        source,
+        made,
+        block_bytes,
+        codec: None,
+        bounds,
+        tell,
+    };
     let write = || -> Result<Vec<FileEntry>> {
         let mut entries: Vec<FileEntry> =
             job.write(&files)?.into_iter().map(|(entry, _)| entry).collect();

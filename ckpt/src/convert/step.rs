@@ -36,7 +36,8 @@ impl Checkpoints {
             return Err(unfit(source.display(), got, &due));
         }
         let files = lay_out_step(made, bounds)?;
-        let index = weight_index(made, &files);
+        let codec = self.options.codec;
+        let index = weight_index(made, &files).filter(|_| codec.is_none());
         let _alone = self.begin_change()?;
         let place = self.find_place(step)?;
         let extra = blobs.iter().map(|blob| blob.bytes.len() as u64).sum::<u64>();
@@ -51,14 +52,15 @@ impl Checkpoints {
             source,
             made,
             block_bytes: self.options.block_bytes,
+            codec,
             bounds,
             tell,
         };
         let saved = self.write_made(&job, &files, blobs, index.as_deref()).and_then(|written| {
-            let durable = Instant::now();
-            Ok((self.seal(step, &place, written, meta)?, durable))
+            let (durable, bytes) = (Instant::now(), written.bytes());
+            Ok((self.seal(step, &place, written, meta)?, durable, bytes))
         });
-        let (manifest, durable) = saved.inspect_err(|_| self.abandon(&place.data))?;
+        let (manifest, durable, bytes) = saved.inspect_err(|_| self.abandon(&place.data))?;
         self.publish(&place, &manifest)?;
         self.note_latest(place.files());
         Ok(SaveReport {

@@ -1,14 +1,14 @@
 //! Made tensors into safetensors files, a band at a time.
 
-use std::cmp::Reverse;
-
 use super::made::{Made, Scratch};
 use super::source::Source;
-use crate::catalog::{block_count, join_blocks};
-use crate::shard::{self, Entry};
+use crate::blocks::ChunkWriter;
+use crate::catalog::{PACKED_MAGIC, packed_path};
+use crate::engine::Summing;
+use crate::shard::{self, Unplaced};
 use crate::spec::{TensorSpec, check_specs};
-use crate::{Chunk, Error, Result, bands, parallel, region};
-use storage::{Crc64, FileEntry, Key, Storage, crc64, crc64_join};
+use crate::{Chunk, Codec, Error, Region, Result, bands, parallel};
+use storage::{FileEntry, Key, Storage, crc64_join};
 
 /// How much is held and written at a time.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +44,15 @@ pub(crate) struct OutFile {
     header: Vec<u8>,
     /// Which tensors, in the order of their bytes.
     pub(crate) members: Vec<usize>,
+    /// Where each begins.
+    offsets: Vec<u64>,
 }
 
 impl OutFile {
     /// Its length.
     pub(crate) fn bytes(&self, made: &[Made]) -> u64 {
-        let data: u64 = self.members.iter().map(|&place| made[place].bytes()).sum();
-        self.header.len() as u64 + data
+        let last = self.members.last().zip(self.offsets.last());
+        last.map_or(self.header.len() as u64, |(&place, offset)| offset + made[place].bytes())
     }
 }
 
@@ -91,23 +93,12 @@ pub(crate) fn lay_out(
 }
 
 fn seal(name: String, mut members: Vec<usize>, made: &[Made]) -> Result<OutFile> {
-    let entry_name = |place: usize| made[place].group.entry_name(&made[place].name, None);
-    members
-        .sort_by_cached_key(|&place| (Reverse(made[place].dtype.item_bytes()), entry_name(place)));
-    let mut end = 0;
-    let entry = |&place: &usize| {
-        let begin = end;
-        end += made[place].bytes();
-        Entry {
-            name: entry_name(place),
-            dtype: made[place].dtype,
-            shape: made[place].shape.clone(),
-            data_offsets: [begin, end],
-        }
-    };
-    let entries: Vec<Entry> = members.iter().map(entry).collect();
-    let header = shard::header(&entries)?;
-    Ok(OutFile { name, header, members })
+    let (header, offsets) = shard::arrange(&mut members, |&place| {
+        let Made { name, group, dtype, shape, .. } = &made[place];
+        let (group, dtype, shape) = (*group, *dtype, shape.clone());
+        Unplaced { name: group.entry_name(name, None), group, dtype, shape }
+    })?;
+    Ok(OutFile { name, header, members, offsets })
 }
 
 /// Where files are written, and of what.
@@ -117,6 +108,7 @@ pub(crate) struct Job<'a> {
     pub(crate) source: &'a Source,
     pub(crate) made: &'a [Made],
     pub(crate) block_bytes: u64,
+    pub(crate) codec: Option<Codec>,
     pub(crate) bounds: Bounds,
     pub(crate) tell: Tell<'a>,
 }
@@ -129,48 +121,57 @@ impl Job<'_> {
     }
 
     fn write_file(&self, file: &OutFile) -> Result<(FileEntry, Vec<Chunk>)> {
-        let key = self.folder.join(&file.name)?;
-        let mut upload = self.store.create(&key, file.bytes(self.made))?;
-        upload.write(&file.header)?;
-        let mut offset = file.header.len() as u64;
-        let mut sum = crc64(&file.header);
+        let (path, header): (_, &[u8]) = match self.codec {
+            None => (file.name.clone(), &file.header),
+            Some(_) => (packed_path(&file.name), PACKED_MAGIC),
+        };
+        let key = self.folder.join(&path)?;
+        let mut upload = self.store.create(&key, self.file_bytes_max(file))?;
+        let mut sum = upload.write_summed(header)?;
         let (mut band_bytes, mut scratch) = (Vec::new(), Scratch::default());
         let mut chunks = Vec::with_capacity(file.members.len());
-        for &place in &file.members {
+        let mut writer = ChunkWriter::new(self.block_bytes, self.codec, Summing::On);
+        for (&place, offset) in file.members.iter().zip(&file.offsets) {
             let made = &self.made[place];
-            let mut sums = BlockSums::new(self.block_bytes);
+            if self.codec.is_none() {
+                // fits: less than a page
+                let gap = vec![0; (offset - upload.len_bytes()) as usize];
+                sum = crc64_join(sum, upload.write_summed(&gap)?, gap.len() as u64);
+            }
+            writer.begin(&*upload);
             for band in bands(&made.shape, made.dtype.item_bytes(), self.band_bytes_max(made)) {
                 let items: u64 = band.iter().map(|span| span.len).product();
                 // fits: a part of the memory that buffers may take
                 band_bytes.resize((items * made.dtype.item_bytes()) as usize, 0);
                 made.read(self.source, &band, &mut band_bytes, &mut scratch)?;
-                sums.add(&band_bytes);
-                upload.write(&band_bytes)?;
+                writer.write(&mut *upload, made.dtype, &band_bytes)?;
                 (self.tell)(band_bytes.len() as u64);
             }
-            let (crc64, blocks) = sums.finish(made.bytes());
-            sum = crc64_join(sum, crc64, made.bytes());
-            chunks.push(Chunk {
-                file: file.name.clone(),
-                offset,
-                bytes: made.bytes(),
-                crc64,
-                blocks,
-                spans: region::whole(&made.shape),
-                flat: None,
-            });
-            offset += made.bytes();
+            let sums = writer.end(&mut *upload, made.dtype)?;
+            let (stored_bytes, stored_crc64) = sums.stored();
+            sum = crc64_join(sum, stored_crc64, stored_bytes);
+            chunks.push(sums.chunk(&path, &Region::whole(&made.shape)));
         }
+        let due = (upload.len_bytes(), sum);
         let entry = upload.finish()?;
-        if (entry.bytes, entry.crc64) != (offset, sum) {
+        if (entry.bytes, entry.crc64) != due {
             return Err(Error::Corrupt {
                 what: self.store.display(&key),
                 offset: 0,
                 got: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
-                due: format!("{sum:016x} of {offset}, as they were handed over"),
+                due: format!("{:016x} of {}, as they were handed over", due.1, due.0),
             });
         }
-        Ok((FileEntry { path: file.name.clone(), ..entry }, chunks))
+        Ok((FileEntry { path, ..entry }, chunks))
+    }
+
+    fn file_bytes_max(&self, file: &OutFile) -> u64 {
+        let Some(codec) = self.codec else { return file.bytes(self.made) };
+        let most = |&place: &usize| {
+            let made: &Made = &self.made[place];
+            codec.bytes_max(made.dtype, made.bytes(), self.block_bytes)
+        };
+        PACKED_MAGIC.len() as u64 + file.members.iter().map(most).sum::<u64>()
     }
 
     fn band_bytes_max(&self, made: &Made) -> u64 {
@@ -179,51 +180,5 @@ impl Job<'_> {
         let (to, from) = (made.dtype.item_bytes(), made.item_bytes_max(self.source));
         let share = share.max(1 << 16) / from.div_ceil(to).max(1);
         if made.is_turned() { share } else { share.min(BAND_BYTES) }
-    }
-}
-
-/// Sums of blocks of a stream that comes in pieces of any length.
-struct BlockSums {
-    block_bytes: u64,
-    /// Of the block that is being filled.
-    current: Crc64,
-    filled: u64,
-    blocks: Vec<u64>,
-}
-
-impl BlockSums {
-    fn new(block_bytes: u64) -> Self {
-        BlockSums { block_bytes, current: Crc64::new(), filled: 0, blocks: Vec::new() }
-    }
-
-    fn add(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let room = self.block_bytes - self.filled;
-            // fits: a length
-            let (now, rest) = bytes.split_at(room.min(bytes.len() as u64) as usize);
-            self.current.update(now);
-            self.filled += now.len() as u64;
-            if self.filled == self.block_bytes {
-                self.close();
-            }
-            bytes = rest;
-        }
-    }
-
-    fn close(&mut self) {
-        let full = std::mem::replace(&mut self.current, Crc64::new());
-        self.blocks.push(full.value());
-        self.filled = 0;
-    }
-
-    /// The sum of all, and those of the blocks if there are several.
-    fn finish(mut self, bytes: u64) -> (u64, Vec<u64>) {
-        if self.filled > 0 {
-            self.close();
-        }
-        let joined = join_blocks(&self.blocks, bytes, self.block_bytes);
-        // fits: no more than there are
-        self.blocks.truncate(block_count(bytes, self.block_bytes) as usize);
-        (joined, self.blocks)
     }
 }

@@ -1,16 +1,10 @@
 //! The files of each writer.
 
-use std::cmp::Reverse;
-
 use super::share::{Cut, Source};
 use super::{Piece, PlanLimits, Shard};
-use crate::shard::{self, ALIGN_BYTES, Entry};
+use crate::shard::{self, Unplaced};
 use crate::spec::TensorSpec;
 use crate::{Group, Result};
-
-/// A piece of the optimizer's that is as large begins at a page of its file, so that it can be read
-/// straight into memory; the zeros before it are a 500th of its bytes at most on average.
-const ALIGNED_PIECE_BYTES_MIN: usize = 1 << 20;
 
 /// A file that is being filled.
 #[derive(Debug, Default)]
@@ -141,35 +135,18 @@ fn seal(
     specs: &[TensorSpec],
     chunks: &[usize],
 ) -> Result<Shard> {
-    let is_aligned = |piece: &Piece| {
-        specs[piece.tensor].group != Group::Model && piece.bytes.len() >= ALIGNED_PIECE_BYTES_MIN
-    };
-    let item_bytes = |piece: &Piece| specs[piece.tensor].dtype.item_bytes();
-    // So each begins at a multiple of its element's size.
-    pieces.sort_by_key(|piece| (!is_aligned(piece), Reverse(item_bytes(piece))));
-    let mut entries = Vec::with_capacity(pieces.len());
-    let mut end = 0_u64;
-    let mut pads = 0;
-    for piece in &mut pieces {
+    let (header, offsets) = shard::arrange(&mut pieces, |piece| {
         let spec = &specs[piece.tensor];
-        let unit = if is_aligned(piece) { ALIGN_BYTES } else { spec.dtype.item_bytes() };
-        let begin = end.next_multiple_of(unit);
-        if begin > end {
-            entries.push(shard::pad(pads, end, begin));
-            pads += 1;
-        }
-        piece.offset = begin;
-        end = begin + piece.bytes.len() as u64;
-        entries.push(Entry {
-            name: spec.group.entry_name(&spec.name, (chunks[piece.tensor] > 1).then_some(piece.k)),
+        let k = (chunks[piece.tensor] > 1).then_some(piece.k);
+        Unplaced {
+            name: spec.group.entry_name(&spec.name, k),
+            group: spec.group,
             dtype: spec.dtype,
             shape: shard::entry_shape(&piece.region.spans, piece.region.flat_span()),
-            data_offsets: [begin, end],
-        });
-    }
-    let header = shard::header(&entries)?;
-    for piece in &mut pieces {
-        piece.offset += header.len() as u64;
+        }
+    })?;
+    for (piece, offset) in pieces.iter_mut().zip(offsets) {
+        piece.offset = offset;
     }
     Ok(Shard { file, header, pieces })
 }

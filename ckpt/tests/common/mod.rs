@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 pub mod gate;
+pub mod hooked;
 pub mod ranks;
 
 use std::path::PathBuf;
@@ -129,8 +130,13 @@ impl State {
 }
 
 /// Small files and small blocks, so that a small state has many of both.
-pub const SMALL: Options =
-    Options { shard_bytes_max: 3000, block_bytes: 4096, threads: 2, staging_bytes_max: 1 << 20 };
+pub const SMALL: Options = Options {
+    shard_bytes_max: 3000,
+    block_bytes: 4096,
+    threads: 2,
+    staging_bytes_max: 1 << 20,
+    codec: None,
+};
 
 /// A folder that is gone afterwards.
 pub struct Folder {

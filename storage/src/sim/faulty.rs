@@ -181,6 +181,10 @@ impl Storage for FaultyStore {
         self.inner.replace(key, bytes)
     }
 
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        self.inner.sync_folder(folder)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         self.inner.delete_folder(folder)
     }

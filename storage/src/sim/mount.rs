@@ -14,9 +14,18 @@ impl Mount {
     /// # Errors
     /// That it cannot be mounted, and why: it takes root. Who asked says that its test is skipped.
     pub fn new(options: &str) -> io::Result<Self> {
+        Self::of("tmpfs", options)
+    }
+
+    /// The same of another kind, such as `ramfs`, which refuses direct IO and the reservation of
+    /// space.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of(kind: &str, options: &str) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path());
+        mount.args(["-t", kind, "-o", options, kind]).arg(folder.path());
         check(&mount.output()?).map(|()| Mount(folder))
     }
 

@@ -8,7 +8,7 @@ use crate::checkpoints::step_name;
 use crate::commit::meeting::{Announce, Decision, pause};
 use crate::commit::roll::Roll;
 use crate::commit::{Part, STAGING};
-use crate::{Error, Result, SaveReport};
+use crate::{Codec, Error, Result, SaveReport};
 use storage::{Key, Manifest};
 
 /// What was announced, as a writer follows it.
@@ -101,16 +101,17 @@ impl Joint<'_> {
 
     /// Refuses what is not what this writer is to save.
     fn goal(&self, announce: Announce) -> Result<Goal> {
-        let &Announce { step, writers, fingerprint, block_bytes, .. } = &announce;
+        let &Announce { step, writers, fingerprint, block_bytes, codec, .. } = &announce;
         let ours = (
             self.step,
             self.plan.writers(),
             self.plan.fingerprint(),
             self.steps.options.block_bytes,
+            self.steps.options.codec,
         );
-        if (step, writers, fingerprint, block_bytes) != ours {
-            let theirs = plan_text(step, writers, fingerprint, block_bytes);
-            let ours = plan_text(ours.0, ours.1, ours.2, ours.3);
+        let theirs = (step, writers, fingerprint, block_bytes, codec);
+        if theirs != ours {
+            let (ours, theirs) = (plan_text(ours), plan_text(theirs));
             let why = format!(
                 "it is {ours}, and writer 0 has {theirs}; hint: all processes are to plan the same \
                  tensors, held alike, with the same options"
@@ -186,8 +187,15 @@ impl Joint<'_> {
             (Some(why), true) => format!("{why}, {when}"),
             _ => return Ok(None),
         };
-        let is_there = self.is_there(goal, part)?;
-        Ok(Some(if is_there { Ok(()) } else { Err(self.aborted(why)) }))
+        if !self.is_there(goal, part)? {
+            return Ok(Some(Err(self.aborted(why))));
+        }
+        // Writer 0 may have died before it made the name durable.
+        let steps = self.steps;
+        for folder in [&goal.record.parent(), &steps.folder] {
+            steps.store.sync_folder(folder)?;
+        }
+        Ok(Some(Ok(())))
     }
 
     /// Decides that there is no step, unless it is decided. `None` if the meeting is over: then
@@ -257,6 +265,10 @@ impl<'a> Leader<'a> {
     }
 }
 
-fn plan_text(step: u64, writers: usize, fingerprint: u64, block_bytes: u64) -> String {
-    format!("step {step} by {writers} writers, plan {fingerprint:016x}, blocks of {block_bytes}")
+fn plan_text(of: (u64, usize, u64, u64, Option<Codec>)) -> String {
+    let (step, writers, fingerprint, block_bytes, codec) = of;
+    let how = codec.map_or("as they are", Codec::name);
+    format!(
+        "step {step} by {writers} writers, plan {fingerprint:016x}, blocks of {block_bytes}, {how}"
+    )
 }

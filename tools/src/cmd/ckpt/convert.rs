@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ckpt::convert::{Bounds, Family, Format, Import, Made, NewRows, Rules, export};
-use ckpt::{Blob, Checkpoints, Dtype};
+use ckpt::{Blob, Checkpoints, Codec, Dtype, Options};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -106,6 +106,9 @@ pub struct ImportArgs {
     /// The type of the weights: F32, BF16, F16 or F64. Default: as they are.
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub dtype: Option<Dtype>,
+    /// Packs tensors without loss: smaller files, which only this command and the library read.
+    #[arg(long)]
+    pub compress: bool,
     #[command(flatten)]
     bounds: BoundArgs,
     /// Prints JSON, with units in the keys.
@@ -125,6 +128,10 @@ pub struct ReshardArgs {
     /// Leaves Adam's moments and master weights out.
     #[arg(long)]
     pub without_optimizer: bool,
+    /// Packs tensors without loss: smaller files, which only this command and the library read.
+    /// Without this a packed step is unpacked.
+    #[arg(long)]
+    pub compress: bool,
     #[command(flatten)]
     bounds: BoundArgs,
     /// Prints JSON, with units in the keys.
@@ -262,7 +269,7 @@ pub(super) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<A
             "tool": crate::cmd::TOOL,
         },
     });
-    let steps = Checkpoints::open(storage::open_url(&args.out)?, Key::root());
+    let steps = steps_to_write(&args.out, args.compress)?;
     write_step(&steps, step, &import, meta, bounds, line).map(|report| {
         let converted = Converted {
             source: import.source.display().to_owned(),
@@ -288,7 +295,7 @@ pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result
     if args.without_optimizer {
         import.without_optimizer();
     }
-    let steps = Checkpoints::open(storage::open_url(&args.out)?, Key::root());
+    let steps = steps_to_write(&args.out, args.compress)?;
     let report = write_step(&steps, step, &import, meta, bounds, line)?;
     let converted = Converted {
         source: import.source.display().to_owned(),
@@ -302,6 +309,16 @@ pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result
         left_out: import.dropped,
     };
     Answer::new(args.json, &converted, converted.text("wrote"), true)
+}
+
+fn steps_to_write(out: &str, compress: bool) -> Result<Checkpoints> {
+    let options = Options { codec: codec_if(compress), ..Options::default() };
+    Ok(Checkpoints::open(storage::open_url(out)?, Key::root()).with_options(options))
+}
+
+/// What `--compress` stands for.
+pub(super) fn codec_if(compress: bool) -> Option<Codec> {
+    compress.then_some(Codec::Planes)
 }
 
 fn write_step(

@@ -42,6 +42,8 @@ struct TensorLine {
     dtype: &'static str,
     shape: Vec<u64>,
     bytes: u64,
+    /// What they take of the files.
+    stored_bytes: u64,
     /// Boxes that it is cut into.
     chunks: usize,
     /// The files that hold them.
@@ -74,6 +76,7 @@ impl TensorLine {
             dtype: tensor.dtype.name(),
             shape: tensor.shape.clone(),
             bytes: tensor.bytes(),
+            stored_bytes: tensor.chunks.iter().map(ckpt::Chunk::stored_bytes).sum(),
             chunks: tensor.chunks.len(),
             files,
         }

@@ -38,6 +38,8 @@ struct StepLine {
     files: Option<usize>,
     tensors: Option<usize>,
     samples_consumed: Option<u64>,
+    /// Whether somebody has read it whole and found it good.
+    verified: bool,
     /// What is wrong with it; `None` if manifest and files agree.
     fault: Option<String>,
 }
@@ -54,6 +56,7 @@ pub(super) fn run(args: &LsArgs) -> Result<Answer> {
                 files: Some(files),
                 tensors: Some(open.tensors().len()),
                 samples_consumed: open.meta()["samples_consumed"].as_u64(),
+                verified: checkpoints.is_verified(&open).unwrap_or(false),
                 fault: None,
             }
         }
@@ -63,6 +66,7 @@ pub(super) fn run(args: &LsArgs) -> Result<Answer> {
             files: None,
             tensors: None,
             samples_consumed: None,
+            verified: false,
             fault: Some(error.to_string()),
         },
     };
@@ -98,7 +102,9 @@ impl StepLine {
             count(self.files.map(|n| n as u64)),
             count(self.tensors.map(|n| n as u64)),
             count(self.samples_consumed),
-            self.fault.clone().unwrap_or_else(|| "complete".to_owned()),
+            self.fault.clone().unwrap_or_else(|| {
+                if self.verified { "complete, verified" } else { "complete" }.to_owned()
+            }),
         ]
     }
 }

@@ -34,16 +34,24 @@ pub(super) struct PolicyArgs {
     /// Steps that are a multiple of this stay for good. Default: none.
     #[arg(long, value_name = "STEPS")]
     keep_every: Option<NonZeroU64>,
-    /// Reads the newest step whole before any is deleted; one that passes its checksums stays in
-    /// any case.
+    /// Reads the newest step whole before any is deleted, even if one that stays was read and found
+    /// good before. Without this a step is read only if none that stays is remembered to be good.
     #[arg(long)]
     verify: bool,
+    /// Reads none: a step whose files have their lengths counts as good. Quicker, and takes a disk
+    /// at its word.
+    #[arg(long, conflicts_with = "verify")]
+    lengths: bool,
 }
 
 impl PolicyArgs {
     pub(super) fn retention(&self) -> Result<Retention> {
         ensure!(self.keep_last > 0, "--keep-last: got 0, due at least 1");
-        let check = if self.verify { Check::NewestBytes } else { Check::Lengths };
+        let check = match (self.verify, self.lengths) {
+            (true, _) => Check::Anew,
+            (_, true) => Check::Lengths,
+            _ => Check::default(),
+        };
         Ok(Retention { keep_last: self.keep_last, keep_every: self.keep_every, check })
     }
 }

@@ -76,7 +76,8 @@ pub(super) fn verify_step(
     line: &mut ProgressLine,
     pace: &mut dyn FnMut(u64),
 ) -> ckpt::Result<StepVerdict> {
-    let open = checkpoints(store).open_step(step)?;
+    let steps = checkpoints(store);
+    let open = steps.open_step(step)?;
     let verified_bytes = if quick {
         0
     } else {
@@ -85,6 +86,7 @@ pub(super) fn verify_step(
             bar.at(done);
             pace(done);
         })?;
+        steps.note_verified(&open);
         report.bytes
     };
     Ok(StepVerdict { folder: open.display(), step, ok: true, verified_bytes, fault: None })

@@ -1,0 +1,33 @@
+//! Packed tensors: bytes that nobody packed, and bytes that come back.
+
+#![no_main]
+
+use ckpt::{Codec, Dtype};
+use libfuzzer_sys::fuzz_target;
+
+const DTYPES: [Dtype; 6] =
+    [Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::I32, Dtype::F32, Dtype::F64];
+
+/// No block is said to be larger.
+const ITEMS_MAX: usize = 1 << 16;
+
+fuzz_target!(|input: &[u8]| {
+    let Some(([kind, low, high], bytes)) = input.split_first_chunk() else { return };
+    let dtype = DTYPES[usize::from(*kind) % DTYPES.len()];
+    let width = dtype.item_bytes() as usize;
+    let items = usize::from(u16::from_le_bytes([*low, *high])).min(ITEMS_MAX);
+    let mut into = vec![0; items * width];
+    if Codec::Planes.unpack(dtype, bytes, &mut into).is_ok() {
+        // Another packing of the same elements says the same.
+        let packed = Codec::Planes.pack(dtype, &into);
+        let mut again = vec![1; into.len()];
+        Codec::Planes.unpack(dtype, &packed, &mut again).expect("what was just packed");
+        assert!(again == into);
+    }
+    let whole = &bytes[..bytes.len() / width * width];
+    let packed = Codec::Planes.pack(dtype, whole);
+    assert!(packed.len() <= whole.len() + 4 * width, "{} of {}", packed.len(), whole.len());
+    let mut back = vec![1; whole.len()];
+    Codec::Planes.unpack(dtype, &packed, &mut back).expect("what was just packed");
+    assert!(back == whole);
+});

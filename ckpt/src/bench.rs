@@ -1,5 +1,6 @@
 //! A state to measure with, and the parts of a save that can be measured alone.
 
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use crate::control::Control;
@@ -39,43 +40,29 @@ impl SyntheticState {
     /// and moments. Its contents are what no device can compress.
     #[must_use]
     pub fn gpt(bytes_about: u64) -> Self {
-        let width: u64 = match bytes_about >> 20 {
-            4096.. => 2048,
-            1024.. => 1024,
-            _ => 256,
+        Self::of(shapes(bytes_about))
+    }
+
+    /// What one of several processes has of it: whole tensors, about as many bytes as the others.
+    ///
+    /// # Panics
+    /// If there are not so many parts.
+    #[must_use]
+    pub fn part_of_gpt(bytes_about: u64, part: usize, parts: usize) -> Self {
+        assert!(part < parts, "part {part} of {parts}");
+        let mut order = shapes(bytes_about);
+        order.sort_by_key(|tensor| Reverse(tensor.bytes));
+        let mut loads = vec![0; parts];
+        let is_ours = |tensor: &Tensor| {
+            let least = (0..parts).min_by_key(|&part| loads[part]).expect("a part at least");
+            loads[least] += tensor.bytes;
+            least == part
         };
-        let per_parameter: u64 = Group::ALL.iter().map(|group| dtype_of(*group).item_bytes()).sum();
-        let layer_bytes = 12 * width * width * per_parameter;
-        let vocabulary_bytes = VOCABULARY * width * per_parameter;
-        let layers = (bytes_about.saturating_sub(vocabulary_bytes) + layer_bytes / 2) / layer_bytes;
-        let mut shapes = vec![("embedding.weight".to_owned(), vec![VOCABULARY, width])];
-        for layer in 0..layers.max(1) {
-            for (part, shape) in [
-                ("input_norm.weight", vec![width]),
-                ("input_norm.bias", vec![width]),
-                ("attention.qkv.weight", vec![3 * width, width]),
-                ("attention.qkv.bias", vec![3 * width]),
-                ("attention.proj.weight", vec![width, width]),
-                ("attention.proj.bias", vec![width]),
-                ("mlp_norm.weight", vec![width]),
-                ("mlp_norm.bias", vec![width]),
-                ("mlp.up.weight", vec![4 * width, width]),
-                ("mlp.up.bias", vec![4 * width]),
-                ("mlp.down.weight", vec![width, 4 * width]),
-                ("mlp.down.bias", vec![width]),
-            ] {
-                shapes.push((format!("layers.{layer}.{part}"), shape));
-            }
-        }
-        let tensor = |group: Group| {
-            move |(name, shape): &(String, Vec<u64>)| {
-                let dtype = dtype_of(group);
-                let bytes = (shape.iter().product::<u64>() * dtype.item_bytes()) as usize; // fits
-                Tensor { name: name.clone(), group, dtype, shape: shape.clone(), bytes }
-            }
-        };
-        let tensors: Vec<Tensor> =
-            Group::ALL.iter().flat_map(|group| shapes.iter().map(tensor(*group))).collect();
+        order.retain(is_ours);
+        Self::of(order)
+    }
+
+    fn of(tensors: Vec<Tensor>) -> Self {
         let mut memory = Zeros::new(tensors.iter().map(|tensor| room(tensor.bytes)).sum());
         let mut word = 1_u64;
         for place in memory.chunks_exact_mut(8) {
@@ -126,6 +113,46 @@ impl SyntheticState {
         }
         reads
     }
+}
+
+/// The tensors of a GPT and its Adam, about so many bytes.
+fn shapes(bytes_about: u64) -> Vec<Tensor> {
+    let width: u64 = match bytes_about >> 20 {
+        4096.. => 2048,
+        1024.. => 1024,
+        _ => 256,
+    };
+    let per_parameter: u64 = Group::ALL.iter().map(|group| dtype_of(*group).item_bytes()).sum();
+    let layer_bytes = 12 * width * width * per_parameter;
+    let vocabulary_bytes = VOCABULARY * width * per_parameter;
+    let layers = (bytes_about.saturating_sub(vocabulary_bytes) + layer_bytes / 2) / layer_bytes;
+    let mut shapes = vec![("embedding.weight".to_owned(), vec![VOCABULARY, width])];
+    for layer in 0..layers.max(1) {
+        for (part, shape) in [
+            ("input_norm.weight", vec![width]),
+            ("input_norm.bias", vec![width]),
+            ("attention.qkv.weight", vec![3 * width, width]),
+            ("attention.qkv.bias", vec![3 * width]),
+            ("attention.proj.weight", vec![width, width]),
+            ("attention.proj.bias", vec![width]),
+            ("mlp_norm.weight", vec![width]),
+            ("mlp_norm.bias", vec![width]),
+            ("mlp.up.weight", vec![4 * width, width]),
+            ("mlp.up.bias", vec![4 * width]),
+            ("mlp.down.weight", vec![width, 4 * width]),
+            ("mlp.down.bias", vec![width]),
+        ] {
+            shapes.push((format!("layers.{layer}.{part}"), shape));
+        }
+    }
+    let tensor = |group: Group| {
+        move |(name, shape): &(String, Vec<u64>)| {
+            let dtype = dtype_of(group);
+            let bytes = (shape.iter().product::<u64>() * dtype.item_bytes()) as usize; // fits
+            Tensor { name: name.clone(), group, dtype, shape: shape.clone(), bytes }
+        }
+    };
+    Group::ALL.iter().flat_map(|group| shapes.iter().map(tensor(*group))).collect()
 }
 
 fn dtype_of(group: Group) -> Dtype {

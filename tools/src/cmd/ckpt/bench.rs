@@ -48,9 +48,10 @@ pub struct BenchArgs {
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
-    /// Is one of several processes: saves once, when a line comes on standard input.
-    #[arg(long, hide = true)]
-    pub part: bool,
+    /// Is one of several processes, `1/4` the second of four: saves its part of the state once,
+    /// when a line comes on standard input.
+    #[arg(long, hide = true, value_parser = part)]
+    pub part: Option<(usize, usize)>,
 }
 
 /// What can be measured.
@@ -102,8 +103,8 @@ struct Rate {
 
 pub(super) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
     let bench = Bench::new(args)?;
-    if args.part {
-        return bench.one_part();
+    if let Some((part, parts)) = args.part {
+        return bench.one_part(part, parts);
     }
     let measured = bench.measure(line);
     line.clear();
@@ -245,9 +246,9 @@ impl<'a> Bench<'a> {
         Ok(median(&after))
     }
 
-    fn one_part(&self) -> Result<Answer> {
+    fn one_part(&self, part: usize, parts: usize) -> Result<Answer> {
         let steps = self.steps(self.options)?;
-        let state = SyntheticState::gpt(self.args.bytes.0);
+        let state = SyntheticState::part_of_gpt(self.args.bytes.0, part, parts);
         writeln!(io::stdout(), "ready")?;
         ensure!(io::stdin().read_line(&mut String::new())? > 0, "standard input: no line came");
         let begun = Instant::now();
@@ -368,6 +369,11 @@ fn remove_file(path: &Path) -> Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e.into()),
         _ => Ok(()),
     }
+}
+
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    parts.filter(|(part, parts)| part < parts).ok_or_else(|| "due PART/PARTS".to_owned())
 }
 
 fn rate(bytes: u64, took: Duration) -> f64 {

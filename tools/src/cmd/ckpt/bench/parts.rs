@@ -49,7 +49,7 @@ pub(super) fn all(
 
 /// Bytes a second from the moment that all may begin until the last has saved.
 fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
-    let parts = (0..count).map(|i| Part::start(args, &folder.join(format!("part-{i}")), count));
+    let parts = (0..count).map(|i| Part::start(args, &folder.join(format!("part-{i}")), i, count));
     let mut parts = parts.collect::<Result<Vec<Part>>>()?;
     for part in &mut parts {
         let said = part.line()?;
@@ -77,10 +77,10 @@ struct Part {
 }
 
 impl Part {
-    fn start(args: &BenchArgs, folder: &Path, count: usize) -> Result<Self> {
-        let bytes = args.bytes.0 / count as u64;
+    fn start(args: &BenchArgs, folder: &Path, part: usize, count: usize) -> Result<Self> {
+        let bytes = args.bytes.0;
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["ckpt", "bench", "--part"]).arg(folder);
+        command.args(["ckpt", "bench"]).arg(folder).arg(format!("--part={part}/{count}"));
         command.args([format!("--bytes={bytes}B"), format!("--threads={}", args.threads)]);
         command.arg(format!("--shard-bytes={}B", args.shard_bytes.0));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;

@@ -321,9 +321,10 @@ fn what_was_verified_is_remembered() {
     assert!(noted(8));
     assert_eq!(folder.names().iter().filter(|name| name.starts_with(".verified-")).count(), 1);
     // Remembered, and bad since: only a pass that reads anew finds that.
-    save(9..=9);
-    flip(9);
-    flip(8);
+    save(9..=10);
+    (8..=10).for_each(flip);
+    let plan = steps.plan_retention(&keep(1, Check::NewestBytes), &[]).unwrap();
+    assert!(plan.delete.is_empty(), "it is none of the newest, which are read: {plan:?}");
     let plan = steps.retain_by(&keep(1, Check::Anew), &[]).unwrap();
     assert!(plan.delete.is_empty(), "{plan:?}");
     assert!(!noted(8));

@@ -1,12 +1,18 @@
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use super::absent;
 use crate::ffi::{self, RawStore};
 use crate::{Error, Result};
+
+/// How long the store may take to answer. It does so in microseconds, or when thousands of ranks ask
+/// at once in a second; c10d itself waits for ever if the keeper's machine is cut off or stopped.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Where ranks find one another and leave notes: keys and small values, kept by one process. A
 /// clone is the same connection, on which one call waits for another; [`Store::again`] is a second
@@ -24,6 +30,8 @@ struct Connection {
     raw: NonNull<RawStore>,
     host: String,
     port: u16,
+    /// Whether a call was given up: it still holds the connection.
+    is_stuck: AtomicBool,
 }
 
 // SAFETY: c10d's TCPStore may be called, and destroyed, on any thread.
@@ -68,13 +76,16 @@ impl Store {
     /// # Errors
     /// [`Error::Store`].
     pub fn again(&self) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the store is alive, and `raw` has room for one pointer.
-        let code = unsafe { ffi::fb_store_again(self.raw(), &raw mut raw) };
-        self.checked(code, || "connect again".to_owned())?;
-        let raw = NonNull::new(raw).expect("the call succeeded");
+        let made = self.ask("connect again", ANSWER_MAX, |store| {
+            let mut raw = std::ptr::null_mut();
+            // SAFETY: the store is alive, and `raw` has room for one pointer.
+            let code = unsafe { ffi::fb_store_again(store, &raw mut raw) };
+            (code, NonNull::new(raw).map(Made))
+        })?;
+        let Made(raw) = made.expect("the call succeeded");
         let Connection { host, port, .. } = &*self.connection;
-        let connection = Arc::new(Connection { raw, host: host.clone(), port: *port });
+        let (host, port, is_stuck) = (host.clone(), *port, AtomicBool::new(false));
+        let connection = Arc::new(Connection { raw, host, port, is_stuck });
         Ok(Store { connection, prefix: self.prefix.clone(), owner: Arc::clone(&self.owner) })
     }
 
@@ -95,11 +106,13 @@ impl Store {
     /// # Errors
     /// [`Error::Store`].
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        let name = self.key(key)?;
-        // SAFETY: the store, the key and `value.len()` bytes are alive during the call.
-        let code =
-            unsafe { ffi::fb_store_set(self.raw(), name.as_ptr(), value.as_ptr(), value.len()) };
-        self.checked(code, || format!("set '{key}'"))
+        let (name, value) = (self.key(key)?, value.to_vec());
+        self.ask(&format!("set '{key}'"), ANSWER_MAX, move |store| {
+            // SAFETY: the store, the key and `value.len()` bytes are alive during the call.
+            let code =
+                unsafe { ffi::fb_store_set(store, name.as_ptr(), value.as_ptr(), value.len()) };
+            (code, ())
+        })
     }
 
     /// The value of a key, once it is there.
@@ -128,11 +141,12 @@ impl Store {
     /// [`Error::Store`].
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let name = self.key(key)?;
-        let mut sum = 0;
-        // SAFETY: the store and the key are alive, and `sum` has room for one number.
-        let code = unsafe { ffi::fb_store_add(self.raw(), name.as_ptr(), amount, &raw mut sum) };
-        self.checked(code, || format!("add to '{key}'"))?;
-        Ok(sum)
+        self.ask(&format!("add to '{key}'"), ANSWER_MAX, move |store| {
+            let mut sum = 0;
+            // SAFETY: the store and the key are alive, and `sum` has room for one number.
+            let code = unsafe { ffi::fb_store_add(store, name.as_ptr(), amount, &raw mut sum) };
+            (code, sum)
+        })
     }
 
     /// Whether all the keys are there.
@@ -141,12 +155,13 @@ impl Store {
     /// [`Error::Store`].
     pub fn has<K: AsRef<str>>(&self, keys: &[K]) -> Result<bool> {
         let names = self.keys(keys)?;
-        let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-        let mut all = 0;
-        // SAFETY: the store and `list.len()` names are alive, and `all` has room for one number.
-        let code =
-            unsafe { ffi::fb_store_has(self.raw(), list.as_ptr(), list.len(), &raw mut all) };
-        self.checked(code, || "look for keys".to_owned())?;
+        let all = self.ask("look for keys", ANSWER_MAX, move |store| {
+            let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+            let mut all = 0;
+            // SAFETY: the store and `list.len()` names are alive, and `all` has room.
+            let code = unsafe { ffi::fb_store_has(store, list.as_ptr(), list.len(), &raw mut all) };
+            (code, all)
+        })?;
         Ok(all != 0)
     }
 
@@ -156,19 +171,16 @@ impl Store {
     /// [`Error::Store`] if the store cannot be asked.
     pub fn wait<K: AsRef<str>>(&self, keys: &[K], timeout: Duration) -> Result<bool> {
         let names = self.keys(keys)?;
-        let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-        let mut came = 0;
-        // SAFETY: the store and `list.len()` names are alive, and `came` has room for one number.
-        let code = unsafe {
-            ffi::fb_store_wait(
-                self.raw(),
-                list.as_ptr(),
-                list.len(),
-                milliseconds(timeout),
-                &raw mut came,
-            )
-        };
-        self.checked(code, || "wait for keys".to_owned())?;
+        let within = timeout.saturating_add(ANSWER_MAX);
+        let came = self.ask("wait for keys", within, move |store| {
+            let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+            let (mut came, timeout) = (0, milliseconds(timeout));
+            // SAFETY: the store and `list.len()` names are alive, and `came` has room.
+            let code = unsafe {
+                ffi::fb_store_wait(store, list.as_ptr(), list.len(), timeout, &raw mut came)
+            };
+            (code, came)
+        })?;
         Ok(came != 0)
     }
 
@@ -250,30 +262,62 @@ impl Store {
     /// The value of a key that is there.
     fn value(&self, key: &str) -> Result<Vec<u8>> {
         let name = self.key(key)?;
-        let (mut data, mut length) = (std::ptr::null(), 0);
-        // SAFETY: the store and the key are alive, and both outputs have room.
-        let code =
-            unsafe { ffi::fb_store_get(self.raw(), name.as_ptr(), &raw mut data, &raw mut length) };
-        self.checked(code, || format!("get '{key}'"))?;
-        if length == 0 {
-            return Ok(Vec::new());
-        }
-        // SAFETY: the shim keeps these bytes until this thread's next call.
-        Ok(unsafe { std::slice::from_raw_parts(data, length) }.to_vec())
+        self.ask(&format!("get '{key}'"), ANSWER_MAX, move |store| {
+            let (mut data, mut length) = (std::ptr::null(), 0);
+            // SAFETY: the store and the key are alive, and both outputs have room.
+            let code =
+                unsafe { ffi::fb_store_get(store, name.as_ptr(), &raw mut data, &raw mut length) };
+            if code != 0 || length == 0 {
+                return (code, Vec::new());
+            }
+            // SAFETY: the shim keeps these bytes until this thread's next call.
+            (code, unsafe { std::slice::from_raw_parts(data, length) }.to_vec())
+        })
     }
 
     fn doing(&self, what: &str) -> String {
         format!("{what} in the store on {}:{}", self.connection.host, self.connection.port)
     }
 
-    fn checked(&self, code: i32, doing: impl FnOnce() -> String) -> Result<()> {
-        if code == 0 {
-            return Ok(());
+    /// Makes a call on a thread of its own, to be able to give it up.
+    fn ask<T: Send + 'static>(
+        &self,
+        what: &str,
+        within: Duration,
+        call: impl FnOnce(*mut RawStore) -> (c_int, T) + Send + 'static,
+    ) -> Result<T> {
+        let refuse = |text: String| Error::Store { doing: self.doing(what), text };
+        if self.connection.is_stuck.load(Ordering::Relaxed) {
+            return Err(refuse("an earlier call was not answered".to_owned()));
         }
-        let text = absent::one_line(&ffi::last_error());
-        Err(Error::Store { doing: self.doing(&doing()), text })
+        let connection = Arc::clone(&self.connection);
+        let (answer, answered) = mpsc::channel();
+        let asking = thread::Builder::new().name("store".to_owned()).spawn(move || {
+            let (code, value) = call(connection.raw.as_ptr());
+            // Before the answer, so that whoever has it may be the last to hold the connection.
+            drop(connection);
+            // Nobody takes it if the call was given up.
+            _ = answer.send(if code == 0 { Ok(value) } else { Err(ffi::last_error()) });
+        });
+        asking.map_err(|error| refuse(format!("no thread can be started: {error}")))?;
+        match answered.recv_timeout(within) {
+            Ok(answer) => answer.map_err(|text| refuse(absent::one_line(&text))),
+            Err(_) => {
+                self.connection.is_stuck.store(true, Ordering::Relaxed);
+                Err(refuse(format!(
+                    "no answer after {}: its keeper hangs, or cannot be reached",
+                    absent::seconds(within.as_secs_f64())
+                )))
+            }
+        }
     }
 }
+
+/// A store that a thread hands to another.
+struct Made(NonNull<RawStore>);
+
+// SAFETY: as for `Connection`.
+unsafe impl Send for Made {}
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -308,7 +352,8 @@ fn open(
     let Some(raw) = NonNull::new(raw).filter(|_| code == 0) else {
         return Err(absent::one_line(&ffi::last_error()));
     };
-    let connection = Arc::new(Connection { raw, host: host.to_owned(), port });
+    let (host, is_stuck) = (host.to_owned(), AtomicBool::new(false));
+    let connection = Arc::new(Connection { raw, host, port, is_stuck });
     Ok(Store { connection, prefix: String::new(), owner: Arc::new(()) })
 }
 

@@ -17,6 +17,7 @@
 pub mod accumulate;
 pub mod comm;
 pub mod config;
+mod crew;
 mod data;
 mod error;
 pub mod eval;

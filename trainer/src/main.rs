@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use trainer::config::Config;
 use trainer::exit;
+use trainer::launch::World;
 use trainer::launch::local::{self, LAUNCHER, Launch};
 use trainer::plan::{Known, Plan};
 use trainer::{Host, Outcome};
@@ -55,6 +56,11 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     if !bridge::runtime::keep_freed_memory() {
         log::info!("memory: glibc gives freed blocks back; training is a little slower");
     }
+    let world = World::find(|name| std::env::var(name).ok())?;
+    let rank = world.as_ref().map(|world| world.rank);
+    if rank.is_some_and(|rank| rank > 0) {
+        stderr::warnings_only();
+    }
     let config = load(&args.config)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGUSR1] {
@@ -71,8 +77,15 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         command
     });
     let terminal = Box::new(io::stderr());
-    let host = Host { stop: &stop, terminal, agent: Some(agent.context("find this program")?) };
-    Ok(match trainer::train(&config, host)? {
+    let agent = Some(agent.context("find this program")?);
+    let host = Host { stop: &stop, terminal, agent, world };
+    let done = trainer::train(&config, host);
+    let done = match rank {
+        // Its number before its words, for whoever reads those of many.
+        Some(rank) => done.with_context(|| format!("rank {rank}")),
+        None => done.map_err(Into::into),
+    };
+    Ok(match done? {
         Outcome::Done => ExitCode::SUCCESS,
         Outcome::Gaps => ExitCode::from(exit::GAPS),
         Outcome::Saved => ExitCode::from(exit::SAVED),

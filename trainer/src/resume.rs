@@ -9,6 +9,7 @@ use serde_json::Value;
 use storage::{Key, Storage};
 
 use crate::config::{Config, Load, Part};
+use crate::crew::Crew;
 use crate::state::{self, Parts, Progress};
 use crate::step::Trainer;
 use crate::{Error, Result};
@@ -61,7 +62,12 @@ impl Place {
     }
 
     /// Fills the trainer as `checkpoint.load` says, and gives how far the run has come.
-    pub(crate) fn start(&self, start: &Start<'_>, trainer: &mut Trainer) -> Result<Progress> {
+    pub(crate) fn start(
+        &self,
+        start: &Start<'_>,
+        _crew: &Crew,
+        trainer: &mut Trainer,
+    ) -> Result<Progress> {
         let config = start.config;
         let is_branch = !config.checkpoint.load_parts.contains(&Part::Data);
         let given = match &config.checkpoint.load {

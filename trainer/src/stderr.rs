@@ -13,6 +13,11 @@ pub(crate) fn install() {
     log::set_max_level(log::LevelFilter::Info);
 }
 
+/// For a rank whose decisions another one tells.
+pub(crate) fn warnings_only() {
+    log::set_max_level(log::LevelFilter::Warn);
+}
+
 impl log::Log for Stderr {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
         metadata.level() <= log::Level::Info

@@ -13,8 +13,11 @@ use ckpt::Lease;
 use serde_json::Value;
 use storage::Key;
 
+use crate::comm::Comm;
 use crate::config::Config;
+use crate::crew::{self, Crew};
 use crate::data::{self, Batches, Data};
+use crate::launch::{Stage, Watchdog, World};
 use crate::log::{EvalPerf, EvalRecord, Perf, RunLog, StepRecord, thousands};
 use crate::lr::LearningRate;
 use crate::plan::{Known, Plan};
@@ -44,6 +47,8 @@ pub struct Host<'a> {
     pub terminal: Box<dyn Write + Send>,
     /// Starts a process that calls [`ckpt::serve_agent`], for a run that wants one.
     pub agent: Option<Command>,
+    /// Which of several ranks this is. `None`: the only one.
+    pub world: Option<World>,
 }
 
 impl std::fmt::Debug for Host<'_> {
@@ -54,18 +59,32 @@ impl std::fmt::Debug for Host<'_> {
 
 /// Trains to the end of the budget, from the newest checkpoint if there is one. Everything it
 /// writes is below `run.dir`, but for the checkpoints and the index cache if the config puts them
-/// elsewhere. Sets the number of libtorch's threads for the whole process.
+/// elsewhere. Sets the number of libtorch's threads for the whole process. Each of several ranks
+/// calls it; all of them end when one does.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if the config, the data and the checkpoint do not go together,
-/// [`Error::NotFinite`], or what reading, computing or writing said. The newest checkpoint is then
-/// as good as before.
-pub fn train(config: &Config, host: Host<'_>) -> Result<Outcome> {
+/// [`Error::NotFinite`], [`Error::Bridge`] if another rank is lost, or what reading, computing or
+/// writing said. The newest checkpoint is then as good as before.
+pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     let begun = Instant::now();
-    let mut run = Run::prepare(&config.resolved(), host)?;
-    let outcome = run.go(begun)?;
-    log::info!("{}", run.summary(outcome));
-    Ok(outcome)
+    let config = config.resolved();
+    let crew = Crew::gather(host.world.take(), &config)?;
+    let done = Run::prepare(&config, host, &crew).and_then(|mut run| {
+        let outcome = run.go(begun)?;
+        Ok((outcome, run))
+    });
+    match done {
+        Ok((outcome, run)) => {
+            crew.finish()?;
+            log::info!("{}", run.summary(outcome));
+            Ok(outcome)
+        }
+        Err(error) => {
+            crew.abort(&error);
+            Err(error)
+        }
+    }
 }
 
 struct Run<'a> {
@@ -78,32 +97,58 @@ struct Run<'a> {
     saved_step: u64,
     saved_at: Instant,
     saver: Saver,
-    log: RunLog,
+    /// Of the first rank.
+    log: Option<RunLog>,
     meter: Meter,
     stop: &'a AtomicBool,
-    /// Keeps other runs out of the folder of checkpoints.
-    _lease: Lease,
+    /// Keeps other runs out of the folder of checkpoints: the first rank's.
+    _lease: Option<Lease>,
+    _watchdog: Option<Watchdog>,
 }
 
 impl<'a> Run<'a> {
     /// All that stands before the first step. `config` is resolved.
-    fn prepare(config: &Config, host: Host<'a>) -> Result<Self> {
+    fn prepare(config: &Config, host: Host<'a>, crew: &Crew) -> Result<Self> {
         tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
         bridge::runtime::set_deterministic()?;
-        let corpus = data::open_corpus(config)?;
-        check_plan(config, corpus.token_count())?;
-        let data = Data::new(corpus, config)?;
-        let fingerprint = data.fingerprint()?;
-        let mut trainer = Trainer::new(config)?;
+        let (comm, watchdog) = crew.connect(config)?;
+        let open = || {
+            let corpus = data::open_corpus(config)?;
+            check_plan(config, corpus.token_count())?;
+            Data::new(corpus, config)
+        };
+        // The first rank builds the index, and the others find it.
+        let first = crew.stage(Stage::Index, || crew.is_first().then(open).transpose())?;
+        let data = crew.stage(Stage::Data, || first.map_or_else(open, Ok))?;
+        let restore = || Self::restore(config, host, crew, comm, data);
+        let mut run = crew.stage(Stage::Checkpoint, restore)?;
+        run._watchdog = watchdog;
+        crew.stage(Stage::FirstCollective, || crew::any(run.trainer.comm(), [false]))?;
+        Ok(run)
+    }
 
+    /// The state that the run begins with, and what saves it.
+    fn restore(
+        config: &Config,
+        host: Host<'a>,
+        crew: &Crew,
+        comm: Comm,
+        data: Data,
+    ) -> Result<Self> {
+        let fingerprint = data.fingerprint()?;
+        let mut trainer = Trainer::on_mesh(config, comm)?;
         let place = Place::open(config)?;
         let parts = Parts::new(&place.checkpoints, &trainer)?;
-        let lease = place.claim(config)?;
+        // The others wait here for the first to have cleared what a killed run has left.
+        let (lease, token) = crew.told("lease", || Ok((place.claim(config)?, token())))?;
         let start = Start { config, parts: &parts, data: &fingerprint };
-        let progress = place.start(&start, &mut trainer)?;
-        write_config(config)?;
-        let log = RunLog::open(config, progress.step, host.terminal)?;
-        let token = token();
+        let progress = place.start(&start, crew, &mut trainer)?;
+        let log = if crew.is_first() {
+            write_config(config)?;
+            Some(RunLog::open(config, progress.step, host.terminal)?)
+        } else {
+            None
+        };
         let steps = place.checkpoints;
         let saver = Saver::new(config, steps, parts, progress, token, host.agent)?;
         Ok(Run {
@@ -119,6 +164,7 @@ impl<'a> Run<'a> {
             stop: host.stop,
             config: config.clone(),
             _lease: lease,
+            _watchdog: None,
         })
     }
 
@@ -142,13 +188,17 @@ impl<'a> Run<'a> {
             if step == total {
                 break;
             }
-            if self.stop.load(Ordering::Relaxed) {
+            // A signal, a clock: not alike on all ranks.
+            let out_of_time = self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0);
+            let here = [self.stop.load(Ordering::Relaxed), out_of_time, self.save_is_due()];
+            let [stop, out_of_time, save] = crew::any(self.trainer.comm(), here)?;
+            if stop {
                 return self.stop_until(Some(step_begun + self.config.checkpoint.grace.0));
             }
-            if self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0) {
+            if out_of_time {
                 return self.stop_until(None);
             }
-            if self.save_is_due() {
+            if save {
                 self.save()?;
             }
         }
@@ -200,7 +250,7 @@ impl<'a> Run<'a> {
                 grad_norm: report.grad_norm,
                 perf: self.meter.take(self.config.tokens_per_step()),
             };
-            self.log.step(&record)?;
+            self.log.as_mut().map_or(Ok(()), |log| log.step(&record))?;
         }
         Ok(())
     }
@@ -211,14 +261,14 @@ impl<'a> Run<'a> {
         let Some(mut batches) = valid else { return Ok(()) };
         let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
         let seconds = begun.elapsed().as_secs_f64();
-        self.log.eval(&EvalRecord {
+        let record = EvalRecord {
             step: self.progress.step,
             samples: self.progress.samples,
             eval_loss: loss / tokens,
             eval_tokens: tokens as u64, // fits: a count, exact below 2^53
             perf: EvalPerf { tokens_per_s: tokens / seconds, eval_ms: seconds * 1e3 },
-        })?;
-        Ok(())
+        };
+        Ok(self.log.as_mut().map_or(Ok(()), |log| log.eval(&record))?)
     }
 
     fn save_is_due(&self) -> bool {
@@ -230,7 +280,7 @@ impl<'a> Run<'a> {
 
     fn save(&mut self) -> Result<()> {
         let begun = Instant::now();
-        self.log.sync()?;
+        self.log.as_mut().map_or(Ok(()), RunLog::sync)?;
         self.saver.save(&self.trainer, self.progress, &self.config, &self.fingerprint)?;
         self.saved_step = self.progress.step;
         self.saved_at = Instant::now();

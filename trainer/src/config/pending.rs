@@ -6,10 +6,9 @@ use super::{Config, Dtype, Objective, Offload, ReduceDtype, Timers};
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
 
-const NOT_YET: [Pending; 7] = [
+const NOT_YET: [Pending; 6] = [
     ("model.dropout above 0", |c| c.model.dropout > 0.0),
     ("data.objective other than \"lm\"", |c| c.objective() != Objective::Lm),
-    ("parallel.tp, pp or zero", |c| c.parallel.tp > 1 || c.parallel.pp > 1 || c.parallel.zero > 0),
     ("precision.dtype = \"fp16\"", |c| c.precision.dtype == Dtype::Fp16),
     ("precision.reduce_dtype = \"bf16\"", |c| c.precision.reduce_dtype != ReduceDtype::Fp32),
     ("optim.offload", |c| c.optim.offload != Offload::None),

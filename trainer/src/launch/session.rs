@@ -206,9 +206,14 @@ impl Session {
                 return Err(error);
             }
         };
-        let timeout = self.timeout * stage.patience();
-        self.store.meet(&place, self.world.rank, &self.members, timeout)?;
+        self.store.meet(&place, self.world.rank, &self.members, self.patience(stage))?;
         Ok(done)
+    }
+
+    /// How long a rank may be behind the first of them in a stage.
+    #[must_use]
+    pub fn patience(&self, stage: Stage) -> Duration {
+        self.timeout * stage.patience()
     }
 
     /// Parts from the others after a run that ended well: returns when all have come here.

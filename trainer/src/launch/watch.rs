@@ -12,7 +12,7 @@ use bridge::dist::{Store, Wait, ranks_text};
 
 use crate::Result;
 
-/// How often a rank says what it does. 4,096 ranks make 4,096 small messages a second of it, a
+/// How often a rank says what it does, or oftener if its limit is short. 4,096 ranks make 4,096 small messages a second of it, a
 /// tenth of what a store takes.
 const BEAT: Duration = Duration::from_secs(1);
 
@@ -42,15 +42,16 @@ impl Watchdog {
         limit: Duration,
         doing: impl Fn() -> String + Send + 'static,
     ) -> Result<Self> {
-        let watch = Watch { store: store.again()?, rank, size, limit };
+        let beat = BEAT.min(limit / SILENT_BEATS);
+        let watch = Watch { store: store.again()?, rank, size, limit, beat };
         let (stop, stopped) = mpsc::channel();
         let name = format!("watch-{rank}");
         let run = move || {
             let mut beats = 0;
-            while stopped.recv_timeout(BEAT.min(limit)) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(watch.beat) == Err(RecvTimeoutError::Timeout) {
                 beats += 1;
                 // Without a store there is nobody to tell; the rank itself will notice.
-                if watch.beat(beats, &doing()).is_err() {
+                if watch.say(beats, &doing()).is_err() {
                     return;
                 }
             }
@@ -79,11 +80,12 @@ struct Watch {
     rank: usize,
     size: usize,
     limit: Duration,
+    beat: Duration,
 }
 
 impl Watch {
-    fn beat(&self, beats: u64, doing: &str) -> bridge::Result<()> {
-        self.store.tell_waits(BEAT)?;
+    fn say(&self, beats: u64, doing: &str) -> bridge::Result<()> {
+        self.store.tell_waits(self.beat)?;
         let waits = self.store.waits();
         let text = describe(doing, waits.first());
         self.store.set(&format!("doing/{}", self.rank), format!("{beats}\n{text}").as_bytes())?;
@@ -102,7 +104,7 @@ impl Watch {
 
     fn report(&self, own: &str) -> bridge::Result<()> {
         let before = self.all()?;
-        thread::sleep(BEAT.min(self.limit) * SILENT_BEATS);
+        thread::sleep(self.beat * SILENT_BEATS);
         let after = self.all()?;
         let mut lines = Vec::new();
         let mut silent = Vec::new();

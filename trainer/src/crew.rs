@@ -1,0 +1,140 @@
+//! All ranks of a run, as one of them sees them. It may be the only one, and then nothing here
+//! waits or talks.
+
+use crate::comm::Comm;
+use crate::config::Config;
+use crate::launch::{Session, Stage, Watchdog, World};
+use crate::mesh::Mesh;
+use crate::parallel::norm::all_sum;
+use crate::{Error, Result};
+
+/// How long a rank waits for another before that is told: a part of the time after which it is
+/// lost, so that it is known who does what before all of them end.
+const TELL_AFTER: u32 = 4;
+
+/// The ranks that were started together.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    session: Option<Session>,
+}
+
+impl Crew {
+    /// Finds the others, if there are any.
+    ///
+    /// # Errors
+    /// [`Error::Bridge`] that names those that do not come, [`Error::Mismatch`].
+    pub(crate) fn gather(world: Option<World>, config: &Config) -> Result<Self> {
+        let timeout = config.parallel.timeout.0;
+        let session = world.map(|world| Session::begin(world, timeout)).transpose()?;
+        Ok(Crew { session })
+    }
+
+    /// Whether this rank does what one has to do for all.
+    pub(crate) fn is_first(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.world().rank == 0)
+    }
+
+    /// Does this rank's part of a stage of the start, and waits for the others'.
+    ///
+    /// # Errors
+    /// What `work` says; [`Error::Bridge`] with who is missing or has failed.
+    pub(crate) fn stage<T>(&self, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        match &self.session {
+            Some(session) => session.stage(stage, work),
+            None => work(),
+        }
+    }
+
+    /// Connects the ranks as the config divides them, and watches over them from here on.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if it does not divide so many; [`Error::Bridge`].
+    pub(crate) fn connect(&self, config: &Config) -> Result<(Comm, Option<Watchdog>)> {
+        let Some(session) = &self.session else { return Ok((Comm::alone(), None)) };
+        let World { rank, size, .. } = *session.world();
+        let comm = session.stage(Stage::Groups, || {
+            let mesh = mesh(config, size)?;
+            Comm::connect(session.store(), mesh, rank, &session.options())
+        })?;
+        let limit = config.parallel.timeout.0 / TELL_AFTER;
+        let doing = comm.doing.clone();
+        let watchdog = Watchdog::start(session.store(), (rank, size), limit, move || doing.get())?;
+        Ok((comm, Some(watchdog)))
+    }
+
+    /// What the first rank says, on all ranks, and on that one what it has besides. Every `key` is
+    /// used once.
+    ///
+    /// # Errors
+    /// What `say` says, on all ranks.
+    pub(crate) fn told<T>(
+        &self,
+        key: &str,
+        say: impl FnOnce() -> Result<(T, String)>,
+    ) -> Result<(Option<T>, String)> {
+        let Some(session) = &self.session else {
+            return say().map(|(value, text)| (Some(value), text));
+        };
+        let (store, key) = (session.store(), format!("said/{key}"));
+        if self.is_first() {
+            let said = say();
+            let text = match &said {
+                Ok((_, text)) => format!("+{text}"),
+                Err(error) => format!("-{error}"),
+            };
+            store.set(&key, text.as_bytes())?;
+            return said.map(|(value, text)| (Some(value), text));
+        }
+        let text = store.get(&key, session.patience(Stage::Checkpoint))?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if let Some(text) = text.strip_prefix('+') {
+            return Ok((None, text.to_owned()));
+        }
+        let text = format!("rank 0: {}", text.trim_start_matches('-'));
+        Err(bridge::Error::Peer { doing: key, text }.into())
+    }
+
+    /// Parts from the others after the run has ended well here: returns when it has on all.
+    ///
+    /// # Errors
+    /// [`Error::Bridge`] with those on which it has not.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.session.map_or(Ok(()), Session::finish)
+    }
+
+    /// Parts from the others after a failure, and tells which rank was the first to fail.
+    pub(crate) fn abort(self, error: &Error) {
+        if let Some(first) = self.session.and_then(|session| session.abort(error)) {
+            log::error!("the first rank to fail was {first}");
+        }
+    }
+}
+
+/// The mesh of the config over so many ranks.
+fn mesh(config: &Config, ranks: usize) -> Result<Mesh> {
+    let division = config.divide(ranks as u64).map_err(|details| Error::Mismatch {
+        doing: format!("divide the run among {ranks} ranks"),
+        details,
+        hint: "`trainer plan --world N` says what would work",
+    })?;
+    let [tp, pp, dp, virtual_stages] =
+        [division.tp, division.pp, division.dp, config.parallel.virtual_stages]
+            .map(|count| count as usize); // fits: as many as ranks, or 64 at most
+    Ok(Mesh { tp, pp, virtual_stages, dp })
+}
+
+/// Which of these hold on any rank.
+///
+/// # Errors
+/// [`Error::Bridge`] if a rank is lost.
+pub(crate) fn any<const N: usize>(comm: &Comm, flags: [bool; N]) -> Result<[bool; N]> {
+    if comm.mesh.ranks() == 1 {
+        return Ok(flags);
+    }
+    comm.doing.set(|| "agrees with the others".to_owned());
+    let mut counts = flags.map(|flag| f64::from(u8::from(flag))).to_vec();
+    for group in [&comm.tp, &comm.dp, &comm.pp] {
+        all_sum(group.as_ref(), &mut counts)?;
+    }
+    Ok(std::array::from_fn(|i| counts[i] > 0.0))
+}

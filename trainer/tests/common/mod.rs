@@ -23,19 +23,24 @@ pub struct Lab {
 impl Lab {
     pub fn new() -> Self {
         let lab = Lab { folder: tempfile::tempdir().expect("a folder") };
-        let store = storage::open_url(lab.path("").to_str().expect("UTF-8")).expect("a store");
-        let mut corpus = Builder::create(&store, &Key::new("corpus").expect("a key"), Dtype::U16)
+        lab.corpus("corpus", 0);
+        lab
+    }
+
+    /// Another corpus beside the first. With a salt it has the last twenty tokens alone.
+    pub fn corpus(&self, name: &str, salt: u32) {
+        let store = storage::open_url(self.path("").to_str().expect("UTF-8")).expect("a store");
+        let mut corpus = Builder::create(&store, &Key::new(name).expect("a key"), Dtype::U16)
             .expect("a new corpus");
         // Documents of a few words that repeat: there is something to learn.
         for document in 0..300_u32 {
-            let tokens: Vec<u32> = (0..20 + document % 37)
-                .map(|i| (document % 7 * 61 + i * (1 + document % 3) * 13) % VOCAB)
-                .collect();
+            let token = |i: u32| (document % 7 * 61 + i * (1 + document % 3) * 13 + salt) % VOCAB;
+            let upper = |token: u32| if salt > 0 { VOCAB - 20 + token % 20 } else { token };
+            let tokens: Vec<u32> = (0..20 + document % 37).map(|i| upper(token(i))).collect();
             corpus.add_sequence(&tokens).expect("room");
             corpus.end_document().expect("room");
         }
         corpus.finish().expect("room");
-        lab
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

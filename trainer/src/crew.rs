@@ -94,6 +94,27 @@ impl Crew {
         Err(bridge::Error::Peer { doing: key, text }.into())
     }
 
+    /// The ranks of this machine, this one among them, ascending.
+    ///
+    /// # Errors
+    /// [`Error::Bridge`].
+    pub(crate) fn neighbours(&self) -> Result<Vec<usize>> {
+        let Some(session) = &self.session else { return Ok(vec![0]) };
+        let (store, World { rank, size, .. }) = (session.store(), session.world());
+        let own = machine();
+        store.set(&format!("machine/{rank}"), own.as_bytes())?;
+        // Each asks one rank, and not every other.
+        let (_, all) = self.told("machines", || {
+            let of = |rank| -> Result<String> {
+                let name = store.get(&format!("machine/{rank}"), session.patience(Stage::Data))?;
+                Ok(String::from_utf8_lossy(&name).into_owned())
+            };
+            Ok(((), (0..*size).map(of).collect::<Result<Vec<_>>>()?.join("\n")))
+        })?;
+        let same = all.lines().enumerate().filter(|(_, name)| *name == own);
+        Ok(same.map(|(rank, _)| rank).collect())
+    }
+
     /// Parts from the others after the run has ended well here: returns when it has on all.
     ///
     /// # Errors
@@ -108,6 +129,13 @@ impl Crew {
             log::error!("the first rank to fail was {first}");
         }
     }
+}
+
+/// Tells one machine, or container with a network of its own, from another.
+fn machine() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    format!("{} {}", boot.trim(), network.display())
 }
 
 /// The mesh of the config over so many ranks.

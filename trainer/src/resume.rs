@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ckpt::{Checkpoint, Checkpoints, Lease};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use storage::{Key, Storage};
 
 use crate::config::{Config, Load, Part};
-use crate::crew::Crew;
+use crate::crew::{self, Crew};
 use crate::state::{self, Parts, Progress};
 use crate::step::Trainer;
 use crate::{Error, Result};
@@ -32,6 +33,16 @@ pub(crate) struct Start<'a> {
     pub(crate) parts: &'a Parts,
     /// The fingerprint of the corpus.
     pub(crate) data: &'a Value,
+}
+
+/// Where a run begins, as the first rank found.
+#[derive(Debug, Serialize, Deserialize)]
+enum Begin {
+    Anew,
+    /// With the first of these steps that is good; `true` for those of the first store.
+    Newest(Vec<(u64, bool)>),
+    /// With these parts of the checkpoint that the config names.
+    Given(Vec<Part>),
 }
 
 impl Place {
@@ -61,61 +72,96 @@ impl Place {
         Ok(lease)
     }
 
-    /// Fills the trainer as `checkpoint.load` says, and gives how far the run has come.
+    /// Fills the trainer as `checkpoint.load` says, and gives how far the run has come. The first
+    /// rank looks for what there is: file systems show a new folder to some sooner than to others.
     pub(crate) fn start(
         &self,
         start: &Start<'_>,
-        _crew: &Crew,
+        crew: &Crew,
         trainer: &mut Trainer,
     ) -> Result<Progress> {
-        let config = start.config;
-        let is_branch = !config.checkpoint.load_parts.contains(&Part::Data);
-        let given = match &config.checkpoint.load {
-            Load::Auto => return self.newest_good(start, trainer),
-            // It has begun already, and goes on with its own.
-            Load::Path(_) if is_branch && self.has_steps()? => {
-                return self.newest_good(start, trainer);
+        let (_, told) = crew.told("begin", || {
+            let begin = self.choose(start.config)?;
+            Ok(((), serde_json::to_string(&begin).expect("numbers and words have a JSON form")))
+        })?;
+        let begin: Begin = serde_json::from_str(&told).map_err(|error| Error::Mismatch {
+            doing: "hear from rank 0 where to begin".to_owned(),
+            details: vec![format!("got {told}: {error}")],
+            hint: "all ranks are to be the same version of this program",
+        })?;
+        match (begin, &start.config.checkpoint.load) {
+            (Begin::Newest(steps), _) => self.newest_good(start, crew, trainer, &steps),
+            (Begin::Given(wanted), Load::Path(folder)) => {
+                let checkpoint = state::open_folder(folder);
+                let loaded =
+                    checkpoint.and_then(|it| Ok((load(&it, start, crew, trainer, &wanted)?, it)));
+                let (progress, checkpoint) =
+                    agreed(loaded, trainer)?.map_err(|own| own.unwrap_or_else(elsewhere))?;
+                let what = if wanted.contains(&Part::Data) {
+                    "going on from"
+                } else {
+                    "starting with the weights of"
+                };
+                tell(crew, || format!("checkpoint: {what} {}", checkpoint.display()));
+                Ok(progress)
             }
-            Load::None => None,
-            Load::Path(folder) => Some(state::open_folder(folder)?),
-        };
-        let from = given.as_ref().filter(|_| !is_branch);
-        self.refuse_newer(config, from.map(Checkpoint::step))?;
-        let Some(checkpoint) = &given else { return Ok(anew(config)) };
-        if is_branch {
-            let progress = state::load(checkpoint, start.parts, trainer, &[Part::Model])?;
-            trainer.loaded()?;
-            log::info!("checkpoint: starting with the weights of {}", checkpoint.display());
-            return Ok(progress);
+            (Begin::Given(_) | Begin::Anew, _) => Ok(anew(start.config, crew)),
         }
-        load(checkpoint, start, trainer)
     }
 
-    fn has_steps(&self) -> Result<bool> {
-        let far =
-            self.far.as_ref().map_or(Ok(false), |far| far.newest().map(|one| one.is_some()))?;
-        Ok(far || self.checkpoints.newest()?.is_some())
+    /// Where to begin.
+    fn choose(&self, config: &Config) -> Result<Begin> {
+        let wanted = &config.checkpoint.load_parts;
+        let is_branch = !wanted.contains(&Part::Data);
+        let folder = match &config.checkpoint.load {
+            Load::Auto => return Ok(Begin::Newest(self.candidates()?)),
+            Load::None => None,
+            Load::Path(folder) => Some(folder),
+        };
+        if is_branch && folder.is_some() {
+            let own = self.candidates()?;
+            // It has begun already, and goes on with its own.
+            return Ok(if own.is_empty() {
+                Begin::Given(wanted.clone())
+            } else {
+                Begin::Newest(own)
+            });
+        }
+        let from = folder.map(|folder| state::open_folder(folder)).transpose()?;
+        self.refuse_newer(config, from.as_ref().map(Checkpoint::step))?;
+        Ok(from.map_or(Begin::Anew, |_| Begin::Given(wanted.clone())))
     }
 
-    /// The newest checkpoint whose every byte passes its checksum, wherever it is. Damaged ones
-    /// that are newer are set aside, for the run will save those steps again. If there are only
-    /// damaged ones, a person must decide.
-    fn newest_good(&self, start: &Start<'_>, trainer: &mut Trainer) -> Result<Progress> {
+    /// The newest checkpoint whose every byte that is wanted passes its checksum, wherever it is.
+    /// Damaged ones that are newer are set aside, for the run will save those steps again. If there
+    /// are only damaged ones, a person must decide.
+    fn newest_good(
+        &self,
+        start: &Start<'_>,
+        crew: &Crew,
+        trainer: &mut Trainer,
+        steps: &[(u64, bool)],
+    ) -> Result<Progress> {
         let (mut damaged, mut bad) = (Vec::new(), Vec::new());
-        for (step, is_near, from) in self.candidates()? {
-            let loaded = from
-                .open_step(step)
-                .map_err(Error::from)
-                .and_then(|checkpoint| load(&checkpoint, start, trainer));
-            match loaded {
-                Err(error) if is_damage(&error) => {
-                    log::warn!("step {step} is damaged and is passed over: {error}");
+        for &(step, is_near) in steps {
+            let from = if is_near { Some(&*self.checkpoints) } else { self.far.as_ref() };
+            let Some(from) = from else { continue };
+            let checkpoint = from.open_step(step).map_err(Error::from);
+            let loaded =
+                checkpoint.and_then(|it| Ok((load(&it, start, crew, trainer, &Part::ALL)?, it)));
+            match agreed(loaded, trainer)? {
+                Err(own) => {
+                    if let Some(error) = own {
+                        log::warn!("step {step} is damaged and is passed over: {error}");
+                    }
                     damaged.extend(is_near.then_some(step));
                     bad.push(format!("step {step} is damaged"));
                 }
-                Err(error) => return Err(error),
-                Ok(progress) => {
-                    self.set_aside(&damaged)?;
+                Ok((progress, checkpoint)) => {
+                    tell(crew, || format!("checkpoint: going on from {}", checkpoint.display()));
+                    if crew.is_first() {
+                        self.set_aside(&damaged)?;
+                    }
                     return Ok(progress);
                 }
             }
@@ -124,7 +170,7 @@ impl Place {
         let named = names.filter(|name| name.starts_with("step-"));
         bad.extend(named.map(|name| format!("{name} is damaged")));
         if bad.is_empty() {
-            return Ok(anew(start.config));
+            return Ok(anew(start.config, crew));
         }
         Err(Error::Mismatch {
             doing: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
@@ -133,14 +179,15 @@ impl Place {
         })
     }
 
-    /// The complete steps, the newest first; of those that are in both stores the near one first.
-    fn candidates(&self) -> Result<Vec<(u64, bool, &Checkpoints)>> {
+    /// The complete steps, and whether they are in the first store; the newest first, and of those
+    /// that are in both the near one.
+    fn candidates(&self) -> Result<Vec<(u64, bool)>> {
         let near = self.checkpoints.steps()?.into_iter();
-        let mut all: Vec<_> = near.map(|step| (step, true, &*self.checkpoints)).collect();
+        let mut all: Vec<_> = near.map(|step| (step, true)).collect();
         if let Some(far) = &self.far {
-            all.extend(far.steps()?.into_iter().map(|step| (step, false, far)));
+            all.extend(far.steps()?.into_iter().map(|step| (step, false)));
         }
-        all.sort_by_key(|&(step, is_near, _)| Reverse((step, is_near)));
+        all.sort_unstable_by_key(|&one| Reverse(one));
         Ok(all)
     }
 
@@ -168,16 +215,55 @@ impl Place {
     }
 }
 
-fn load(checkpoint: &Checkpoint, start: &Start<'_>, trainer: &mut Trainer) -> Result<Progress> {
-    state::check_same_run(checkpoint, start.config, start.data)?;
-    let progress = state::load(checkpoint, start.parts, trainer, &Part::ALL)?;
-    trainer.loaded()?;
-    log::info!("checkpoint: going on from {}", checkpoint.display());
-    Ok(progress)
+/// Fills one rank's part.
+fn load(
+    checkpoint: &Checkpoint,
+    start: &Start<'_>,
+    crew: &Crew,
+    trainer: &mut Trainer,
+    wanted: &[Part],
+) -> Result<Progress> {
+    // What it says is the same for all ranks.
+    if wanted.contains(&Part::Data) && crew.is_first() {
+        state::check_same_run(checkpoint, start.config, start.data)?;
+    }
+    state::load(checkpoint, start.parts, trainer, wanted)
 }
 
-fn anew(config: &Config) -> Progress {
-    log::info!("checkpoint: none, starting anew with seed {}", config.run.seed);
+/// Brings together what loading came to on all ranks: done on all of them, or the step is damaged
+/// for one of them, which has seen the error, or something else is wrong.
+fn agreed<T>(
+    loaded: Result<T>,
+    trainer: &mut Trainer,
+) -> Result<std::result::Result<T, Option<Error>>> {
+    let is_damaged = matches!(&loaded, Err(error) if is_damage(error));
+    let is_failed = loaded.is_err() && !is_damaged;
+    let [any_damaged, any_failed] = crew::any(trainer.comm(), [is_damaged, is_failed])?;
+    match loaded {
+        Err(error) if is_failed => Err(error),
+        _ if any_failed => Err(elsewhere()),
+        Err(error) => Ok(Err(Some(error))),
+        Ok(_) if any_damaged => Ok(Err(None)),
+        Ok(done) => {
+            trainer.loaded()?;
+            Ok(Ok(done))
+        }
+    }
+}
+
+fn elsewhere() -> Error {
+    let (doing, text) = ("load the checkpoint".to_owned(), "another rank cannot".to_owned());
+    Error::Bridge(bridge::Error::Peer { doing, text })
+}
+
+fn tell(crew: &Crew, text: impl FnOnce() -> String) {
+    if crew.is_first() {
+        log::info!("{}", text());
+    }
+}
+
+fn anew(config: &Config, crew: &Crew) -> Progress {
+    tell(crew, || format!("checkpoint: none, starting anew with seed {}", config.run.seed));
     Progress::default()
 }
 

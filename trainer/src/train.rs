@@ -16,7 +16,7 @@ use storage::Key;
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::crew::{self, Crew};
-use crate::data::{self, Batches, Data};
+use crate::data::{self, Batches, Data, Neighbours};
 use crate::launch::{Stage, Watchdog, World};
 use crate::log::{EvalPerf, EvalRecord, Perf, RunLog, StepRecord, thousands};
 use crate::lr::LearningRate;
@@ -119,7 +119,12 @@ impl<'a> Run<'a> {
         };
         // The first rank builds the index, and the others find it.
         let first = crew.stage(Stage::Index, || crew.is_first().then(open).transpose())?;
-        let data = crew.stage(Stage::Data, || first.map_or_else(open, Ok))?;
+        let mut data = crew.stage(Stage::Data, || first.map_or_else(open, Ok))?;
+        let ranks = crew.neighbours()?;
+        if ranks.len() > 1 {
+            let (_, job) = crew.told("job", || Ok(((), token())))?;
+            data.share(Neighbours { job, ranks });
+        }
         let restore = || Self::restore(config, host, crew, comm, data);
         let mut run = crew.stage(Stage::Checkpoint, restore)?;
         run._watchdog = watchdog;
@@ -211,7 +216,12 @@ impl<'a> Run<'a> {
 
     /// Saves what can be saved until then.
     fn stop_until(&mut self, until: Option<Instant>) -> Result<Outcome> {
-        if self.saver.finish_until(until)? && self.saved_step != self.progress.step {
+        let ended = self.saver.finish_until(until);
+        // What one rank has no time for, or cannot save, none begins.
+        let is_late = !matches!(ended, Ok(true));
+        let [is_late] = crew::any(self.trainer.comm(), [is_late])?;
+        ended?;
+        if !is_late && self.saved_step != self.progress.step {
             self.save()?;
             self.saver.finish_until(until)?;
         }

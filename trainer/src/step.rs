@@ -33,7 +33,7 @@ pub struct Trainer {
     /// Whole parameters in the numbers of the computation, where `params` are slices, unless they
     /// come and go.
     copies: Option<Vec<Tensor>>,
-    /// Of the pieces, where weights come and go; of runs of parameters, where copies are renewed.
+    /// Of what is gathered: the pieces, where weights come and go, or runs of parameters.
     buffers: Vec<Buffer>,
     scaler: Option<(Scaler, LossScaleConfig)>,
 }
@@ -79,12 +79,7 @@ impl Trainer {
         let decaying = setup.params.partition_point(is_decaying);
         assert!(!setup.params[decaying..].iter().any(is_decaying), "those that decay come first");
         let adamw = AdamW::new(&params, decaying)?;
-        let buffers = if setup.gathers {
-            setup.piece_buffers(comm.mesh.dp)
-        } else {
-            let one = |at: usize| Buffer::new([setup.elements(at)], comm.mesh.dp);
-            (0..params.len()).map(one).collect()
-        };
+        let buffers = setup.buffers(comm.mesh.dp);
         let scale = &config.precision.loss_scale;
         let is_half = config.precision.dtype == Dtype::Fp16;
         let scaler = is_half.then(|| (Scaler::new(scale), scale.clone()));
@@ -134,19 +129,23 @@ impl Trainer {
         let _no_grad = tch::no_grad_guard();
         self.comm.doing.set(|| "gathers weights".to_owned());
         let group = self.comm.dp.as_ref().expect("slices are of several replicas");
-        let start = |at: usize| {
-            let own = self.params[at].f_to_kind(self.setup.kind)?;
-            let row = self.buffers[at].pack_own(&[own])?;
-            Gathering::start(group, &row, tag(at, Message::GatherParams))
+        let start = |run: usize| {
+            let own = self.params[self.setup.runs[run].clone()].iter();
+            let own = own.map(|slice| Ok(slice.f_to_kind(self.setup.kind)?));
+            let row = self.buffers[run].pack_own(&own.collect::<Result<Vec<Tensor>>>()?)?;
+            Gathering::start(group, &row, tag(run, Message::GatherParams))
         };
         let mut copies = Vec::with_capacity(self.params.len());
-        let mut next = if self.params.is_empty() { None } else { Some(start(0)?) };
-        while let Some(now) = next {
-            let at = copies.len();
+        let mut next = Some(start(0)?);
+        for run in 0..self.setup.runs.len() {
+            let now = next.take().expect("it was started");
             // The next is on its way while this one is put together.
-            next = if at + 1 < self.params.len() { Some(start(at + 1)?) } else { None };
-            let whole = self.buffers[at].unpack(&now.finish()?)?.swap_remove(0);
-            copies.push(whole.f_view(self.setup.shapes[at].as_slice())?);
+            if run + 1 < self.setup.runs.len() {
+                next = Some(start(run + 1)?);
+            }
+            for whole in self.buffers[run].unpack(&now.finish()?)? {
+                copies.push(whole.f_view(self.setup.shapes[copies.len()].as_slice())?);
+            }
         }
         self.copies = Some(copies);
         Ok(())

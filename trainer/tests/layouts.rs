@@ -261,6 +261,41 @@ fn a_ring_is_close() {
     assert!(got.tensors != due.tensors, "the same bits in another order");
 }
 
+/// Tensor parallel ranks divide sums within a product, so they come close; among layouts of as many
+/// of them the bits are the same.
+fn check_tensor_parallel<F: Family>(base: Layout, others: &[Layout]) {
+    tch::set_num_threads(1);
+    let alone = run::<F>("fp32", &Layout::ALONE);
+    let due = run::<F>("fp32", &base);
+    for ((got, _), (due, _)) in due.reports.iter().zip(&alone.reports) {
+        let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
+        assert!((got / due - 1.0).abs() < 1e-4, "{base:?}: got {got}, due {due}");
+    }
+    for layout in others {
+        let got = run::<F>("fp32", layout);
+        assert!(got.tensors == due.tensors, "{layout:?}: other bits than {base:?}");
+        assert_eq!(got.reports, due.reports, "{layout:?}");
+    }
+}
+
+#[test]
+fn tensor_parallel() {
+    let two = Layout { tp: 2, ..Layout::ALONE };
+    let others = [
+        Layout { dp: 2, pp: 2, zero: 1, ..two },
+        Layout { pp: 2, virtual_stages: 2, schedule: "interleaved", ..two },
+    ];
+    check_tensor_parallel::<Batch>(two, &others);
+    check_tensor_parallel::<T5Batch>(two, &others[..1]);
+}
+
+#[test]
+fn sequence_parallel() {
+    let two = Layout { tp: 2, sequence: true, ..Layout::ALONE };
+    check_tensor_parallel::<Batch>(two, &[Layout { dp: 2, pp: 2, zero: 1, ..two }]);
+    check_tensor_parallel::<T5Batch>(two, &[Layout { pp: 2, recompute: true, ..two }]);
+}
+
 /// A micro-batch of one replica that no fp16 holds: nobody steps, the scale falls at the second, and
 /// what follows is as if those steps had not been.
 #[test]

@@ -42,6 +42,24 @@ impl Pass {
     pub fn outs(&self) -> &[Tensor] {
         &self.outs
     }
+
+    /// Gives back the memory of the outs, which are sent: the way back needs their graph alone.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn forget_outs(&mut self) -> Result<()> {
+        self.outs.clear();
+        let last = self.segments.last_mut().and_then(|segment| segment.outputs.as_mut());
+        for output in last.into_iter().flatten() {
+            // What goes through as it came is a leaf, and used on the way back.
+            if !output.f_is_leaf()? {
+                let empty =
+                    output.f_detach()?.f_new_empty([0_i64], (output.kind(), output.device()))?;
+                output.f_set_data(&empty)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One unit. Each has a graph of its own, so that the order in which gradients are added is the

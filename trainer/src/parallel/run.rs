@@ -158,6 +158,9 @@ impl<'a> Run<'a> {
         if let Some(pipe) = &mut self.pipe {
             pipe.send(action, &carried)?;
         }
+        if let (Some(_), Some(pass)) = (&parts.chunks[action.chunk].next, passes.last_mut()) {
+            pass.forget_outs()?;
+        }
         self.kept.insert((action.micro, action.chunk), passes);
         Ok(())
     }

@@ -45,6 +45,8 @@ pub struct Setup {
     pub params: Vec<usize>,
     /// Their shapes here, padding included.
     pub shapes: Vec<Vec<i64>>,
+    /// Those of them that are gathered together, where replicas have slices.
+    pub runs: Vec<Range<usize>>,
     /// What all ranks hold of the state.
     pub layout: Layout,
 }
@@ -121,6 +123,7 @@ impl Setup {
             pieces,
             buckets,
             uses,
+            runs: runs(&shapes, limit),
             params,
             shapes,
             layout,
@@ -133,12 +136,17 @@ impl Setup {
         self.shapes[at].iter().product()
     }
 
-    /// The buffers of the pieces' parameters, for weights that come and go.
+    /// The buffers of what is gathered: of each piece, where weights come and go, else of each run.
     #[must_use]
-    pub fn piece_buffers(&self, replicas: usize) -> Vec<Buffer> {
-        let buffer =
-            |piece: &Piece| Buffer::new(piece.params.iter().map(|at| self.elements(*at)), replicas);
-        self.pieces.iter().map(buffer).collect()
+    pub fn buffers(&self, replicas: usize) -> Vec<Buffer> {
+        let of = |params: &mut dyn Iterator<Item = usize>| {
+            Buffer::new(params.map(|at| self.elements(at)), replicas)
+        };
+        if self.gathers {
+            self.pieces.iter().map(|piece| of(&mut piece.params.iter().copied())).collect()
+        } else {
+            self.runs.iter().map(|run| of(&mut run.clone())).collect()
+        }
     }
 }
 
@@ -183,6 +191,20 @@ fn stages(config: &Config) -> Vec<Range<usize>> {
 
 fn each(units: Range<usize>) -> Vec<Range<usize>> {
     units.map(|unit| unit..unit + 1).collect()
+}
+
+/// Runs of parameters of about so many bytes.
+fn runs(shapes: &[Vec<i64>], bytes_max: u64) -> Vec<Range<usize>> {
+    let (mut runs, mut bytes) = (Vec::new(), 0);
+    let mut first = 0;
+    for (at, shape) in shapes.iter().enumerate() {
+        bytes += 4 * shape.iter().product::<i64>() as u64; // fits: of memory
+        if bytes >= bytes_max || at + 1 == shapes.len() {
+            runs.push(first..at + 1);
+            (first, bytes) = (at + 1, 0);
+        }
+    }
+    runs
 }
 
 /// Units of a chunk from its last on, until a bucket has so many bytes.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bridge::dist::{Options, Store};
+use ckpt::Region;
 use tch::{Kind, Tensor};
 use trainer::Trainer;
 use trainer::comm::Comm;
@@ -25,6 +26,7 @@ pub struct Layout {
     pub reduce: &'static str,
     pub bucket_mib: u64,
     pub recompute: bool,
+    pub sequence: bool,
     pub stages: &'static [u64],
 }
 
@@ -39,6 +41,7 @@ impl Layout {
         reduce: "tree",
         bucket_mib: 25,
         recompute: false,
+        sequence: false,
         stages: &[],
     };
 
@@ -54,8 +57,8 @@ impl Layout {
         format!(
             "tp = {tp}\npp = {pp}\nvirtual_stages = {virtual_stages}\nschedule = '{schedule}'\n\
              zero = {zero}\nreduce = '{reduce}'\nbucket_mib = {bucket_mib}\n\
-             recompute.mode = '{mode}'\nlayers_per_stage = {:?}\n",
-            self.stages
+             recompute.mode = '{mode}'\nlayers_per_stage = {:?}\nsequence_parallel = {}\n",
+            self.stages, self.sequence
         )
     }
 }
@@ -87,28 +90,38 @@ pub fn bits(tensor: &Tensor) -> Vec<u32> {
     Vec::<f32>::try_from(flat).expect("f32 on the CPU").into_iter().map(f32::to_bits).collect()
 }
 
-/// Runs of elements of global tensors: which tensor, the first element, the bits.
-pub type Pieces = Vec<(usize, usize, Vec<u32>)>;
+/// Parts of global tensors: which tensor, the places of the elements, their bits.
+pub type Pieces = Vec<(usize, Vec<usize>, Vec<u32>)>;
 
-/// What one rank holds; without tensor parallelism every part is a run of elements.
+/// What one rank holds.
 pub fn pieces(trainer: &Trainer) -> Pieces {
     let specs = trainer.layout().specs();
     let mut pieces = Pieces::new();
     for held in trainer.parts() {
         let values = bits(held.tensor);
         for part in held.parts {
-            let mut first = 0;
-            for (span, len) in part.region.spans.iter().zip(&specs[part.tensor].shape) {
-                first = first * len + span.start;
-            }
-            // A box that is a run, and a run of its elements.
-            first += part.region.flat.as_ref().map_or(0, |flat| flat.start);
-            let count = part.region.elements().expect("a small tensor") as usize;
+            let places = places(&part.region, &specs[part.tensor].shape);
             let at = part.at as usize;
-            pieces.push((part.tensor, first as usize, values[at..at + count].to_vec()));
+            let values = values[at..at + places.len()].to_vec();
+            pieces.push((part.tensor, places, values));
         }
     }
     pieces
+}
+
+/// The elements of a region, row-major, as places in a tensor of that shape.
+fn places(region: &Region, shape: &[u64]) -> Vec<usize> {
+    let mut places = vec![0];
+    for (span, len) in region.spans.iter().zip(shape) {
+        let along = |place: usize| {
+            (span.start..span.start + span.len).map(move |at| place * *len as usize + at as usize)
+        };
+        places = places.into_iter().flat_map(along).collect();
+    }
+    match &region.flat {
+        Some(flat) => places[flat.start as usize..flat.end as usize].to_vec(),
+        None => places,
+    }
 }
 
 /// Puts a rank's pieces into the global tensors, of so many elements; what several ranks have must
@@ -119,11 +132,11 @@ pub fn assemble(
     into: &mut BTreeMap<usize, Vec<Option<u32>>>,
     what: &str,
 ) {
-    for (tensor, first, values) in pieces {
+    for (tensor, places, values) in pieces {
         let whole = into.entry(*tensor).or_insert_with(|| vec![None; sizes[*tensor] as usize]);
-        for (place, value) in whole[*first..].iter_mut().zip(values) {
-            assert!(place.is_none_or(|other| other == *value), "{what}: copies of {tensor} differ");
-            *place = Some(*value);
+        for (place, value) in places.iter().zip(values) {
+            let there = whole[*place].replace(*value);
+            assert!(there.is_none_or(|there| there == *value), "{what}: copies of {tensor} differ");
         }
     }
 }

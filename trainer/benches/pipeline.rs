@@ -1,0 +1,97 @@
+//! A pipeline of four against its simulation: every schedule, ranks as threads over loopback.
+//!
+//! `cargo bench -p trainer --bench pipeline`. Computing is sleeping here, so that four ranks need no
+//! four cores: what is measured is whether the order of passes, and messages that are on their way
+//! while others compute, give the bubble that [`simulate`] promises. Times are medians of steps.
+
+#![expect(clippy::print_stdout, reason = "it is what a benchmark is for")]
+
+use std::time::{Duration, Instant};
+
+use bridge::dist::{Group, Options, Store};
+use tch::{Device, Kind, Tensor};
+use trainer::comm::Doing;
+use trainer::parallel::pipe::Pipe;
+use trainer::parallel::schedule::{Action, Costs, Pass, Pipeline, Schedule, simulate};
+
+const RANKS: usize = 4;
+const MICRO: usize = 8;
+const STEPS: usize = 5;
+/// Of one micro-batch through all units of a rank.
+const FORWARD: Duration = Duration::from_millis(16);
+const BACKWARD: Duration = Duration::from_millis(32);
+/// Two megabytes, as 4 x 256 tokens of width 512 in f32.
+const SHAPE: [i64; 2] = [1024, 512];
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() {
+    println!("| schedule | chunks | step ms | simulated ms | bubble | simulated |");
+    println!("|---|---|---|---|---|---|");
+    for (schedule, chunks) in [
+        (Schedule::Gpipe, 1),
+        (Schedule::OneForwardOneBackward, 1),
+        (Schedule::Interleaved, 2),
+        (Schedule::Interleaved, 4),
+    ] {
+        let shape = Pipeline { ranks: RANKS, chunks };
+        let lists: Vec<Vec<Action>> =
+            (0..RANKS).map(|rank| schedule.actions(shape, rank, MICRO)).collect();
+        let each = |time: Duration| time.as_secs_f64() * 1e3 / chunks as f64;
+        let costs = Costs { forward: each(FORWARD), backward: each(BACKWARD), transfer: 0.0 };
+        let due = simulate(shape, &lists, costs).expect("it ends");
+        let got = measure(shape, &lists, costs);
+        let work = MICRO as f64 * (FORWARD + BACKWARD).as_secs_f64() * 1e3;
+        println!(
+            "| {schedule:?} | {chunks} | {got:.1} | {:.1} | {:.3} | {:.3} |",
+            due.time,
+            1.0 - work / got,
+            due.bubble()
+        );
+    }
+}
+
+/// The median time of a step, in milliseconds, of the slowest rank.
+fn measure(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> f64 {
+    let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
+    let port = server.port();
+    let times = std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            scope.spawn(move || {
+                let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
+                let members: Vec<usize> = (0..RANKS).collect();
+                let options = Options::local(PATIENCE);
+                let group = Group::gloo(&store, "pp", rank, &members, &options);
+                let group = group.expect("all come");
+                let step = |_| step(&group, shape, lists, costs);
+                (0..=STEPS).map(step).collect::<Vec<f64>>()
+            })
+        };
+        let ranks: Vec<_> = (0..RANKS).map(start).collect();
+        let times: Vec<Vec<f64>> =
+            ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect();
+        times
+    });
+    let slowest = |step: usize| times.iter().map(|of| of[step]).fold(0.0, f64::max);
+    // The first step connects.
+    let mut steps: Vec<f64> = (1..=STEPS).map(slowest).collect();
+    steps.sort_by(f64::total_cmp);
+    steps[STEPS / 2]
+}
+
+fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> f64 {
+    let own = group.rank();
+    let doing = Doing::default();
+    group.barrier().expect("all come");
+    let begun = Instant::now();
+    let mut pipe = Pipe::new(group, shape, lists, Kind::Float, &doing);
+    for (at, action) in lists[own].iter().enumerate() {
+        pipe.ask(&lists[own][at..], |_| vec![SHAPE.to_vec()]).expect("all are there");
+        pipe.take(action).expect("all are there");
+        let cost = if action.pass == Pass::Forward { costs.forward } else { costs.backward };
+        std::thread::sleep(Duration::from_secs_f64(cost / 1e3));
+        let result = Tensor::zeros(SHAPE, (Kind::Float, Device::Cpu));
+        pipe.send(action, &[result]).expect("all are there");
+    }
+    pipe.finish().expect("all are there");
+    begun.elapsed().as_secs_f64() * 1e3
+}

@@ -26,7 +26,7 @@ const DEC: usize = 6;
 const VOCAB: u64 = 211;
 
 fn steps() -> u64 {
-    std::env::var("FEEDLINE_STEPS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+    std::env::var("FEEDLINE_STEPS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
 }
 
 fn is_full() -> bool {

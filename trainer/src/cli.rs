@@ -2,7 +2,7 @@ use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::cmd::{EvalArgs, GenerateArgs, ReportArgs};
+use crate::cmd::{EvalArgs, GenerateArgs, ReportArgs, SweepArgs};
 
 /// Trains GPT on token files, plans such a run, and writes text with what it has learned.
 #[derive(Debug, Parser)]
@@ -30,6 +30,8 @@ pub(crate) enum Verb {
     Eval(EvalArgs),
     /// Writes a page about runs: loss, speed, stalls, layout, as one HTML file.
     Report(ReportArgs),
+    /// Trains at rising rates in a folder of its own, and tells at which the loss falls.
+    LrSweep(SweepArgs),
     /// Tells what a run will take: parameters, memory, steps, disk, time.
     ///
     /// Exit 0: it can run. 1: it cannot, and the plan says why. 2: the config cannot be read.

@@ -1,11 +1,12 @@
 //! The other ranks of a run, as one of them reaches them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bridge::dist::{Group, Options, Store};
 
 use crate::Result;
+use crate::log::Trace;
 use crate::mesh::{Mesh, Place};
 
 /// A rank's place in the mesh and its groups. A group of one is absent: there is nobody to talk to.
@@ -68,18 +69,37 @@ impl Comm {
 
 /// What a rank is doing, in words, written by it and read by a watchdog.
 #[derive(Clone, Default)]
-pub struct Doing(Arc<Mutex<String>>);
+pub struct Doing(Arc<Mutex<Said>>);
+
+#[derive(Default)]
+struct Said {
+    last: String,
+    trace: Option<Trace>,
+}
 
 impl Doing {
     /// Says it anew.
     pub fn set(&self, text: impl FnOnce() -> String) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text();
+        let mut said = self.said();
+        said.last = text();
+        if let Some(trace) = &said.trace {
+            trace.doing(&said.last);
+        }
+    }
+
+    /// Everything that is said from here on goes into a trace too.
+    pub fn record(&self, trace: Trace) {
+        self.said().trace = Some(trace);
     }
 
     /// What was said last; empty before the first step.
     #[must_use]
     pub fn get(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.said().last.clone()
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -45,6 +45,19 @@ pub enum Error {
         /// Samples of the step.
         samples: u64,
     },
+    /// The loss has leapt, and the config wants to stop then.
+    Spike {
+        /// The step; nothing of it was saved.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+        /// The mean of those before it.
+        mean: f64,
+        /// The first sample of the step, as its place in the sample order.
+        first_sample: u64,
+        /// Samples of the step.
+        samples: u64,
+    },
     /// A file of the run's own folder could not be written.
     Run {
         /// What was being done, and to what.
@@ -90,6 +103,14 @@ impl fmt::Display for Error {
                  hint: lower optim.lr.peak, lengthen optim.lr.warmup, or look at those samples",
                 first_sample + samples - 1,
                 step - 1
+            ),
+            Error::Spike { step, loss, mean, first_sample, samples } => write!(
+                f,
+                "step {step}: the loss is {loss:.4}, after a mean of {mean:.4}, at samples \
+                 {first_sample} to {} of the training order\n\
+                 hint: look at those samples with `feedline samples --first {first_sample}`, or \
+                 lower optim.lr.peak; run.spike says what counts as a leap",
+                first_sample + samples - 1
             ),
             Error::Run { doing, source } => write!(f, "{doing}: {source}"),
         }

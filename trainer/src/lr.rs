@@ -27,6 +27,7 @@ use crate::config::{AnnealStyle, Config, FloorMode, LrStyle, WarmupShape};
 /// | cosine, clamp | `peak · (1 + cos(π · m / d)) / 2`, at least `floor` |
 /// | exponential | `peak · exp(−0.693 · m / d)`, at least `floor` |
 /// | range-test | `mix(n / d)` |
+/// | range-test, log | `floor · (peak / floor)^(n / d)`, if the floor is not 0 |
 ///
 /// The first are the formulas of Megatron-core; `clamp` and exponential are those of the first
 /// Megatron and of CPM-1, whose cosine therefore ends before its half period; the logarithm and the
@@ -90,6 +91,11 @@ impl LearningRate {
         let m = (n.min(d - w) - w).max(0.0) / d;
         match (self.style, self.floor_mode) {
             (LrStyle::Constant, _) => return self.peak,
+            (LrStyle::RangeTest, _)
+                if self.warmup_shape == WarmupShape::Log && self.floor > 0.0 =>
+            {
+                return self.floor * (self.peak / self.floor).powf((n / d).min(1.0));
+            }
             (LrStyle::Exponential, _) => return self.clamped((-0.693 * m).exp()),
             (LrStyle::Linear, FloorMode::Clamp) => return self.clamped(1.0 - m),
             (LrStyle::Cosine, FloorMode::Clamp) => return self.clamped(half_cosine(m)),

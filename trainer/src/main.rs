@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         Verb::Generate(args) => cmd::generate(args),
         Verb::Eval(args) => cmd::eval(args),
         Verb::Report(args) => cmd::report(args),
+        Verb::LrSweep(args) => cmd::sweep(args),
         Verb::Plan(args) => plan(args),
         Verb::Launch(args) => launch(args),
         Verb::CkptAgent => {

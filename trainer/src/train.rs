@@ -5,6 +5,7 @@
 //! run cuts its log back to its checkpoint. Whatever a kill destroys is made again, bit for bit.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,13 +13,16 @@ use std::time::{Duration, Instant};
 use ckpt::Lease;
 use serde_json::Value;
 use storage::Key;
+use tch::Device;
 
 use crate::comm::Comm;
-use crate::config::Config;
+use crate::config::{Config, OnSpike, Timers};
 use crate::crew::{self, Crew};
 use crate::data::{self, Batches, Data, Neighbours};
 use crate::launch::{Stage, Watchdog, World};
-use crate::log::{EvalPerf, EvalRecord, Perf, RunLog, StepRecord, thousands};
+use crate::log::{
+    EvalPerf, EvalRecord, Meter, RunLog, SpikeWatch, StepRecord, Trace, peak_flop_per_s, thousands,
+};
 use crate::lr::LearningRate;
 use crate::plan::{Known, Plan};
 use crate::resume::{Place, Start};
@@ -71,8 +75,9 @@ pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     let config = config.resolved();
     let crew = Crew::gather(host.world.take(), &config)?;
     let done = Run::prepare(&config, host, &crew).and_then(|mut run| {
-        let outcome = run.go(begun)?;
-        Ok((outcome, run))
+        let outcome = run.go(begun);
+        run.trace.as_ref().map_or(Ok(()), Trace::write)?;
+        Ok((outcome?, run))
     });
     match done {
         Ok((outcome, run)) => {
@@ -100,6 +105,8 @@ struct Run<'a> {
     /// Of the first rank.
     log: Option<RunLog>,
     meter: Meter,
+    spikes: SpikeWatch,
+    trace: Option<Trace>,
     stop: &'a AtomicBool,
     /// Keeps other runs out of the folder of checkpoints: the first rank's.
     _lease: Option<Lease>,
@@ -154,6 +161,15 @@ impl<'a> Run<'a> {
         } else {
             None
         };
+        let comm = trainer.comm();
+        let folder = Path::new(&config.run.dir).join("trace");
+        let trace = (config.log.timers == Timers::Trace).then(|| Trace::new(&folder, comm.rank));
+        if let Some(trace) = &trace {
+            comm.doing.record(trace.clone());
+        }
+        // The first rank speaks for all, which are of one kind.
+        let peak = if crew.is_first() { peak_flop_per_s(config, Device::Cpu)? } else { 1.0 };
+        let meter = Meter::new(config, comm.mesh.ranks() as u64, peak);
         let steps = place.checkpoints;
         let saver = Saver::new(config, steps, parts, progress, token, host.agent)?;
         Ok(Run {
@@ -165,7 +181,9 @@ impl<'a> Run<'a> {
             saved_at: Instant::now(),
             saver,
             log,
-            meter: Meter::new(),
+            meter,
+            spikes: SpikeWatch::new(&config.run.spike),
+            trace,
             stop: host.stop,
             config: config.clone(),
             _lease: lease,
@@ -207,7 +225,7 @@ impl<'a> Run<'a> {
                 self.save()?;
             }
         }
-        if self.saved_step != self.progress.step {
+        if self.saved_step != self.progress.step && self.config.checkpoint.every.end {
             self.save()?;
         }
         self.saver.finish()?;
@@ -235,18 +253,24 @@ impl<'a> Run<'a> {
         micro: &mut Vec<loader::Batch>,
     ) -> Result<()> {
         let step_begun = Instant::now();
+        let step = self.progress.step + 1;
+        if let Some(trace) = &self.trace {
+            trace.step(step);
+        }
+        self.doing("waits for data");
         let comm = self.trainer.comm();
         let global = self.config.batch.at(self.progress.samples);
         let replica = global / self.config.batch.micro / comm.mesh.dp as u64;
         batches.fill(replica, micro)?;
         self.meter.data_wait += step_begun.elapsed();
 
-        let step = self.progress.step + 1;
         let report = self.trainer.step(&self.config.optim, micro, step, lr)?;
         let samples = self.progress.samples;
         self.progress = Progress { step, samples: samples + self.config.batch.at(samples) };
         self.meter.work += step_begun.elapsed();
+        self.doing("");
         self.meter.steps += 1;
+        self.meter.tokens += (self.progress.samples - samples) * self.config.model.seq_len;
         if step == 1
             || step.is_multiple_of(self.config.log.every)
             || step == self.config.steps_total()
@@ -258,15 +282,40 @@ impl<'a> Run<'a> {
                 loss: report.loss,
                 lr,
                 grad_norm: report.grad_norm,
-                perf: self.meter.take(self.config.tokens_per_step()),
+                loss_scale: self.trainer.scaler().map(|scaler| scaler.scale),
+                perf: self.meter.take(),
             };
             self.log.as_mut().map_or(Ok(()), |log| log.step(&record))?;
         }
-        Ok(())
+        if report.skipped {
+            return Ok(());
+        }
+        self.watch(report.loss, samples)
+    }
+
+    /// Looks whether the loss of the last step, whose first sample is known, has leapt.
+    fn watch(&mut self, loss: f64, first_sample: u64) -> Result<()> {
+        let Some(mean) = self.spikes.see(loss) else { return Ok(()) };
+        let Progress { step, samples } = self.progress;
+        let error =
+            Error::Spike { step, loss, mean, first_sample, samples: samples - first_sample };
+        match self.config.run.spike.action {
+            OnSpike::Stop => Err(error),
+            OnSpike::Warn if self.log.is_some() => {
+                log::warn!("{}", storage::one_line(&error));
+                Ok(())
+            }
+            OnSpike::Warn | OnSpike::Ignore => Ok(()),
+        }
+    }
+
+    fn doing(&self, what: &str) {
+        self.trainer.comm().doing.set(|| what.to_owned());
     }
 
     fn evaluate(&mut self) -> Result<()> {
         let begun = Instant::now();
+        self.doing("evaluates");
         let valid = self.data.valid_batches(&self.config, self.trainer.comm())?;
         let Some(mut batches) = valid else { return Ok(()) };
         let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
@@ -290,12 +339,14 @@ impl<'a> Run<'a> {
 
     fn save(&mut self) -> Result<()> {
         let begun = Instant::now();
+        self.doing("saves");
         self.log.as_mut().map_or(Ok(()), RunLog::sync)?;
         self.saver.save(&self.trainer, self.progress, &self.config, &self.fingerprint)?;
         self.saved_step = self.progress.step;
         self.saved_at = Instant::now();
         self.meter.stall += begun.elapsed();
-        Ok(())
+        self.doing("");
+        self.trace.as_ref().map_or(Ok(()), |trace| Ok(trace.write()?))
     }
 
     fn summary(&self, outcome: Outcome) -> String {
@@ -317,38 +368,6 @@ impl<'a> Run<'a> {
 fn token() -> String {
     let owner = storage::Owner::new().to_string();
     format!("{:016x}", storage::crc64(owner.as_bytes()))
-}
-
-/// Where the time since the last record went.
-struct Meter {
-    begun: Instant,
-    work: Duration,
-    data_wait: Duration,
-    stall: Duration,
-    steps: u64,
-}
-
-impl Meter {
-    fn new() -> Self {
-        let zero = Duration::ZERO;
-        Meter { begun: Instant::now(), work: zero, data_wait: zero, stall: zero, steps: 0 }
-    }
-
-    /// The means since the last call.
-    fn take(&mut self, tokens_per_step: u64) -> Perf {
-        let steps = self.steps.max(1) as f64;
-        let mean_ms = |time: Duration| time.as_secs_f64() * 1e3 / steps;
-        let step_ms = mean_ms(self.work + self.stall);
-        let perf = Perf {
-            tokens_per_s: tokens_per_step as f64 / (mean_ms(self.work) / 1e3).max(1e-9),
-            step_ms,
-            data_wait_ms: mean_ms(self.data_wait),
-            ckpt_stall_ms: mean_ms(self.stall),
-            elapsed_s: self.begun.elapsed().as_secs_f64(),
-        };
-        *self = Meter { begun: self.begun, ..Meter::new() };
-        perf
-    }
 }
 
 /// Says what the run will take, and refuses what cannot work.

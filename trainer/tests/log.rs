@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use trainer::config::Config;
-use trainer::log::{EvalPerf, EvalRecord, EventLog, JsonLog, Perf, Progress, RunLog, StepRecord};
+use trainer::log::{
+    EvalPerf, EvalRecord, EventLog, JsonLog, Perf, Progress, RunLog, StepRecord, Trace,
+};
 
 fn step(step: u64) -> StepRecord {
     StepRecord {
@@ -18,12 +20,16 @@ fn step(step: u64) -> StepRecord {
         loss: 10.0 / step as f64,
         lr: 1e-3,
         grad_norm: 0.1 + 0.2,
+        loss_scale: None,
         perf: Perf {
             tokens_per_s: 5320.6,
             step_ms: 192.5,
             data_wait_ms: 0.6,
             ckpt_stall_ms: 0.0,
             elapsed_s: 0.1 * step as f64,
+            ranks: 2,
+            mfu_12lct: 0.4127,
+            mfu_6lct: 0.39,
         },
     }
 }
@@ -70,7 +76,8 @@ fn a_line_is_exact_to_the_bit() {
     let keys: Vec<&String> = lines[0].as_object().unwrap().keys().collect();
     assert_eq!(keys, ["step", "samples", "tokens", "loss", "lr", "grad_norm", "perf"]);
     let perf: Vec<&String> = lines[0]["perf"].as_object().unwrap().keys().collect();
-    assert_eq!(perf, ["tokens_per_s", "step_ms", "data_wait_ms", "ckpt_stall_ms", "elapsed_s"]);
+    let times = ["tokens_per_s", "step_ms", "data_wait_ms", "ckpt_stall_ms", "elapsed_s"];
+    assert_eq!(perf, [&times[..], &["ranks", "mfu_12lct", "mfu_6lct"]].concat());
     let keys: Vec<&String> = lines[floats.len()].as_object().unwrap().keys().collect();
     assert_eq!(keys, ["step", "samples", "eval_loss", "eval_tokens", "perf"]);
 }
@@ -246,9 +253,12 @@ fn progress_says_what_matters_in_one_line() {
     record.perf.elapsed_s = 2.125;
     assert_eq!(
         progress.step(&record),
-        "step 120/800 | loss 5.1234 | lr 3.000e-4 | gnorm 1.02 | 5,321 tok/s | data wait 0.3% \
-         | eta 1m12s"
+        "step 120/800 | loss 5.1234 | lr 3.000e-4 | gnorm 1.02 | 5,321 tok/s \
+         | mfu(6N+12LCT) 41.3% | data wait 0.3% | eta 1m12s"
     );
+    record.loss_scale = Some(65_536.0);
+    assert!(progress.step(&record).contains("| data wait 0.3% | scale 65536 | eta"));
+    record.loss_scale = None;
     record.perf.ckpt_stall_ms = 19.25;
     assert!(progress.step(&record).contains("| data wait 0.3% | save 10.0% | eta"));
     record = StepRecord { loss: f64::NAN, grad_norm: f64::INFINITY, ..record };
@@ -278,6 +288,46 @@ fn check_eta(seconds: u64, due: &str) {
     assert!(line.ends_with(&format!("| eta {due}")), "{line}");
 }
 
+/// The fields that chrome://tracing and Perfetto need of a complete event, and nothing lost but
+/// the oldest.
+#[test]
+fn a_trace_tells_what_followed_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = Trace::new(&folder.path().join("trace"), 3);
+    trace.step(7);
+    trace.doing("waits for \"data\"");
+    trace.doing("F0");
+    trace.clone().doing("");
+    trace.doing("saves");
+    trace.write().unwrap();
+    let path = folder.path().join("trace/rank-00003.json");
+    let read = || serde_json::from_slice::<Value>(&fs::read(&path).unwrap()).unwrap();
+    let json = read();
+    let events = json["traceEvents"].as_array().unwrap();
+    assert_eq!(events[0]["args"]["name"], "rank 3");
+    // What goes on is not told yet.
+    let names: Vec<&str> = events.iter().map(|event| event["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["process_name", "waits for \"data\"", "F0"]);
+    let number = |event: &Value, key: &str| event[key].as_f64().unwrap();
+    for event in &events[1..] {
+        assert_eq!(
+            (&event["ph"], &event["pid"], &event["tid"]),
+            (&"X".into(), &3.into(), &0.into())
+        );
+        assert_eq!(event["args"]["step"], 7);
+        assert!(number(event, "dur") >= 0.0);
+    }
+    // One ends where the next begins: to a microsecond, which is what a float has since 1970.
+    let end = number(&events[1], "ts") + number(&events[1], "dur");
+    assert!((end - number(&events[2], "ts")).abs() <= 1.0, "{events:?}");
+    for _ in 0..40_000 {
+        trace.doing("x");
+    }
+    trace.write().unwrap();
+    assert_eq!(read()["traceEvents"].as_array().unwrap().len(), 1 + 32_768);
+    assert_eq!(fs::read_dir(folder.path().join("trace")).unwrap().count(), 1, "no draft stays");
+}
+
 /// One event of a file: step, and the field that it carries.
 #[derive(Debug, PartialEq)]
 enum Event {
@@ -297,8 +347,13 @@ fn an_event_file_decodes_to_what_was_logged() {
     let events = decode(&fs::read(file).unwrap());
     assert_eq!(events[0], (0, Event::Version("brain.Event:2".to_owned())));
     assert_eq!(events[1], (1, Event::Start));
-    let scalars =
-        [("loss", 10.0 / 300.0), ("lr", 1e-3), ("grad_norm", 0.3), ("tokens_per_s", 5320.6)];
+    let scalars = [
+        ("loss", 10.0 / 300.0),
+        ("lr", 1e-3),
+        ("grad_norm", 0.3),
+        ("tokens_per_s", 5320.6),
+        ("mfu_12lct", 0.4127),
+    ];
     let scalars = scalars.map(|(tag, value)| (tag.to_owned(), value as f32)).to_vec();
     assert_eq!(events[2], (300, Event::Scalars(scalars)));
     let (300, Event::Scalars(scalars)) = &events[3] else { panic!("{:?}", events[3]) };

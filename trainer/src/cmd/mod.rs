@@ -3,6 +3,7 @@
 mod eval;
 mod generate;
 mod report;
+mod sweep;
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use trainer::open_tokenizer;
 pub(crate) use eval::{EvalArgs, eval};
 pub(crate) use generate::{GenerateArgs, generate};
 pub(crate) use report::{ReportArgs, report};
+pub(crate) use sweep::{SweepArgs, sweep};
 
 /// Which trained model, and what made its tokens.
 #[derive(Debug, Args)]

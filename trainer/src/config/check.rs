@@ -49,6 +49,8 @@ impl Config {
             Budget::Tokens(count) => ("run.budget.tokens", count),
         };
         within(name, count, 1..=COUNT_MAX)?;
+        within("run.spike.rise", run.spike.rise, 0.0..=1000.0)?;
+        within("run.spike.window", run.spike.window, 1..=1_000_000)?;
         match run.max_wall {
             Some(wall) if wall.0 < Duration::from_secs(1) => {
                 Err(refused("run.max_wall", format!("got {wall}, due 1s or more")))
@@ -170,7 +172,9 @@ impl Config {
         checkpoint.drain_to.as_ref().map_or(Ok(()), |url| not_empty("checkpoint.drain_to", url))?;
         within("eval.every", self.eval.every, 0..=COUNT_MAX)?;
         within("eval.iters", self.eval.iters, 1..=1_000_000)?;
-        within("log.every", self.log.every, 1..=COUNT_MAX)
+        within("log.every", self.log.every, 1..=COUNT_MAX)?;
+        let peak = self.log.peak_flop_per_s;
+        peak.map_or(Ok(()), |peak| within("log.peak_flop_per_s", peak, 1.0..=1e18))
     }
 
     /// What the budget, the batch and the learning rate must say together.

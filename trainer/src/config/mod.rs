@@ -36,7 +36,7 @@ pub use parallel::{Division, ParallelConfig, RecomputeConfig};
 pub use resume::{Difference, Effect};
 pub use values::{Budget, Corpus, Length, Load, Offload, SplitText, WallTime, Warmup};
 pub use words::{
-    Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, Norm, Objective, OnSignal,
+    Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, Norm, Objective, OnSignal, OnSpike,
     OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype, Schedule, Timers, WarmupShape,
 };
 
@@ -93,11 +93,27 @@ pub struct RunConfig {
     /// What SIGTERM, SIGINT and SIGUSR1 do: `"save-and-exit"`. Default: `"save-and-exit"`.
     #[serde(default)]
     pub on_signal: OnSignal,
+    /// What a leap of the loss does.
+    #[serde(default)]
+    pub spike: SpikeConfig,
     /// Threads that compute. Another number rounds sums differently, so a resumed run ends in the
     /// same bits only with the same number. Default: 0, all cores; the number that was found is
     /// recorded. Minimum: 0. Maximum: 1024.
     #[serde(default)]
     pub threads: u64,
+}
+
+/// `[run.spike]`: when the loss of a step is above the mean of those before it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpikeConfig {
+    /// `"ignore"`; `"warn"`, which names the samples; or `"stop"`, which ends the run with an error
+    /// that does, at the first step of a leap, before anything of it is saved. Default: `"warn"`.
+    pub action: OnSpike,
+    /// How far above, in nats. Default: 1. Minimum: 0. Maximum: 1000.
+    pub rise: f64,
+    /// Over how many steps the mean is. Default: 100. Minimum: 1. Maximum: 1000000.
+    pub window: u64,
 }
 
 /// `[data]`
@@ -114,7 +130,8 @@ pub struct DataConfig {
     #[serde(default)]
     pub split: SplitText,
     /// The tokenizer that made the corpus; generation needs it, and the name of the index cache
-    /// depends on it. Default: `"gpt2"`.
+    /// depends on it. A kind, or a kind and its file: `"hf:tokenizer.json"`, `"encdec:vocab.txt"`,
+    /// `"gpt2:vocab.json,merges.txt"`. Default: `"gpt2"`.
     #[serde(default = "default_tokenizer")]
     pub tokenizer: String,
     /// What is learned from it: `"lm"`, `"span-corruption"` or `"mlm"`. Default: what the family
@@ -216,6 +233,8 @@ pub struct EveryConfig {
     pub steps: u64,
     /// Minutes from one save to the next, on top of `steps`. Default: no such limit. Minimum: 1.
     pub minutes: Option<u64>,
+    /// Whether the end of the run is saved too. Default: true.
+    pub end: bool,
 }
 
 /// `[checkpoint.keep]`
@@ -252,6 +271,10 @@ pub struct LogConfig {
     /// `"off"`, `"phases"`: where the time of a step went, in the log; `"trace"`: every action, as a
     /// Chrome trace. Default: `"phases"`.
     pub timers: Timers,
+    /// What a rank can do at best, for the utilization in the log: floating-point operations a
+    /// second, as `989e12` of an H100 in bf16. Default: measured at the start, on the product of two
+    /// large matrices. Minimum: 1. Maximum: 1e18.
+    pub peak_flop_per_s: Option<f64>,
 }
 
 fn default_seed() -> u64 {
@@ -292,13 +315,19 @@ impl Default for CheckpointConfig {
 
 impl Default for EveryConfig {
     fn default() -> Self {
-        EveryConfig { steps: 1000, minutes: None }
+        EveryConfig { steps: 1000, minutes: None, end: true }
     }
 }
 
 impl Default for KeepConfig {
     fn default() -> Self {
         KeepConfig { last: 3, every: None }
+    }
+}
+
+impl Default for SpikeConfig {
+    fn default() -> Self {
+        SpikeConfig { action: OnSpike::default(), rise: 1.0, window: 100 }
     }
 }
 
@@ -310,6 +339,12 @@ impl Default for EvalConfig {
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { every: 10, jsonl: true, tensorboard: true, timers: Timers::default() }
+        LogConfig {
+            every: 10,
+            jsonl: true,
+            tensorboard: true,
+            timers: Timers::default(),
+            peak_flop_per_s: None,
+        }
     }
 }

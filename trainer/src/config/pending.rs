@@ -1,7 +1,7 @@
 //! Values that a config may have and no code honours yet. Each is refused before a run begins, and
 //! `plan` says so; a line goes when its code has come.
 
-use super::{Config, Dtype, Objective, Offload, ReduceDtype, Timers};
+use super::{Config, Dtype, Objective, Offload, ReduceDtype};
 
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
@@ -12,7 +12,6 @@ const NOT_YET: [Pending; 6] = [
     ("precision.dtype = \"fp16\"", |c| c.precision.dtype == Dtype::Fp16),
     ("precision.reduce_dtype = \"bf16\"", |c| c.precision.reduce_dtype != ReduceDtype::Fp32),
     ("optim.offload", |c| c.optim.offload != Offload::None),
-    ("log.timers = \"trace\"", |c| c.log.timers == Timers::Trace),
 ];
 
 impl Config {

@@ -85,6 +85,8 @@ impl Config {
     fn flat(&self) -> BTreeMap<String, Value> {
         let mut config = self.resolved();
         config.run.budget = Budget::Samples(self.samples_total());
+        // Its file may have moved.
+        config.data.tokenizer = kind_of(&config.data.tokenizer).to_owned();
         let alone = config.data.train.len() == 1;
         for corpus in &mut config.data.train {
             corpus.path.clear();
@@ -96,6 +98,10 @@ impl Config {
         flatten("", table, &mut flat);
         flat
     }
+}
+
+fn kind_of(tokenizer: &str) -> &str {
+    tokenizer.split(':').next().unwrap_or_default()
 }
 
 fn covers(shared: &str, key: &str) -> bool {

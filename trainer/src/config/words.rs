@@ -22,6 +22,19 @@ words! {
 }
 
 words! {
+    /// What a leap of the loss does.
+    OnSpike {
+        /// Nothing.
+        Ignore,
+        /// The log names the samples.
+        #[default]
+        Warn,
+        /// The run ends with an error that names the samples.
+        Stop,
+    }
+}
+
+words! {
     /// An architecture.
     Family {
         /// A decoder: GPT-2, and with other words for its parts what came after it.

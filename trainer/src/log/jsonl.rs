@@ -212,6 +212,7 @@ mod tests {
             loss: 1.0,
             lr: 1.0,
             grad_norm: 1.0,
+            loss_scale: None,
             perf: Perf::default(),
         };
         let first = log.step(&record).unwrap_err().to_string();

@@ -11,12 +11,15 @@
 //! `S`, and the run writes them again.
 //!
 //! In reading order: [`RunLog`] is what the loop holds, `record` what it logs, `jsonl`,
-//! `tensorboard` and `progress` where that goes, `crc32c` the checksum of TensorBoard's files.
+//! `tensorboard` and `progress` where that goes, `crc32c` the checksum of TensorBoard's files; `meter`
+//! measures, `spike` watches the loss, and `trace` is what a rank did when.
 
 mod crc32c;
 mod jsonl;
+mod meter;
 mod progress;
 mod record;
+mod spike;
 mod tensorboard;
 mod trace;
 
@@ -29,11 +32,13 @@ use storage::Result;
 use crate::config::Config;
 
 pub use jsonl::JsonLog;
+pub(crate) use meter::{Meter, peak_flop_per_s};
 pub use progress::Progress;
 pub(crate) use progress::{thousands, time_text};
 pub use record::{EvalPerf, EvalRecord, Perf, StepRecord};
+pub(crate) use spike::SpikeWatch;
 pub use tensorboard::EventLog;
-pub use trace::{Span, Trace};
+pub use trace::Trace;
 
 /// All logs of a run.
 pub struct RunLog {

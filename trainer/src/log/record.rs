@@ -17,6 +17,9 @@ pub struct StepRecord {
     pub lr: f64,
     /// Norm of the gradients before clipping.
     pub grad_norm: f64,
+    /// With fp16, what the loss was multiplied by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// How fast it went. The one part that differs between two runs in the same bits.
     pub perf: Perf,
 }
@@ -34,6 +37,15 @@ pub struct Perf {
     pub ckpt_stall_ms: f64,
     /// Wall time since this process began to train: not a mean.
     pub elapsed_s: f64,
+    /// Ranks that trained.
+    pub ranks: u64,
+    /// Model FLOPs utilization by PaLM's and nanoGPT's formula: `6 N + 12 L C T` operations a
+    /// token, with `N` all parameters but the positions, `L` layers of width `C`, and `T` tokens of
+    /// a sample; times the tokens a second, over what all ranks could do. What is recomputed does
+    /// not count.
+    pub mfu_12lct: f64,
+    /// The same by llm.c's formula, `6 N + 6 L C T`: attention looks back only.
+    pub mfu_6lct: f64,
 }
 
 /// An evaluation.

@@ -54,9 +54,11 @@ impl EventLog {
     /// # Errors
     /// [`Error::NoSpace`], [`Error::Io`]; and then [`Error::Poisoned`] for ever.
     pub fn step(&mut self, record: &StepRecord) -> Result<()> {
-        let speed = ("tokens_per_s", record.perf.tokens_per_s);
-        let [loss, lr, grad_norm] = record.measured();
-        self.scalars(record.step, &[loss, lr, grad_norm, speed])
+        let mut scalars = record.measured().to_vec();
+        scalars.push(("tokens_per_s", record.perf.tokens_per_s));
+        scalars.push(("mfu_12lct", record.perf.mfu_12lct));
+        scalars.extend(record.loss_scale.map(|scale| ("loss_scale", scale)));
+        self.scalars(record.step, &scalars)
     }
 
     /// Appends the point of an evaluation.

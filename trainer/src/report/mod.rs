@@ -4,11 +4,14 @@
 //! checkpoints. Several runs are drawn over one another and told apart by colour and dashes. What
 //! is written by others (names, paths, values of a config) is escaped wherever it stands.
 //!
-//! In reading order: `run` reads a folder, `page` puts the page together, `chart` draws.
+//! In reading order: `run` reads a folder, `page` puts the page together, `chart` draws; `sweep`
+//! tells what a range test of the learning rate has shown.
 
 mod chart;
 mod page;
 mod run;
+mod sweep;
 
 pub use page::{RUNS_MAX, html};
 pub use run::{Line, PerfLine, RunRecord};
+pub use sweep::Sweep;

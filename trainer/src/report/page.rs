@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 
 use super::chart::{Chart, Scale};
 use super::{Line, RunRecord};
-use crate::config::Config;
+use crate::config::{Config, LrStyle};
 use crate::log::{thousands, time_text};
 use crate::plan::{Known, Plan};
 
@@ -70,6 +70,7 @@ pub fn html(runs: &[RunRecord]) -> String {
     for (title, unit, scale, of) in CHARTS {
         charted(&mut page, runs, title, unit, scale, of);
     }
+    range_test(&mut page, runs);
     page.push_str("</div>\n");
     for (run, name) in runs.iter().zip(&names) {
         if let Some(config) = &run.config {
@@ -110,7 +111,27 @@ fn charted(page: &mut String, runs: &[RunRecord], title: &str, unit: &str, scale
     }
 }
 
-pub(super) fn figure(page: &mut String, title: &str, unit: &str, svg: &str) {
+/// Of runs whose rate only rises, the loss at each.
+fn range_test(page: &mut String, runs: &[RunRecord]) {
+    let points = |run: &RunRecord| {
+        let style = run.config.as_ref().map(|config| config.optim.lr.style);
+        let points = run.steps.iter().filter_map(|line| Some((line.lr?, line.loss?)));
+        points.filter(|_| style == Some(LrStyle::RangeTest)).collect()
+    };
+    let chart = Chart {
+        x_name: "learning rate",
+        x_scale: Scale::Log,
+        y_scale: Scale::Linear,
+        lines: runs.iter().map(points).collect(),
+        dots: Vec::new(),
+        marks: Vec::new(),
+    };
+    if let Some(svg) = chart.svg() {
+        figure(page, "Range test", "loss at each learning rate", &svg);
+    }
+}
+
+fn figure(page: &mut String, title: &str, unit: &str, svg: &str) {
     _ = write!(page, "<figure>\n<figcaption><b>{title}</b> {unit}</figcaption>\n{svg}</figure>\n");
 }
 

@@ -270,7 +270,8 @@ impl<'a> Run<'a> {
         self.meter.work += step_begun.elapsed();
         self.doing("");
         self.meter.steps += 1;
-        self.meter.tokens += (self.progress.samples - samples) * self.config.model.seq_len;
+        self.meter.tokens +=
+            (self.progress.samples - samples) * self.config.model.tokens_per_sample();
         if step == 1
             || step.is_multiple_of(self.config.log.every)
             || step == self.config.steps_total()

@@ -9,8 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use ckpt::Checkpoints;
-use ckpt::convert::{Bounds, Format, Import};
 use common::{assert_success, text};
 use indexed::{Builder, Dtype, IndexedDataset, Split};
 use serde_json::Value;
@@ -29,23 +27,9 @@ fn expected() -> Value {
 
 /// A folder with the model as a checkpoint of ours, and a config.
 fn imported() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let mut import = Import::open(golden("").to_str().unwrap(), Format::HuggingFace).unwrap();
-    import.normalize().unwrap();
-    let steps = Checkpoints::open(storage::open_url(&path("ckpt")).unwrap(), Key::root());
-    let meta = serde_json::json!({ "step": 0 });
-    steps.save_made(0, &import, &[], meta, Bounds::default(), &|_| ()).unwrap();
-    let text = format!(
-        "run = {{ dir = 'unused', budget = {{ steps = 1 }} }}
-         model = {{ layers = 2, hidden = 16, heads = 2, vocab = 401, seq_len = 32 }}
-         data = {{ train = 'unused', tokenizer = 'hf:{}' }}
-         batch = {{ global = 1, micro = 1 }}
-         optim = {{ lr = {{ peak = 0.001 }} }}",
-        golden("tokenizer.json").display()
-    );
-    fs::write(path("model.toml"), text).unwrap();
-    folder
+    let model = "layers = 2, hidden = 16, heads = 2, vocab = 401, seq_len = 32";
+    let tokenizer = format!("hf:{}", golden("tokenizer.json").display());
+    common::imported(&golden(""), model, &tokenizer)
 }
 
 fn trained(folder: &Path) -> Trained {
@@ -205,6 +189,7 @@ fn the_likeliest_text_is_that_of_transformers() {
             sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 },
             seed: 1,
             stop: tokenizer.eod(),
+            start: 0,
         };
         let mut texts = [Vec::new(), Vec::new()];
         let emit = &mut |sample: usize, token| {

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Lab, assert_success, text, train};
+use std::path::Path;
+
+use common::{Lab, assert_success, imported, text, train};
 use tch::Tensor;
 use trainer::Result;
 use trainer::config::Config;
@@ -101,6 +103,43 @@ fn a_checkpoint_writes_what_it_has_learned() {
     assert!(write(&[500], &options).unwrap_err().to_string().contains("got token 500"));
     let error = Trained::open(lab.path("").to_str().unwrap(), None).unwrap_err().to_string();
     assert!(error.contains("no complete step-*"), "{error}");
+}
+
+/// The model of `reference/t5_generate.py`, which names the gaps of a text and what is missing.
+#[test]
+fn gaps_are_filled_as_transformers_fills_them() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5_generate");
+    let model = "family = 't5', layers = 2, hidden = 24, heads = 2, head_dim = 8, ffn = 32,
+                 vocab = 61, seq_len = 16, dec_len = 16, relative_buckets = 8, relative_max = 16";
+    let folder = imported(&golden, model, "null");
+    let config = Config::load(folder.path().join("model.toml").to_str().unwrap(), &[]).unwrap();
+    let place = folder.path().join("ckpt").display().to_string();
+    let trained = Trained::open(&place, Some(config)).unwrap();
+    let cases = std::fs::read_to_string(golden.join("expected.json")).unwrap();
+    let cases: Vec<serde_json::Value> = serde_json::from_str(&cases).unwrap();
+    assert_eq!(cases.len(), 6);
+    for case in cases {
+        let count = |key: &str| case[key].as_u64().unwrap() as usize;
+        let prompt: Vec<u32> = serde_json::from_value(case["prompt"].clone()).unwrap();
+        let options = Options {
+            samples: 2,
+            tokens_min: count("tokens_min"),
+            tokens_max: count("tokens_max"),
+            sampling: GREEDY,
+            seed: 1,
+            stop: Some(1),
+            start: 0,
+        };
+        let mut texts = [Vec::new(), Vec::new()];
+        let emit = &mut |sample: usize, token| {
+            texts[sample].push(token);
+            Ok(())
+        };
+        trained.write(&prompt, &options, emit).unwrap();
+        for text in texts {
+            assert_eq!(serde_json::json!(text), case["tokens"], "of {prompt:?}");
+        }
+    }
 }
 
 #[test]

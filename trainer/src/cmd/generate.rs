@@ -41,6 +41,10 @@ pub(crate) struct GenerateArgs {
     /// Chooses among the likeliest tokens that together have this probability.
     #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = probability)]
     top_p: f64,
+    /// The token that an answer begins with, of a model with an encoder and a decoder: 0 is T5's, 1
+    /// is CPM-2's.
+    #[arg(long, default_value_t = 0, value_name = "ID")]
+    start_token: u32,
     /// The same seed gives the same text.
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
@@ -59,6 +63,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         sampling: Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
         seed: args.seed,
         stop: tokenizer.eod(),
+        start: args.start_token,
     };
     let mut writer =
         Writer { trained, tokenizer: &*tokenizer, options, json: args.json, prompts: 0 };

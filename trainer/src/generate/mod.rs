@@ -2,7 +2,8 @@
 //!
 //! Keys and values of the past are kept, so that a new token costs one column of the network. When
 //! the positions run out the model goes on from the newer half of what it has seen, for it was
-//! taught no more of them. The random numbers are a function of the seed, the number of the sample
+//! taught no more of them. A model of an encoder and a decoder answers: the encoder reads the prompt
+//! once, and its keys and values are kept for every layer of the decoder too. The random numbers are a function of the seed, the number of the sample
 //! and the place of the token, so the same seed gives the same text again.
 
 mod trained;
@@ -33,11 +34,14 @@ pub struct Options {
     pub seed: u64,
     /// The token that ends a text, which is not given out.
     pub stop: Option<u32>,
+    /// The token that an answer begins with, where a decoder answers what an encoder reads; it is
+    /// not given out either.
+    pub start: u32,
 }
 
 impl Trained {
-    /// Writes on after `prompt`, which must not be empty, and hands over each token as it comes,
-    /// with the number of its sample. Ends early when `emit` says so with an error.
+    /// Writes on after `prompt`, which must not be empty, or of an encoder and a decoder what the
+    /// one answers to it, and hands over each token as it comes, with the number of its sample. Ends early when `emit` says so with an error.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a prompt that is empty or not of this vocabulary, those of `emit`,
@@ -49,8 +53,16 @@ impl Trained {
         emit: &mut dyn FnMut(usize, u32) -> Result<()>,
     ) -> Result<()> {
         self.check_prompt(prompt)?;
-        let window_max = self.config().model.seq_len as usize; // fits: the config bounds it
-        let prompt: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
+        let mut window_max = self.config().model.seq_len as usize; // fits: the config bounds it
+        let mut prompt: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
+        let rows = Tensor::f_from_slice(&prompt.repeat(options.samples))?;
+        let rows = rows.f_view([options.samples as i64, prompt.len() as i64])?; // fits: of memory
+        let mut cache = Cache::default();
+        if let Some(read) = self.stage.read(&self.leaves, &rows)? {
+            // Its positions are distances, of which there are as many as are asked for.
+            window_max = usize::MAX;
+            (cache, prompt) = (read, vec![i64::from(options.start)]);
+        }
         let mut samples: Vec<Sample> = (0..options.samples)
             .map(|number| Sample {
                 text: prompt.clone(),
@@ -58,7 +70,6 @@ impl Trained {
                 has_ended: false,
             })
             .collect();
-        let mut cache = Cache::default();
         let mut seen = prompt.len().saturating_sub(window_max);
         for place in 0..options.tokens_max {
             let len = prompt.len() + place;

@@ -7,6 +7,9 @@ use crate::Result;
 #[derive(Debug, Default)]
 pub struct Cache {
     layers: Vec<(Tensor, Tensor)>,
+    /// Of what an encoder gave, a pair a layer, and that itself.
+    across: Vec<(Tensor, Tensor)>,
+    pub(super) given: Option<Tensor>,
     pub(super) tokens: i64,
 }
 
@@ -15,6 +18,19 @@ impl Cache {
     #[must_use]
     pub fn tokens(&self) -> i64 {
         self.tokens
+    }
+
+    /// Keys and values of what an encoder gave, made once for each layer, in their order.
+    pub(super) fn across(
+        &mut self,
+        layer: usize,
+        make: impl FnOnce() -> Result<(Tensor, Tensor)>,
+    ) -> Result<(Tensor, Tensor)> {
+        if layer == self.across.len() {
+            self.across.push(make()?);
+        }
+        let (k, v) = &self.across[layer];
+        Ok((k.shallow_clone(), v.shallow_clone()))
     }
 
     /// Adds keys and values of a layer, and gives all there are.

@@ -109,11 +109,25 @@ impl Family {
     ) -> Result<Vec<Tensor>> {
         match self {
             Family::Gpt(gpt) => gpt.go_on(leaves, micro, kind, cache),
-            Family::T5(_) | Family::Bert(_) => Err(Error::Mismatch {
+            Family::T5(t5) => t5.go_on(leaves, &micro.text, kind, cache),
+            Family::Bert(_) => Err(Error::Mismatch {
                 doing: "go on from a text".to_owned(),
-                details: vec!["got a model with an encoder, due a decoder".to_owned()],
-                hint: "only models of family \"gpt\" write",
+                details: vec!["got an encoder, due a decoder".to_owned()],
+                hint: "models of the families \"gpt\" and \"t5\" write",
             }),
+        }
+    }
+
+    /// What an encoder gives to a decoder of a text; `None` if there is no encoder before one.
+    pub(super) fn read(
+        &self,
+        leaves: Leaves<'_>,
+        micro: &Micro,
+        kind: Kind,
+    ) -> Result<Option<Tensor>> {
+        match self {
+            Family::T5(t5) => Ok(Some(t5.read(leaves, &micro.text, kind)?)),
+            Family::Gpt(_) | Family::Bert(_) => Ok(None),
         }
     }
 }

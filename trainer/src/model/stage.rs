@@ -326,6 +326,18 @@ impl Stage {
         self.model.family().head().logits(self.bind(leaves), hidden)
     }
 
+    /// An empty cache of what a whole model says to a text, `[rows, len]`, that its encoder reads.
+    /// `None` if it has none and goes on from the text itself.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`].
+    pub fn read(&self, leaves: &[Tensor], text: &Tensor) -> Result<Option<Cache>> {
+        let _no_grad = tch::no_grad_guard();
+        let micro = Micro::prompt(text)?;
+        let given = self.model.family().read(self.bind(leaves), &micro, leaves[0].kind())?;
+        Ok(given.map(|given| Cache { given: Some(given), ..Cache::default() }))
+    }
+
     /// What a whole decoder has for its head after `tokens`, `[rows, columns]`, that go on where
     /// the cache ends and are added to it. Either it is empty or there is one column. The result is
     /// `[rows x columns, hidden]`.

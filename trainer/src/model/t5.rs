@@ -17,7 +17,7 @@ use super::micro::{Micro, Text};
 use super::parts::{Cut, FeedForward, Linear, Matrix, Norm, Stored};
 use super::spec::{Builder, Init, Leaves, UseId};
 use super::tp::embed;
-use super::{into_residual, vocab_split};
+use super::{Cache, into_residual, vocab_split};
 use crate::Result;
 use crate::config::ModelConfig;
 
@@ -116,7 +116,7 @@ impl T5 {
         let own = |text: &Text, is_decoder: bool| -> Result<Own> {
             let (len, device) = (text.len(), text.ids.device());
             let sight = Sight::of(text, is_decoder, kind)?.spelled_out(len, kind, device)?;
-            Ok(Own { sight, buckets: self.buckets.of(len, is_decoder, device)? })
+            Ok(Own { sight, buckets: self.buckets.of(0, len, is_decoder, device)? })
         };
         let has_encoder = units.start < self.encoder.layers.len();
         let has_decoder = units.end > self.encoder.layers.len();
@@ -141,7 +141,16 @@ impl T5 {
             None => {
                 let x = inputs.first().map(Tensor::shallow_clone);
                 let own = context.encoder.as_ref().expect("of a stage with encoder layers");
-                Ok(vec![self.layer(leaves, &self.encoder, unit, &micro.text, own, x, None)?])
+                Ok(vec![self.layer(
+                    leaves,
+                    &self.encoder,
+                    unit,
+                    &micro.text,
+                    own,
+                    x,
+                    None,
+                    None,
+                )?])
             }
             Some(layer) => {
                 let (x, given) = match inputs {
@@ -152,17 +161,57 @@ impl T5 {
                 let own = context.decoder.as_ref().expect("of a stage with decoder layers");
                 let cross = Some((given, &context.cross));
                 let stack = &self.decoder;
-                let x = self.layer(leaves, stack, layer, micro.answer(), own, x, cross)?;
+                let answer = micro.answer();
+                let x = self.layer(leaves, stack, layer, answer, own, x, cross, None)?;
                 if layer + 1 < stack.layers.len() {
                     return Ok(vec![x, given.shallow_clone()]);
                 }
-                let x = match self.scale {
-                    Some(scale) => x.f_mul_scalar(scale)?,
-                    None => x,
-                };
-                Ok(vec![micro.targets.pick(&leaves.tp.enter(&x)?)?])
+                Ok(vec![micro.targets.pick(&leaves.tp.enter(&self.scaled(x)?)?)?])
             }
         }
+    }
+
+    /// What the encoder gives of a text.
+    pub(super) fn read(&self, leaves: Leaves<'_>, text: &Text, kind: Kind) -> Result<Tensor> {
+        let sight = Sight::of(text, false, kind)?;
+        let own = Own { sight, buckets: self.buckets.of(0, text.len(), false, text.ids.device())? };
+        let layer = |x: Option<Tensor>, at: usize| -> Result<Option<Tensor>> {
+            Ok(Some(self.layer(leaves, &self.encoder, at, text, &own, x, None, None)?))
+        };
+        let x = (0..self.encoder.layers.len()).try_fold(None, layer)?;
+        Ok(x.expect("an encoder has layers"))
+    }
+
+    /// All layers of the decoder, of tokens that go on where the cache ends.
+    pub(super) fn go_on(
+        &self,
+        leaves: Leaves<'_>,
+        text: &Text,
+        kind: Kind,
+        cache: &mut Cache,
+    ) -> Result<Vec<Tensor>> {
+        let given = cache.given.as_ref().expect("a text was read").shallow_clone();
+        let (past, device) = (cache.tokens, text.ids.device());
+        // A single new token may look at everything; several are only allowed as the first.
+        let sight = if past == 0 { Sight::of(text, true, kind)? } else { Sight::All };
+        let own = Own {
+            sight: sight.spelled_out(text.len(), kind, device)?,
+            buckets: self.buckets.of(past, past + text.len(), true, device)?,
+        };
+        let cross = Some((&given, &Sight::All));
+        let layer = |x: Option<Tensor>, at: usize| -> Result<Option<Tensor>> {
+            let cache = Some(&mut *cache);
+            Ok(Some(self.layer(leaves, &self.decoder, at, text, &own, x, cross, cache)?))
+        };
+        let x = (0..self.decoder.layers.len()).try_fold(None, layer)?;
+        Ok(vec![self.scaled(x.expect("a decoder has layers"))?])
+    }
+
+    fn scaled(&self, x: Tensor) -> Result<Tensor> {
+        Ok(match self.scale {
+            Some(scale) => x.f_mul_scalar(scale)?,
+            None => x,
+        })
     }
 
     #[expect(clippy::too_many_arguments, reason = "a layer of either stack")]
@@ -175,6 +224,7 @@ impl T5 {
         own: &Own,
         x: Option<Tensor>,
         cross: Option<(&Tensor, &Sight)>,
+        mut cache: Option<&mut Cache>,
     ) -> Result<Tensor> {
         let layer = &stack.layers[at];
         let mut x = match x {
@@ -183,12 +233,24 @@ impl T5 {
         };
         let sight = own.with_bias(leaves.get(layer.relative))?;
         let normed = leaves.tp.enter(&layer.own.norm.apply(leaves, &x)?)?;
-        let mixed = self.attention(leaves, &layer.own, &normed, &normed, text.rows(), &sight)?;
+        let rows = text.rows();
+        let mixed = self.attention(leaves, &layer.own, &normed, rows, &sight, || {
+            let (k, v) = self.seen(leaves, &layer.own, &normed, rows)?;
+            match &mut cache {
+                Some(cache) => cache.extend(at, k, v),
+                None => Ok((k, v)),
+            }
+        })?;
         x = x.f_add(&mixed)?;
         if let (Some(part), Some((given, sight))) = (&layer.cross, cross) {
             let normed = leaves.tp.enter(&part.norm.apply(leaves, &x)?)?;
-            let given = leaves.tp.enter(given)?;
-            let mixed = self.attention(leaves, part, &normed, &given, text.rows(), sight)?;
+            let mixed = self.attention(leaves, part, &normed, rows, sight, || {
+                let make = || self.seen(leaves, part, &leaves.tp.enter(given)?, rows);
+                match &mut cache {
+                    Some(cache) => cache.across(at, make),
+                    None => make(),
+                }
+            })?;
             x = x.f_add(&mixed)?;
         }
         let normed = layer.norm.apply(leaves, &x)?;
@@ -204,15 +266,27 @@ impl T5 {
         leaves: Leaves<'_>,
         part: &Attention,
         x: &Tensor,
-        seen: &Tensor,
         rows: i64,
         sight: &Sight,
+        seen: impl FnOnce() -> Result<(Tensor, Tensor)>,
     ) -> Result<Tensor> {
-        let heads = |matrix: &Linear, x: &Tensor| {
-            split_heads(&matrix.apply(leaves, x)?, rows, self.head_dim)
-        };
-        let (q, k, v) = (heads(&part.q, x)?, heads(&part.k, seen)?, heads(&part.v, seen)?);
+        let q = split_heads(&part.q.apply(leaves, x)?, rows, self.head_dim)?;
+        let (k, v) = seen()?;
         part.out.apply_and_leave(leaves, &attend(&q, &k, &v, sight, Some(1.0))?)
+    }
+}
+
+impl T5 {
+    /// Keys and values of what is looked at.
+    fn seen(
+        &self,
+        leaves: Leaves<'_>,
+        part: &Attention,
+        x: &Tensor,
+        rows: i64,
+    ) -> Result<(Tensor, Tensor)> {
+        let heads = |matrix: &Linear| split_heads(&matrix.apply(leaves, x)?, rows, self.head_dim);
+        Ok((heads(&part.k)?, heads(&part.v)?))
     }
 }
 
@@ -305,11 +379,13 @@ struct Buckets {
 }
 
 impl Buckets {
-    /// The bucket of each key for each query, `[len, len]`.
-    fn of(self, len: i64, is_decoder: bool, device: Device) -> Result<Tensor> {
+    /// The bucket of each of `len` keys for each query from the place `first` on,
+    /// `[len - first, len]`.
+    fn of(self, first: i64, len: i64, is_decoder: bool, device: Device) -> Result<Tensor> {
         let places = Tensor::f_arange(len, (Kind::Int64, device))?;
+        let queries = places.f_narrow(0, first, len - first)?;
         // What a key is ahead of a query.
-        let ahead = places.f_unsqueeze(0)?.f_sub(&places.f_unsqueeze(1)?)?;
+        let ahead = places.f_unsqueeze(0)?.f_sub(&queries.f_unsqueeze(1)?)?;
         if is_decoder {
             return self.of_distance(&ahead.f_neg()?.f_clamp_min(0)?, self.count);
         }
@@ -333,8 +409,8 @@ impl Buckets {
 impl Own {
     /// The sight with a number added for each head and distance.
     fn with_bias(&self, table: &Tensor) -> Result<Sight> {
-        let len = self.buckets.size()[0];
-        let bias = embed(table, &self.buckets)?.f_view([1, len, len, -1])?;
+        let (queries, keys) = self.buckets.size2()?;
+        let bias = embed(table, &self.buckets)?.f_view([1, queries, keys, -1])?;
         let bias = bias.f_permute([0, 3, 1, 2])?.f_contiguous()?;
         Ok(Sight::Mask(match &self.sight {
             Sight::Mask(mask) => bias.f_add(mask)?,
@@ -361,13 +437,13 @@ mod tests {
         let due: Vec<i64> = exact
             .chain([16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113])
             .collect();
-        let square = buckets.of(400, true, Device::Cpu).unwrap();
+        let square = buckets.of(0, 400, true, Device::Cpu).unwrap();
         // The last query, from its own place back.
         let back = Vec::<i64>::try_from(square.get(399).flip([0])).unwrap();
         assert_eq!(begins(back), due);
         assert!(square.get(0).eq_tensor(&square.get(0).zeros_like()).all().int64_value(&[]) == 1);
 
-        let square = buckets.of(400, false, Device::Cpu).unwrap();
+        let square = buckets.of(0, 400, false, Device::Cpu).unwrap();
         let back = Vec::<i64>::try_from(square.get(399).flip([0])).unwrap();
         assert_eq!(begins(back), [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
         let ahead = Vec::<i64>::try_from(square.get(0)).unwrap();

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use ckpt::convert::{Bounds, Format, Import};
 use ckpt::{Checkpoints, Group};
 use indexed::{Builder, Dtype};
 use storage::Key;
@@ -152,4 +153,29 @@ pub fn text(bytes: &[u8]) -> String {
 
 pub fn assert_success(output: &Output) {
     assert!(output.status.success(), "{}: {}", output.status, text(&output.stderr));
+}
+
+/// A folder with a model of Hugging Face as a checkpoint of ours in `ckpt`, and the config
+/// `model.toml` of this model and tokenizer.
+pub fn imported(from: &Path, model: &str, tokenizer: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let source = from.to_str().expect("UTF-8");
+    let mut import = Import::open(source, Format::HuggingFace).expect("a model");
+    import.normalize().expect("a model of a known family");
+    let store = storage::open_url(&path("ckpt")).expect("a store");
+    let meta = serde_json::json!({ "step": 0 });
+    Checkpoints::open(store, Key::root())
+        .save_made(0, &import, &[], meta, Bounds::default(), &|_| ())
+        .expect("room");
+    let text = format!(
+        "run = {{ dir = 'unused', budget = {{ steps = 1 }} }}
+         model = {{ {} }}
+         data = {{ train = 'unused', tokenizer = '{tokenizer}' }}
+         batch = {{ global = 1, micro = 1 }}
+         optim = {{ lr = {{ peak = 0.001 }} }}",
+        model.split_whitespace().collect::<Vec<_>>().join(" ")
+    );
+    fs::write(path("model.toml"), text).expect("room");
+    folder
 }

@@ -2,8 +2,9 @@
 
     python3 t5_generate.py ../golden/t5_generate        # torch 2.11, transformers 5.23
 
-Teaches a small model for a few seconds to say, after each gap mark, the number that is missing in a
-row that counts up. Saves it as Hugging Face does, with what it writes after new rows.
+Teaches a small model for a few seconds to name each mark of a gap in a row that counts up, with the
+number that is missing there. It learns the form and not the numbers. Saves it as Hugging Face does,
+with what it writes of new rows.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-VOCAB, PAD, END, GAPS = 61, 0, 1, 58  # the marks of the gaps are 60, 59, 58
+VOCAB, PAD, END = 61, 0, 1
 OUT = Path(sys.argv[1])
 
 
@@ -45,9 +46,12 @@ def main():
                       feed_forward_proj="gated-gelu", tie_word_embeddings=False,
                       pad_token_id=PAD, eos_token_id=END, decoder_start_token_id=PAD)
     model = T5ForConditionalGeneration(config)
+    # transformers 5 ties the head of a new model whatever the config says.
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     optim = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0)
-    for step in range(700):
-        optim.param_groups[0]["lr"] = 5e-3 * (1 - step / 700)
+    for step in range(300):
+        optim.param_groups[0]["lr"] = 5e-3 * (1 - step / 300)
         ids, labels = batch(16)
         loss = model(ids, labels=labels).loss
         optim.zero_grad()
@@ -57,19 +61,17 @@ def main():
     model.eval()
     OUT.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(OUT, safe_serialization=True)
-    cases, right = [], 0
+    cases = []
     for start, step, gaps, length in [(3, 1, (2, 5), 9), (20, 2, (1, 8), 12), (41, 3, (4, 5), 10)]:
-        prompt, due = sample(start, step, gaps, length)
+        prompt, _ = sample(start, step, gaps, length)
         ids = torch.tensor([prompt])
         for least in (0, 9):
             out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
                                  max_new_tokens=14, min_new_tokens=least)
             new = out[0, 1:].tolist()
-            right += new == due
             if new[-1] == END:
                 new = new[:-1]
             cases.append({"prompt": prompt, "tokens_min": least, "tokens_max": 14, "tokens": new})
-    print(f"{right} of {len(cases)} are what is missing")
     (OUT / "expected.json").write_text(json.dumps(cases) + "\n")
 
 

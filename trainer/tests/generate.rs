@@ -71,6 +71,7 @@ fn a_checkpoint_writes_what_it_has_learned() {
         sampling: GREEDY,
         seed: 1,
         stop: None,
+        start: 0,
     };
     let greedy = write(&[0, 13, 26, 39], &options).unwrap();
     assert_eq!(greedy.len(), 40);

@@ -14,6 +14,11 @@ pub struct Cache {
 }
 
 impl Cache {
+    /// Of a decoder that answers to what an encoder gave.
+    pub(super) fn of(given: Tensor) -> Self {
+        Cache { given: Some(given), ..Cache::default() }
+    }
+
     /// Tokens seen so far.
     #[must_use]
     pub fn tokens(&self) -> i64 {

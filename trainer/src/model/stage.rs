@@ -335,7 +335,7 @@ impl Stage {
         let _no_grad = tch::no_grad_guard();
         let micro = Micro::prompt(text)?;
         let given = self.model.family().read(self.bind(leaves), &micro, leaves[0].kind())?;
-        Ok(given.map(|given| Cache { given: Some(given), ..Cache::default() }))
+        Ok(given.map(Cache::of))
     }
 
     /// What a whole decoder has for its head after `tokens`, `[rows, columns]`, that go on where

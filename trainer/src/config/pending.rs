@@ -6,7 +6,7 @@ use super::{Config, Dtype, Objective, Offload, ReduceDtype};
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
 
-const NOT_YET: [Pending; 6] = [
+const NOT_YET: [Pending; 5] = [
     ("model.dropout above 0", |c| c.model.dropout > 0.0),
     ("data.objective other than \"lm\"", |c| c.objective() != Objective::Lm),
     ("precision.dtype = \"fp16\"", |c| c.precision.dtype == Dtype::Fp16),

@@ -103,11 +103,11 @@ impl LearningRate {
         }
         let height = match self.style {
             LrStyle::RangeTest => (n / d).min(1.0),
+            LrStyle::InverseSqrt if n <= d => return self.clamped((w / n).sqrt()),
             _ if samples >= self.decay_samples => 0.0,
-            LrStyle::InverseSqrt => return self.clamped((w / n).sqrt()),
             LrStyle::Cosine => half_cosine((n - w) / (d - w)),
             LrStyle::Wsd => self.annealing(samples),
-            LrStyle::Linear | LrStyle::Constant | LrStyle::Exponential => 1.0 - (n - w) / (d - w),
+            _ => 1.0 - (n - w) / (d - w),
         };
         self.floor + (self.peak - self.floor) * height
     }

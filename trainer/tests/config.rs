@@ -162,7 +162,6 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("model.head_dim=0", "model.head_dim: got 0, due 1 to 131072"),
         ("model.dropout=1", "model.dropout: got 1, due 0 or more, and less than 1"),
         ("model.dec_len=8", "model.dec_len: is of family \"t5\" alone"),
-        ("model.family=t5", "model.dec_len: is missing, and family \"t5\" needs it"),
         ("model.positions=relative-bias", "model.positions: is not of this family; hint: gpt has"),
         ("precision.loss_scale.min=1e9", "precision.loss_scale.min: got 1000000000, due"),
         ("optim.lr.anneal={samples=0}", "optim.lr.anneal: got 0, due 1 to"),
@@ -466,6 +465,7 @@ fn layouts_that_cannot_be_are_refused() {
     let t5 = ["model.family=t5", "model.dec_len=32"];
     let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=2"];
     for (sets, due) in [
+        (vec!["model.family=t5"], "model.dec_len: is missing, and family \"t5\" needs it"),
         (vec!["parallel.tp=3"], "parallel.tp: 3 does not divide model.heads 4"),
         (vec!["parallel.tp=4", "model.ffn=30"], "parallel.tp: 4 does not divide model.ffn 30"),
         (vec!["parallel.sequence_parallel=true"], "needs parallel.tp of 2 or more"),

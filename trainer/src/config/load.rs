@@ -102,7 +102,8 @@ fn tidy(path: &Path) -> PathBuf {
     tidy
 }
 
-fn read(file: &str) -> Result<String, ConfigError> {
+/// The text of a small file.
+pub(crate) fn read(file: &str) -> Result<String, ConfigError> {
     let refuse = |source| ConfigError::Read { file: file.to_owned(), source };
     let (store, key) = storage::locate(file).map_err(refuse)?;
     let object = store.open(&key).map_err(refuse)?;

@@ -29,6 +29,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
+pub(crate) use load::read as read_text;
 pub use model::{InitConfig, ModelConfig};
 pub use node::nearest;
 pub use optim::{LossScaleConfig, LrConfig, OptimConfig, PrecisionConfig};

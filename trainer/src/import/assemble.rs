@@ -1,0 +1,460 @@
+//! Our keys that several of theirs make together.
+
+use toml::{Table, Value};
+
+use super::{Build, Fate, Imported, KeyFate, Source, float, get, is_off, set, shown};
+use crate::config::Config;
+
+/// Our keys without a default.
+const REQUIRED: [&str; 10] = [
+    "run.budget",
+    "model.layers",
+    "model.hidden",
+    "model.heads",
+    "model.vocab",
+    "model.seq_len",
+    "data.train",
+    "batch.global",
+    "batch.micro",
+    "optim.lr.peak",
+];
+
+impl Build {
+    pub(super) fn assemble(&mut self, source: Source, program: Option<&str>, names: &[String]) {
+        self.model(source, program.unwrap_or(""));
+        self.precision();
+        self.layout();
+        self.batch();
+        self.lengths();
+        self.learning_rate(source);
+        self.state();
+        for name in ["file"].iter().filter_map(|name| self.facts.get(name)) {
+            let text = shown(name);
+            let last = text.rsplit('/').next().unwrap_or(&text).to_owned();
+            if !names.contains(&last) {
+                self.notes.push(format!("{text} is not among the files: name it too"));
+            }
+        }
+    }
+
+    fn fact(&self, name: &str) -> Option<&Value> {
+        self.facts.get(name).filter(|value| value.as_str() != Some("null"))
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        self.fact(name).and_then(float)
+    }
+
+    /// A count; what is no whole number is none.
+    fn count(&self, name: &str) -> Option<i64> {
+        self.number(name).filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map(|n| n as i64)
+    }
+
+    fn on(&self, name: &str) -> bool {
+        self.facts.get(name).is_some_and(|value| !is_off(value))
+    }
+
+    fn ours(&self, key: &str) -> Option<i64> {
+        get(&self.config, key).and_then(Value::as_integer)
+    }
+
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        set(&mut self.config, key, value.into());
+    }
+
+    fn set_if_absent(&mut self, key: &str, value: impl Into<Value>) {
+        if get(&self.config, key).is_none() {
+            self.set(key, value);
+        }
+    }
+
+    fn one(&mut self, key: &str, unit: &str, value: impl Into<Value>) {
+        self.set(key, Table::from_iter([(unit.to_owned(), value.into())]));
+    }
+
+    /// A refusal that belongs to no single key.
+    fn refuse(&mut self, ours: &str, text: String) {
+        let (file, value) = ("together".to_owned(), String::new());
+        self.fates.push(KeyFate { file, key: ours.to_owned(), value, fate: Fate::Refused, text });
+    }
+
+    fn model(&mut self, source: Source, program: &str) {
+        let family = [("gpt", "gpt"), ("t5", "t5"), ("enc_dec", "t5"), ("bert", "bert")];
+        if let Some((_, family)) = family.iter().find(|(part, _)| program.contains(part)) {
+            self.set_if_absent("model.family", *family);
+        }
+        let family = get(&self.config, "model.family").map_or("gpt".to_owned(), shown);
+        if source == Source::Cpm && !program.contains("enc_dec") {
+            // CPM-1 has no biases unless it is told to, and its T5 is a GPT in all but its shape.
+            self.set_if_absent("model.bias", false);
+            if family == "t5" {
+                self.set("model.positions", "learned");
+                self.set("model.norm", "layernorm");
+                self.set("model.activation", "gelu-tanh");
+                self.set("model.tie_embeddings", true);
+            }
+        }
+        if family == "llama" || self.facts.contains_key("kv_heads") {
+            let (heads, shared) = (self.ours("model.heads"), self.count("kv_heads"));
+            if shared.is_some_and(|shared| Some(shared) != heads) {
+                self.refuse("model.heads", "queries that share keys are not there".to_owned());
+            }
+        }
+        if get(&self.config, "model.activation").map(shown).as_deref() == Some("swiglu")
+            && get(&self.config, "model.family").map(shown).as_deref() == Some("gpt")
+            && source == Source::Hf
+        {
+            self.set("model.norm", "rmsnorm");
+            self.set("model.positions", "rope");
+        }
+        if let Some(len) = self.count("seq_len").or_else(|| self.count("positions_max")) {
+            self.set("model.seq_len", len);
+            if self.count("positions_max").is_some_and(|known| known < len) {
+                self.refuse("model.seq_len", format!("{len} tokens are more than the positions"));
+            }
+        }
+        let drops = ["dropout", "dropout_attention", "dropout_embedding"];
+        let drops: Vec<f64> = drops.iter().filter_map(|name| self.number(name)).collect();
+        if let Some(first) = drops.first() {
+            self.set("model.dropout", *first);
+            if drops.iter().any(|other| other != first) {
+                self.refuse(
+                    "model.dropout",
+                    format!("one number serves all places, got {drops:?}"),
+                );
+            }
+        }
+        if let (Some(ratio), Some(hidden)) = (self.number("mlp_ratio"), self.ours("model.hidden")) {
+            self.set_if_absent("model.ffn", (ratio * hidden as f64) as i64);
+        }
+        self.builder();
+        let tokenizer = get(&self.config, "data.tokenizer").map(shown);
+        if tokenizer.as_deref() == Some("gpt2") {
+            self.set_if_absent("model.vocab", 50_257);
+        }
+        let path = self.fact("tokenizer_path").map(shown).unwrap_or_default();
+        let known = [("bpe_cn", 26_240), ("bpe_cn_en", 51_968)];
+        if let Some((_, vocab)) = known.iter().find(|(name, _)| path.ends_with(&format!("/{name}")))
+        {
+            self.set_if_absent("model.vocab", *vocab);
+            self.set_if_absent("data.tokenizer", "encdec");
+        }
+    }
+
+    /// The sizes behind the names of Colossal-AI's builders.
+    fn builder(&mut self) {
+        let Some(builder) = self.fact("builder").map(|name| shown(name).to_ascii_lowercase())
+        else {
+            return;
+        };
+        let sizes = [
+            ("gpt2_small", [12, 768, 12]),
+            ("gpt2_medium", [24, 1024, 16]),
+            ("gpt2_large", [36, 1280, 20]),
+            ("gpt2_xl", [48, 1600, 25]),
+            ("gpt3", [96, 12_288, 96]),
+        ];
+        match sizes.iter().find(|(name, _)| builder.ends_with(name)) {
+            Some((_, size)) => {
+                for (key, value) in ["layers", "hidden", "heads"].iter().zip(size) {
+                    self.set_if_absent(&format!("model.{key}"), *value);
+                }
+                self.set_if_absent("model.vocab", 50_257);
+                self.notes.push(format!("model.type {builder}: the sizes of the published GPTs"));
+            }
+            None => self.refuse("model", format!("the sizes of '{builder}' are not known here")),
+        }
+    }
+
+    fn precision(&mut self) {
+        if self.on("amp") {
+            let name = self.fact("amp_dtype").map_or("float16".to_owned(), shown);
+            let ours = if name == "bfloat16" { "bf16" } else { "fp16" };
+            self.set_if_absent("precision.dtype", ours);
+        }
+        match self.number("loss_scale") {
+            Some(scale) if scale > 0.0 => {
+                self.set("precision.loss_scale.init", scale);
+                self.set("precision.loss_scale.window", 0);
+            }
+            _ => {
+                if let Some(power) =
+                    self.count("scale_power").filter(|power| (0..63).contains(power))
+                {
+                    self.set("precision.loss_scale.init", 1_i64 << power);
+                }
+            }
+        }
+        let fp16 = get(&self.config, "precision.dtype").map(shown).as_deref() == Some("fp16");
+        if let Some(Value::Table(precision)) = self.config.get_mut("precision")
+            && !fp16
+        {
+            precision.remove("loss_scale");
+        }
+        if let (Some(a), Some(b)) = (self.number("beta1"), self.number("beta2")) {
+            self.set("optim.betas", vec![a, b]);
+        }
+    }
+
+    fn layout(&mut self) {
+        let pp = self.count("pp").unwrap_or(1).max(1);
+        self.set("parallel.pp", pp);
+        let by_layers =
+            self.count("layers_per_virtual").filter(|layers| *layers > 0).and_then(|n| {
+                let stages = self.ours("model.layers")? / pp / n;
+                Some(stages)
+            });
+        let stages = self.count("virtual_stages").or(by_layers).filter(|stages| *stages > 1);
+        if let Some(stages) = stages {
+            self.set("parallel.virtual_stages", stages);
+            self.set("parallel.schedule", "interleaved");
+        }
+        if self.count("sharding").is_some_and(|degree| degree > 1) {
+            self.set("parallel.zero", self.count("sharding_stage").unwrap_or(1));
+        }
+        if let Some(elements) = self.number("bucket_elements").filter(|elements| *elements > 0.0) {
+            self.set("parallel.bucket_mib", (elements * 4.0 / 1048576.0).clamp(1.0, 4096.0) as i64);
+        }
+        let place = self.fact("offload").map(shown).unwrap_or_default();
+        let folder = self.fact("nvme_path").map(shown);
+        match (place.as_str(), folder) {
+            ("nvme", Some(folder)) => self.set("optim.offload", format!("nvme:{folder}")),
+            ("cpu", _) => self.set("optim.offload", "cpu"),
+            ("nvme", None) => self.refuse("optim.offload", "nvme without a folder".to_owned()),
+            _ => {}
+        }
+        match self.fact("granularity").map(shown).as_deref() {
+            Some("core_attn") => self.set("parallel.recompute.mode", "none"),
+            None | Some("full" | "full_attn") => {}
+            Some(other) => self.refuse("parallel.recompute", format!("'{other}' is not known")),
+        }
+        let seconds = self.count("timeout_minutes").map(|minutes| 60 * minutes);
+        if let Some(seconds) = seconds.or_else(|| self.count("timeout_seconds")) {
+            self.set("parallel.timeout", format!("{seconds}s"));
+        }
+    }
+
+    /// `global = micro x accumulation x dp`, with `dp = ranks / (tp x pp)`.
+    fn batch(&mut self) {
+        let (tp, pp) =
+            (self.ours("parallel.tp").unwrap_or(1), self.ours("parallel.pp").unwrap_or(1));
+        let world = self
+            .count("world")
+            .or_else(|| Some(self.count("gpus")? * self.count("nodes").unwrap_or(1)));
+        let named = self.count("dp").map(|dp| dp * self.count("sharding").unwrap_or(1));
+        let dp = named.or_else(|| world.map(|world| world / (tp * pp).max(1)));
+        let local = self.count("local");
+        let micro = self
+            .count("micro")
+            .or_else(|| self.count("micro_v1"))
+            .or_else(|| Some(local? / self.count("local_micro_batches").unwrap_or(1).max(1)));
+        let passes = match (local, micro) {
+            (Some(local), Some(micro)) if micro > 0 => {
+                Some(local / micro * self.count("accumulation").unwrap_or(1).max(1))
+            }
+            _ => self.count("accumulation"),
+        };
+        // Paddle's accumulation is the local batch in micro-batches, said again.
+        let passes = if self.facts.contains_key("sharding") && local.is_some() {
+            local.zip(micro).map(|(local, micro)| local / micro.max(1))
+        } else {
+            passes
+        };
+        let made = |dp: i64| Some(micro? * passes.unwrap_or(1) * dp);
+        let global = self.count("global").or_else(|| made(dp.unwrap_or(1)));
+        if let Some(dp) = dp.filter(|_| passes.is_some())
+            && made(dp) != global
+            && let (Some(global), Some(micro)) = (global, micro)
+        {
+            let (passes, made) = (passes.unwrap_or(1), made(dp).unwrap_or(0));
+            self.refuse(
+                "batch.global",
+                format!("{global} is not micro {micro} x accumulation {passes} x dp {dp} = {made}"),
+            );
+        }
+        if let (Some(global), Some(micro)) = (global, micro) {
+            self.set("batch.global", global);
+            self.set("batch.micro", micro);
+        }
+        if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
+            self.notes.push(format!(
+                "it ran on {ranks} ranks: dp {} x tp {tp} x pp {pp}",
+                ranks / (tp * pp).max(1)
+            ));
+        } else if self.count("global").is_none() && global.is_some() {
+            self.notes.push(
+                "no file says how many ranks there were: batch.global is that of one replica, and \
+                 --world N makes it that of all"
+                    .to_owned(),
+            );
+        }
+        if let Some(Value::Array(ramp)) = self.fact("rampup").cloned() {
+            let keys = ["start", "increment", "samples"].map(str::to_owned);
+            self.set("batch.rampup", Table::from_iter(keys.into_iter().zip(ramp)));
+        }
+    }
+
+    fn lengths(&mut self) {
+        for unit in ["samples", "tokens", "steps"] {
+            if let Some(count) = self.count(unit).filter(|count| *count > 0) {
+                self.one("run.budget", unit, count);
+                break;
+            }
+        }
+        if let Some(minutes) = self.count("wall_minutes") {
+            self.set("run.max_wall", format!("{minutes}m"));
+        }
+        let decay = if self.on("in_samples") { "decay_samples" } else { "decay_steps" };
+        if let (Some(value), true) = (self.fact("decay_steps").cloned(), self.on("in_samples")) {
+            self.facts.insert("decay_samples", value);
+        }
+        for (fact, unit) in
+            [("decay_samples", "samples"), ("decay_tokens", "tokens"), (decay, "steps")]
+        {
+            if let Some(count) = self.count(fact).filter(|count| *count > 0) {
+                self.one("optim.lr.decay", unit, count);
+                break;
+            }
+        }
+        for (fact, unit) in [("anneal_samples", "samples"), ("anneal_steps", "steps")] {
+            if let Some(count) = self.count(fact) {
+                self.one("optim.lr.anneal", unit, count);
+            }
+        }
+        let warm = ["warmup_samples", "warmup_steps"].into_iter().find_map(|fact| {
+            Some((fact.trim_start_matches("warmup_"), self.count(fact).filter(|n| *n > 0)?))
+        });
+        match (warm, self.number("warmup_fraction")) {
+            (Some((unit, count)), _) => self.one("optim.lr.warmup", unit, count),
+            (None, Some(part)) => self.one("optim.lr.warmup", "fraction", part),
+            (None, None) => self.one("optim.lr.warmup", "steps", 0),
+        }
+    }
+
+    fn learning_rate(&mut self, source: Source) {
+        let peak = self.number("peak").or_else(|| self.number("peak_optimizer"));
+        if let Some(peak) = peak {
+            self.set("optim.lr.peak", peak);
+        }
+        let style = get(&self.config, "optim.lr.style").map(shown).unwrap_or_default();
+        let first_megatron = source == Source::Cpm || self.facts.contains_key("micro_v1");
+        if first_megatron && ["linear", "cosine"].contains(&style.as_str()) {
+            self.set("optim.lr.floor_mode", "clamp");
+        }
+        if first_megatron && style == "inverse-sqrt" {
+            self.noam(peak);
+        }
+        if source != Source::Deepspeed && !self.facts.contains_key("peak_optimizer") {
+            return;
+        }
+        let scheduled = style != "range-test" && !style.is_empty();
+        if style.is_empty() && source == Source::Deepspeed {
+            self.set("optim.lr.style", "constant");
+        }
+        if scheduled && self.fact("warm_from").or(self.fact("decay_steps")).is_some()
+            || self.fact("start_ratio").is_some()
+        {
+            self.set_if_absent("optim.lr.warmup_shape", "log");
+            if self.fact("warmup_steps").is_none() {
+                self.one("optim.lr.warmup", "steps", 1000);
+            }
+        }
+        if let Some(from) = self.number("warm_from") {
+            self.set("optim.lr.start", from);
+            self.set("optim.lr.floor", from);
+        }
+        for (fact, key) in [("start_ratio", "start"), ("floor_ratio", "floor")] {
+            if let (Some(ratio), Some(peak), "cosine") = (self.number(fact), peak, style.as_str()) {
+                self.set(&format!("optim.lr.{key}"), ratio * peak);
+            }
+        }
+        if style == "range-test" {
+            self.range_test();
+        }
+    }
+
+    /// `lr / sqrt(step)`, whose peak is where the warm-up ends.
+    fn noam(&mut self, lr: Option<f64>) {
+        let decay = self.number("decay_steps").or_else(|| self.number("steps"));
+        let by_part = || Some((decay? * self.number("warmup_fraction")?).floor());
+        let warm = self.number("warmup_steps").or_else(by_part).filter(|steps| *steps > 0.0);
+        match (lr, warm) {
+            (Some(lr), Some(warm)) => {
+                self.set("optim.lr.peak", lr / warm.sqrt());
+                self.notes.push(format!(
+                    "noam's --lr {lr} is the rate of step 1: after {warm} steps of warm-up it is \
+                     lr / sqrt({warm}), which is optim.lr.peak"
+                ));
+            }
+            _ => self.refuse("optim.lr.peak", "noam needs the steps of its warm-up".to_owned()),
+        }
+    }
+
+    /// DeepSpeed's rises for ever, ours over its decay: to where it is at the end of the run.
+    fn range_test(&mut self) {
+        let floor = get(&self.config, "optim.lr.floor").and_then(float).unwrap_or(1e-3);
+        let size = self.number("range_steps").unwrap_or(2000.0);
+        let rate = self.number("range_rate").unwrap_or(1.0);
+        let steps = self.number("steps").unwrap_or(size);
+        self.set("optim.lr.floor", floor);
+        self.set("optim.lr.peak", floor * (1.0 + rate * steps / size));
+        self.one("optim.lr.decay", "steps", steps as i64);
+    }
+
+    fn state(&mut self) {
+        if let Some(data) = self.fact("data").cloned() {
+            let corpora = corpora(&data);
+            self.set("data.train", corpora);
+        }
+        if self.fact("load").is_some() {
+            let path = self.fact("load").map(shown).unwrap_or_default();
+            let own = get(&self.config, "run.dir").map(shown).as_deref() == Some(path.as_str());
+            if own {
+                self.set("checkpoint.load", "auto");
+            } else {
+                self.refuse(
+                    "checkpoint.load",
+                    format!("convert {path} with `feedline convert` and give the step's folder"),
+                );
+            }
+        }
+        if self.on("only_weights") {
+            self.set("checkpoint.load_parts", vec!["model"]);
+        } else if self.on("no_optim") {
+            self.set("checkpoint.load_parts", vec!["model", "data", "rng", "schedule"]);
+        }
+        self.set_if_absent("run.dir", "runs/imported");
+    }
+
+    pub(super) fn finish(mut self) -> Imported {
+        let missing: Vec<_> =
+            REQUIRED.into_iter().filter(|key| get(&self.config, key).is_none()).collect();
+        if missing.is_empty() {
+            match Config::from_toml("imported", &toml::to_string(&self.config).unwrap_or_default())
+            {
+                Err(error) => self.refuse("together", error.to_string()),
+                Ok(config) => self.notes.extend(config.not_yet()),
+            }
+        }
+        self.fates.sort_by_key(|key| key.fate);
+        Imported { config: self.config, fates: self.fates, missing, notes: self.notes }
+    }
+}
+
+/// A prefix, prefixes, or weights and prefixes in turn.
+fn corpora(data: &Value) -> Value {
+    let Value::Array(items) = data else { return data.clone() };
+    let weighted =
+        items.len() % 2 == 0 && items.iter().step_by(2).all(|weight| float(weight).is_some());
+    if !weighted {
+        return data.clone();
+    }
+    let pairs = items.chunks_exact(2).map(|pair| {
+        let weight = float(&pair[0]).unwrap_or(1.0);
+        Value::Table(Table::from_iter([
+            ("path".to_owned(), pair[1].clone()),
+            ("weight".to_owned(), Value::Float(weight)),
+        ]))
+    });
+    Value::Array(pairs.collect())
+}

@@ -1,0 +1,126 @@
+//! What becomes of each key of the others: tables, as text.
+//!
+//! A line has the key, its default there (`-` if it has none), and its fate:
+//!
+//! | | |
+//! |---|---|
+//! | `to OURS [theirs=ours ...]` | the value goes to our key, by the words if there are any |
+//! | `as NAME OURS` | the value is one of several that make our key |
+//! | `on OURS=VALUE` | if it is on, our key gets this value |
+//! | `is VALUE reason` | no other value can be followed |
+//! | `ok reason` | it is so anyway |
+//! | `no reason` | it cannot be followed, unless it is off |
+
+use std::collections::HashMap;
+
+const TABLES: [&str; 6] = [
+    include_str!("keys/megatron.txt"),
+    include_str!("keys/cpm.txt"),
+    include_str!("keys/deepspeed.txt"),
+    include_str!("keys/paddle.txt"),
+    include_str!("keys/colossal.txt"),
+    include_str!("keys/hf.txt"),
+];
+
+/// What becomes of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    To { ours: &'static str, words: &'static str },
+    As { name: &'static str, ours: &'static str },
+    On { ours: &'static str, value: &'static str },
+    Is { value: &'static str, reason: &'static str },
+    Ok(&'static str),
+    No(&'static str),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) key: &'static str,
+    pub(super) default: Option<&'static str>,
+    pub(super) rule: Rule,
+}
+
+/// The rows of some sections; an earlier one wins.
+#[derive(Debug)]
+pub(super) struct Keys {
+    pub(super) rows: Vec<Row>,
+    places: HashMap<&'static str, usize>,
+}
+
+impl Keys {
+    pub(super) fn of(sections: &[&str]) -> Self {
+        let (mut rows, mut places) = (Vec::new(), HashMap::new());
+        for section in sections {
+            for row in section_rows(section) {
+                if let std::collections::hash_map::Entry::Vacant(place) = places.entry(row.key) {
+                    place.insert(rows.len());
+                    rows.push(row);
+                }
+            }
+        }
+        Keys { rows, places }
+    }
+
+    /// The row of a key, or of a section above it that is followed or refused whole.
+    pub(super) fn find(&self, key: &str) -> Option<&Row> {
+        let whole = |place: &usize| matches!(self.rows[*place].rule, Rule::Ok(_) | Rule::No(_));
+        let exact = self.places.get(key);
+        let above = || {
+            let parents = key.match_indices('.').filter_map(|(at, _)| self.places.get(&key[..at]));
+            parents.filter(|place| whole(place)).last()
+        };
+        exact.or_else(above).map(|place| &self.rows[*place])
+    }
+
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        self.rows.iter().map(|row| row.key).collect()
+    }
+}
+
+fn section_rows(section: &str) -> impl Iterator<Item = Row> {
+    let lines = TABLES.iter().flat_map(|table| table.lines());
+    let head = format!("[{section}]");
+    let inside = lines.skip_while(move |line| *line != head).skip(1);
+    inside.take_while(|line| !line.starts_with('[')).filter_map(row)
+}
+
+fn row(line: &'static str) -> Option<Row> {
+    let line = line.split('#').next()?.trim();
+    let (key, rest) = word(line)?;
+    let (default, rest) = word(rest)?;
+    let (verb, rest) = word(rest)?;
+    let (first, after) = rest.split_once(' ').unwrap_or((rest, ""));
+    let rule = match verb {
+        "to" => Rule::To { ours: first, words: after },
+        "as" => Rule::As { name: first, ours: after },
+        "on" => {
+            let (ours, value) = first.split_once('=')?;
+            Rule::On { ours, value }
+        }
+        "is" => Rule::Is { value: first, reason: after },
+        "ok" => Rule::Ok(rest),
+        "no" => Rule::No(rest),
+        _ => return None,
+    };
+    Some(Row { key, default: (default != "-").then_some(default), rule })
+}
+
+fn word(text: &'static str) -> Option<(&'static str, &'static str)> {
+    let (word, rest) = text.split_once(char::is_whitespace)?;
+    Some((word, rest.trim_start()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line that cannot be read would be a key that nobody knows.
+    #[test]
+    fn every_line_of_the_tables_is_a_row() {
+        for line in TABLES.iter().flat_map(|table| table.lines()) {
+            let text = !line.is_empty() && !line.starts_with(['#', '[']);
+            assert!(!text || row(line).is_some(), "{line}");
+        }
+        assert!(row("key - go somewhere").is_none());
+    }
+}

@@ -1,0 +1,338 @@
+//! Configs of others, as ours.
+//!
+//! Whoever moves a run must know what became of every knob. So each key of the input has a fate:
+//! it is mapped to a key of ours, it is so anyway, or it is refused with the reason. Keys that
+//! nobody knows are refused by name, with the nearest known one: DeepSpeed once passed over them in
+//! silence, and its own examples have such keys. Where a key is absent, the default of *its* system
+//! counts and is written down.
+//!
+//! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
+//! `yaml` and `python`, `assemble` makes our keys of those that belong together (the batch
+//! identity, the course of the learning rate), `report` writes it all down.
+
+mod assemble;
+mod keys;
+mod python;
+mod read;
+mod report;
+mod shell;
+mod yaml;
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use toml::{Table, Value};
+
+use crate::config::{ConfigError, nearest};
+use keys::{Keys, Row, Rule};
+
+/// Whose config it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Megatron-LM's flags, in a launch script or alone.
+    Megatron,
+    /// CPM-1's or CPM-2's script, with its JSON files.
+    Cpm,
+    /// `ds_config.json`.
+    Deepspeed,
+    /// PaddleFleetX's YAML.
+    Paddle,
+    /// Colossal-AI's Python file.
+    Colossal,
+    /// `config.json` of a model, and training arguments as JSON.
+    Hf,
+}
+
+impl Source {
+    /// All of them, by name.
+    pub const NAMES: [(&str, Source); 6] = [
+        ("megatron", Source::Megatron),
+        ("cpm", Source::Cpm),
+        ("deepspeed", Source::Deepspeed),
+        ("paddle", Source::Paddle),
+        ("colossal", Source::Colossal),
+        ("hf", Source::Hf),
+    ];
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Source::NAMES.iter().find(|(name, _)| *name == text);
+        found
+            .map(|(_, source)| *source)
+            .ok_or_else(|| format!("due one of {}", Source::NAMES.map(|(name, _)| name).join(", ")))
+    }
+}
+
+/// What became of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// It is one of our keys, or a part of one.
+    Mapped,
+    /// It is absent, and its system's default is not ours.
+    Default,
+    /// It is so anyway.
+    Implied,
+    /// It cannot be followed.
+    Refused,
+}
+
+/// A key of the input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyFate {
+    /// The file, or what stands for one.
+    pub file: String,
+    /// The key, as it is written there.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// What became of it.
+    pub fate: Fate,
+    /// Our key, or the reason.
+    pub text: String,
+}
+
+/// A run of others as ours. Shown as TOML, with the fate of every key in comments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Imported {
+    /// Our keys.
+    pub config: Table,
+    /// The keys of the input, in the order of their reading.
+    pub fates: Vec<KeyFate>,
+    /// Our keys that the input does not say and that have no default.
+    pub missing: Vec<&'static str>,
+    /// What a reader should know.
+    pub notes: Vec<String>,
+}
+
+impl Imported {
+    /// Whether every key was followed and nothing is missing.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_empty() && self.fates.iter().all(|key| key.fate != Fate::Refused)
+    }
+}
+
+/// Reads the files of one run. `world` is how many ranks it ran on, where no file says it.
+///
+/// # Errors
+/// [`ConfigError`] for a file that cannot be read as what it should be.
+pub fn import(
+    source: Source,
+    files: &[String],
+    world: Option<u64>,
+) -> Result<Imported, ConfigError> {
+    let input = read::read(source, files)?;
+    let mut build = Build { notes: input.notes, ..Build::default() };
+    let own = Keys::of(&input.sections);
+    for (keys, given) in [(&Keys::of(&["launch"]), &input.launch), (&own, &input.given)] {
+        for given in given {
+            build.follow(keys, given);
+        }
+    }
+    build.defaults(&own, &input.given);
+    if let Some(world) = world {
+        build.facts.insert("world", Value::Integer(i64::try_from(world).unwrap_or(i64::MAX)));
+    }
+    build.assemble(source, input.program.as_deref(), &input.names);
+    Ok(build.finish())
+}
+
+/// A key and its value, and where they stand.
+#[derive(Clone, Debug)]
+struct Given {
+    file: String,
+    key: String,
+    /// How the tables write it.
+    name: String,
+    value: Value,
+}
+
+#[derive(Debug, Default)]
+struct Build {
+    config: Table,
+    /// Values that make our keys together, by the names of the tables.
+    facts: BTreeMap<&'static str, Value>,
+    fates: Vec<KeyFate>,
+    notes: Vec<String>,
+}
+
+impl Build {
+    fn follow(&mut self, keys: &Keys, given: &Given) {
+        let (fate, text) = match keys.find(&given.name) {
+            Some(row) => self.apply(row, &given.value),
+            None => (Fate::Refused, format!("unknown key; {}", nearest_of(keys, &given.name))),
+        };
+        let (file, key, value) = (given.file.clone(), given.key.clone(), shown(&given.value));
+        self.fates.push(KeyFate { file, key, value, fate, text });
+    }
+
+    fn apply(&mut self, row: &Row, value: &Value) -> (Fate, String) {
+        let off = is_off(value);
+        let unset = |target: &str| {
+            let text = value.to_string();
+            let from = text.contains("${").then_some("comes from outside the script; give it");
+            from.map(|reason| (Fate::Refused, format!("{target}: {} {reason}", shown(value))))
+        };
+        match row.rule {
+            Rule::To { ours, .. } | Rule::As { ours, .. } if unset(ours).is_some() => {
+                unset(ours).unwrap_or((Fate::Refused, String::new()))
+            }
+            _ if value.as_str() == Some("auto") => {
+                (Fate::Implied, "taken from the training arguments".to_owned())
+            }
+            Rule::To { .. } | Rule::As { .. }
+                if value.as_str().is_some_and(|text| is_null(text)) =>
+            {
+                (Fate::Implied, "not given".to_owned())
+            }
+            Rule::To { ours, words } => match translate(words, value) {
+                Ok(value) => self.put(ours, value),
+                Err(due) => (Fate::Refused, format!("{ours}: due {due}")),
+            },
+            Rule::As { name, ours } => match self.facts.get(name) {
+                Some(other) if other != value => {
+                    (Fate::Refused, format!("{ours}: another key says {}", shown(other)))
+                }
+                _ => {
+                    self.facts.insert(name, value.clone());
+                    (Fate::Mapped, ours.to_owned())
+                }
+            },
+            Rule::On { .. } if off => (Fate::Implied, "off".to_owned()),
+            Rule::On { ours, value } => self.put(ours, plain(value)),
+            Rule::Is { value: due, .. } if off || shown(&plain(due)) == shown(value) => {
+                (Fate::Implied, "it is so anyway".to_owned())
+            }
+            Rule::Is { value: due, reason } => (Fate::Refused, format!("due {due}: {reason}")),
+            Rule::Ok(reason) => (Fate::Implied, reason.to_owned()),
+            Rule::No(_) if off => (Fate::Implied, "off".to_owned()),
+            Rule::No(reason) => (Fate::Refused, reason.to_owned()),
+        }
+    }
+
+    fn put(&mut self, ours: &str, value: Value) -> (Fate, String) {
+        let other = get(&self.config, ours).cloned();
+        match other.filter(|other| *other != value) {
+            Some(other) => (Fate::Refused, format!("{ours}: another key says {}", shown(&other))),
+            None => {
+                set(&mut self.config, ours, value);
+                (Fate::Mapped, ours.to_owned())
+            }
+        }
+    }
+
+    /// What absent keys mean to their system, where anything of their section is there.
+    fn defaults(&mut self, keys: &Keys, given: &[Given]) {
+        let sections: Vec<&str> = given.iter().map(|given| section_of(&given.name)).collect();
+        for row in &keys.rows {
+            let Some(default) = row.default else { continue };
+            let known = match row.rule {
+                Rule::To { ours, .. } => get(&self.config, ours).is_some(),
+                Rule::As { name, .. } => self.facts.contains_key(name),
+                _ => true,
+            };
+            let named = given.iter().any(|given| given.name == row.key);
+            if known || named || !sections.contains(&section_of(row.key)) {
+                continue;
+            }
+            let value = match default.strip_prefix('[').and_then(|list| list.strip_suffix(']')) {
+                Some(list) => Value::Array(list.split(',').map(plain).collect()),
+                None => plain(default),
+            };
+            let (fate, text) = self.apply(row, &value);
+            let fate = if fate == Fate::Mapped { Fate::Default } else { fate };
+            let (file, key) = ("default".to_owned(), row.key.to_owned());
+            self.fates.push(KeyFate { file, key, value: shown(&value), fate, text });
+        }
+    }
+}
+
+fn section_of(key: &str) -> &str {
+    key.rsplit_once('.').map_or("", |(section, _)| section)
+}
+
+fn nearest_of(keys: &Keys, name: &str) -> String {
+    // Of dotted keys the last part is what is misspelt.
+    let (section, last) = name.rsplit_once('.').map_or((None, name), |(a, b)| (Some(a), b));
+    let beside = keys.names().into_iter().filter(|key| {
+        section.is_none_or(|section| section_of(key) == section) || !key.contains('.')
+    });
+    let names: Vec<&str> =
+        beside.map(|key| key.rsplit_once('.').map_or(key, |(_, last)| last)).collect();
+    let hint = nearest(last, &names);
+    if hint.starts_with("did you mean") { hint } else { "no key here is like it".to_owned() }
+}
+
+/// By the words of a table, or as it is if there are none.
+fn translate(words: &'static str, value: &Value) -> Result<Value, String> {
+    if words.is_empty() {
+        return Ok(value.clone());
+    }
+    let pairs = || words.split_whitespace().filter_map(|pair| pair.split_once('='));
+    let text = shown(value);
+    let found = pairs().find(|(theirs, _)| *theirs == text).map(|(_, ours)| plain(ours));
+    found.ok_or_else(|| pairs().map(|(theirs, _)| theirs).collect::<Vec<_>>().join(" or "))
+}
+
+/// A value as a number, a truth or a text, whichever it looks like.
+fn plain(text: &str) -> Value {
+    let number = text.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
+    match text {
+        "true" => Value::Boolean(true),
+        "false" => Value::Boolean(false),
+        _ if number => {
+            let whole = text.replace('_', "").parse().map(Value::Integer).ok();
+            let real = || text.parse().map(Value::Float).ok();
+            whole.or_else(real).unwrap_or_else(|| Value::String(text.to_owned()))
+        }
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+fn float(value: &Value) -> Option<f64> {
+    match value {
+        Value::Integer(number) => Some(*number as f64),
+        Value::Float(number) => Some(*number),
+        _ => None,
+    }
+}
+
+/// Without the quotes of TOML.
+fn shown(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn is_null(text: &str) -> bool {
+    ["", "null", "None", "none"].contains(&text)
+}
+
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Boolean(truth) => !truth,
+        Value::String(text) => is_null(text),
+        Value::Array(items) => items.is_empty(),
+        other => float(other) == Some(0.0),
+    }
+}
+
+fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        None => table.get(key),
+        Some((first, rest)) => get(table.get(first)?.as_table()?, rest),
+    }
+}
+
+fn set(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => _ = table.insert(key.to_owned(), value),
+        Some((first, rest)) => {
+            let inner = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Table(inner) = inner {
+                set(inner, rest, value);
+            }
+        }
+    }
+}

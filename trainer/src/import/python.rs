@@ -1,0 +1,242 @@
+//! Configs that are Python files, read as data: assignments of literals, `dict(...)`, names that
+//! were assigned above, and `+ - * /` of numbers. Nothing is executed. What a call or an import
+//! would give stays as its text, and is a value only where a table of words knows it.
+
+use toml::{Table, Value};
+
+const DEPTH_MAX: usize = 32;
+
+/// Reads the names of a file.
+pub(super) fn read(text: &str) -> Result<Table, String> {
+    let mut names = Table::new();
+    let mut pending = String::new();
+    let mut begun = 0;
+    for (at, line) in text.lines().enumerate() {
+        let code = without_comment(line);
+        if pending.is_empty() {
+            if code.trim().is_empty() || code.starts_with("import ") || code.starts_with("from ") {
+                continue;
+            }
+            begun = at + 1;
+        }
+        pending.push_str(code);
+        pending.push('\n');
+        if balance(&pending) > 0 {
+            continue;
+        }
+        let refuse = |problem: String| format!("line {begun}: {problem}");
+        let statement = std::mem::take(&mut pending);
+        let (name, value) = statement
+            .split_once('=')
+            .filter(|(name, _)| is_name(name.trim()) && !statement.starts_with(' '))
+            .ok_or_else(|| refuse("due 'NAME = value': a config is read as data".to_owned()))?;
+        let mut parser = Parser { rest: value, names: &names, depth: 0 };
+        let value = parser.sum().map_err(refuse)?;
+        if !parser.rest.trim().is_empty() {
+            return Err(refuse(format!("'{}' after the value", parser.rest.trim())));
+        }
+        names.insert(name.trim().to_owned(), value);
+    }
+    if pending.is_empty() { Ok(names) } else { Err(format!("line {begun}: is not closed")) }
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+    names: &'a Table,
+    depth: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn sum(&mut self) -> Result<Value, String> {
+        self.operators(&["+", "-"], Self::product)
+    }
+
+    fn product(&mut self) -> Result<Value, String> {
+        self.operators(&["*", "//", "/"], Self::one)
+    }
+
+    fn operators(
+        &mut self,
+        all: &[&str],
+        next: fn(&mut Self) -> Result<Value, String>,
+    ) -> Result<Value, String> {
+        let mut left = next(self)?;
+        while let Some(operator) = all.iter().find(|operator| self.take(operator)) {
+            let right = next(self)?;
+            left = compute(operator, &left, &right)
+                .ok_or_else(|| format!("{left} {operator} {right} is no number"))?;
+        }
+        Ok(left)
+    }
+
+    fn one(&mut self) -> Result<Value, String> {
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
+            return Err("more than 32 values deep".to_owned());
+        }
+        let value = self.value();
+        self.depth -= 1;
+        value
+    }
+
+    fn value(&mut self) -> Result<Value, String> {
+        self.rest = self.rest.trim_start();
+        let first = self.rest.chars().next().ok_or("a value is missing")?;
+        match first {
+            '"' | '\'' => {
+                let inner = &self.rest[1..];
+                let end = inner.find(first).ok_or("a text is not closed")?;
+                self.rest = &inner[end + 1..];
+                Ok(Value::String(inner[..end].to_owned()))
+            }
+            '[' | '(' => {
+                self.rest = &self.rest[1..];
+                let close = if first == '[' { "]" } else { ")" };
+                let mut items = Vec::new();
+                let mut listed = first == '[';
+                while !self.take(close) {
+                    items.push(self.sum()?);
+                    listed |= self.comma(close)?;
+                }
+                let alone = !listed && items.len() == 1;
+                Ok(if alone { items.remove(0) } else { Value::Array(items) })
+            }
+            '{' => {
+                self.rest = &self.rest[1..];
+                self.entries("}", ":")
+            }
+            _ => self.word(),
+        }
+    }
+
+    /// A number, a name, `dict(...)`, or the text of another call.
+    fn word(&mut self) -> Result<Value, String> {
+        let exponent = |at: usize| self.rest[..at].ends_with(['e', 'E']);
+        let number = self.rest.starts_with(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
+        let inside = |at: usize, c: char| {
+            c.is_alphanumeric()
+                || c == '_'
+                || c == '.'
+                || (number && (c == '-' || c == '+') && (at == 0 || exponent(at)))
+        };
+        let end = self.rest.char_indices().find(|(at, c)| !inside(*at, *c));
+        let (text, rest) = self.rest.split_at(end.map_or(self.rest.len(), |(at, _)| at));
+        if text.is_empty() {
+            return Err(format!("'{}' is no literal", rest.chars().next().unwrap_or(' ')));
+        }
+        self.rest = rest;
+        if self.rest.starts_with('(') {
+            self.rest = &self.rest[1..];
+            if text == "dict" {
+                return self.entries(")", "=");
+            }
+            let mut open = 1;
+            let end = self.rest.find(|c| {
+                open += i32::from(c == '(') - i32::from(c == ')');
+                open == 0
+            });
+            let end = end.ok_or("a call is not closed")?;
+            let call = format!("{text}({})", &self.rest[..end]);
+            self.rest = &self.rest[end + 1..];
+            return Ok(Value::String(call));
+        }
+        Ok(match text {
+            "True" => Value::Boolean(true),
+            "False" => Value::Boolean(false),
+            "None" => Value::String("null".to_owned()),
+            _ => self.names.get(text).cloned().unwrap_or_else(|| super::plain(text)),
+        })
+    }
+
+    fn entries(&mut self, close: &str, between: &str) -> Result<Value, String> {
+        let mut table = Table::new();
+        while !self.take(close) {
+            let key = if between == ":" {
+                self.value()?.as_str().ok_or("a key is no text")?.to_owned()
+            } else {
+                // A keyword of `dict`, which may also be a name that was assigned above.
+                let end = self.rest.find('=').ok_or("due name=value in 'dict'")?;
+                let (key, rest) = self.rest.split_at(end);
+                self.rest = rest;
+                key.trim().to_owned()
+            };
+            if !self.take(between) {
+                return Err(format!("due '{between}' after {key}"));
+            }
+            let value = self.sum()?;
+            table.insert(key, value);
+            self.comma(close)?;
+        }
+        Ok(Value::Table(table))
+    }
+
+    /// Whether there is a comma; there must be, or the end.
+    fn comma(&mut self, close: &str) -> Result<bool, String> {
+        let comma = self.take(",");
+        if comma || self.rest.trim_start().starts_with(close) {
+            return Ok(comma);
+        }
+        Err(format!("due ',' or '{close}'"))
+    }
+
+    fn take(&mut self, token: &str) -> bool {
+        let rest = self.rest.trim_start().strip_prefix(token);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+}
+
+fn compute(operator: &str, left: &Value, right: &Value) -> Option<Value> {
+    if let (Value::Integer(a), Value::Integer(b)) = (left, right) {
+        let whole = match operator {
+            "+" => a.checked_add(*b),
+            "-" => a.checked_sub(*b),
+            "*" => a.checked_mul(*b),
+            "//" => a.checked_div_euclid(*b),
+            _ => None,
+        };
+        if operator != "/" {
+            return whole.map(Value::Integer);
+        }
+    }
+    let (a, b) = (super::float(left)?, super::float(right)?);
+    Some(Value::Float(match operator {
+        "+" => a + b,
+        "-" => a - b,
+        "*" => a * b,
+        "//" => (a / b).floor(),
+        _ => a / b,
+    }))
+}
+
+/// How many brackets are open.
+fn balance(text: &str) -> i32 {
+    let mut quote = None;
+    text.chars().fold(0, |open, c| {
+        match (c, quote) {
+            ('"' | '\'', None) => quote = Some(c),
+            (_, Some(mark)) if c == mark => quote = None,
+            ('(' | '[' | '{', None) => return open + 1,
+            (')' | ']' | '}', None) => return open - 1,
+            _ => {}
+        }
+        open
+    })
+}
+
+fn without_comment(line: &str) -> &str {
+    let mut quote = None;
+    for (at, c) in line.char_indices() {
+        match (c, quote) {
+            ('"' | '\'', None) => quote = Some(c),
+            (_, Some(mark)) if c == mark => quote = None,
+            ('#', None) => return &line[..at],
+            _ => {}
+        }
+    }
+    line
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || c == '_')
+}

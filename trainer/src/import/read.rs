@@ -1,0 +1,221 @@
+//! Files of the others, as keys and values.
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::{Given, Source, plain, python, shell, yaml};
+use crate::config::{ConfigError, read_text};
+
+/// A base, a size, an experiment: more is a cycle in disguise.
+const BASES_MAX: usize = 16;
+
+/// What the files say.
+#[derive(Debug, Default)]
+pub(super) struct Input {
+    pub(super) given: Vec<Given>,
+    /// What says how many ranks there were.
+    pub(super) launch: Vec<Given>,
+    /// The sections of the tables that know the keys.
+    pub(super) sections: Vec<&'static str>,
+    /// The program that a script starts.
+    pub(super) program: Option<String>,
+    /// The last parts of the files' names.
+    pub(super) names: Vec<String>,
+    pub(super) notes: Vec<String>,
+}
+
+pub(super) fn read(source: Source, files: &[String]) -> Result<Input, ConfigError> {
+    let mut input = Input::default();
+    for file in files {
+        let name = file.rsplit('/').next().unwrap_or(file);
+        input.names.push(name.to_owned());
+        input.add(source, file, name).map_err(|error| match error {
+            Failure::Read(error) => error,
+            Failure::Syntax(message) => ConfigError::Syntax { file: file.clone(), message },
+        })?;
+    }
+    // A section that is named first wins, and a program's own is before what it has from others.
+    let order = ["cpm", "cpm2-model", "megatron"];
+    input.sections.sort_by_key(|section| order.iter().position(|name| name == section));
+    input.sections.dedup();
+    Ok(input)
+}
+
+enum Failure {
+    Read(ConfigError),
+    Syntax(String),
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Failure::Syntax(message)
+    }
+}
+
+impl Input {
+    fn add(&mut self, source: Source, file: &str, name: &str) -> Result<(), Failure> {
+        let text = read_text(file).map_err(Failure::Read)?;
+        match source {
+            Source::Paddle => {
+                self.sections.push("paddle");
+                let table = with_bases(file, &text, 0)?;
+                self.flatten(name, "", table);
+            }
+            Source::Colossal => {
+                self.sections.push("colossal");
+                self.flatten(name, "", python::read(&text)?);
+            }
+            _ if text.trim_start().starts_with('{') => {
+                let json: serde_json::Value =
+                    serde_json::from_str(&text).map_err(|error| error.to_string())?;
+                let Value::Table(table) = from_json(&json) else {
+                    return Err("due an object".to_owned().into());
+                };
+                self.sections.extend(json_sections(source, &table));
+                self.flatten(name, "", table);
+            }
+            Source::Megatron | Source::Cpm => self.script(source, name, &text)?,
+            Source::Deepspeed | Source::Hf => return Err("due JSON".to_owned().into()),
+        }
+        Ok(())
+    }
+
+    fn flatten(&mut self, file: &str, prefix: &str, table: Table) {
+        for (key, value) in table {
+            let key = format!("{prefix}{key}");
+            match value {
+                Value::Table(inner) if !inner.is_empty() => {
+                    self.flatten(file, &format!("{key}."), inner);
+                }
+                Value::Table(_) => self.push(file, &key, &key, Value::Boolean(false)),
+                value => self.push(file, &key, &key, value),
+            }
+        }
+    }
+
+    fn push(&mut self, file: &str, key: &str, name: &str, value: Value) {
+        let (file, key, name) = (file.to_owned(), key.to_owned(), name.to_owned());
+        self.given.push(Given { file, key, name, value });
+    }
+
+    fn script(&mut self, source: Source, file: &str, text: &str) -> Result<(), Failure> {
+        let script = shell::read(text)?;
+        if script.command.is_empty() {
+            return Err("no command with a Python program, and no flags".to_owned().into());
+        }
+        self.sections.extend((source == Source::Cpm).then_some("cpm"));
+        self.sections.push("megatron");
+        self.notes.extend(script.notes.into_iter().map(|note| format!("{file}: {note}")));
+        let is_program = |word: &String| word.ends_with(".py") || word.contains("pretrain_");
+        let program = script.command.iter().position(is_program);
+        self.program = program.map(|at| script.command[at].clone());
+        let launcher = &script.command[..program.unwrap_or(0)];
+        let launched = flags(launcher);
+        for name in ["GPUS_PER_NODE", "NUM_GPUS_PER_WORKER", "NNODES", "NUM_NODES", "NUM_WORKERS"] {
+            if let Some(value) = script.variables.get(name) {
+                self.launch.push(launch(file, name, plain(value)));
+            }
+        }
+        let counts = ["nproc-per-node", "nnodes", "num-gpus", "num-nodes"];
+        for (key, name, value) in launched.iter().filter(|(_, name, _)| counts.contains(&&**name)) {
+            self.launch.push(Given { key: key.clone(), ..launch(file, name, value.clone()) });
+        }
+        for (key, name, value) in flags(&script.command[program.map_or(0, |at| at + 1)..]) {
+            // Of a flag that is there twice the last counts, as argparse has it.
+            self.given.retain(|given| given.file != file || given.name != name);
+            self.push(file, &key, &name, value);
+        }
+        Ok(())
+    }
+}
+
+fn launch(file: &str, name: &str, value: Value) -> Given {
+    let (file, key, name) = (file.to_owned(), name.to_owned(), name.to_owned());
+    Given { file, key, name, value }
+}
+
+/// `--key value...`, `--key=value` and `--key` alone: as written, as the tables have it, and the
+/// value.
+fn flags(words: &[String]) -> Vec<(String, String, Value)> {
+    let mut flags: Vec<(String, String, Vec<Value>)> = Vec::new();
+    for word in words {
+        match word.strip_prefix("--") {
+            Some(flag) => {
+                let (key, value) = flag.split_once('=').map_or((flag, None), |(k, v)| (k, Some(v)));
+                let name = key.replace('_', "-").to_ascii_lowercase();
+                flags.push((format!("--{key}"), name, value.map(plain).into_iter().collect()));
+            }
+            None => {
+                if let Some((_, _, values)) = flags.last_mut() {
+                    values.push(plain(word));
+                }
+            }
+        }
+    }
+    let one = |mut values: Vec<Value>| match values.len() {
+        0 => Value::Boolean(true),
+        1 => values.remove(0),
+        _ => Value::Array(values),
+    };
+    flags.into_iter().map(|(key, name, values)| (key, name, one(values))).collect()
+}
+
+fn json_sections(source: Source, table: &Table) -> Vec<&'static str> {
+    if source == Source::Cpm && table.contains_key("d_model") {
+        return vec!["cpm2-model"];
+    }
+    if source != Source::Hf {
+        return vec!["deepspeed"];
+    }
+    match table.get("model_type").and_then(Value::as_str) {
+        Some("gpt2") => vec!["gpt2", "every"],
+        Some("llama") => vec!["llama", "every"],
+        Some("t5" | "mt5") => vec!["t5", "every"],
+        Some("bert") => vec!["bert", "every"],
+        Some(_) => vec!["every"],
+        None if table.contains_key("zero_optimization") => vec!["deepspeed"],
+        None => vec!["training"],
+    }
+}
+
+/// A YAML file over its `_base_`.
+fn with_bases(file: &str, text: &str, depth: usize) -> Result<Table, Failure> {
+    let mut table = yaml::read(text)?;
+    let Some(base) = table.remove("_base_") else { return Ok(table) };
+    let base = base.as_str().ok_or("_base_ is no file name".to_owned())?;
+    if depth == BASES_MAX {
+        return Err("_base_ goes more than 16 files deep".to_owned().into());
+    }
+    let folder = Path::new(file).parent().unwrap_or(Path::new(""));
+    let path = folder.join(base).display().to_string();
+    let text = read_text(&path).map_err(Failure::Read)?;
+    let mut all = with_bases(&path, &text, depth + 1)?;
+    merge(&mut all, table);
+    Ok(all)
+}
+
+fn merge(into: &mut Table, from: Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(old)), Value::Table(new)) => merge(old, new),
+            (_, value) => _ = into.insert(key, value),
+        }
+    }
+}
+
+fn from_json(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::String("null".to_owned()),
+        Json::Bool(truth) => Value::Boolean(*truth),
+        Json::Number(number) => number
+            .as_i64()
+            .map_or_else(|| Value::Float(number.as_f64().unwrap_or(f64::NAN)), Value::Integer),
+        Json::String(text) => Value::String(text.clone()),
+        Json::Array(items) => Value::Array(items.iter().map(from_json).collect()),
+        Json::Object(map) => {
+            Value::Table(map.iter().map(|(key, value)| (key.clone(), from_json(value))).collect())
+        }
+    }
+}

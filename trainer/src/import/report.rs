@@ -1,0 +1,82 @@
+use std::fmt;
+
+use toml::{Table, Value};
+
+use super::{Fate, Imported, get, shown};
+
+/// Our sections, in the order of the documentation.
+const SECTIONS: [&str; 10] = [
+    "run",
+    "model",
+    "data",
+    "batch",
+    "parallel",
+    "precision",
+    "optim",
+    "checkpoint",
+    "eval",
+    "log",
+];
+
+impl Imported {
+    /// Our keys as TOML, without the fates.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let sections = SECTIONS.iter().filter_map(|name| {
+            let section = self
+                .config
+                .get(*name)
+                .filter(|value| value.as_table().is_none_or(|table| !table.is_empty()))?;
+            let alone = Table::from_iter([((*name).to_owned(), section.clone())]);
+            toml::to_string(&alone).ok()
+        });
+        sections.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl fmt::Display for Imported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_toml())?;
+        for key in &self.missing {
+            writeln!(f, "\n# {key} is missing: no file says it")?;
+        }
+        for (fate, title) in [
+            (Fate::Refused, "refused"),
+            (Fate::Mapped, "mapped"),
+            (Fate::Default, "not given: the default there, which is written down here"),
+            (Fate::Implied, "implied"),
+        ] {
+            let keys: Vec<_> = self.fates.iter().filter(|key| key.fate == fate).collect();
+            if keys.is_empty() {
+                continue;
+            }
+            writeln!(f, "\n# {title}")?;
+            for key in keys {
+                let left = format!("{}: {} {}", key.file, key.key, key.value);
+                writeln!(f, "#   {:<60} {}", left.trim_end(), self.right(key.fate, &key.text))?;
+            }
+        }
+        for (at, note) in self.notes.iter().enumerate() {
+            let gap = if at == 0 { "\n# notes\n" } else { "" };
+            writeln!(f, "{gap}#   {note}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Imported {
+    /// What a key became: our key with its value, or the reason.
+    fn right(&self, fate: Fate, text: &str) -> String {
+        let mapped = matches!(fate, Fate::Mapped | Fate::Default);
+        match get(&self.config, text).filter(|_| mapped) {
+            Some(Value::Table(table)) => format!("{text} = {}", inline(table)),
+            Some(value) => format!("{text} = {value}"),
+            None => text.to_owned(),
+        }
+    }
+}
+
+fn inline(table: &Table) -> String {
+    let pairs = table.iter().map(|(key, value)| format!("{key} = {}", shown(value)));
+    format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,116 @@
+//! The part of YAML that configs of training are written in: mappings by indentation, lists of
+//! scalars, scalars. What else YAML has (anchors, tags, several documents, folded texts) is refused
+//! by its line, so a file is read as it is meant or not at all. A whole YAML library would be a
+//! dependency for a hundred lines, and the usual one is maintained no more.
+
+use toml::{Table, Value};
+
+const DEPTH_MAX: usize = 32;
+
+struct Line<'a> {
+    number: usize,
+    indent: usize,
+    text: &'a str,
+}
+
+/// Reads a mapping. An empty value is the text `null`.
+pub(super) fn read(text: &str) -> Result<Table, String> {
+    let mut lines = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let (number, body) = (at + 1, without_comment(line));
+        let text = body.trim_start_matches(' ');
+        if text.starts_with('\t') {
+            return Err(format!("line {number}: a tab in the indentation"));
+        }
+        if !text.trim().is_empty() && text.trim() != "---" {
+            lines.push(Line { number, indent: body.len() - text.len(), text: text.trim_end() });
+        }
+    }
+    let mut rest = &lines[..];
+    let table = mapping(&mut rest, 0, 0)?;
+    match rest.first() {
+        None => Ok(table),
+        Some(line) => Err(format!("line {}: its indentation is of no mapping above", line.number)),
+    }
+}
+
+fn mapping(lines: &mut &[Line<'_>], indent: usize, depth: usize) -> Result<Table, String> {
+    let mut table = Table::new();
+    while let Some(line) = lines.first().filter(|line| line.indent == indent) {
+        let refuse = |problem: &str| Err(format!("line {}: {problem}", line.number));
+        if depth > DEPTH_MAX {
+            return refuse("more than 32 mappings deep");
+        }
+        let Some((key, value)) = line.text.split_once(':') else {
+            return refuse("due 'key: value'");
+        };
+        if !(value.is_empty() || value.starts_with(' ')) {
+            return refuse("due a space after ':'");
+        }
+        *lines = &lines[1..];
+        let value = match (value.trim(), lines.first()) {
+            ("", Some(next)) if next.text.starts_with("- ") && next.indent >= indent => {
+                list(lines)?
+            }
+            ("", Some(next)) if next.indent > indent => {
+                Value::Table(mapping(lines, next.indent, depth + 1)?)
+            }
+            (text, _) => {
+                scalar(text).map_err(|problem| format!("line {}: {problem}", line.number))?
+            }
+        };
+        if table.insert(key.trim().trim_matches(['"', '\'']).to_owned(), value).is_some() {
+            return refuse("the key is there twice");
+        }
+    }
+    Ok(table)
+}
+
+fn list(lines: &mut &[Line<'_>]) -> Result<Value, String> {
+    let indent = lines.first().map_or(0, |line| line.indent);
+    let mut items = Vec::new();
+    while let Some(line) = lines.first().filter(|line| line.indent == indent) {
+        let Some(item) = line.text.strip_prefix("- ") else { break };
+        items.push(scalar(item).map_err(|problem| format!("line {}: {problem}", line.number))?);
+        *lines = &lines[1..];
+    }
+    Ok(Value::Array(items))
+}
+
+fn scalar(text: &str) -> Result<Value, String> {
+    let text = text.trim();
+    if let Some(inner) = text.strip_prefix('[') {
+        let inner = inner.strip_suffix(']').ok_or("a list that ends on another line")?;
+        let items = inner.split(',').filter(|item| !item.trim().is_empty()).map(scalar);
+        return Ok(Value::Array(items.collect::<Result<_, _>>()?));
+    }
+    if text.starts_with(['&', '*', '!', '|', '>', '{', '%', '@', '`']) {
+        return Err(format!("'{text}' is YAML beyond mappings, lists and scalars"));
+    }
+    let quoted = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);
+    if let Some(inner) = quoted('"').or_else(|| quoted('\'')) {
+        return Ok(Value::String(inner.to_owned()));
+    }
+    Ok(match text {
+        "" | "~" => Value::String("null".to_owned()),
+        "true" | "True" | "TRUE" => Value::Boolean(true),
+        "false" | "False" | "FALSE" => Value::Boolean(false),
+        _ => super::plain(text),
+    })
+}
+
+/// The line up to a `#` that stands outside quotes, at its begin or after a space.
+fn without_comment(line: &str) -> &str {
+    let mut quote = None;
+    let mut before = ' ';
+    for (at, c) in line.char_indices() {
+        match (c, quote) {
+            ('"' | '\'', None) => quote = Some(c),
+            (_, Some(open)) if c == open => quote = None,
+            ('#', None) if before == ' ' => return &line[..at],
+            _ => {}
+        }
+        before = c;
+    }
+    line
+}

@@ -69,9 +69,20 @@ pub(crate) struct PlanArgs {
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Speed of training, for the time that the run takes, as `log.jsonl` of a run like it has it.
+    /// Ranks that it is to run on. Default: as few as parallel.tp and parallel.pp ask for.
+    #[arg(long, value_name = "N")]
+    pub(crate) world: Option<u64>,
+    /// Speed of training of all ranks, for the time that the run takes, as `log.jsonl` of a run
+    /// like it has it.
     #[arg(long, value_name = "N")]
     pub(crate) tokens_per_s: Option<f64>,
+    /// Speed of one rank's large matrix products, in 10^12 operations a second, as 989 of an H100
+    /// in bf16: for the efficiency, or without --tokens-per-s for the time at best.
+    #[arg(long, value_name = "N")]
+    pub(crate) tflop_per_s: Option<f64>,
+    /// Memory of one rank, as 80GiB. Default: this machine's.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<storage::ByteSize>,
 }
 
 #[derive(Debug, Args)]

@@ -113,9 +113,10 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let config = load(&args.config)?;
     let known = Known {
         corpus_tokens: corpus_tokens(&config),
-        memory_bytes: memory_bytes(),
+        memory_bytes: args.memory.map(|size| size.0).or_else(memory_bytes),
         tokens_per_s: args.tokens_per_s,
-        flop_per_s: None,
+        flop_per_s: args.tflop_per_s.map(|speed| speed * 1e12),
+        world: args.world,
     };
     let plan = Plan::new(&config, &known);
     let mut out = io::stdout().lock();

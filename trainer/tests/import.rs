@@ -2,29 +2,429 @@
 
 use std::fs;
 
-use trainer::import::{Imported, Source, import};
+use toml::Value;
+use trainer::config::Config;
+use trainer::import::{Fate, Imported, Source, import};
 
-/// What the files of a folder beside this test give.
+/// What the files of the folder beside this test give.
 fn read(source: &str, files: &[&str], world: Option<u64>) -> Imported {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
     let files: Vec<String> = files.iter().map(|file| format!("{folder}/{file}")).collect();
     import(source.parse::<Source>().unwrap(), &files, world).unwrap()
 }
 
+/// What some text gives, in a file of this name.
+fn read_text(source: &str, name: &str, text: &str) -> Result<Imported, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(name);
+    fs::write(&file, text).unwrap();
+    let files = [file.to_str().unwrap().to_owned()];
+    import(source.parse::<Source>().unwrap(), &files, None).map_err(|error| error.to_string())
+}
+
+/// One of our keys, as TOML.
+fn ours(imported: &Imported, key: &str) -> String {
+    let mut value = &Value::Table(imported.config.clone());
+    for part in key.split('.') {
+        let Some(inner) = value.get(part) else { return "absent".to_owned() };
+        value = inner;
+    }
+    value.to_string()
+}
+
+fn check(imported: &Imported, due: &[(&str, &str)]) {
+    for (key, due) in due {
+        assert_eq!(ours(imported, key), *due, "{key} in\n{imported}");
+    }
+}
+
+fn fate<'a>(imported: &'a Imported, key: &str) -> (Fate, &'a str) {
+    let found = imported.fates.iter().find(|fate| fate.key == key);
+    let found = found.unwrap_or_else(|| panic!("no fate of {key} in\n{imported}"));
+    (found.fate, &found.text)
+}
+
+fn refused(imported: &Imported) -> Vec<&str> {
+    let all = imported.fates.iter().filter(|key| key.fate == Fate::Refused);
+    all.map(|key| key.key.as_str()).collect()
+}
+
+/// What the output says is a config of ours that divides the ranks it ran on.
+fn check_runs(imported: &Imported, more: &str, world: u64, micro_batches: u64) {
+    let text = format!("{}\n{more}", imported.to_toml());
+    let config = Config::from_toml("imported", &text).unwrap_or_else(|error| panic!("{error}"));
+    let division = config.divide(world).unwrap_or_else(|refusals| panic!("{refusals:?}"));
+    assert_eq!(division.micro_batches, micro_batches);
+}
+
+/// 4 samples x 16 passes x 4 GPUs / 2 that share matrices = 128, which its JSON says too.
 #[test]
-fn show() {
+fn cpm1_t5_is_a_batch_of_128() {
+    let run = read("cpm", &["cpm1_t5.sh", "cpm1_ds_t5.json"], None);
+    check(
+        &run,
+        &[
+            ("batch.global", "128"),
+            ("batch.micro", "4"),
+            ("parallel.tp", "2"),
+            ("model.family", "\"t5\""),
+            ("model.dec_len", "384"),
+            ("model.bias", "false"),
+            ("model.dropout", "0.1"),
+            ("optim.lr.floor_mode", "\"clamp\""),
+            ("optim.lr.warmup", "{ fraction = 0.01 }"),
+            ("optim.betas", "[0.9, 0.999]"),
+            ("precision.loss_scale.init", "65536"),
+            ("data.train", "\"/corpora/t5/baike_document\""),
+        ],
+    );
+    assert_eq!((refused(&run), &run.missing[..]), (vec![], &["model.vocab"][..]));
+    assert_eq!(fate(&run, "--vocab-file").0, Fate::Implied);
+    assert_eq!(fate(&run, "hidden-dropout"), (Fate::Default, "model.dropout"));
+    // `if ["${recompute}" = ...` lacks a space: the flags behind it never reach the program.
+    assert!(run.fates.iter().all(|key| !key.key.contains("checkpoint-activations")));
+    let notes = run.notes.join("\n");
+    for due in ["line 36: '[' and '\"${recompute}\"' are not apart", "line 42: 'chkp =' is a"] {
+        assert!(notes.contains(due), "'{due}' is not in\n{notes}");
+    }
+    // Its T5 has learned positions and is no T5 of ours.
+    let text = format!("{}\n", run.to_toml().replace("[model]", "[model]\nvocab = 30000"));
+    let refusal = Config::from_toml("imported", &text).unwrap_err().to_string();
+    assert!(refusal.contains("model.positions: is not of this family"), "{refusal}");
+}
+
+/// 4 x 16 x 4 / 2 / 2 = 64.
+#[test]
+fn cpm1_gpt2_is_a_batch_of_64() {
+    let run = read("cpm", &["cpm1_gpt2.sh"], None);
+    check(
+        &run,
+        &[
+            ("batch.global", "64"),
+            ("parallel.tp", "2"),
+            ("parallel.pp", "2"),
+            ("parallel.recompute.mode", "\"full\""),
+            ("model.bias", "true"),
+            ("optim.lr.floor", "1e-5"),
+        ]
+        .map(|(key, due)| (key, if due == "1e-5" { "0.00001" } else { due })),
+    );
+    assert_eq!((refused(&run), &run.missing[..]), (vec![], &["model.vocab"][..]));
+    assert!(run.notes.iter().any(|note| note.contains("'checkpoint_activations' is run as a")));
+    let whole = run.to_toml().replace("[model]", "[model]\nvocab = 30000");
+    let config = Config::from_toml("imported", &whole).unwrap();
+    assert_eq!(config.divide(4).unwrap().micro_batches, 16);
+}
+
+/// 40 nodes of 8 GPUs, four for each matrix, 26 samples on each of 80 replicas.
+#[test]
+fn cpm2_is_a_batch_of_2080() {
+    let run = read("cpm", &["cpm2.sh", "cpm2_model.json", "cpm2_ds.json"], None);
+    check(
+        &run,
+        &[
+            ("batch.global", "2080"),
+            ("batch.micro", "26"),
+            ("parallel.zero", "1"),
+            ("parallel.reduce", "\"ring\""),
+            ("model.family", "\"t5\""),
+            ("model.vocab", "51968"),
+            ("model.init.std", "0.001"),
+            ("model.dropout", "0.0"),
+            ("optim.lr.style", "\"inverse-sqrt\""),
+            // 0.001 / sqrt(0.05 x 200000)
+            ("optim.lr.peak", "0.00001"),
+            ("checkpoint.load_parts", "[\"model\", \"data\", \"rng\", \"schedule\"]"),
+        ],
+    );
+    assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
+    assert!(fate(&run, "num_decoder_layers").1.contains("CPM-2 ignores it"));
+    check_runs(&run, "", 320, 1);
+}
+
+#[test]
+fn megatron_175b_comes_over_whole() {
+    let run = read("megatron", &["megatron_175b.sh"], None);
+    check(
+        &run,
+        &[
+            ("batch.global", "1536"),
+            ("batch.rampup", "{ increment = 16, samples = 5859375, start = 16 }"),
+            ("parallel.virtual_stages", "2"),
+            ("parallel.schedule", "\"interleaved\""),
+            ("parallel.sequence_parallel", "true"),
+            ("parallel.zero", "1"),
+            ("optim.lr.floor_mode", "absent"),
+            ("optim.lr.warmup", "{ fraction = 0.001 }"),
+            ("model.vocab", "50257"),
+            ("checkpoint.load", "\"auto\""),
+            ("run.dir", "\"/ckpt/gpt3\""),
+        ],
+    );
+    assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
+    assert_eq!(run.config["data"]["train"].as_array().unwrap().len(), 2);
+    check_runs(&run, "", 128, 1536);
+}
+
+/// The threshold that DeepSpeed's own examples misspell in two ways, and that had no effect there.
+#[test]
+fn keys_that_nobody_knows_are_refused_with_the_nearest() {
+    let run = read("deepspeed", &["deepspeed_zero3.json"], None);
+    let section = "zero_optimization.stage3_param_";
+    let names = ["persitance_threshold", "persitence_threshold"].map(|it| format!("{section}{it}"));
+    assert_eq!(refused(&run), names);
+    for name in names {
+        let due = "unknown key; did you mean 'stage3_param_persistence_threshold'?";
+        assert_eq!(fate(&run, &name), (Fate::Refused, due));
+    }
+    check(
+        &run,
+        &[
+            ("parallel.zero", "3"),
+            ("precision.dtype", "\"bf16\""),
+            ("optim.lr.style", "\"linear\""),
+            ("optim.lr.warmup_shape", "\"log\""),
+            ("optim.lr.start", "0.00001"),
+            ("optim.lr.floor", "0.00001"),
+            ("optim.lr.decay", "{ steps = 1000 }"),
+        ],
+    );
+    assert!(run.missing.contains(&"model.layers"));
+    // 64 = 4 x 2 x 8.
+    assert_eq!(refused(&read("deepspeed", &["deepspeed_zero3.json"], Some(8))).len(), 2);
+    let wrong = read("deepspeed", &["deepspeed_zero3.json"], Some(4));
+    let text = fate(&wrong, "batch.global").1;
+    assert_eq!(text, "64 is not micro 4 x accumulation 2 x dp 4 = 32");
+}
+
+#[test]
+fn schedules_of_deepspeed_are_ours() {
+    let schedule = |scheduler: &str| {
+        let text = format!(
+            "{{\"train_micro_batch_size_per_gpu\": 4, {scheduler} \"optimizer\": {{\"type\": \
+             \"AdamW\", \"params\": {{\"lr\": 0.002}}}}}}"
+        );
+        read_text("deepspeed", "ds.json", &text).unwrap()
+    };
+    let none = schedule("");
+    check(&none, &[("optim.lr.style", "\"constant\""), ("optim.lr.peak", "0.002")]);
+    check(&none, &[("optim.clip", "0.0"), ("optim.lr.warmup", "{ steps = 0 }")]);
+    let cosine = schedule(
+        "\"scheduler\": {\"type\": \"WarmupCosineLR\", \"params\": {\"total_num_steps\": 500, \
+         \"warmup_num_steps\": 50, \"warmup_type\": \"linear\", \"warmup_min_ratio\": 0.1}},",
+    );
+    check(&cosine, &[("optim.lr.start", "0.0002"), ("optim.lr.warmup_shape", "\"linear\"")]);
+    check(&cosine, &[("optim.lr.warmup", "{ steps = 50 }")]);
+    let floor = cosine.config["optim"]["lr"]["floor"].as_float().unwrap();
+    assert!((floor - 2e-7).abs() < 1e-18, "{floor}");
+    let test = schedule(
+        "\"scheduler\": {\"type\": \"LRRangeTest\", \"params\": {\"lr_range_test_min_lr\": 0.001, \
+         \"lr_range_test_step_size\": 200, \"lr_range_test_step_rate\": 5}},",
+    );
+    check(&test, &[("optim.lr.style", "\"range-test\""), ("optim.lr.floor", "0.001")]);
+    check(&test, &[("optim.lr.peak", "0.006"), ("optim.lr.decay", "{ steps = 200 }")]);
+    let cycle = schedule("\"scheduler\": {\"type\": \"OneCycle\", \"params\": {}},");
+    assert!(fate(&cycle, "scheduler.type").1.contains("optim.lr.style: due WarmupLR or"));
+}
+
+/// 4 x 2 replicas, 8 samples each, in micro-batches of 4.
+#[test]
+fn paddle_reads_its_base() {
+    let run = read("paddle", &["paddle_1.3b.yaml"], None);
+    check(
+        &run,
+        &[
+            ("batch.global", "64"),
+            ("batch.micro", "4"),
+            ("parallel.zero", "1"),
+            ("precision.dtype", "\"fp16\""),
+            ("precision.loss_scale.init", "32768.0"),
+            ("optim.lr.peak", "0.00005"),
+            ("data.split", "[949, 50, 1]"),
+            ("run.seed", "1024"),
+        ],
+    );
+    assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
+    assert_eq!(fate(&run, "Model.recompute_granularity"), (Fate::Implied, "not given"));
+    check_runs(&run, "", 8, 2);
+}
+
+/// 8 samples of a replica in four micro-batches.
+#[test]
+fn colossal_is_read_as_data() {
+    let run = read("colossal", &["colossal_pp1d.py"], Some(8));
+    check(
+        &run,
+        &[
+            ("batch.global", "16"),
+            ("batch.micro", "2"),
+            ("parallel.tp", "2"),
+            ("parallel.pp", "2"),
+            ("model.layers", "12"),
+            ("precision.dtype", "\"fp16\""),
+            ("optim.clip", "0.0"),
+        ],
+    );
+    assert_eq!((refused(&run), &run.missing[..]), (vec![], &["run.budget", "data.train"][..]));
+    assert_eq!(fate(&run, "TENSOR_SHAPE").0, Fate::Implied);
+    let whole = run.to_toml().replace("[run]", "[run]\nbudget = { steps = 9 }");
+    let whole = format!("{whole}\n[data]\ntrain = 'd'\n");
+    let config = Config::from_toml("imported", &whole).unwrap();
+    assert_eq!(config.divide(8).unwrap().micro_batches, 4);
+}
+
+#[test]
+fn hugging_face_has_a_model_and_arguments() {
+    let run = read("hf", &["hf_t5.json", "hf_training.json"], Some(4));
+    check(
+        &run,
+        &[
+            // 16 x 8 x 4
+            ("batch.global", "512"),
+            ("model.family", "\"t5\""),
+            ("model.activation", "\"geglu-tanh\""),
+            ("model.tie_embeddings", "false"),
+            ("model.seq_len", "512"),
+            ("model.dec_len", "128"),
+            ("optim.lr.style", "\"constant\""),
+            ("optim.weight_decay", "0.0"),
+            ("eval.every", "0"),
+        ],
+    );
+    assert_eq!((refused(&run), &run.missing[..]), (vec!["dataset_name"], &["data.train"][..]));
+    let llama = read("hf", &["hf_llama.json"], None);
+    check(
+        &llama,
+        &[
+            ("model.norm", "\"rmsnorm\""),
+            ("model.positions", "\"rope\""),
+            ("model.activation", "\"swiglu\""),
+            ("model.bias", "false"),
+        ],
+    );
+    assert_eq!(refused(&llama), ["model.heads"], "4 of 32 keys");
+}
+
+#[test]
+fn flags_of_the_first_megatron_are_told_from_those_of_today() {
+    let flags = |flags: &str| {
+        let base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
+                    --max-position-embeddings 32 --train-iters 100 --lr 1e-3 --data-path d \
+                    --tokenizer-type GPT2BPETokenizer --lr-decay-style cosine";
+        read_text("megatron", "flags.txt", &format!("{base} \\\n  {flags}\n")).unwrap()
+    };
+    let old = flags("--batch-size 8 --warmup .01 --min-lr 1e-4");
+    check(&old, &[("optim.lr.floor_mode", "\"clamp\""), ("batch.global", "8")]);
+    check(&old, &[("optim.lr.warmup", "{ fraction = 0.01 }"), ("eval.every", "1000")]);
+    let new = flags("--micro-batch-size=8 --global-batch-size 64 --lr-warmup-samples 320");
+    check(&new, &[("optim.lr.floor_mode", "absent"), ("batch.global", "64")]);
+    check(&new, &[("optim.lr.warmup", "{ samples = 320 }"), ("optim.weight_decay", "0.01")]);
+    // With an underscore, given twice, unknown, foreign, and from outside.
+    let odd = flags("--micro_batch_size 2 --micro-batch-size 4 --clip_gard 1.0 --num-experts 8");
+    check(&odd, &[("batch.micro", "4")]);
+    assert!(fate(&odd, "--clip_gard").1.contains("did you mean 'clip-grad'?"));
+    assert_eq!(fate(&odd, "--num-experts"), (Fate::Refused, "mixtures of experts are not there"));
+    let outside = flags("--micro-batch-size 2 --save $WHERE");
+    assert!(fate(&outside, "--save").1.contains("comes from outside the script"), "{outside}");
+    let uneven = flags("--micro-batch-size 2 --hidden-dropout 0.1 --attention-dropout 0.2");
+    assert_eq!(refused(&uneven), ["model.dropout"]);
+}
+
+#[test]
+fn scripts_are_followed_as_bash_would() {
+    let script = |text: &str| read_text("megatron", "run.sh", text);
+    let run = script(
+        "N=${1:-3}\nM=$((2*$N))\nunused='--lr 5'\nif [ -n \"$N\" ] && true; then\n  A=--bf16\nelse\n  \
+         A=--fp16\nfi\ncat <<EOF > ds.json\n{ \"a\": \"b'\n}\nEOF\n\
+         ARGS=(--num-layers $M # layers\n  --lr 1e-3)\nARGS+=(--seed 7)\n\
+         [[ $M == 6 ]] && echo six\nsrun python train.py \"${ARGS[@]}\" $A 2>&1 | tee log\n",
+    );
+    let run = run.unwrap();
+    check(&run, &[("model.layers", "6"), ("optim.lr.peak", "0.001"), ("run.seed", "7")]);
+    check(&run, &[("precision.dtype", "\"bf16\"")]);
+    for (text, due) in [
+        ("for i in 1 2; do python a.py; done\n", "line 1: 'for' is not followed"),
+        ("echo 'open\n", "a quote or a parenthesis is not closed"),
+        ("N=1\n", "no command with a Python program, and no flags"),
+        ("else\n", "line 1: 'else' without 'if'"),
+    ] {
+        let refusal = script(text).unwrap_err();
+        assert!(refusal.contains(due) && refusal.contains("run.sh"), "{text}: {refusal}");
+    }
+    // Doubling without end.
+    let mut bomb = String::from("A=xxxxxxxxxxxxxxxx\n");
+    bomb.push_str(&"A=$A$A\n".repeat(64));
+    assert!(script(&bomb).unwrap_err().contains("grows beyond 1048576 bytes"));
+}
+
+#[test]
+fn files_that_cannot_be_read_are_refused_by_their_line() {
+    for (source, name, text, due) in [
+        ("deepspeed", "a.json", "{\"a\": }", "expected value at line 1 column 7"),
+        ("deepspeed", "a.json", "[1]", "due JSON"),
+        ("hf", "a.json", "model_type: gpt2", "due JSON"),
+        ("paddle", "a.yaml", "Global:\n  - a: &x 1\n  b: 2\n", "line 3: its indentation"),
+        ("paddle", "a.yaml", "a: &x 1\n", "line 1: '&x 1' is YAML beyond mappings"),
+        ("paddle", "a.yaml", "a: 1\na: 2\n", "line 2: the key is there twice"),
+        ("paddle", "a.yaml", "a:1\n", "line 1: due a space after ':'"),
+        ("paddle", "a.yaml", "\ta: 1\n", "line 1: a tab in the indentation"),
+        ("paddle", "a.yaml", "_base_: a.yaml\n", "_base_ goes more than 16 files deep"),
+        ("colossal", "a.py", "def f():\n    pass\n", "line 1: due 'NAME = value'"),
+        ("colossal", "a.py", "A = [1, 2\n", "line 1: is not closed"),
+        ("colossal", "a.py", "A = dict(x=1 y=2)\n", "due ',' or ')'"),
+        ("colossal", "a.py", "A = 1 // 0\n", "1 // 0 is no number"),
+        ("colossal", "a.py", "A = 3 if x else 4\n", "'if x else 4' after the value"),
+    ] {
+        let refusal = read_text(source, name, text).unwrap_err();
+        assert!(refusal.contains(due) && refusal.contains(name), "{text}: {refusal}");
+    }
+    let deep = format!("A = {}1{}\n", "[".repeat(100), "]".repeat(100));
+    assert!(read_text("colossal", "a.py", &deep).unwrap_err().contains("32 values deep"));
+    let deep: String = (0..100).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+    assert!(read_text("paddle", "a.yaml", &deep).unwrap_err().contains("32 mappings deep"));
+}
+
+/// The document's examples are those of this folder, and the output can be read again.
+#[test]
+fn the_output_is_toml_with_the_fates_as_comments() {
     for (source, files) in [
-        ("cpm", &["cpm1_t5.sh", "cpm1_ds_t5.json"][..]),
-        ("cpm", &["cpm1_gpt2.sh"]),
+        ("cpm", &["cpm1_gpt2.sh"][..]),
         ("cpm", &["cpm2.sh", "cpm2_model.json", "cpm2_ds.json"]),
         ("megatron", &["megatron_175b.sh"]),
         ("deepspeed", &["deepspeed_zero3.json"]),
         ("paddle", &["paddle_1.3b.yaml"]),
         ("colossal", &["colossal_pp1d.py"]),
         ("hf", &["hf_t5.json", "hf_training.json"]),
-        ("hf", &["hf_llama.json"]),
     ] {
-        println!("=== {source} {files:?}\n{}", read(source, files, None));
+        let run = read(source, files, None);
+        let text = run.to_string();
+        let again: toml::Table = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(again, run.config, "{source}");
+        for key in &run.fates {
+            assert!(text.contains(&key.key) && text.contains(&key.text), "{}", key.key);
+        }
     }
-    _ = fs::read("x");
+}
+
+#[test]
+fn coming_from_maps_each_launch_script() {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../COMING_FROM.md"));
+    let text = text.unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
+    let mut commands = 0;
+    for line in text.lines().filter(|line| line.contains("`trainer import-config --from ")) {
+        let command = line.split("`trainer import-config --from ").nth(1).unwrap();
+        let words: Vec<&str> = command.split('`').next().unwrap().split_whitespace().collect();
+        let (source, files) = words.split_first().unwrap();
+        let files: Vec<&str> = files.iter().map(|file| file.rsplit('/').next().unwrap()).collect();
+        assert!(files.iter().all(|file| fs::exists(format!("{folder}/{file}")).unwrap()), "{line}");
+        let run = read(source, &files, None);
+        // What the line says of our keys is what comes out.
+        for part in line.split('`').filter(|part| part.contains(" = ") && !part.contains("--")) {
+            let (key, due) = part.split_once(" = ").unwrap();
+            assert_eq!(ours(&run, key), due, "{key} in {line}");
+        }
+        commands += 1;
+    }
+    assert!(commands >= 6, "{commands} commands");
 }

@@ -233,7 +233,7 @@ fn the_plan_counts_the_parameters_that_there_are() {
         (config.model.hidden, config.model.layers, config.model.ffn) = (hidden, layers, ffn);
         let model = Model::new(&config.model, 1);
         let due: usize = model.params().iter().map(ParamSpec::numel).sum();
-        let counted = Parameters::count(&config.model, config.model.vocab);
+        let counted = Parameters::of(&Model::new(&config.model, 1));
         assert_eq!(counted.total, due as u64);
     }
 }

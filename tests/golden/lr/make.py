@@ -84,7 +84,7 @@ def deepspeed():
     # It counts the step that is to come.
     test = {"lr_range_test_min_lr": 1e-5, "lr_range_test_step_size": 10}
     made = points(ds.LRRangeTest, 1, lr_range_test_step_rate=2.9, **test)
-    yield {"style": "range-test", "floor": 1e-5}, made
+    yield {"style": "range-test", "floor": 1e-5, "warmup": 0}, made
 
 
 def main():

@@ -28,7 +28,7 @@ impl Build {
         self.lengths();
         self.learning_rate(source);
         self.state();
-        for name in ["file"].iter().filter_map(|name| self.facts.get(name)) {
+        for name in ["file", "model_file"].iter().filter_map(|name| self.facts.get(name)) {
             let text = shown(name);
             let last = text.rsplit('/').next().unwrap_or(&text).to_owned();
             if !names.contains(&last) {
@@ -160,7 +160,10 @@ impl Build {
                     self.set_if_absent(&format!("model.{key}"), *value);
                 }
                 self.set_if_absent("model.vocab", 50_257);
-                self.notes.push(format!("model.type {builder}: the sizes of the published GPTs"));
+                self.notes.push(format!(
+                    "model.type {builder}: the sizes of the published GPT; dropout and the course \
+                     of the learning rate are in its Python code and not in this file"
+                ));
             }
             None => self.refuse("model", format!("the sizes of '{builder}' are not known here")),
         }
@@ -276,6 +279,13 @@ impl Build {
             self.set("batch.global", global);
             self.set("batch.micro", micro);
         }
+        let powers = |count: i64| u64::try_from(count).is_ok_and(u64::is_power_of_two);
+        let shares =
+            micro.zip(global).zip(dp).map(|((micro, global), dp)| global / (micro * dp).max(1));
+        if dp.is_some_and(|dp| dp > 1 && !powers(dp)) || shares.is_some_and(|count| !powers(count))
+        {
+            self.set("parallel.reduce", "ring");
+        }
         if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
             self.notes.push(format!(
                 "it ran on {ranks} ranks: dp {} x tp {tp} x pp {pp}",
@@ -327,6 +337,7 @@ impl Build {
         match (warm, self.number("warmup_fraction")) {
             (Some((unit, count)), _) => self.one("optim.lr.warmup", unit, count),
             (None, Some(part)) => self.one("optim.lr.warmup", "fraction", part),
+            (None, None) if !self.facts.contains_key("peak") => {}
             (None, None) => self.one("optim.lr.warmup", "steps", 0),
         }
     }
@@ -363,8 +374,10 @@ impl Build {
             self.set("optim.lr.start", from);
             self.set("optim.lr.floor", from);
         }
-        for (fact, key) in [("start_ratio", "start"), ("floor_ratio", "floor")] {
-            if let (Some(ratio), Some(peak), "cosine") = (self.number(fact), peak, style.as_str()) {
+        // DeepSpeed's own ratios where none are given.
+        for (fact, key, ratio) in [("start_ratio", "start", 0.0), ("floor_ratio", "floor", 1e-4)] {
+            if let (Some(peak), "cosine") = (peak, style.as_str()) {
+                let ratio = self.number(fact).unwrap_or(ratio);
                 self.set(&format!("optim.lr.{key}"), ratio * peak);
             }
         }

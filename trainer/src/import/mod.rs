@@ -180,7 +180,7 @@ impl Build {
             Rule::To { ours, .. } | Rule::As { ours, .. } if unset(ours).is_some() => {
                 unset(ours).unwrap_or((Fate::Refused, String::new()))
             }
-            _ if value.as_str() == Some("auto") => {
+            Rule::To { .. } | Rule::As { .. } if value.as_str() == Some("auto") => {
                 (Fate::Implied, "taken from the training arguments".to_owned())
             }
             Rule::To { .. } | Rule::As { .. }

@@ -37,8 +37,8 @@ impl Imported {
 impl fmt::Display for Imported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.to_toml())?;
-        for key in &self.missing {
-            writeln!(f, "\n# {key} is missing: no file says it")?;
+        if !self.missing.is_empty() {
+            writeln!(f, "\n# missing, for no file says it: {}", self.missing.join(", "))?;
         }
         for (fate, title) in [
             (Fate::Refused, "refused"),
@@ -52,7 +52,8 @@ impl fmt::Display for Imported {
             }
             writeln!(f, "\n# {title}")?;
             for key in keys {
-                let left = format!("{}: {} {}", key.file, key.key, key.value);
+                let sign = if key.value.is_empty() { "" } else { " = " };
+                let left = format!("{}: {}{sign}{}", key.file, key.key, key.value);
                 writeln!(f, "#   {:<60} {}", left.trim_end(), self.right(key.fate, &key.text))?;
             }
         }

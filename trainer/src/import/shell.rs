@@ -19,9 +19,9 @@ pub(super) struct Script {
 }
 
 /// Commands that change nothing about the run, and words that stand before others.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 15] = [
     "set", "cd", "echo", "mkdir", "module", "source", "ulimit", "eval", "exec", "export", "time",
-    "nohup", "exit", ".",
+    "nohup", "exit", "tee", ".",
 ];
 
 #[derive(Clone, Debug, PartialEq)]
@@ -135,7 +135,7 @@ impl Script {
                 "line {line}: '{first} =' is a command and no assignment: the spaces around '=' \
                  are a mistake, and bash goes on without it"
             ));
-        } else if !exported && !HARMLESS.contains(first) && !first.starts_with('$') {
+        } else if !exported && !HARMLESS.contains(first) && first.starts_with(char::is_alphabetic) {
             self.notes
                 .push(format!("line {line}: '{first}' is run as a command, and not looked into"));
         }

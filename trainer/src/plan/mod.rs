@@ -5,15 +5,19 @@
 //! reason; what will hurt is a warning. Every estimate names its formula, for efficiencies that
 //! come from different formulas cannot be compared.
 
+mod count;
+mod memory;
 mod table;
 
 use serde::Serialize;
 
-use crate::config::{Config, Dtype, ModelConfig};
-use crate::model::HEAD_CHUNK_ROWS;
+use crate::config::{Config, Division, ModelConfig};
+use crate::model::Model;
+use crate::parallel::schedule::Pipeline;
 
-/// Bytes of a parameter in f32.
-const F32_BYTES: u64 = 4;
+pub use count::{Flop, Parameters};
+pub use memory::{Memory, StagePlan};
+
 /// Past so many epochs the same text teaches less than new text would (Muennighoff et al. 2023,
 /// "Scaling data-constrained language models").
 const EPOCHS_MANY: f64 = 4.0;
@@ -23,13 +27,15 @@ const EPOCHS_MANY: f64 = 4.0;
 pub struct Known {
     /// Tokens of the corpus.
     pub corpus_tokens: Option<u64>,
-    /// Memory of the machine.
+    /// Memory that each rank has.
     pub memory_bytes: Option<u64>,
-    /// Measured speed of training.
+    /// Measured speed of training, of all ranks together.
     pub tokens_per_s: Option<f64>,
-    /// Measured speed of large matrix products, in floating-point operations a second; used if
-    /// `tokens_per_s` is not known.
+    /// Speed of large matrix products on one rank, in floating-point operations a second: what
+    /// efficiency is measured by, and a lower bound of the time if `tokens_per_s` is not known.
     pub flop_per_s: Option<f64>,
+    /// Ranks. Default: as few as `tp` and `pp` ask for.
+    pub world: Option<u64>,
 }
 
 /// What a run will take. Shown as a table for people; serialized with units in the keys.
@@ -39,8 +45,14 @@ pub struct Plan {
     pub model: String,
     /// Numbers that are learned.
     pub parameters: Parameters,
-    /// Peak memory of training.
+    /// How the ranks divide, if they do.
+    pub layout: Option<Division>,
+    /// The stages of the pipeline, in order.
+    pub stages: Vec<StagePlan>,
+    /// Peak memory of the rank that needs the most.
     pub memory_bytes: Memory,
+    /// The part of a step that a rank of the pipeline waits for others.
+    pub bubble: f64,
     /// Floating-point operations.
     pub flop: Flop,
     /// How long the run is.
@@ -49,6 +61,8 @@ pub struct Plan {
     pub checkpoint: Saving,
     /// How long it takes, if the speed is known.
     pub time: Option<Time>,
+    /// How much of the ranks' arithmetic is used, if both speeds are known.
+    pub efficiency: Option<Efficiency>,
     /// The loss of a model that knows nothing: the logarithm of the vocabulary.
     pub loss_initial_nats: f64,
     /// Why it cannot run. Empty if it can.
@@ -57,64 +71,12 @@ pub struct Plan {
     pub warnings: Vec<String>,
 }
 
-/// Parameters by component. The head shares the word embedding and has none of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Parameters {
-    /// A row for every token of the vocabulary.
-    pub word_embedding: u64,
-    /// A row for every position.
-    pub position_embedding: u64,
-    /// Attention of all layers: `c_attn`, `c_proj` and their biases.
-    pub attention: u64,
-    /// Feed-forward blocks of all layers: `c_fc`, `c_proj` and their biases.
-    pub feed_forward: u64,
-    /// Gains and biases of all norms.
-    pub norms: u64,
-    /// The sum.
-    pub total: u64,
-}
-
-/// Peak memory by component, in bytes. Weights to moments are exact, the rest is an estimate: the
-/// allocator and the kernels' own buffers come on top.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Memory {
-    /// f32 weights: 4 bytes a parameter.
-    pub weights: u64,
-    /// With bf16, the copy that computes: 2 bytes a parameter.
-    pub compute_copy: u64,
-    /// Gradients, 4 bytes a parameter and as many again for the word embedding in its use as the
-    /// head, for every partial sum that waits in the tree over the micro-batches and the one in the
-    /// making: `floor(log2(accumulation)) + 1`. With bf16 those of one pass on top.
-    pub gradients: u64,
-    /// Both moments of AdamW: 8 bytes a parameter.
-    pub moments: u64,
-    /// What the backward pass keeps of one micro-batch: `layers x tokens x (8 hidden + 2 ffn)`
-    /// numbers. That is the count of Korthikanti et al. 2022 without dropout masks and without
-    /// the attention matrix, which is recomputed.
-    pub activations: u64,
-    /// The head: logits and their log-softmax, 512 tokens at a time.
-    pub head: u64,
-    /// The sum.
-    pub total: u64,
-}
-
-/// Floating-point operations of training: forward and backward, a multiply and an add as two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Flop {
-    /// `6 N + 12 L h s` (PaLM, nanoGPT). `N` is all parameters but the positions.
-    pub per_token_6n_12lhs: u64,
-    /// `6 N + 6 L h s` (llm.c): attention looks back only, so half of it is never needed.
-    pub per_token_6n_6lhs: u64,
-    /// Of one step, by the first formula.
-    pub per_step: u64,
-}
-
 /// The length of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Run {
     /// Optimizer steps.
     pub steps: u64,
-    /// Micro-batches of one step.
+    /// Micro-batches of one step that each replica has.
     pub accumulation: u64,
     /// Tokens of one step.
     pub tokens_per_step: u64,
@@ -148,68 +110,56 @@ pub struct Time {
     pub basis: String,
 }
 
-impl Parameters {
-    /// Counts a model whose word embedding has so many rows: [`ModelConfig::padded_vocab`] in
-    /// memory, `vocab` in a published count.
-    #[must_use]
-    pub fn count(model: &ModelConfig, vocab_rows: u64) -> Self {
-        let (layers, h, f) = (model.layers, model.hidden, model.ffn());
-        let word_embedding = vocab_rows * h;
-        let position_embedding = model.seq_len * h;
-        let attention = layers * ((h * 3 * h + 3 * h) + (h * h + h));
-        let feed_forward = layers * ((h * f + f) + (f * h + h));
-        // Two norms a layer and one at the end, each a gain and a bias.
-        let norms = (2 * layers + 1) * 2 * h;
-        let total = word_embedding + position_embedding + attention + feed_forward + norms;
-        Parameters { word_embedding, position_embedding, attention, feed_forward, norms, total }
-    }
-}
-
-impl Memory {
-    fn estimate(config: &Config, parameters: &Parameters) -> Self {
-        let (model, count) = (&config.model, parameters.total);
-        // A copy that computes, and gradients in its dtype before they are added, bf16 alone has.
-        let (number_bytes, copy_bytes) = match config.precision.dtype {
-            Dtype::Fp32 => (F32_BYTES, 0),
-            Dtype::Bf16 | Dtype::Fp16 => (2, 2),
-        };
-        let sums = u64::from(config.batch.accumulation().ilog2()) + 1;
-        let tokens = config.batch.micro * model.seq_len;
-        let rows = tokens.min(HEAD_CHUNK_ROWS);
-        let kept = 8 * model.hidden + 2 * model.ffn();
-
-        let weights = F32_BYTES * count;
-        let compute_copy = copy_bytes * count;
-        let gradients = sums * F32_BYTES * (count + parameters.word_embedding) + copy_bytes * count;
-        let moments = 2 * F32_BYTES * count;
-        // A config may ask for more than can be counted; it gets the most that can.
-        let activations = (model.layers * kept * number_bytes).saturating_mul(tokens);
-        let head =
-            2 * F32_BYTES * rows * model.padded_vocab() + copy_bytes * parameters.word_embedding;
-        let fixed = weights + compute_copy + gradients + moments + head;
-        let total = fixed.saturating_add(activations);
-        Memory { weights, compute_copy, gradients, moments, activations, head, total }
-    }
+/// The part of the ranks' floating-point operations that training uses, recomputation not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Efficiency {
+    /// By `6 N + 12 L h s`.
+    pub mfu_6n_12lhs: f64,
+    /// By `6 N + 6 L h s`.
+    pub mfu_6n_6lhs: f64,
 }
 
 impl Plan {
     /// Plans a checked config.
     #[must_use]
     pub fn new(config: &Config, known: &Known) -> Self {
-        let model = &config.model;
-        let parameters = Parameters::count(model, model.padded_vocab());
-        let flop = flop(config, &parameters);
-        let run = run(config, known);
+        let shape = &config.model;
+        let parallel = &config.parallel;
+        let model = Model::new(shape, parallel.tp);
+        let ranks_min = parallel.tp * parallel.pp;
+        let (layout, refusals) = match config.divide(known.world.unwrap_or(ranks_min)) {
+            Ok(division) => (Some(division), Vec::new()),
+            Err(refusals) => (None, refusals),
+        };
+        // What does not divide is still shown, as one replica of it.
+        let micro_batches = config.batch.micro_batches();
+        let one =
+            Division { world: ranks_min, dp: 1, tp: parallel.tp, pp: parallel.pp, micro_batches };
+        let division = layout.unwrap_or(one);
+        let stages = memory::stages(config, &model, &division);
+        let largest = stages.iter().map(|stage| stage.memory_bytes).max_by_key(|all| all.total);
+        let pipeline = Pipeline {
+            ranks: division.pp as usize,              // fits: at most 1024
+            chunks: parallel.virtual_stages as usize, // fits: at most 64
+        };
+        let micro_batches = usize::try_from(division.micro_batches).unwrap_or(usize::MAX);
+        let bubble = parallel.schedule.bubble(pipeline, micro_batches);
+        let (parameters, flop) = (Parameters::of(&model), Flop::of(config, &model));
+        let run = run(config, known, &division);
         let mut plan = Plan {
-            model: describe(model),
+            model: describe(shape),
             parameters,
-            memory_bytes: Memory::estimate(config, &parameters),
+            layout,
+            stages,
+            memory_bytes: largest.unwrap_or_default(),
+            bubble,
             flop,
             run,
             checkpoint: saving(config, &parameters),
-            time: time(&run, &flop, known),
-            loss_initial_nats: (model.vocab as f64).ln(),
-            refusals: Vec::new(),
+            time: time(&run, &flop, known, &division, bubble),
+            efficiency: efficiency(&flop, known, &division),
+            loss_initial_nats: (shape.vocab as f64).ln(),
+            refusals,
             warnings: Vec::new(),
         };
         plan.refuse(config, known);
@@ -243,10 +193,14 @@ impl Plan {
         let need = self.memory_bytes.total;
         if let Some(have) = known.memory_bytes.filter(|have| need > *have) {
             let (need, have) = (storage::ByteSize(need), storage::ByteSize(have));
-            self.warnings.push(format!(
-                "training needs about {need}, the machine has {have}; \
-                 hint: a smaller batch.micro first, then precision.dtype = \"bf16\""
-            ));
+            let all = &self.memory_bytes;
+            let hint = if all.gradients > all.activations {
+                "a larger batch.micro makes fewer sums of gradients wait; then parallel.tp or pp"
+            } else {
+                "a smaller batch.micro, parallel.recompute, precision.dtype = \"bf16\", then \
+                 parallel.tp or pp"
+            };
+            self.warnings.push(format!("a rank needs about {need} and has {have}; hint: {hint}"));
         }
         if let Some(epochs) = self.run.epochs.filter(|epochs| *epochs > EPOCHS_MANY) {
             self.warnings.push(format!(
@@ -266,37 +220,33 @@ impl Plan {
 }
 
 fn describe(model: &ModelConfig) -> String {
+    let layers = match model.decoder_layers() {
+        0 => format!("{} layers", model.layers),
+        decoder => format!("{} and {decoder} layers", model.layers),
+    };
+    let sequence = match model.dec_len {
+        None => format!("sequence {}", model.seq_len),
+        Some(answer) => format!("sequences {} and {answer}", model.seq_len),
+    };
     format!(
-        "gpt: {} layers, hidden {}, {} heads of {}, ffn {}, vocabulary {} in {} rows, sequence {}",
-        model.layers,
+        "{:?}: {layers}, hidden {}, {} heads of {}, ffn {}, vocabulary {} in {} rows, {sequence}",
+        model.family,
         model.hidden,
         model.heads,
         model.head_dim(),
         model.ffn(),
         model.vocab,
-        model.padded_vocab(),
-        model.seq_len
+        model.padded_vocab()
     )
+    .to_lowercase()
 }
 
-fn flop(config: &Config, parameters: &Parameters) -> Flop {
-    let model = &config.model;
-    let products = 6 * (parameters.total - parameters.position_embedding);
-    let attention = 6 * model.layers * model.hidden * model.seq_len;
-    let per_token_6n_12lhs = products + 2 * attention;
-    Flop {
-        per_token_6n_12lhs,
-        per_token_6n_6lhs: products + attention,
-        per_step: per_token_6n_12lhs.saturating_mul(config.tokens_per_step()),
-    }
-}
-
-fn run(config: &Config, known: &Known) -> Run {
-    let tokens = config.steps_total() * config.tokens_per_step();
+fn run(config: &Config, known: &Known, division: &Division) -> Run {
+    let tokens = config.samples_total() * config.model.tokens_per_sample();
     let corpus = known.corpus_tokens.map(|corpus| training_tokens(config, corpus));
     Run {
         steps: config.steps_total(),
-        accumulation: config.batch.accumulation(),
+        accumulation: division.micro_batches,
         tokens_per_step: config.tokens_per_step(),
         samples: config.samples_total(),
         tokens,
@@ -307,21 +257,31 @@ fn run(config: &Config, known: &Known) -> Run {
 fn saving(config: &Config, parameters: &Parameters) -> Saving {
     let (steps, every) = (config.steps_total(), config.checkpoint.every.steps);
     let count = if every == 0 { 1 } else { steps.div_ceil(every) };
-    let checkpoint_bytes = 3 * F32_BYTES * parameters.total;
+    let checkpoint_bytes = 3 * 4 * parameters.total;
     // The oldest goes only when the newest stands.
     let on_disk = count.min(config.checkpoint.keep.last + 1);
     Saving { checkpoint_bytes, count, disk_bytes_max: on_disk * checkpoint_bytes }
 }
 
-fn time(run: &Run, flop: &Flop, known: &Known) -> Option<Time> {
+fn time(run: &Run, flop: &Flop, known: &Known, division: &Division, bubble: f64) -> Option<Time> {
     let measured = known.tokens_per_s.map(|speed| (speed, "the measured tokens/s".to_owned()));
     let (tokens_per_s, basis) = measured.or_else(|| {
         let speed = known.flop_per_s?;
-        let text = format!("matrix products at {:.1} GFLOP/s: a lower bound", speed / 1e9);
-        Some((speed / flop.per_token_6n_12lhs as f64, text))
+        let text = format!("matrix products at {:.1} GFLOP/s a rank: a lower bound", speed / 1e9);
+        let all = speed * division.world as f64 * (1.0 - bubble);
+        Some((all / flop.per_token_6n_12lhs as f64, text))
     })?;
     let run_s = run.tokens as f64 / tokens_per_s;
     run_s.is_finite().then_some(Time { tokens_per_s, run_s, basis })
+}
+
+fn efficiency(flop: &Flop, known: &Known, division: &Division) -> Option<Efficiency> {
+    let peak = known.flop_per_s.filter(|speed| *speed > 0.0)? * division.world as f64;
+    let used = |per_token: u64| Some(known.tokens_per_s? * per_token as f64 / peak);
+    Some(Efficiency {
+        mfu_6n_12lhs: used(flop.per_token_6n_12lhs)?,
+        mfu_6n_6lhs: used(flop.per_token_6n_6lhs)?,
+    })
 }
 
 /// The split is by documents; by tokens it holds on average.

@@ -11,7 +11,8 @@ impl fmt::Display for Plan {
         writeln!(f, "{}", self.model)?;
         for (title, rows) in [
             ("parameters", self.parameter_rows()),
-            ("memory, about", self.memory_rows()),
+            ("layout", self.layout_rows()),
+            ("memory of one rank, about", self.memory_rows()),
             ("run", self.run_rows()),
         ] {
             writeln!(f, "\n{title}")?;
@@ -31,40 +32,75 @@ impl fmt::Display for Plan {
     }
 }
 
+/// Stages that people want to read.
+const STAGES_SHOWN_MAX: usize = 16;
+
 type Row = (&'static str, String, String);
 
 impl Plan {
     fn parameter_rows(&self) -> Vec<Row> {
         let all = &self.parameters;
-        vec![
-            ("word embedding", count(all.word_embedding), "which is the head too".to_owned()),
-            ("position embedding", count(all.position_embedding), String::new()),
-            ("attention", count(all.attention), String::new()),
-            ("feed-forward", count(all.feed_forward), String::new()),
-            ("norms", count(all.norms), String::new()),
-            ("total", count(all.total), String::new()),
-        ]
+        let tied = if all.head == 0 { "which is the head too" } else { "" };
+        let rows = [
+            ("word embedding", all.word_embedding, tied),
+            ("position embedding", all.position_embedding, ""),
+            ("attention", all.attention, ""),
+            ("feed-forward", all.feed_forward, ""),
+            ("norms", all.norms, ""),
+            ("head", all.head, ""),
+            ("total", all.total, ""),
+        ];
+        let rows = rows.into_iter().filter(|(_, value, _)| *value > 0);
+        rows.map(|(name, value, note)| (name, count(value), note.to_owned())).collect()
+    }
+
+    fn layout_rows(&self) -> Vec<Row> {
+        let Some(all) = self.layout else { return Vec::new() };
+        let mesh = format!("dp {} x pp {} x tp {}", all.dp, all.pp, all.tp);
+        let mut rows = vec![("ranks", count(all.world), mesh)];
+        if self.stages.len() > 1 {
+            let idle = format!("{:.1} %", 100.0 * self.bubble);
+            rows.push(("bubble", idle, "of a step a rank waits for others".to_owned()));
+            for (rank, stage) in self.stages.iter().enumerate().take(STAGES_SHOWN_MAX) {
+                let need = bytes(stage.memory_bytes.total);
+                let note = format!(
+                    "units {:?}, {} parameters, {} in flight",
+                    stage.units,
+                    count(stage.parameters),
+                    stage.in_flight
+                );
+                rows.push(if rank == 0 { ("stages", need, note) } else { ("", need, note) });
+            }
+            if self.stages.len() > STAGES_SHOWN_MAX {
+                let rest =
+                    format!("and {} more: --json has all", self.stages.len() - STAGES_SHOWN_MAX);
+                rows.push(("", String::new(), rest));
+            }
+        }
+        rows
     }
 
     fn memory_rows(&self) -> Vec<Row> {
         let all = &self.memory_bytes;
-        let copy = ("compute copy", all.compute_copy, "bf16: 2 B a parameter");
         let rows = [
-            ("weights", all.weights, "f32: 4 B a parameter"),
-            copy,
-            ("gradients", all.gradients, "partial sums of the micro-batches"),
-            ("Adam moments", all.moments, "8 B a parameter"),
-            ("activations", all.activations, "of one micro-batch: layers x tokens x (8h + 2ffn)"),
-            ("head", all.head, "logits of 512 tokens at a time"),
+            ("weights", all.weights, "f32, of this replica's slice"),
+            ("compute copy", all.compute_copy, "weights as they compute, where that differs"),
+            ("Adam moments", all.moments, "8 B a parameter, of this replica's slice"),
+            ("gradients", all.gradients, "sums that wait in the tree over the micro-batches"),
+            ("activations", all.activations, "of the micro-batches under way"),
+            ("backward", all.backward, "512 tokens' logits, or one micro-batch's gradients"),
+            ("exchange", all.exchange, "between replicas"),
+            ("staging", all.staging, "the state that a checkpoint is written from"),
+            ("program", all.program, "libtorch, measured"),
             ("total", all.total, ""),
         ];
-        let rows = rows.into_iter().filter(|row| *row != copy || all.compute_copy > 0);
+        let rows = rows.into_iter().filter(|(_, value, _)| *value > 0);
         rows.map(|(name, value, note)| (name, bytes(value), note.to_owned())).collect()
     }
 
     fn run_rows(&self) -> Vec<Row> {
         let (run, saving) = (&self.run, &self.checkpoint);
-        let passes = format!("{} micro-batches a step", run.accumulation);
+        let passes = format!("{} micro-batches a step and replica", run.accumulation);
         let kept =
             format!("{} in all, at most {} on disk", saving.count, bytes(saving.disk_bytes_max));
         let flop = |flop: u64| scaled(flop as f64);
@@ -79,6 +115,12 @@ impl Plan {
         ];
         if let Some(epochs) = run.epochs {
             rows.insert(2, ("epochs", format!("{epochs:.2}"), String::new()));
+        }
+        if let Some(all) = &self.efficiency {
+            let by = [("6N + 12Lhs", all.mfu_6n_12lhs), ("6N + 6Lhs, causal", all.mfu_6n_6lhs)];
+            for (formula, used) in by {
+                rows.push(("MFU", format!("{:.1} %", 100.0 * used), formula.to_owned()));
+            }
         }
         if let Some(time) = &self.time {
             let at = format!("at {} tokens/s, from {}", thousands(time.tokens_per_s), time.basis);

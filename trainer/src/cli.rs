@@ -2,7 +2,7 @@ use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::cmd::{EvalArgs, GenerateArgs, ReportArgs, SweepArgs};
+use crate::cmd::{EvalArgs, GenerateArgs, ImportArgs, ReportArgs, SweepArgs};
 
 /// Trains GPT on token files, plans such a run, and writes text with what it has learned.
 #[derive(Debug, Parser)]
@@ -36,6 +36,11 @@ pub(crate) enum Verb {
     ///
     /// Exit 0: it can run. 1: it cannot, and the plan says why. 2: the config cannot be read.
     Plan(PlanArgs),
+    /// Prints a run of another system as a config of ours, with the fate of every key.
+    ///
+    /// Exit 0: every key was followed. 1: some were not, or a key of ours is missing; the output
+    /// says which. 2: a file cannot be read.
+    ImportConfig(ImportArgs),
     /// Starts the ranks of a run on this machine, as in `trainer launch -n 8 -- train run.toml`.
     ///
     /// What they print has their number before it. SIGTERM or SIGINT: asks all of them to stop; a

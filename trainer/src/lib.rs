@@ -25,6 +25,7 @@ mod evaluate;
 pub mod exit;
 pub mod generate;
 mod held;
+pub mod import;
 pub mod input;
 pub mod launch;
 pub mod log;

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Verb::Report(args) => cmd::report(args),
         Verb::LrSweep(args) => cmd::sweep(args),
         Verb::Plan(args) => plan(args),
+        Verb::ImportConfig(args) => cmd::import_config(args),
         Verb::Launch(args) => launch(args),
         Verb::CkptAgent => {
             ckpt::serve_agent().map(|()| ExitCode::SUCCESS).context("save for a trainer")

@@ -2,6 +2,7 @@
 
 mod eval;
 mod generate;
+mod import;
 mod report;
 mod sweep;
 
@@ -18,6 +19,7 @@ use trainer::open_tokenizer;
 
 pub(crate) use eval::{EvalArgs, eval};
 pub(crate) use generate::{GenerateArgs, generate};
+pub(crate) use import::{ImportArgs, import_config};
 pub(crate) use report::{ReportArgs, report};
 pub(crate) use sweep::{SweepArgs, sweep};
 

@@ -1,0 +1,27 @@
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use trainer::exit;
+use trainer::import::{Source, import};
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// megatron, cpm, deepspeed, paddle, colossal or hf.
+    #[arg(long, value_name = "SYSTEM")]
+    from: Source,
+    /// Ranks that it ran on, where no file says it: with the batch of one replica they give that
+    /// of all.
+    #[arg(long, value_name = "N")]
+    world: Option<u64>,
+    /// The files of one run: a launch script with its JSON, a YAML, a Python config.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
+}
+
+pub(crate) fn import_config(args: &ImportArgs) -> Result<ExitCode> {
+    let imported = import(args.from, &args.files, args.world)?;
+    write!(io::stdout().lock(), "{imported}")?;
+    Ok(if imported.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}

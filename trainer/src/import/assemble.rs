@@ -355,6 +355,10 @@ impl Build {
         if first_megatron && style == "inverse-sqrt" {
             self.noam(peak);
         }
+        if self.facts.contains_key("model_file") && style == "exponential" {
+            self.set("optim.lr.style", "constant");
+            self.notes.push("CPM-2's exponential decay does not decay: its rate stays".to_owned());
+        }
         if source != Source::Deepspeed && !self.facts.contains_key("peak_optimizer") {
             return;
         }

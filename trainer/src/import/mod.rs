@@ -203,7 +203,7 @@ impl Build {
             },
             Rule::On { .. } if off => (Fate::Implied, "off".to_owned()),
             Rule::On { ours, value } => self.put(ours, plain(value)),
-            Rule::Is { value: due, .. } if off || shown(&plain(due)) == shown(value) => {
+            Rule::Is { value: due, .. } if off || is_same(&plain(due), value) => {
                 (Fate::Implied, "it is so anyway".to_owned())
             }
             Rule::Is { value: due, reason } => (Fate::Refused, format!("due {due}: {reason}")),
@@ -303,6 +303,10 @@ fn float(value: &Value) -> Option<f64> {
 /// Without the quotes of TOML.
 fn shown(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn is_same(a: &Value, b: &Value) -> bool {
+    float(a).zip(float(b)).map_or_else(|| shown(a) == shown(b), |(a, b)| a == b)
 }
 
 fn is_null(text: &str) -> bool {

@@ -1,0 +1,177 @@
+//! What a config says of layouts, batches and families.
+
+use std::fs;
+
+use trainer::config::Config;
+
+const SMALL: &str = "[run]\ndir = 'runs/small'\nbudget = { steps = 800 }\n[model]\nlayers = 4\n\
+                     hidden = 128\nheads = 4\nvocab = 50257\nseq_len = 64\n[data]\n\
+                     train = 'd'\n[batch]\nglobal = 16\nmicro = 4\n[optim.lr]\npeak = 1e-3\n";
+
+fn read(text: &str) -> Result<Config, String> {
+    Config::from_toml("c.toml", text).map_err(|error| error.to_string())
+}
+
+/// Reads the small config from a file with overrides.
+fn set(sets: &[&str]) -> Result<Config, String> {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    let file = folder.path().join("c.toml");
+    fs::write(&file, SMALL).expect("write a config");
+    Config::load(file.to_str().expect("UTF-8"), &sets).map_err(|error| error.to_string())
+}
+
+/// The batch identity of `CPM-1`'s T5 (4 x 16 on 2 replicas) and of its GPT-2 (4 x 16 on 1), and
+/// the refusals that belong to a layout.
+#[test]
+fn a_world_divides_or_says_why_not() {
+    let check = |sets: &[&str], world: u64, due: Result<[u64; 4], &str>| {
+        let sets = [&["model.layers=8", "model.heads=8"], sets].concat();
+        match (set(&sets).unwrap().divide(world), due) {
+            (Ok(got), Ok(due)) => {
+                let got = [got.dp, got.tp, got.pp, got.micro_batches];
+                assert_eq!(got, due, "{sets:?} on {world}");
+            }
+            (Err(got), Err(due)) => {
+                let got = got.join("\n");
+                assert!(got.contains(due), "{sets:?} on {world}: {got}");
+            }
+            (got, due) => panic!("{sets:?} on {world}: got {got:?}, due {due:?}"),
+        }
+    };
+    let t5 = ["batch.global=128", "parallel.tp=2", "batch.accumulation=16"];
+    check(&t5, 4, Ok([2, 2, 1, 16]));
+    let gpt = ["batch.global=64", "parallel.tp=2", "parallel.pp=2", "batch.accumulation=16"];
+    check(&gpt, 4, Ok([1, 2, 2, 16]));
+    check(&gpt, 8, Err("batch.accumulation: got 16, due global / (micro x dp) = 8"));
+    check(&gpt, 6, Err("6 ranks are no multiple of tp 2 x pp 2 = 4"));
+    check(&[], 0, Err("0 ranks are no multiple"));
+    check(&[], 8, Err("batch.global 16 is no multiple of micro 4 x dp 8 = 32: global = micro x"));
+    check(&["batch.global=24"], 3, Err("\"tree\" needs powers of two, got dp 3 and 2"));
+    check(&["batch.global=24"], 2, Err("got dp 2 and 3 micro-batches a replica; hint: parallel."));
+    check(&["batch.global=24", "parallel.reduce=ring"], 3, Ok([3, 1, 1, 2]));
+    check(&["batch.global=24"], 1, Ok([1, 1, 1, 6]));
+    let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=4"];
+    check(&woven, 4, Ok([1, 1, 4, 4]));
+    check(&[&woven[..], &["batch.micro=8"]].concat(), 4, Err("2 micro-batches a replica are no"));
+    let ramp = "batch.rampup={start=4,increment=4,samples=64}";
+    check(&[ramp], 2, Err("batch.rampup.start 4 is no multiple of micro 4 x dp 2 = 8"));
+    check(&[ramp, "batch.micro=2"], 2, Ok([2, 1, 1, 4]));
+}
+
+#[test]
+fn layouts_that_cannot_be_are_refused() {
+    let t5 = ["model.family=t5", "model.dec_len=32"];
+    let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=2"];
+    for (sets, due) in [
+        (vec!["model.family=t5"], "model.dec_len: is missing, and family \"t5\" needs it"),
+        (vec!["parallel.tp=3"], "parallel.tp: 3 does not divide model.heads 4"),
+        (vec!["parallel.tp=4", "model.ffn=30"], "parallel.tp: 4 does not divide model.ffn 30"),
+        (vec!["parallel.sequence_parallel=true"], "needs parallel.tp of 2 or more"),
+        (
+            vec!["parallel.sequence_parallel=true", "parallel.tp=4", "model.seq_len=66"],
+            "parallel.sequence_parallel: tp 4 does not divide model.seq_len 66",
+        ),
+        (vec!["parallel.pp=5"], "4 layers are fewer than pp x virtual_stages = 5"),
+        (vec!["parallel.zero=2", "parallel.tp=2"], "parallel.zero: 2 needs tp = 1 and pp = 1"),
+        (vec!["parallel.zero=4"], "parallel.zero: got 4, due 0 to 3"),
+        (vec!["parallel.zero=3", "optim.offload=cpu"], "optim.offload: goes with parallel.zero 0"),
+        (vec!["parallel.virtual_stages=2"], "which only schedule \"interleaved\" uses"),
+        (vec!["parallel.schedule=interleaved"], "parallel.virtual_stages: is 1, and schedule"),
+        (vec![woven[0], woven[1]], "parallel.pp: is 1, and there is nothing to interleave"),
+        ([&t5[..], &woven[..]].concat(), "which only family \"gpt\" has"),
+        (vec!["parallel.layers_per_stage=[3]"], "their sum is 3, the model has 4 layers"),
+        (vec!["parallel.layers_per_stage=[2,2]"], "got 2 numbers, due pp x virtual_stages = 1"),
+        (vec!["parallel.pp=2", "parallel.layers_per_stage=[0,4]"], "a stage without a layer"),
+        (vec!["parallel.recompute={mode='full',except=[4]}"], "got 4, due layers below 4"),
+        (vec!["parallel.timeout=0s"], "parallel.timeout: got 0s, due 1s or more"),
+    ] {
+        let refusal = set(&sets).unwrap_err();
+        assert!(refusal.contains(due), "{sets:?}: {refusal}");
+    }
+}
+
+/// Colossal-AI's rule: what is left over goes to the last stages. And Megatron's thirty layers on
+/// four stages, of which it trained 28.
+#[test]
+fn layers_are_divided_among_stages_without_a_rest() {
+    for (sets, due) in [
+        (vec!["parallel.pp=4", "model.layers=30"], vec![7, 7, 8, 8]),
+        (vec!["parallel.pp=2", "parallel.layers_per_stage=[1,3]"], vec![1, 3]),
+        (
+            vec!["model.family=t5", "model.dec_len=8", "model.decoder_layers=3", "parallel.pp=2"],
+            vec![3, 4],
+        ),
+        (
+            vec![
+                "parallel.pp=2",
+                "parallel.virtual_stages=2",
+                "parallel.schedule=interleaved",
+                "model.layers=9",
+            ],
+            vec![2, 2, 2, 3],
+        ),
+    ] {
+        assert_eq!(set(&sets).unwrap().units_per_piece(), due, "{sets:?}");
+    }
+}
+
+#[test]
+fn what_a_family_has_by_default() {
+    use trainer::config::{Activation, Norm, Objective, Positions};
+    let t5 = set(&["model.family=t5", "model.dec_len=32"]).unwrap().resolved();
+    let model = &t5.model;
+    assert_eq!((model.activation, model.norm), (Some(Activation::GegluTanh), Some(Norm::Rmsnorm)));
+    assert_eq!((model.positions, model.bias), (Some(Positions::RelativeBias), Some(false)));
+    assert_eq!((model.tie_embeddings, model.norm_eps), (Some(false), Some(1e-6)));
+    assert_eq!((model.decoder_layers, model.units(), model.tokens_per_sample()), (Some(4), 8, 96));
+    assert_eq!((t5.objective(), t5.tokens_per_step()), (Objective::SpanCorruption, 16 * 96));
+    let bert = set(&["model.family=bert"]).unwrap();
+    assert_eq!((bert.model.activation(), bert.model.norm_eps()), (Activation::Gelu, 1e-12));
+    assert_eq!((bert.objective(), bert.model.token_types), (Objective::Mlm, 2));
+    // The other name of the encoder's length.
+    let named = read(&SMALL.replace("seq_len = 64", "family='t5'\nenc_len = 48\ndec_len = 16"));
+    assert_eq!(named.unwrap().model.tokens_per_sample(), 64);
+}
+
+/// `--rampup-batch-size 448 448 488280` to 2688, Yuan's: the sizes are those that
+/// `RampupBatchsizeNumMicroBatchesCalculator` of megatron-core 0.16.1 gives.
+#[test]
+fn batches_grow_as_megatrons_do() {
+    let config = set(&[
+        "batch.global=2688",
+        "batch.micro=4",
+        "batch.rampup={start=448,increment=448,samples=488280}",
+        "run.budget={samples=1_000_000}",
+    ])
+    .unwrap();
+    let batch = &config.batch;
+    for (samples, due) in [
+        (0, 448),
+        (97_655, 448),
+        (97_656, 896),
+        (195_312, 1344),
+        (292_968, 1792),
+        (390_624, 2240),
+        (488_279, 2240),
+        (488_280, 2688),
+        (9_000_000, 2688),
+    ] {
+        assert_eq!(batch.at(samples), due, "at {samples}");
+    }
+    // Step by step, as the loop goes.
+    let (mut samples, mut steps) = (0, 0);
+    while samples + batch.at(samples) <= 1_000_000 {
+        assert_eq!((batch.steps_in(samples), batch.samples_after(steps)), (steps, samples));
+        samples += batch.at(samples);
+        steps += 1;
+    }
+    assert_eq!((config.steps_total(), config.samples_total()), (steps, samples));
+    let by_steps = set(&[
+        "batch.global=2688",
+        "batch.micro=4",
+        "batch.rampup={start=448,increment=448,samples=488280}",
+        &format!("run.budget={{steps={steps}}}"),
+    ]);
+    assert_eq!(by_steps.unwrap().samples_total(), samples);
+}

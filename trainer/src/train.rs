@@ -119,9 +119,10 @@ impl<'a> Run<'a> {
         tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
         bridge::runtime::set_deterministic()?;
         let (comm, watchdog) = crew.connect(config)?;
+        let ranks = comm.mesh.ranks() as u64;
         let open = || {
             let corpus = data::open_corpus(config)?;
-            check_plan(config, corpus.token_count())?;
+            check_plan(config, corpus.token_count(), ranks)?;
             Data::new(corpus, config)
         };
         // The first rank builds the index, and the others find it.
@@ -372,8 +373,9 @@ fn token() -> String {
 }
 
 /// Says what the run will take, and refuses what cannot work.
-fn check_plan(config: &Config, corpus_tokens: u64) -> Result<()> {
-    let known = Known { corpus_tokens: Some(corpus_tokens), ..Known::default() };
+fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64) -> Result<()> {
+    let world = Some(ranks);
+    let known = Known { corpus_tokens: Some(corpus_tokens), world, ..Known::default() };
     let plan = Plan::new(config, &known);
     log::info!("model: {}", plan.model);
     log::info!(

@@ -1,8 +1,8 @@
 //! The dynamic loss scale of fp16.
 //!
 //! Gradients smaller than 6e-8 are zero in fp16, so the loss is multiplied before the way back, and
-//! gradients are divided after. Where that overflows, the step changes nothing, and after a few such
-//! steps the scale is halved; after a long run of good ones it is doubled (Megatron's rule).
+//! gradients are divided after. Where that overflows, the step changes nothing, and after a few
+//! such steps the scale is halved; after a long run of good ones it is doubled (Megatron's rule).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
-//! What each rank reads: together the samples of one rank, in its order, from one corpus or several.
+//! What each rank reads: together the samples of one rank, in its order, from one corpus or from
+//! several.
 
 mod common;
 
@@ -102,7 +103,7 @@ fn one_reader_a_node_reads_the_same() {
     }
 }
 
-/// The order of a blend is that of the loader's own tests; here its weights and what is in it count.
+/// The order of a blend is that of the loader's own tests; here its weights count.
 #[test]
 fn several_corpora_are_read_by_their_weights() {
     let lab = Lab::new();

@@ -1,5 +1,7 @@
 //! What a run says when the world is not as it should be, and what it leaves untouched.
 
+#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+
 mod common;
 
 use std::fs;
@@ -136,7 +138,7 @@ fn a_second_writer_is_kept_out() {
 
 /// A small file system in memory, in a folder of the lab. `None` where there can be none.
 fn disk<'a>(path: &'a Path, size: &str) -> Option<Unmount<'a>> {
-    fs::create_dir(path).unwrap();
+    fs::create_dir(path).expect("a new folder");
     let mount = ["-t", "tmpfs", "-o", size, "tmpfs"];
     if !Command::new("mount").args(mount).arg(path).output().is_ok_and(|o| o.status.success()) {
         println!("SKIPPED: a tmpfs cannot be mounted here, which takes root");

@@ -110,3 +110,54 @@ fn the_manifest_agrees() {
     let error = manifest.verify(&*store, &Key::root()).unwrap_err().to_string();
     assert!(error.contains("corpus_text_document.bin"), "{error}");
 }
+
+/// A state of weights of several types, and of moments with gaps between them.
+fn save_step(folder: &Path) -> ckpt::Checkpoint {
+    use ckpt::{Checkpoints, Dtype, Group, TensorData};
+    let bytes: Vec<u8> = (0..(3_u32 << 20) + 24).map(|place| (place % 251) as u8).collect();
+    let shapes: [(&str, Group, Dtype, &[u64]); 5] = [
+        ("embed.weight", Group::Model, Dtype::BF16, &[300, 70]),
+        ("head.weight", Group::Model, Dtype::F16, &[70, 300]),
+        ("norm.weight", Group::Model, Dtype::F32, &[]),
+        ("embed.weight", Group::ExpAvg, Dtype::F32, &[(1 << 18) + 1, 3]),
+        ("head.weight", Group::ExpAvg, Dtype::F32, &[(1 << 18) + 1]),
+    ];
+    let data = |(name, group, dtype, shape): (_, _, Dtype, &'static [u64])| {
+        let len = (shape.iter().product::<u64>() * dtype.item_bytes()) as usize;
+        TensorData { name, group, dtype, shape, bytes: &bytes[..len] }
+    };
+    let tensors = shapes.map(data);
+    let store = storage::open_url(folder.to_str().unwrap()).unwrap();
+    let steps = Checkpoints::open(store, Key::root());
+    steps.save(7, &tensors, &[], json!({})).unwrap();
+    steps.open_step(7).unwrap()
+}
+
+/// The reference reader of safetensors finds every tensor of a step, with its bytes.
+#[test]
+fn safetensors_reads_a_step_as_we_do() {
+    let Some(python) = python("safetensors_reads_a_step_as_we_do") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let step = save_step(folder.path());
+    let files = folder.path().join("step-000000000007");
+    let read = || read_with(&python, "safetensors_read.py", files.to_str().unwrap());
+    let found = read();
+    for tensor in step.tensors() {
+        let mut bytes = vec![0; tensor.bytes() as usize];
+        step.read_tensor(&tensor.name, tensor.group, &mut bytes).unwrap();
+        let sum: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let prefix = match tensor.group {
+            ckpt::Group::Model => String::new(),
+            group => format!("{group}/"),
+        };
+        let due = json!([tensor.dtype.name(), tensor.shape, sum]);
+        assert_eq!(found[format!("{prefix}{}", tensor.name)], due, "{tensor:?}");
+    }
+    assert_eq!(found.as_object().unwrap().len(), step.tensors().len());
+
+    let path = files.join(&step.tensors()[0].chunks[0].file);
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert_ne!(read(), found, "a changed byte is seen");
+}

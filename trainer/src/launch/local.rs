@@ -31,8 +31,8 @@ const LINES_MAX: usize = 1024;
 /// How long ranks may go on after one has failed: they say whom they miss after a second or so.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// How long words may stay away when all ranks have ended, before they are taken for all. Only where
-/// something that a rank started holds its outputs open is this waited for.
+/// How long words may stay away when all ranks have ended, before they are taken for all. Only
+/// where something that a rank started holds its outputs open is this waited for.
 const REST_WAIT: Duration = Duration::from_secs(2);
 
 const SIGTERM: i32 = 15;

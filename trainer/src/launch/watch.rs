@@ -12,8 +12,8 @@ use bridge::dist::{Store, Wait, ranks_text};
 
 use crate::Result;
 
-/// How often a rank says what it does, or oftener if its limit is short. 4,096 ranks make 4,096 small messages a second of it, a
-/// tenth of what a store takes.
+/// How often a rank says what it does, or oftener if its limit is short. 4,096 ranks make 4,096
+/// small messages a second of it, a tenth of what a store takes.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// A rank whose words do not change for so many beats gives no sign of life.

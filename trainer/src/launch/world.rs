@@ -39,9 +39,9 @@ pub struct World {
 const RANKS_MAX: usize = 1 << 20;
 
 impl World {
-    /// Looks into the environment: first for torchrun's variables, which other launchers set too and
-    /// which are a way to overrule Slurm's, then for those of an `srun`. `None` if this process is
-    /// the only one.
+    /// Looks into the environment: first for torchrun's variables, which other launchers set too
+    /// and which are a way to overrule Slurm's, then for those of an `srun`. `None` if this process
+    /// is the only one.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if some of the variables are there and do not go together.

@@ -220,8 +220,8 @@ impl Group {
     }
 }
 
-/// What all ranks do together. Errors are [`Error::Collective`] where a rank is missing or gone, and
-/// [`Error::Torch`] where the tensors do not fit.
+/// What all ranks do together. Errors are [`Error::Collective`] where a rank is missing or gone,
+/// and [`Error::Torch`] where the tensors do not fit.
 #[expect(clippy::missing_errors_doc, reason = "they are the same for all, and said above")]
 impl Group {
     /// Every element becomes the reduction of those of all ranks.
@@ -310,9 +310,9 @@ impl Group {
         self.start(Op::Barrier, &Op::Barrier.call(), None, None)?.wait()
     }
 
-    /// As [`Group::barrier`], through the store: takes a few round trips, has a time-out of its own,
-    /// and on every rank names all that are missing ([`Error::Absent`]). The group is as good after
-    /// as before.
+    /// As [`Group::barrier`], through the store: takes a few round trips, has a time-out of its
+    /// own, and on every rank names all that are missing ([`Error::Absent`]). The group is as good
+    /// after as before.
     pub fn monitored_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let own = self.0.members[self.0.rank];
         self.0.store.meet(name, own, &self.0.members, timeout)

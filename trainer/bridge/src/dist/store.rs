@@ -10,8 +10,8 @@ use super::absent;
 use crate::ffi::{self, RawStore};
 use crate::{Error, Result};
 
-/// How long the store may take to answer. It does so in microseconds, or when thousands of ranks ask
-/// at once in a second; c10d itself waits for ever if the keeper's machine is cut off or stopped.
+/// How long the store may take to answer. It does so in microseconds, or when thousands of ranks
+/// ask at once in a second; c10d itself waits for ever if the keeper is cut off or stopped.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Where ranks find one another and leave notes: keys and small values, kept by one process. A

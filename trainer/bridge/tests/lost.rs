@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bridge::dist::{Group, Options, Reduce, Store};
 use bridge::{Error, Result, autograd, backward};
-use common::{PATIENCE, stores};
+use common::{PATIENCE, pulse, stores};
 use tch::{Device, Kind, Tensor};
 
 const SHORT: Duration = Duration::from_secs(2);
@@ -199,6 +199,7 @@ fn a_rank_in_its_own_process() {
     let rank: usize = rank.parse().unwrap();
     let port = std::env::var("LOST_PORT").unwrap().parse().unwrap();
     let store = Store::connect("127.0.0.1", port, PATIENCE).unwrap();
+    let _pulse = pulse(&store);
     let options = Options::local(Duration::from_secs(3));
     let group = Group::gloo(&store, "dp[0]", rank, &[0, 1, 2], &options).unwrap();
     sum(&group).unwrap();

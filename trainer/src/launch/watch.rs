@@ -85,7 +85,7 @@ struct Watch {
 
 impl Watch {
     fn say(&self, beats: u64, doing: &str) -> bridge::Result<()> {
-        self.store.tell_waits(self.beat)?;
+        self.store.tell_waits(self.beat / 4)?;
         let waits = self.store.waits();
         let text = describe(doing, waits.first());
         self.store.set(&format!("doing/{}", self.rank), format!("{beats}\n{text}").as_bytes())?;

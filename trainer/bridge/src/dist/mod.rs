@@ -21,8 +21,9 @@ pub use op::{Reduce, Wait};
 pub use store::Store;
 pub use work::Work;
 
-/// How long who has failed looks for the notes of others, which fail at about the same time.
-const NOTES_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+/// How long who has failed looks for the notes of others. They fail at about the same time, or have
+/// [`Store::tell_waits`] called for them every second.
+const NOTES_WAIT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Ranks in a message: `3`, `0-7`, `12,28`; of many the first only.
 #[must_use]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -17,11 +18,32 @@ pub fn stores<T: Send>(size: usize, body: impl Fn(usize, Store) -> T + Sync) -> 
     thread::scope(|scope| {
         let spawn = |rank| {
             let body = &body;
-            scope.spawn(move || body(rank, Store::connect("127.0.0.1", port, PATIENCE).unwrap()))
+            scope.spawn(move || {
+                let store = Store::connect("127.0.0.1", port, PATIENCE).unwrap();
+                let pulse = pulse(&store);
+                let result = body(rank, store);
+                drop(pulse);
+                result
+            })
         };
         let ranks: Vec<_> = (0..size).map(spawn).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// Tells the others what a rank waits for, as long as the handle lives: as a watchdog does.
+pub fn pulse(store: &Store) -> Sender<()> {
+    let store = store.again().unwrap();
+    let (stop, stopped) = mpsc::channel();
+    thread::spawn(move || {
+        let beat = Duration::from_millis(50);
+        while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
+            if store.tell_waits(beat).is_err() {
+                return;
+            }
+        }
+    });
+    stop
 }
 
 /// The same with a group of all of them.

@@ -57,7 +57,7 @@ pub enum Verb {
     /// Writes the samples of a run in their order as a dataset: one sequence a sample.
     ///
     /// Training then reads one file from front to back. Memory is bounded; a run that fails leaves
-    /// nothing. Exit 0: written. 2: it could not be.
+    /// nothing, and begins anew. Exit 0: written. 2: it could not be.
     Materialize(Box<Materialize>),
     /// Reads the samples of a GPT dataset as a training run would, and tells how quickly they came.
     ///

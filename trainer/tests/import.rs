@@ -363,7 +363,8 @@ fn files_that_cannot_be_read_are_refused_by_their_line() {
         ("deepspeed", "a.json", "{\"a\": }", "expected value at line 1 column 7"),
         ("deepspeed", "a.json", "[1]", "due JSON"),
         ("hf", "a.json", "model_type: gpt2", "due JSON"),
-        ("paddle", "a.yaml", "Global:\n  - a: &x 1\n  b: 2\n", "line 3: its indentation"),
+        ("paddle", "a.yaml", "Global:\n  - a: 1\n    b: 2\n", "line 2: a list of mappings"),
+        ("paddle", "a.yaml", "a:\n    b: 1\n  c: 2\n", "line 3: its indentation"),
         ("paddle", "a.yaml", "a: &x 1\n", "line 1: '&x 1' is YAML beyond mappings"),
         ("paddle", "a.yaml", "a: 1\na: 2\n", "line 2: the key is there twice"),
         ("paddle", "a.yaml", "a:1\n", "line 1: due a space after ':'"),
@@ -406,14 +407,16 @@ fn the_output_is_toml_with_the_fates_as_comments() {
     }
 }
 
+const COMMAND: &str = "`trainer import-config --from ";
+
 #[test]
 fn coming_from_maps_each_launch_script() {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../COMING_FROM.md"));
     let text = text.unwrap();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
     let mut commands = 0;
-    for line in text.lines().filter(|line| line.contains("`trainer import-config --from ")) {
-        let command = line.split("`trainer import-config --from ").nth(1).unwrap();
+    for line in text.lines().filter(|line| line.starts_with('|') && line.contains(COMMAND)) {
+        let command = line.split(COMMAND).nth(1).unwrap();
         let words: Vec<&str> = command.split('`').next().unwrap().split_whitespace().collect();
         let (source, files) = words.split_first().unwrap();
         let files: Vec<&str> = files.iter().map(|file| file.rsplit('/').next().unwrap()).collect();

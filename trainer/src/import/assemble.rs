@@ -337,7 +337,7 @@ impl Build {
         match (warm, self.number("warmup_fraction")) {
             (Some((unit, count)), _) => self.one("optim.lr.warmup", unit, count),
             (None, Some(part)) => self.one("optim.lr.warmup", "fraction", part),
-            (None, None) if !self.facts.contains_key("peak") => {}
+            (None, None) if self.number("peak").or(self.number("peak_optimizer")).is_none() => {}
             (None, None) => self.one("optim.lr.warmup", "steps", 0),
         }
     }
@@ -444,6 +444,7 @@ impl Build {
     }
 
     pub(super) fn finish(mut self) -> Imported {
+        self.config.retain(|_, value| value.as_table().is_none_or(|table| !table.is_empty()));
         let missing: Vec<_> =
             REQUIRED.into_iter().filter(|key| get(&self.config, key).is_none()).collect();
         if missing.is_empty() {

@@ -163,6 +163,9 @@ impl Build {
     fn follow(&mut self, keys: &Keys, given: &Given) {
         let (fate, text) = match keys.find(&given.name) {
             Some(row) => self.apply(row, &given.value),
+            None if given.value == Value::Array(Vec::new()) => {
+                (Fate::Implied, "nothing is in it".to_owned())
+            }
             None => (Fate::Refused, format!("unknown key; {}", nearest_of(keys, &given.name))),
         };
         let (file, key, value) = (given.file.clone(), given.key.clone(), shown(&given.value));
@@ -184,7 +187,8 @@ impl Build {
                 (Fate::Implied, "taken from the training arguments".to_owned())
             }
             Rule::To { .. } | Rule::As { .. }
-                if value.as_str().is_some_and(|text| is_null(text)) =>
+                if value.as_str().is_some_and(is_null)
+                    || value.as_array().is_some_and(Vec::is_empty) =>
             {
                 (Fate::Implied, "not given".to_owned())
             }

@@ -88,7 +88,7 @@ impl Input {
                 Value::Table(inner) if !inner.is_empty() => {
                     self.flatten(file, &format!("{key}."), inner);
                 }
-                Value::Table(_) => self.push(file, &key, &key, Value::Boolean(false)),
+                Value::Table(_) => self.push(file, &key, &key, Value::Array(Vec::new())),
                 value => self.push(file, &key, &key, value),
             }
         }

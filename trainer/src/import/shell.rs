@@ -72,15 +72,9 @@ impl Script {
         let runs = open.iter().all(|(here, _)| *here);
         let (first, line, rest) = match tokens {
             [] => return Ok(()),
-            [Token::Array { name, words }, ..] => {
-                if runs {
-                    let words = self.expand_all(words.iter().map(String::as_str))?;
-                    self.assign(name, &words.join(" "))?;
-                }
-                return Ok(());
-            }
+            [Token::Array { .. }, ..] if runs => return self.simple(tokens, 0),
             [Token::Word(word, line), rest @ ..] => (word.as_str(), *line, rest),
-            [Token::End, ..] => return Ok(()),
+            [Token::Array { .. } | Token::End, ..] => return Ok(()),
         };
         match first {
             "if" => {
@@ -113,6 +107,10 @@ impl Script {
         let mut words = Vec::new();
         let mut exported = false;
         for token in tokens {
+            if let Token::Array { name, words } = token {
+                let words = self.expand_all(words.iter().map(String::as_str))?;
+                self.assign(name, &words.join(" "))?;
+            }
             let Token::Word(word, _) = token else { continue };
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             if words.is_empty() && word.contains('=') && is_name(name.trim_end_matches('+')) {
@@ -362,6 +360,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
             ('<', None) if word == "<" => {
                 word.clear();
                 line += skip_document(&mut chars);
+                tokens.push(Token::End);
             }
             ('#', None) if word.is_empty() => while chars.next_if(|c| *c != '\n').is_some() {},
             _ if end && nested == 0 => {

@@ -71,6 +71,9 @@ fn list(lines: &mut &[Line<'_>]) -> Result<Value, String> {
     let mut items = Vec::new();
     while let Some(line) = lines.first().filter(|line| line.indent == indent) {
         let Some(item) = line.text.strip_prefix("- ") else { break };
+        if item.contains(": ") || item.ends_with(':') {
+            return Err(format!("line {}: a list of mappings is not read", line.number));
+        }
         items.push(scalar(item).map_err(|problem| format!("line {}: {problem}", line.number))?);
         *lines = &lines[1..];
     }

@@ -72,8 +72,8 @@ fn memory_is_counted_by_component() {
     };
     // 7,240,448 parameters, of which 6,438,912 are the head too; 256 tokens a micro-batch; of each
     // layer and token 8 x 128 + 2 x 512 numbers; a head of 256 rows, for there are no 512. While
-    // the last of 4 micro-batches is computed, (0+1) and 2 wait. At the head there are the logits, their
-    // probabilities and two holes of their size, the gradient of the weight, and it packed.
+    // the last of 4 micro-batches is computed, (0+1) and 2 wait. At the head there are the logits,
+    // their probabilities and two holes of their size, the gradient of the weight, and it packed.
     let (n, wte, kept) = (7_240_448, 50_304 * 128, 4 * 256 * 2048);
     let logits = 256 * 50_304;
     check("fp32", [4 * n, 0, 8 * n, 2 * 4 * (n + wte), 4 * kept, logits * 16 + 8 * wte]);
@@ -129,9 +129,9 @@ fn each_stage_has_its_own_memory() {
     assert_eq!(all.stages[1].in_flight, 4);
 }
 
-/// Peak memory of real runs of `demo/gpt.toml` on its corpus, 2 steps each, by getrusage, in MiB; on
-/// 2 threads of a Xeon at 2.1 GHz, 2026-11-21. The plan is within a tenth of each. (Models of a few
-/// numbers, where logits are all, can stay below it by one block of them.)
+/// Peak memory of real runs of `demo/gpt.toml` on its corpus, 2 steps each, by getrusage, in MiB,
+/// on 2 threads of a Xeon at 2.1 GHz, 2026-11-21. The plan is within a tenth of each. (Models
+/// of a few numbers, where logits are all, can stay below it by one block of them.)
 #[test]
 fn memory_is_what_runs_measured() {
     let demo = "[run]\ndir = 'r'\nbudget = { steps = 2 }\n[model]\nlayers = 4\nhidden = 128\n\

@@ -173,8 +173,8 @@ pub struct BatchConfig {
     /// Samples of one forward and backward pass; must divide `global`. Larger is faster until
     /// memory ends. Required. Minimum: 1. Maximum: 65536.
     pub micro: u64,
-    /// Passes of one step of one replica. Default: `global / (micro x dp)`; a given value is checked
-    /// against that. Minimum: 1.
+    /// Passes of one step of one replica. Default: `global / (micro x dp)`; a given value is
+    /// checked against that. Minimum: 1.
     #[serde(default)]
     pub accumulation: Option<u64>,
     /// Smaller batches at first. Default: none.
@@ -269,12 +269,12 @@ pub struct LogConfig {
     pub jsonl: bool,
     /// Whether TensorBoard event files are written to `tb` in `run.dir`. Default: true.
     pub tensorboard: bool,
-    /// `"off"`, `"phases"`: where the time of a step went, in the log; `"trace"`: every action, as a
-    /// Chrome trace. Default: `"phases"`.
+    /// `"off"`, `"phases"`: where the time of a step went, in the log; `"trace"`: every action, as
+    /// a Chrome trace. Default: `"phases"`.
     pub timers: Timers,
     /// What a rank can do at best, for the utilization in the log: floating-point operations a
-    /// second, as `989e12` of an H100 in bf16. Default: measured at the start, on the product of two
-    /// large matrices. Minimum: 1. Maximum: 1e18.
+    /// second, as `989e12` of an H100 in bf16. Default: measured at the start, on the product of
+    /// two large matrices. Minimum: 1. Maximum: 1e18.
     pub peak_flop_per_s: Option<f64>,
 }
 

@@ -437,8 +437,9 @@ impl Build {
         }
         if self.on("only_weights") {
             self.set("checkpoint.load_parts", vec!["model"]);
-        } else if self.on("no_optim") {
-            self.set("checkpoint.load_parts", vec!["model", "data", "rng", "schedule"]);
+        } else if self.on("no_optim") && self.fact("load").is_some() {
+            self.set("checkpoint.load_parts", vec!["model"]);
+            self.notes.push("without its moments a run begins anew, with those weights".to_owned());
         }
         self.set_if_absent("run.dir", "runs/imported");
     }

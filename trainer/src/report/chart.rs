@@ -10,7 +10,7 @@ const CORNERS_MAX: usize = 1000;
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 230.0;
 const LEFT: f64 = 58.0;
-const RIGHT: f64 = WIDTH - 10.0;
+const RIGHT: f64 = WIDTH - 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = HEIGHT - 36.0;
 
@@ -211,9 +211,11 @@ impl Axis {
 
 /// A value, to the digits that a step needs.
 fn number(value: f64, step: f64) -> String {
-    let value = if value.abs() < step * 1e-6 { 0.0 } else { value };
+    if value.abs() < step * 1e-6 {
+        return "0".to_owned();
+    }
     let top = value.abs().max(step);
-    if !(1e-3..1e7).contains(&step) && value != 0.0 {
+    if !(1e-3..1e7).contains(&step) {
         let digits = (top.log10().floor() - step.log10().floor()).clamp(0.0, 6.0) as usize;
         return format!("{value:.digits$e}");
     }

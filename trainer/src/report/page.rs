@@ -19,7 +19,7 @@ type Of = fn(&Line) -> Option<f64>;
 
 /// Title, what its axis counts, how that goes, and what is drawn over the steps.
 const CHARTS: [(&str, &str, Scale, Of); 9] = [
-    ("Loss", "nats a token; dots: evaluations", Scale::Linear, |l| l.loss),
+    ("Loss", "nats a token; dots: evaluations; dotted: resumed", Scale::Linear, |l| l.loss),
     ("Learning rate", "of the update", Scale::FromZero, |l| l.lr),
     ("Gradient norm", "before clipping", Scale::Log, |l| l.grad_norm),
     ("Throughput", "tokens a second", Scale::FromZero, |l| l.perf.tokens_per_s),

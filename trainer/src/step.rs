@@ -206,6 +206,7 @@ impl Trainer {
         }
         let grad_divisor = scale * optim::clip_divisor(grad_norm, config.clip);
         let step = step - self.scaler.as_ref().map_or(0, |(scaler, _)| scaler.skipped_steps);
+        self.comm.doing.set(|| "updates weights".to_owned());
         self.adamw.update(
             config,
             &mut self.params,

@@ -32,8 +32,8 @@ struct Inner {
     /// Microseconds from 1970 to `begun`.
     begun_us: f64,
     step: u64,
-    /// What goes on, and since when.
-    now: Option<(String, Instant)>,
+    /// What goes on, since when, and of which step.
+    now: Option<(String, Instant, u64)>,
     events: VecDeque<Event>,
 }
 
@@ -63,7 +63,7 @@ impl Trace {
         })))
     }
 
-    /// What comes belongs to this step.
+    /// What begins from here on belongs to this step.
     pub fn step(&self, step: u64) {
         self.inner().step = step;
     }
@@ -72,10 +72,10 @@ impl Trace {
     pub fn doing(&self, name: &str) {
         let at = Instant::now();
         let mut inner = self.inner();
-        if let Some((name, since)) = inner.now.take() {
+        if let Some((name, since, step)) = inner.now.take() {
             let event = Event {
                 name,
-                step: inner.step,
+                step,
                 at_us: since.duration_since(inner.begun).as_secs_f64() * 1e6,
                 took_us: at.duration_since(since).as_secs_f64() * 1e6,
             };
@@ -84,7 +84,8 @@ impl Trace {
             }
             inner.events.push_back(event);
         }
-        inner.now = (!name.is_empty()).then(|| (name.to_owned(), at));
+        let step = inner.step;
+        inner.now = (!name.is_empty()).then(|| (name.to_owned(), at, step));
     }
 
     /// Writes the newest events: the file anew, whole or not at all.

@@ -1,6 +1,9 @@
 //! Whole runs of several processes: that they end in the bits of one, and how they end when one of
 //! them does not do what it should.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+
 mod common;
 
 use std::fs;

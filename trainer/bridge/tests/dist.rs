@@ -1,5 +1,7 @@
 //! Every operation of a group against arithmetic, with ranks as threads.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::time::Duration;

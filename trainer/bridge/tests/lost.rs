@@ -1,6 +1,8 @@
 //! Ranks that die, hang, or never come: who is named, and that nobody waits for ever. The time-outs
 //! are what is tested, so they are short; no assertion is on how long anything took.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::io::{BufRead as _, BufReader};
@@ -229,7 +231,7 @@ impl Ranks {
 
     /// Reads what a rank says up to a line that begins so.
     fn wait_for(&mut self, rank: usize, begin: &str) -> String {
-        let lines = (&mut self.0[rank].1).lines().map(|line| line.unwrap());
+        let lines = (&mut self.0[rank].1).lines().map(|line| line.expect("a rank writes UTF-8"));
         let mut all = Vec::new();
         for line in lines {
             if line.starts_with(begin) {

@@ -222,7 +222,6 @@ impl Group {
 
 /// What all ranks do together. Errors are [`Error::Collective`] where a rank is missing or gone,
 /// and [`Error::Torch`] where the tensors do not fit.
-#[expect(clippy::missing_errors_doc, reason = "they are the same for all, and said above")]
 impl Group {
     /// Every element becomes the reduction of those of all ranks.
     pub fn all_reduce(&self, tensor: &mut Tensor, how: Reduce) -> Result<()> {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use bridge::dist::{Group, Options, Reduce, Store};
 use ckpt::layout::Split;
 use families::{
-    BERT, LLAMA, ROWS, T5, T5_OLD, bert_batch, check_close, config, gpt_batch, t5_batch, values,
-    weight,
+    ANSWER, BERT, LLAMA, ROWS, T5, T5_OLD, bert_batch, check_close, config, gpt_batch, t5_batch,
+    t5_batch_where, values, weight,
 };
 use tch::{Kind, Tensor};
 use trainer::config::ModelConfig;
@@ -187,6 +187,17 @@ fn cuts_change_no_bit() {
                 }
             }
         }
+    }
+}
+
+/// A micro-batch may be padding alone where others of its step are not.
+#[test]
+fn nothing_that_counts_is_no_loss() {
+    let config = config(T5);
+    let made = compute(&config, &t5_batch_where(&[false; ROWS * ANSWER]), &[5], Kind::Float);
+    assert_eq!((made.loss, made.logits.size()[0]), (0.0, 0));
+    for (spec, grad) in Model::new(&config, 1).params().iter().zip(&made.grads) {
+        assert!(values(grad).iter().all(|value| *value == 0.0), "{}", spec.name);
     }
 }
 

@@ -62,7 +62,7 @@ pub fn numbers(values: &[bool]) -> Vec<i64> {
 
 /// Every token that counts weighs the same, and so does every sample.
 pub fn weights(mask: &[f32]) -> LossWeights {
-    let count: f32 = mask.iter().sum();
+    let count = mask.iter().sum::<f32>().max(1.0);
     LossWeights { token: 1.0 / f64::from(count), sample: 1.0 / ROWS as f64 }
 }
 
@@ -79,7 +79,12 @@ pub fn gpt_batch() -> Micro {
 }
 
 pub fn t5_batch() -> Micro {
-    let (text, counts) = (is_text(SEQ), is_text(ANSWER));
+    t5_batch_where(&is_text(ANSWER))
+}
+
+/// As [`t5_batch`], with other tokens that count.
+pub fn t5_batch_where(counts: &[bool]) -> Micro {
+    let text = is_text(SEQ);
     let due = ids(ROWS, ANSWER, 17, 3);
     let batch = T5Batch {
         rows: ROWS,
@@ -89,12 +94,12 @@ pub fn t5_batch() -> Micro {
         decoder_tokens: ids(ROWS, ANSWER, 13, 5),
         labels: due
             .iter()
-            .zip(&counts)
+            .zip(counts)
             .map(|(due, counts)| if *counts { *due } else { -1 })
             .collect(),
-        loss_mask: mask(&counts),
+        loss_mask: mask(counts),
         encoder_mask: numbers(&text),
-        decoder_mask: numbers(&counts),
+        decoder_mask: numbers(counts),
         ..T5Batch::default()
     };
     Micro::t5(&batch, weights(&batch.loss_mask)).expect("a small batch")

@@ -2,6 +2,8 @@
 
     python3 hf.py ../golden
 
+Checks golden/gpt2.safetensors, which gpt2.py made with numpy alone, against GPT-2 as well.
+
 The oracle of tests/model_families.rs: writes golden/<model>.safetensors for a Llama, a T5 v1.1, a
 T5 v1.0 and a BERT. Weights are a formula of their name and place, as in gpt2.py, so that the test
 makes the same ones and only the results are stored, under our names. Made with torch 2.11.0 and
@@ -12,9 +14,9 @@ import sys
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
-from transformers import (BertConfig, BertForPreTraining, LlamaConfig, LlamaForCausalLM, T5Config,
-                          T5ForConditionalGeneration)
+from safetensors.numpy import load_file, save_file
+from transformers import (BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+                          LlamaForCausalLM, T5Config, T5ForConditionalGeneration)
 
 LAYERS, HIDDEN, HEADS, FFN, VOCAB, ROWS = 2, 16, 2, 24, 53, 3
 SEQ, ANSWER = 12, 8
@@ -61,6 +63,24 @@ def save(folder, name, loss, tensors):
 
 def grads(model):
     return {name: (lambda p=p: p.grad) for name, p in model.named_parameters()}
+
+
+def gpt2(folder):
+    """The model of gpt2.py, against the file that it made."""
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS, n_inner=48, n_positions=SEQ,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation="sdpa")
+    model = fill(GPT2LMHeadModel(config))
+    counts = (torch.arange(ROWS * SEQ) % 5 != 4).double().reshape(ROWS, SEQ)
+    logits = model(ids(ROWS, SEQ, 31, 7)).logits
+    loss = mean_loss(logits, ids(ROWS, SEQ, 17, 3), counts)
+    loss.backward()
+    due = load_file(f"{folder}/gpt2.safetensors")
+    got = {"loss": loss[None], "logits": logits, **{k: v() for k, v in grads(model).items()}}
+    assert got.keys() == due.keys()
+    worst = max(np.abs(got[k].detach().numpy() - due[k]).max() for k in due)
+    assert worst < 1e-6, worst
+    print(f"gpt2: loss {loss.item():.6f}, {len(due)} tensors are those of gpt2.py to {worst:.1e}")
 
 
 def llama(folder):
@@ -152,6 +172,7 @@ def buckets():
 
 if __name__ == "__main__":
     folder = sys.argv[1]
+    gpt2(folder)
     llama(folder)
     t5(folder, "t5_v1_1", feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     t5(folder, "t5_v1_0", feed_forward_proj="relu", tie_word_embeddings=True)

@@ -6,9 +6,10 @@ use super::micro::Text;
 use crate::Result;
 
 /// What a text sees of another, or of itself.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Sight {
     /// Everything.
+    #[default]
     All,
     /// Itself, and what is before.
     Back,

@@ -4,16 +4,19 @@
 //! Names, shapes and orientation are those of Hugging Face's `BertForPreTraining`. The head that
 //! says what is hidden sees those tokens only, a sixth of all.
 
+use std::ops::Range;
+
 use ckpt::layout::Split;
 use tch::{Kind, Tensor};
 
-use super::attention::{Sight, attend, split_heads};
+use super::attention::Sight;
 use super::head::{Head, HeadGrad};
 use super::micro::{Micro, Targets};
-use super::parts::{Cut, FeedForward, Linear, Matrix, Norm, Stored, bend};
+use super::network::{Context, Network, Work};
+use super::parts::{Attention, Cut, FeedForward, Linear, Matrix, Norm, Stored, Style, bend};
 use super::spec::{Builder, Init, Leaves, UseId};
 use super::tp::embed;
-use super::{into_residual, vocab_split};
+use super::vocab_split;
 use crate::Result;
 use crate::config::{Activation, ModelConfig};
 
@@ -29,17 +32,13 @@ pub(super) struct Bert {
     order: Linear,
     transform: Linear,
     transform_norm: Norm,
-    pub(super) head: Head,
+    head: Head,
     activation: Activation,
-    head_dim: i64,
 }
 
 #[derive(Clone, Debug)]
 struct Layer {
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
+    attention: Attention,
     norm_1: Norm,
     feed_forward: FeedForward,
     norm_2: Norm,
@@ -86,49 +85,11 @@ impl Bert {
             transform_norm,
             head: Head { weight, bias: Some(bias), vocab },
             activation: config.activation(),
-            head_dim: config.head_dim() as i64,
         }
     }
 
-    pub(super) fn context(&self, micro: &Micro, kind: Kind) -> Result<Sight> {
-        Sight::of(&micro.text, false, kind)
-    }
-
-    /// One layer. The first embeds the tokens; the last gives, of each hidden token, what the head
-    /// takes, and of each row the logits of its parts being in order and not.
-    pub(super) fn unit(
-        &self,
-        leaves: Leaves<'_>,
-        unit: usize,
-        micro: &Micro,
-        sight: &Sight,
-        inputs: &[Tensor],
-    ) -> Result<Vec<Tensor>> {
-        let layer = &self.layers[unit];
-        let rows = micro.text.rows();
-        let x = match inputs.first() {
-            Some(x) => x.shallow_clone(),
-            None => self.embed(leaves, micro)?,
-        };
-        let all = leaves.tp.enter(&x)?;
-        let heads =
-            |matrix: &Linear| split_heads(&matrix.apply(leaves, &all)?, rows, self.head_dim);
-        let mixed = attend(&heads(&layer.q)?, &heads(&layer.k)?, &heads(&layer.v)?, sight, None)?;
-        let mixed = layer.out.apply_and_leave(leaves, &mixed)?;
-        let x = layer.norm_1.apply(leaves, &x.f_add(&mixed)?)?;
-        let x = layer.norm_2.apply(leaves, &x.f_add(&layer.feed_forward.apply(leaves, &x)?)?)?;
-        if unit + 1 < self.layers.len() {
-            return Ok(vec![x]);
-        }
-        let x = leaves.tp.enter(&x)?;
-        let hidden = self.transform.apply(leaves, &micro.targets.pick(&x)?)?;
-        let hidden = self.transform_norm.apply(leaves, &bend(self.activation, &hidden)?)?;
-        let first = x.f_view([rows, micro.text.len(), -1])?.f_select(1, 0)?;
-        let pooled = self.pooler.apply(leaves, &first)?.f_tanh()?;
-        Ok(vec![hidden, self.order.apply(leaves, &pooled)?])
-    }
-
-    fn embed(&self, leaves: Leaves<'_>, micro: &Micro) -> Result<Tensor> {
+    fn embed(&self, work: &Work<'_>) -> Result<Tensor> {
+        let Work { leaves, micro, .. } = *work;
         let (tp, text) = (leaves.tp, &micro.text);
         let words = tp.embed(leaves.get(self.words), &text.ids)?;
         let options = (Kind::Int64, text.ids.device());
@@ -143,13 +104,58 @@ impl Bert {
         let x = words.f_add(&own(self.types, &types)?)?;
         self.norm.apply(leaves, &x.f_add(&own(self.positions, &positions)?)?)
     }
+}
 
-    pub(super) fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
+impl Network for Bert {
+    fn context(
+        &self,
+        micro: &Micro,
+        _units: &Range<usize>,
+        _past: i64,
+        kind: Kind,
+    ) -> Result<Context> {
+        Ok(Context { text: Sight::of(&micro.text, false, kind)?, ..Context::default() })
+    }
+
+    /// The last gives, of each hidden token, what the head takes, and of each row the logits of its
+    /// parts being in order and not.
+    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let Work { leaves, micro, context, .. } = *work;
+        let (layer, rows) = (&self.layers[unit], micro.text.rows());
+        let x = match inputs.first() {
+            Some(x) => x.shallow_clone(),
+            None => self.embed(work)?,
+        };
+        let all = leaves.tp.enter(&x)?;
+        let seen = layer.attention.seen(leaves, &all, rows)?;
+        let mixed = layer.attention.apply(leaves, &all, &seen, &context.text, None)?;
+        let x = layer.norm_1.apply(leaves, &x.f_add(&mixed)?)?;
+        let x = layer.norm_2.apply(leaves, &x.f_add(&layer.feed_forward.apply(leaves, &x)?)?)?;
+        if unit + 1 < self.layers.len() {
+            return Ok(vec![x]);
+        }
+        let x = leaves.tp.enter(&x)?;
+        let hidden = self.transform.apply(leaves, &micro.targets.pick(&x)?)?;
+        let hidden = self.transform_norm.apply(leaves, &bend(self.activation, &hidden)?)?;
+        let first = x.f_view([rows, micro.text.len(), -1])?.f_select(1, 0)?;
+        let pooled = self.pooler.apply(leaves, &first)?.f_tanh()?;
+        Ok(vec![hidden, self.order.apply(leaves, &pooled)?])
+    }
+
+    fn decoder(&self) -> Option<usize> {
+        None
+    }
+
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
         let hidden = self.head.loss(leaves, &outs[0], &micro.targets)?;
         Ok(hidden + order_loss(&outs[1], &micro.targets)?.0)
     }
 
-    pub(super) fn loss_and_grad(
+    fn loss_and_grad(
         &self,
         leaves: Leaves<'_>,
         micro: &Micro,
@@ -185,24 +191,14 @@ impl Layer {
     fn new(config: &ModelConfig, at: usize, build: &mut Builder) -> Self {
         build.unit = at;
         let name = |part: &str| format!("bert.encoder.layer.{at}.{part}");
-        // fits: the config's maxima are far below 2^63.
-        let (h, f) = (config.hidden as i64, config.ffn() as i64);
-        let (width, activation) = (config.attention_width() as i64, config.activation());
-        let (std, stored, bias) = (config.init.std, Stored::OutIn, config.bias());
-        let into =
-            |outputs, of| Matrix { inputs: h, outputs, stored, cut: Cut::Outputs(of), std, bias };
-        let std = into_residual(config, config.layers);
-        let out = |inputs| Matrix { inputs, outputs: h, stored, cut: Cut::Inputs, std, bias };
-        let gates = if activation.is_gated() { 2 } else { 1 };
-        let q = Linear::new(build, &name("attention.self.query"), &into(width, 1));
-        let k = Linear::new(build, &name("attention.self.key"), &into(width, 1));
-        let v = Linear::new(build, &name("attention.self.value"), &into(width, 1));
-        let attention_out = Linear::new(build, &name("attention.output.dense"), &out(width));
+        let style = Style { config, stored: Stored::OutIn, layers: config.layers };
+        let of = ["self.query", "self.key", "self.value", "output.dense"];
+        let names = of.map(|matrix| name(&format!("attention.{matrix}")));
+        let attention = Attention::new(build, style, names.each_ref().map(String::as_str));
         let norm_1 = Norm::new(build, &name("attention.output.LayerNorm"), config);
-        let up = Linear::new(build, &name("intermediate.dense"), &into(gates * f, gates));
-        let down = Linear::new(build, &name("output.dense"), &out(f));
+        let (up, down) = (name("intermediate.dense"), name("output.dense"));
+        let feed_forward = FeedForward::new(build, style, None, &up, &down);
         let norm_2 = Norm::new(build, &name("output.LayerNorm"), config);
-        let feed_forward = FeedForward::fused(up, down, activation);
-        Layer { q, k, v, out: attention_out, norm_1, feed_forward, norm_2 }
+        Layer { attention, norm_1, feed_forward, norm_2 }
     }
 }

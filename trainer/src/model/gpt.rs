@@ -5,15 +5,19 @@
 //! The output axis of `c_attn` is `[3, heads, head_dim]`: all queries, all keys, all values; that
 //! of a gated `c_fc` is the gate, then what it gates.
 
+use std::ops::Range;
+
+use ckpt::layout::Split;
 use tch::{Kind, Tensor};
 
 use super::attention::{Rope, Sight, attend, split_heads};
 use super::head::Head;
 use super::micro::Micro;
-use super::parts::{Cut, FeedForward, Linear, Matrix, Norm, Stored};
-use super::spec::{Builder, Init, Leaves, UseId};
+use super::network::{Context, Network, Work};
+use super::parts::{FeedForward, Linear, Norm, Stored, Style};
+use super::spec::{Builder, Init, UseId};
 use super::tp::embed;
-use super::{Cache, into_residual, vocab_split};
+use super::vocab_split;
 use crate::Result;
 use crate::config::{ModelConfig, Positions};
 
@@ -23,7 +27,7 @@ pub(super) struct Gpt {
     wpe: Option<UseId>,
     layers: Vec<Layer>,
     last_norm: Norm,
-    pub(super) head: Head,
+    head: Head,
     head_dim: i64,
     /// Base of the angles of rotary positions.
     rope_theta: Option<f64>,
@@ -38,15 +42,6 @@ struct Layer {
     feed_forward: FeedForward,
 }
 
-/// What all layers need to know of a micro-batch.
-#[derive(Debug)]
-pub(super) struct Context {
-    sight: Sight,
-    rope: Option<Rope>,
-    /// Tokens of the cache.
-    past: i64,
-}
-
 impl Gpt {
     pub(super) fn new(config: &ModelConfig, tp: u64, build: &mut Builder) -> Self {
         // fits: the config's maxima are far below 2^63.
@@ -54,10 +49,8 @@ impl Gpt {
         let (vocab, seq_len) = (config.vocab as i64, config.seq_len as i64);
         let split = vocab_split(config, tp);
         let wte = build.param("transformer.wte.weight", &[vocab, h], std, split.clone());
-        let wpe = (config.positions() == Positions::Learned).then(|| {
-            let whole = ckpt::layout::Split::Replicate;
-            build.param("transformer.wpe.weight", &[seq_len, h], std, whole)
-        });
+        let wpe = (config.positions() == Positions::Learned)
+            .then(|| build.param("transformer.wpe.weight", &[seq_len, h], std, Split::Replicate));
         let layers = (0..config.layers as usize).map(|at| Layer::new(config, at, build)).collect();
         let head = if config.tie_embeddings() {
             build.again(wte)
@@ -74,12 +67,17 @@ impl Gpt {
             rope_theta: (config.positions() == Positions::Rope).then_some(config.rope_theta),
         }
     }
+}
 
-    /// `past` is how many tokens the cache has.
-    pub(super) fn context(&self, micro: &Micro, past: i64, kind: Kind) -> Result<Context> {
+impl Network for Gpt {
+    fn context(
+        &self,
+        micro: &Micro,
+        _units: &Range<usize>,
+        past: i64,
+        kind: Kind,
+    ) -> Result<Context> {
         let text = &micro.text;
-        // A single new token may look at everything; several are only allowed as the first.
-        let sight = if past == 0 { Sight::of(text, true, kind)? } else { Sight::All };
         let rope = self.rope_theta.map(|theta| {
             let positions = match &text.positions {
                 Some(positions) => positions.shallow_clone(),
@@ -90,28 +88,20 @@ impl Gpt {
             };
             Rope::new(&positions, self.head_dim, theta, kind)
         });
-        Ok(Context { sight, rope: rope.transpose()?, past })
+        // A single new token may look at everything; several are only allowed as the first.
+        let sight = if past == 0 { Sight::of(text, true, kind)? } else { Sight::All };
+        Ok(Context { text: sight, rope: rope.transpose()?, past, ..Context::default() })
     }
 
-    /// One layer. The first takes nothing and embeds the tokens.
-    pub(super) fn unit(
-        &self,
-        leaves: Leaves<'_>,
-        unit: usize,
-        micro: &Micro,
-        context: &Context,
-        inputs: &[Tensor],
-        cache: Option<&mut Cache>,
-    ) -> Result<Vec<Tensor>> {
+    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let Work { leaves, micro, .. } = *work;
         let layer = &self.layers[unit];
         let x = match inputs.first() {
             Some(x) => x.shallow_clone(),
-            None => self.embed(leaves, micro, context)?,
+            None => self.embed(work)?,
         };
-        let rows = micro.text.rows();
         let normed = leaves.tp.enter(&layer.norm_1.apply(leaves, &x)?)?;
-        let parts = layer.qkv.apply_fused(leaves, &normed, 3)?;
-        let mixed = self.attention(&parts, rows, unit, context, cache)?;
+        let mixed = self.attention(work, unit, &layer.qkv.apply_fused(leaves, &normed, 3)?)?;
         let x = x.f_add(&layer.proj.apply_and_leave(leaves, &mixed)?)?;
         let normed = layer.norm_2.apply(leaves, &x)?;
         let x = x.f_add(&layer.feed_forward.apply(leaves, &normed)?)?;
@@ -122,22 +112,19 @@ impl Gpt {
         Ok(vec![micro.targets.pick(&x)?])
     }
 
-    /// All layers, of tokens that go on where the cache ends.
-    pub(super) fn go_on(
-        &self,
-        leaves: Leaves<'_>,
-        micro: &Micro,
-        kind: Kind,
-        cache: &mut Cache,
-    ) -> Result<Vec<Tensor>> {
-        let context = self.context(micro, cache.tokens, kind)?;
-        (0..self.layers.len()).try_fold(Vec::new(), |xs, unit| {
-            self.unit(leaves, unit, micro, &context, &xs, Some(cache))
-        })
+    fn decoder(&self) -> Option<usize> {
+        Some(0)
     }
 
-    fn embed(&self, leaves: Leaves<'_>, micro: &Micro, context: &Context) -> Result<Tensor> {
-        let (tp, text) = (leaves.tp, &micro.text);
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+impl Gpt {
+    fn embed(&self, work: &Work<'_>) -> Result<Tensor> {
+        let (leaves, text) = (work.leaves, &work.micro.text);
+        let tp = leaves.tp;
         let words = tp.embed(leaves.get(self.wte), &text.ids)?;
         let Some(wpe) = self.wpe.map(|wpe| leaves.get(wpe)) else { return Ok(words) };
         let (rows, len) = (text.rows(), text.len());
@@ -145,7 +132,7 @@ impl Gpt {
             let positions = tp.own_rows(&positions.f_view([-1])?)?;
             return Ok(words.f_add(&embed(wpe, &positions)?)?);
         }
-        let positions = wpe.f_narrow(0, context.past, len)?;
+        let positions = wpe.f_narrow(0, work.context.past, len)?;
         if !tp.sequence {
             let x = words.f_view([rows, len, -1])?.f_add(&positions)?;
             return Ok(x.f_view([rows * len, -1])?);
@@ -154,25 +141,19 @@ impl Gpt {
         Ok(words.f_add(&tp.own_rows(&positions.f_reshape([rows * len, -1])?)?)?)
     }
 
-    fn attention(
-        &self,
-        parts: &[Tensor],
-        rows: i64,
-        layer: usize,
-        context: &Context,
-        cache: Option<&mut Cache>,
-    ) -> Result<Tensor> {
+    fn attention(&self, work: &Work<'_>, layer: usize, parts: &[Tensor]) -> Result<Tensor> {
+        let rows = work.micro.text.rows();
         let [q, k, v] = parts else { unreachable!("three matrices are fused") };
         let mut q = split_heads(q, rows, self.head_dim)?;
         let mut k = split_heads(k, rows, self.head_dim)?;
         let mut v = split_heads(v, rows, self.head_dim)?;
-        if let Some(rope) = &context.rope {
+        if let Some(rope) = &work.context.rope {
             (q, k) = (rope.turn(&q)?, rope.turn(&k)?);
         }
-        if let Some(cache) = cache {
-            (k, v) = cache.extend(layer, k, v)?;
+        if let Some(cache) = &work.cache {
+            (k, v) = cache.borrow_mut().extend(layer, k, v)?;
         }
-        attend(&q, &k, &v, &context.sight, None)
+        attend(&q, &k, &v, &work.context.text, None)
     }
 }
 
@@ -180,32 +161,14 @@ impl Layer {
     fn new(config: &ModelConfig, at: usize, build: &mut Builder) -> Self {
         build.unit = at;
         let name = |part: &str| format!("transformer.h.{at}.{part}");
-        // fits: as above.
-        let (h, f) = (config.hidden as i64, config.ffn() as i64);
-        let (width, activation) = (config.attention_width() as i64, config.activation());
-        let std = config.init.std;
-        let into_residual = into_residual(config, config.layers);
-        let bias = config.bias();
-        let matrix = |inputs, outputs, cut, std| Matrix {
-            inputs,
-            outputs,
-            stored: Stored::InOut,
-            cut,
-            std,
-            bias,
-        };
-        let gates = if activation.is_gated() { 2 } else { 1 };
+        let width = config.attention_width() as i64; // fits: as above
+        let style = Style { config, stored: Stored::InOut, layers: config.layers };
         let norm_1 = Norm::new(build, &name("ln_1"), config);
-        let spec = matrix(h, 3 * width, Cut::Outputs(3), std);
-        let qkv = Linear::new(build, &name("attn.c_attn"), &spec);
-        let spec = matrix(width, h, Cut::Inputs, into_residual);
-        let proj = Linear::new(build, &name("attn.c_proj"), &spec);
+        let qkv = style.reads(build, &name("attn.c_attn"), 3 * width, 3);
+        let proj = style.writes(build, &name("attn.c_proj"), width);
         let norm_2 = Norm::new(build, &name("ln_2"), config);
-        let spec = matrix(h, gates * f, Cut::Outputs(gates), std);
-        let up = Linear::new(build, &name("mlp.c_fc"), &spec);
-        let spec = matrix(f, h, Cut::Inputs, into_residual);
-        let down = Linear::new(build, &name("mlp.c_proj"), &spec);
-        let feed_forward = FeedForward::fused(up, down, activation);
+        let (up, down) = (name("mlp.c_fc"), name("mlp.c_proj"));
+        let feed_forward = FeedForward::new(build, style, None, &up, &down);
         Layer { norm_1, qkv, proj, norm_2, feed_forward }
     }
 }

@@ -107,17 +107,17 @@ impl Micro {
         Ok(Micro { text, answer: None, targets })
     }
 
-    /// Tokens to go on from, `[rows, len]`, nothing due.
+    /// Tokens to go on from, `[rows, len]`, nothing due; as a text and as an answer.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn prompt(ids: &Tensor) -> Result<Self> {
-        let text = Text { ids: ids.shallow_clone(), positions: None, runs: None, types: None };
+        let plain = || Text { ids: ids.shallow_clone(), positions: None, runs: None, types: None };
         let nothing = || Tensor::f_zeros([0], (Kind::Int64, ids.device()));
         let (labels, weights) = (nothing()?, nothing()?);
         Ok(Micro {
-            text,
-            answer: None,
+            text: plain(),
+            answer: Some(plain()),
             targets: Targets { places: None, labels, weights, order: None },
         })
     }

@@ -8,17 +8,17 @@
 //!
 //! In reading order: `spec` names the parameters and their uses, `init` gives them values, `micro`
 //! is a batch as tensors, `tp` the ranks that share each matrix, `parts` and `attention` what
-//! layers are made of, `gpt`, `t5` and `bert` the families, `head` the logits and the loss, `stage`
+//! layers are made of, `network` what a family is, `gpt`, `t5` and `bert` the families, `head` the logits and the loss, `stage`
 //! puts them together.
 
 mod attention;
 mod bert;
 mod cache;
-mod family;
 mod gpt;
 mod head;
 mod init;
 mod micro;
+mod network;
 mod parts;
 mod spec;
 mod stage;
@@ -38,9 +38,12 @@ pub use spec::{Init, ParamSpec, Use};
 pub use stage::{Carried, Pass, Stage};
 pub use tp::Tp;
 
-use crate::config::ModelConfig;
-use family::Family;
+use crate::config::{Family, ModelConfig};
+use bert::Bert;
+use gpt::Gpt;
+use network::Network;
 use spec::Builder;
+use t5::T5;
 
 /// A model as it is written down: what parameters it has, and how they are used.
 #[derive(Clone, Debug)]
@@ -49,7 +52,7 @@ pub struct Model(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     config: ModelConfig,
-    family: Family,
+    network: Box<dyn Network>,
     params: Vec<ParamSpec>,
     uses: Vec<Use>,
 }
@@ -59,9 +62,13 @@ impl Model {
     #[must_use]
     pub fn new(config: &ModelConfig, tp: u64) -> Self {
         let mut build = Builder::new();
-        let family = Family::new(config, tp, &mut build);
+        let network: Box<dyn Network> = match config.family {
+            Family::Gpt => Box::new(Gpt::new(config, tp, &mut build)),
+            Family::T5 => Box::new(T5::new(config, tp, &mut build)),
+            Family::Bert => Box::new(Bert::new(config, tp, &mut build)),
+        };
         let (params, uses) = build.finish();
-        Model(Arc::new(Inner { config: config.clone(), family, params, uses }))
+        Model(Arc::new(Inner { config: config.clone(), network, params, uses }))
     }
 
     /// How many units there are: layers; of an encoder and a decoder first those of the encoder.
@@ -110,8 +117,8 @@ impl Model {
         self.params().iter().map(param).collect()
     }
 
-    fn family(&self) -> &Family {
-        &self.0.family
+    fn network(&self) -> &dyn Network {
+        self.0.network.as_ref()
     }
 
     fn hidden(&self) -> i64 {
@@ -135,10 +142,4 @@ impl Model {
 /// How the vocabulary is cut: padded for all ranks alike.
 fn vocab_split(config: &ModelConfig, tp: u64) -> Split {
     Split::Padded { rows: config.vocab_rows(tp) * tp }
-}
-
-/// Deviation of the matrices that write into the residual stream of so many layers.
-fn into_residual(config: &ModelConfig, layers: u64) -> f64 {
-    let std = config.init.std;
-    if config.init.scaled_output { std / (2.0 * layers as f64).sqrt() } else { std }
 }

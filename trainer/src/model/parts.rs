@@ -7,6 +7,7 @@
 use ckpt::layout::Split;
 use tch::Tensor;
 
+use super::attention::{Sight, attend, split_heads};
 use super::spec::{Builder, Init, Leaves, UseId};
 use crate::Result;
 use crate::config::{Activation, ModelConfig, Norm as NormKind};
@@ -121,6 +122,33 @@ impl Linear {
     }
 }
 
+/// How the matrices of a stack of layers are made.
+#[derive(Clone, Copy)]
+pub(super) struct Style<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) stored: Stored,
+    /// How many layers write into the residual stream.
+    pub(super) layers: u64,
+}
+
+impl Style<'_> {
+    /// So many matrices side by side that read the residual stream, of so many outputs in all.
+    pub(super) fn reads(&self, build: &mut Builder, name: &str, outputs: i64, of: i64) -> Linear {
+        let (inputs, cut) = (self.config.hidden as i64, Cut::Outputs(of)); // fits: bounded
+        let (stored, std, bias) = (self.stored, self.config.init.std, self.config.bias());
+        Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
+    }
+
+    /// A matrix that writes into the residual stream.
+    pub(super) fn writes(&self, build: &mut Builder, name: &str, inputs: i64) -> Linear {
+        let (outputs, cut) = (self.config.hidden as i64, Cut::Inputs); // fits: bounded
+        let (stored, bias, init) = (self.stored, self.config.bias(), &self.config.init);
+        let shrink = if init.scaled_output { (2.0 * self.layers as f64).sqrt() } else { 1.0 };
+        let std = init.std / shrink;
+        Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
+    }
+}
+
 /// A norm over the width.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm {
@@ -149,6 +177,51 @@ impl Norm {
     }
 }
 
+/// Attention with a matrix each for queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attention {
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    out: Linear,
+    head_dim: i64,
+}
+
+impl Attention {
+    /// `names` are in the order of its fields.
+    pub(super) fn new(build: &mut Builder, style: Style<'_>, names: [&str; 4]) -> Self {
+        // fits: bounded.
+        let (width, head_dim) =
+            (style.config.attention_width() as i64, style.config.head_dim() as i64);
+        let [q, k, v] = [0, 1, 2].map(|at| style.reads(build, names[at], width, 1));
+        Attention { q, k, v, out: style.writes(build, names[3], width), head_dim }
+    }
+
+    /// Keys and values of what is seen and has entered, `[rows, heads, len, head_dim]` each.
+    pub(super) fn seen(
+        &self,
+        leaves: Leaves<'_>,
+        x: &Tensor,
+        rows: i64,
+    ) -> Result<(Tensor, Tensor)> {
+        let heads = |matrix: &Linear| split_heads(&matrix.apply(leaves, x)?, rows, self.head_dim);
+        Ok((heads(&self.k)?, heads(&self.v)?))
+    }
+
+    /// What `x` makes of what it sees; it has entered.
+    pub(super) fn apply(
+        &self,
+        leaves: Leaves<'_>,
+        x: &Tensor,
+        (k, v): &(Tensor, Tensor),
+        sight: &Sight,
+        scale: Option<f64>,
+    ) -> Result<Tensor> {
+        let q = split_heads(&self.q.apply(leaves, x)?, k.size()[0], self.head_dim)?;
+        self.out.apply_and_leave(leaves, &attend(&q, k, v, sight, scale)?)
+    }
+}
+
 /// The block that widens, bends and narrows each token by itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FeedForward {
@@ -160,14 +233,20 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    /// The gate and what it gates are one matrix.
-    pub(super) fn fused(up: Linear, down: Linear, activation: Activation) -> Self {
-        FeedForward { up, gate: None, down, activation }
-    }
-
-    /// The gate has a matrix of its own.
-    pub(super) fn gated(gate: Linear, up: Linear, down: Linear, activation: Activation) -> Self {
-        FeedForward { up, gate: Some(gate), down, activation }
+    /// Without a name the gate is one matrix with what it gates, and stands first.
+    pub(super) fn new(
+        build: &mut Builder,
+        style: Style<'_>,
+        gate: Option<&str>,
+        up: &str,
+        down: &str,
+    ) -> Self {
+        let activation = style.config.activation();
+        let width = style.config.ffn() as i64; // fits: bounded
+        let gate = gate.map(|name| style.reads(build, name, width, 1));
+        let fused = if activation.is_gated() && gate.is_none() { 2 } else { 1 };
+        let up = style.reads(build, up, fused * width, fused);
+        FeedForward { up, gate, down: style.writes(build, down, width), activation }
     }
 
     pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {

@@ -1,13 +1,14 @@
 //! A run of units on one rank: what a pipeline stage has, and all of the model where there is none.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
-use super::family::Context;
+use super::network::{Context, Work};
 use super::spec::Leaves;
 use super::{Cache, HeadGrad, Micro, Model, Tp, initialize};
-use crate::Result;
+use crate::{Error, Result};
 
 /// A run of units on one rank.
 ///
@@ -282,11 +283,12 @@ impl Stage {
         context: &Context,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>> {
-        self.model.family().unit(self.bind(leaves), unit, micro, context, inputs)
+        let work = Work { leaves: self.bind(leaves), micro, context, cache: None };
+        self.model.network().unit(&work, unit, inputs)
     }
 
     fn context(&self, leaves: &[Tensor], micro: &Micro) -> Result<Context> {
-        self.model.family().context(micro, &self.units, leaves[0].kind())
+        self.model.network().context(micro, &self.units, 0, leaves[0].kind())
     }
 
     fn bind<'a>(&'a self, tensors: &'a [Tensor]) -> Leaves<'a> {
@@ -301,7 +303,7 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
     pub fn loss(&self, leaves: &[Tensor], micro: &Micro, outs: &[Tensor]) -> Result<f64> {
-        self.model.family().loss(self.bind(leaves), micro, outs)
+        self.model.network().loss(self.bind(leaves), micro, outs)
     }
 
     /// The weighted loss of a micro-batch, and its gradients.
@@ -314,7 +316,7 @@ impl Stage {
         micro: &Micro,
         outs: &[Tensor],
     ) -> Result<HeadGrad> {
-        self.model.family().loss_and_grad(self.bind(leaves), micro, outs)
+        self.model.network().loss_and_grad(self.bind(leaves), micro, outs)
     }
 
     /// Logits of this rank's part of the vocabulary, without padding: `[tokens, vocab]`, f32.
@@ -323,7 +325,7 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn logits(&self, leaves: &[Tensor], hidden: &Tensor) -> Result<Tensor> {
-        self.model.family().head().logits(self.bind(leaves), hidden)
+        self.model.network().head().logits(self.bind(leaves), hidden)
     }
 
     /// An empty cache of what a whole model says to a text, `[rows, len]`, that its encoder reads.
@@ -332,10 +334,12 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn read(&self, leaves: &[Tensor], text: &Tensor) -> Result<Option<Cache>> {
-        let _no_grad = tch::no_grad_guard();
-        let micro = Micro::prompt(text)?;
-        let given = self.model.family().read(self.bind(leaves), &micro, leaves[0].kind())?;
-        Ok(given.map(Cache::of))
+        let encoder = self.model.network().decoder().unwrap_or(0);
+        if encoder == 0 {
+            return Ok(None);
+        }
+        let mut given = self.pass_by(leaves, text, 0..encoder, &mut Cache::default())?;
+        Ok(Some(Cache::of(given.swap_remove(0))))
     }
 
     /// What a whole decoder has for its head after `tokens`, `[rows, columns]`, that go on where
@@ -343,13 +347,36 @@ impl Stage {
     /// `[rows x columns, hidden]`.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`], for example if there are more columns than positions.
+    /// [`Error::Torch`], for example if there are more columns than positions; [`Error::Mismatch`]
+    /// for a model without a decoder.
+    ///
+    /// # Panics
+    /// If there is an encoder, and the cache is not of [`Stage::read`].
     pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
-        let _no_grad = tch::no_grad_guard();
-        let micro = Micro::prompt(tokens)?;
-        let mut outs =
-            self.model.family().go_on(self.bind(leaves), &micro, leaves[0].kind(), cache)?;
+        let begin = self.model.network().decoder().ok_or_else(|| Error::Mismatch {
+            doing: "go on from a text".to_owned(),
+            details: vec!["got an encoder, due a decoder".to_owned()],
+            hint: "models of the families \"gpt\" and \"t5\" write",
+        })?;
+        let mut outs = self.pass_by(leaves, tokens, begin..self.units.end, cache)?;
         cache.tokens += tokens.size()[1];
         Ok(outs.swap_remove(0))
+    }
+
+    /// What some units make of tokens, and of what the cache has.
+    fn pass_by(
+        &self,
+        leaves: &[Tensor],
+        tokens: &Tensor,
+        units: Range<usize>,
+        cache: &mut Cache,
+    ) -> Result<Vec<Tensor>> {
+        let _no_grad = tch::no_grad_guard();
+        let (network, micro) = (self.model.network(), Micro::prompt(tokens)?);
+        let context = network.context(&micro, &units, cache.tokens, leaves[0].kind())?;
+        let given = cache.given.iter().map(Tensor::shallow_clone).collect();
+        let cache = Some(RefCell::new(cache));
+        let work = Work { leaves: self.bind(leaves), micro: &micro, context: &context, cache };
+        units.into_iter().try_fold(given, |xs: Vec<Tensor>, unit| network.unit(&work, unit, &xs))
     }
 }

@@ -11,13 +11,14 @@ use std::ops::Range;
 use ckpt::layout::Split;
 use tch::{Device, Kind, Tensor};
 
-use super::attention::{Sight, attend, split_heads};
+use super::attention::Sight;
 use super::head::Head;
-use super::micro::{Micro, Text};
-use super::parts::{Cut, FeedForward, Linear, Matrix, Norm, Stored};
-use super::spec::{Builder, Init, Leaves, UseId};
+use super::micro::Micro;
+use super::network::{Context, Network, Work};
+use super::parts::{Attention, FeedForward, Norm, Stored, Style};
+use super::spec::{Builder, Init, UseId};
 use super::tp::embed;
-use super::{Cache, into_residual, vocab_split};
+use super::vocab_split;
 use crate::Result;
 use crate::config::ModelConfig;
 
@@ -25,10 +26,9 @@ use crate::config::ModelConfig;
 pub(super) struct T5 {
     encoder: Stack,
     decoder: Stack,
-    pub(super) head: Head,
+    head: Head,
     /// What the hidden states are multiplied with before the head.
     scale: Option<f64>,
-    head_dim: i64,
     buckets: Buckets,
 }
 
@@ -44,37 +44,12 @@ struct Stack {
 struct Layer {
     /// Its use of its stack's table of relative positions, `[buckets, heads]`.
     relative: UseId,
+    own_norm: Norm,
     own: Attention,
     /// To what the encoder gave.
-    cross: Option<Attention>,
+    across: Option<(Norm, Attention)>,
     norm: Norm,
     feed_forward: FeedForward,
-}
-
-#[derive(Clone, Debug)]
-struct Attention {
-    norm: Norm,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
-}
-
-/// What the layers of a stage need to know of a micro-batch.
-#[derive(Debug)]
-pub(super) struct Context {
-    /// Absent if the stage has no layer of that stack.
-    encoder: Option<Own>,
-    decoder: Option<Own>,
-    cross: Sight,
-}
-
-/// How a text sees itself.
-#[derive(Debug)]
-struct Own {
-    sight: Sight,
-    /// The bucket of each distance, `[len, len]`.
-    buckets: Tensor,
 }
 
 impl T5 {
@@ -99,159 +74,105 @@ impl T5 {
             decoder,
             head: Head { weight: head, bias: None, vocab },
             scale: is_tied.then(|| (h as f64).powf(-0.5)),
-            head_dim: config.head_dim() as i64,
             buckets: Buckets {
                 count: config.relative_buckets as i64,
                 distance_max: config.relative_max as i64,
             },
         }
     }
+}
 
-    pub(super) fn context(
+impl Network for T5 {
+    fn context(
         &self,
         micro: &Micro,
         units: &Range<usize>,
+        past: i64,
         kind: Kind,
     ) -> Result<Context> {
-        let own = |text: &Text, is_decoder: bool| -> Result<Own> {
-            let (len, device) = (text.len(), text.ids.device());
-            let sight = Sight::of(text, is_decoder, kind)?.spelled_out(len, kind, device)?;
-            Ok(Own { sight, buckets: self.buckets.of(0, len, is_decoder, device)? })
-        };
-        let has_encoder = units.start < self.encoder.layers.len();
-        let has_decoder = units.end > self.encoder.layers.len();
-        let (text, answer) = (&micro.text, micro.answer());
-        Ok(Context {
-            encoder: has_encoder.then(|| own(text, false)).transpose()?,
-            decoder: has_decoder.then(|| own(answer, true)).transpose()?,
-            cross: Sight::across(answer, text, kind)?,
-        })
-    }
-
-    /// One layer. The first of each stack embeds its tokens.
-    pub(super) fn unit(
-        &self,
-        leaves: Leaves<'_>,
-        unit: usize,
-        micro: &Micro,
-        context: &Context,
-        inputs: &[Tensor],
-    ) -> Result<Vec<Tensor>> {
-        match unit.checked_sub(self.encoder.layers.len()) {
-            None => {
-                let x = inputs.first().map(Tensor::shallow_clone);
-                let own = context.encoder.as_ref().expect("of a stage with encoder layers");
-                Ok(vec![self.layer(
-                    leaves,
-                    &self.encoder,
-                    unit,
-                    &micro.text,
-                    own,
-                    x,
-                    None,
-                    None,
-                )?])
-            }
-            Some(layer) => {
-                let (x, given) = match inputs {
-                    [given] => (None, given),
-                    [x, given] => (Some(x.shallow_clone()), given),
-                    _ => unreachable!("a decoder layer takes what the encoder gave"),
-                };
-                let own = context.decoder.as_ref().expect("of a stage with decoder layers");
-                let cross = Some((given, &context.cross));
-                let stack = &self.decoder;
-                let answer = micro.answer();
-                let x = self.layer(leaves, stack, layer, answer, own, x, cross, None)?;
-                if layer + 1 < stack.layers.len() {
-                    return Ok(vec![x, given.shallow_clone()]);
-                }
-                Ok(vec![micro.targets.pick(&leaves.tp.enter(&self.scaled(x)?)?)?])
-            }
+        let (text, device) = (&micro.text, micro.text.ids.device());
+        let mut context = Context::default();
+        if units.start < self.encoder.layers.len() {
+            context.text = Sight::of(text, false, kind)?;
+            context.buckets[0] = Some(self.buckets.of(0, text.len(), false, device)?);
         }
+        if units.end > self.encoder.layers.len() {
+            let answer = micro.answer();
+            // A single new token may look at everything; several are only allowed as the first.
+            let sight = if past == 0 { Sight::of(answer, true, kind)? } else { Sight::All };
+            context.answer = sight.spelled_out(answer.len(), kind, device)?;
+            let keys = past + answer.len();
+            context.buckets[1] = Some(self.buckets.of(past, keys, true, device)?);
+            context.across = Sight::across(answer, text, kind)?;
+        }
+        Ok(context)
     }
 
-    /// What the encoder gives of a text.
-    pub(super) fn read(&self, leaves: Leaves<'_>, text: &Text, kind: Kind) -> Result<Tensor> {
-        let sight = Sight::of(text, false, kind)?;
-        let own = Own { sight, buckets: self.buckets.of(0, text.len(), false, text.ids.device())? };
-        let layer = |x: Option<Tensor>, at: usize| -> Result<Option<Tensor>> {
-            Ok(Some(self.layer(leaves, &self.encoder, at, text, &own, x, None, None)?))
+    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let Some(layer) = unit.checked_sub(self.encoder.layers.len()) else {
+            return Ok(vec![self.layer(work, &self.encoder, unit, inputs.first(), None)?]);
         };
-        let x = (0..self.encoder.layers.len()).try_fold(None, layer)?;
-        Ok(x.expect("an encoder has layers"))
-    }
-
-    /// All layers of the decoder, of tokens that go on where the cache ends.
-    pub(super) fn go_on(
-        &self,
-        leaves: Leaves<'_>,
-        text: &Text,
-        kind: Kind,
-        cache: &mut Cache,
-    ) -> Result<Vec<Tensor>> {
-        let given = cache.given.as_ref().expect("a text was read").shallow_clone();
-        let (past, device) = (cache.tokens, text.ids.device());
-        // A single new token may look at everything; several are only allowed as the first.
-        let sight = if past == 0 { Sight::of(text, true, kind)? } else { Sight::All };
-        let own = Own {
-            sight: sight.spelled_out(text.len(), kind, device)?,
-            buckets: self.buckets.of(past, past + text.len(), true, device)?,
+        let (x, given) = match inputs {
+            [given] => (None, given),
+            [x, given] => (Some(x), given),
+            _ => unreachable!("a decoder layer takes what the encoder gave"),
         };
-        let cross = Some((&given, &Sight::All));
-        let layer = |x: Option<Tensor>, at: usize| -> Result<Option<Tensor>> {
-            let cache = Some(&mut *cache);
-            Ok(Some(self.layer(leaves, &self.decoder, at, text, &own, x, cross, cache)?))
-        };
-        let x = (0..self.decoder.layers.len()).try_fold(None, layer)?;
-        Ok(vec![self.scaled(x.expect("a decoder has layers"))?])
-    }
-
-    fn scaled(&self, x: Tensor) -> Result<Tensor> {
-        Ok(match self.scale {
+        let x = self.layer(work, &self.decoder, layer, x, Some(given))?;
+        if layer + 1 < self.decoder.layers.len() {
+            return Ok(vec![x, given.shallow_clone()]);
+        }
+        let x = match self.scale {
             Some(scale) => x.f_mul_scalar(scale)?,
             None => x,
-        })
+        };
+        Ok(vec![work.micro.targets.pick(&work.leaves.tp.enter(&x)?)?])
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a layer of either stack")]
+    fn decoder(&self) -> Option<usize> {
+        Some(self.encoder.layers.len())
+    }
+
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+impl T5 {
+    /// A layer of either stack: `given` is what the encoder gave to the decoder.
     fn layer(
         &self,
-        leaves: Leaves<'_>,
+        work: &Work<'_>,
         stack: &Stack,
         at: usize,
-        text: &Text,
-        own: &Own,
-        x: Option<Tensor>,
-        cross: Option<(&Tensor, &Sight)>,
-        mut cache: Option<&mut Cache>,
+        x: Option<&Tensor>,
+        given: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let layer = &stack.layers[at];
+        let (layer, context, leaves) = (&stack.layers[at], work.context, work.leaves);
+        let (text, sight, buckets) = match given {
+            None => (&work.micro.text, &context.text, &context.buckets[0]),
+            Some(_) => (work.micro.answer(), &context.answer, &context.buckets[1]),
+        };
         let mut x = match x {
-            Some(x) => x,
+            Some(x) => x.shallow_clone(),
             None => leaves.tp.embed(leaves.get(stack.words), &text.ids)?,
         };
-        let sight = own.with_bias(leaves.get(layer.relative))?;
-        let normed = leaves.tp.enter(&layer.own.norm.apply(leaves, &x)?)?;
-        let rows = text.rows();
-        let mixed = self.attention(leaves, &layer.own, &normed, rows, &sight, || {
-            let (k, v) = self.seen(leaves, &layer.own, &normed, rows)?;
-            match &mut cache {
-                Some(cache) => cache.extend(at, k, v),
-                None => Ok((k, v)),
-            }
-        })?;
-        x = x.f_add(&mixed)?;
-        if let (Some(part), Some((given, sight))) = (&layer.cross, cross) {
-            let normed = leaves.tp.enter(&part.norm.apply(leaves, &x)?)?;
-            let mixed = self.attention(leaves, part, &normed, rows, sight, || {
-                let make = || self.seen(leaves, part, &leaves.tp.enter(given)?, rows);
-                match &mut cache {
-                    Some(cache) => cache.across(at, make),
-                    None => make(),
-                }
-            })?;
-            x = x.f_add(&mixed)?;
+        let buckets = buckets.as_ref().expect("a stage has those of its stacks");
+        let sight = with_bias(sight, buckets, leaves.get(layer.relative))?;
+        let (rows, cache) = (text.rows(), work.cache.as_ref().filter(|_| given.is_some()));
+        let normed = leaves.tp.enter(&layer.own_norm.apply(leaves, &x)?)?;
+        let mut seen = layer.own.seen(leaves, &normed, rows)?;
+        if let Some(cache) = cache {
+            seen = cache.borrow_mut().extend(at, seen.0, seen.1)?;
+        }
+        x = x.f_add(&layer.own.apply(leaves, &normed, &seen, &sight, SCALE)?)?;
+        if let (Some((norm, part)), Some(given)) = (&layer.across, given) {
+            let normed = leaves.tp.enter(&norm.apply(leaves, &x)?)?;
+            let make = || part.seen(leaves, &leaves.tp.enter(given)?, rows);
+            let seen = match cache {
+                Some(cache) => cache.borrow_mut().across(at, make)?,
+                None => make()?,
+            };
+            x = x.f_add(&part.apply(leaves, &normed, &seen, &context.across, SCALE)?)?;
         }
         let normed = layer.norm.apply(leaves, &x)?;
         x = x.f_add(&layer.feed_forward.apply(leaves, &normed)?)?;
@@ -260,35 +181,10 @@ impl T5 {
         }
         stack.last_norm.apply(leaves, &x)
     }
-
-    fn attention(
-        &self,
-        leaves: Leaves<'_>,
-        part: &Attention,
-        x: &Tensor,
-        rows: i64,
-        sight: &Sight,
-        seen: impl FnOnce() -> Result<(Tensor, Tensor)>,
-    ) -> Result<Tensor> {
-        let q = split_heads(&part.q.apply(leaves, x)?, rows, self.head_dim)?;
-        let (k, v) = seen()?;
-        part.out.apply_and_leave(leaves, &attend(&q, &k, &v, sight, Some(1.0))?)
-    }
 }
 
-impl T5 {
-    /// Keys and values of what is looked at.
-    fn seen(
-        &self,
-        leaves: Leaves<'_>,
-        part: &Attention,
-        x: &Tensor,
-        rows: i64,
-    ) -> Result<(Tensor, Tensor)> {
-        let heads = |matrix: &Linear| split_heads(&matrix.apply(leaves, x)?, rows, self.head_dim);
-        Ok((heads(&part.k)?, heads(&part.v)?))
-    }
-}
+/// Of the logits of attention: the first weights are small enough.
+const SCALE: Option<f64> = Some(1.0);
 
 impl Stack {
     fn new(
@@ -322,51 +218,34 @@ impl Layer {
     ) -> Self {
         let name = |part: &str| format!("{stack}.block.{at}.layer.{part}");
         // fits: the config's maxima are far below 2^63.
-        let (h, f, heads) = (config.hidden as i64, config.ffn() as i64, config.heads as i64);
-        let std = config.init.std;
-        let into_residual = into_residual(config, layers as u64);
         let relative = match relative {
             Some(first) => build.again(first),
             None => {
                 let name = name("0.SelfAttention.relative_attention_bias.weight");
-                let shape = [config.relative_buckets as i64, heads];
-                build.param(name, &shape, Init::Normal(std), Split::Axis(1))
+                let shape = [config.relative_buckets as i64, config.heads as i64];
+                build.param(name, &shape, Init::Normal(config.init.std), Split::Axis(1))
             }
         };
-        let (stored, bias) = (Stored::OutIn, config.bias());
-        let into = |cut, inputs, outputs| Matrix { inputs, outputs, stored, cut, std, bias };
-        let out = |inputs| Matrix { std: into_residual, ..into(Cut::Inputs, inputs, h) };
-        let attention = |place: u32, part: &str, build: &mut Builder| {
-            let width = config.attention_width() as i64;
-            let norm = name(&format!("{place}.layer_norm"));
-            let name = |matrix: &str| name(&format!("{place}.{part}.{matrix}"));
-            let into = into(Cut::Outputs(1), h, width);
-            Attention {
-                q: Linear::new(build, &name("q"), &into),
-                k: Linear::new(build, &name("k"), &into),
-                v: Linear::new(build, &name("v"), &into),
-                out: Linear::new(build, &name("o"), &out(width)),
-                norm: Norm::new(build, &norm, config),
-            }
+        let style = Style { config, stored: Stored::OutIn, layers: layers as u64 };
+        let mut attention = |place: u32, part: &str| {
+            let names =
+                ["q", "k", "v", "o"].map(|matrix| name(&format!("{place}.{part}.{matrix}")));
+            let part = Attention::new(build, style, names.each_ref().map(String::as_str));
+            (Norm::new(build, &name(&format!("{place}.layer_norm")), config), part)
         };
-        let own = attention(0, "SelfAttention", build);
-        let has_cross = stack == "decoder";
-        let cross = has_cross.then(|| attention(1, "EncDecAttention", build));
-        let last = if has_cross { 2 } else { 1 };
-        let name = |part: &str| name(&format!("{last}.{part}"));
-        let (activation, into) = (config.activation(), into(Cut::Outputs(1), h, f));
-        let feed_forward = if activation.is_gated() {
-            let gate = Linear::new(build, &name("DenseReluDense.wi_0"), &into);
-            let up = Linear::new(build, &name("DenseReluDense.wi_1"), &into);
-            let down = Linear::new(build, &name("DenseReluDense.wo"), &out(f));
-            FeedForward::gated(gate, up, down, activation)
+        let (own_norm, own) = attention(0, "SelfAttention");
+        let has_across = stack == "decoder";
+        let across = has_across.then(|| attention(1, "EncDecAttention"));
+        let last = if has_across { 2 } else { 1 };
+        let [gate, up, plain, down] =
+            ["wi_0", "wi_1", "wi", "wo"].map(|of| name(&format!("{last}.DenseReluDense.{of}")));
+        let feed_forward = if config.activation().is_gated() {
+            FeedForward::new(build, style, Some(gate.as_str()), &up, &down)
         } else {
-            let up = Linear::new(build, &name("DenseReluDense.wi"), &into);
-            let down = Linear::new(build, &name("DenseReluDense.wo"), &out(f));
-            FeedForward::fused(up, down, activation)
+            FeedForward::new(build, style, None, &plain, &down)
         };
-        let norm = Norm::new(build, &name("layer_norm"), config);
-        Layer { relative, own, cross, norm, feed_forward }
+        let norm = Norm::new(build, &name(&format!("{last}.layer_norm")), config);
+        Layer { relative, own_norm, own, across, norm, feed_forward }
     }
 }
 
@@ -406,18 +285,16 @@ impl Buckets {
     }
 }
 
-impl Own {
-    /// The sight with a number added for each head and distance.
-    fn with_bias(&self, table: &Tensor) -> Result<Sight> {
-        let (queries, keys) = self.buckets.size2()?;
-        let bias = embed(table, &self.buckets)?.f_view([1, queries, keys, -1])?;
-        let bias = bias.f_permute([0, 3, 1, 2])?.f_contiguous()?;
-        Ok(Sight::Mask(match &self.sight {
-            Sight::Mask(mask) => bias.f_add(mask)?,
-            Sight::All => bias,
-            Sight::Back => unreachable!("it was spelled out"),
-        }))
-    }
+/// A sight with a number added for each head and distance.
+fn with_bias(sight: &Sight, buckets: &Tensor, table: &Tensor) -> Result<Sight> {
+    let (queries, keys) = buckets.size2()?;
+    let bias = embed(table, buckets)?.f_view([1, queries, keys, -1])?;
+    let bias = bias.f_permute([0, 3, 1, 2])?.f_contiguous()?;
+    Ok(Sight::Mask(match sight {
+        Sight::Mask(mask) => bias.f_add(mask)?,
+        Sight::All => bias,
+        Sight::Back => unreachable!("it was spelled out"),
+    }))
 }
 
 #[cfg(test)]

@@ -1,0 +1,73 @@
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
+
+use super::attention::{Rope, Sight};
+use super::head::{Head, HeadGrad};
+use super::spec::Leaves;
+use super::{Cache, Micro};
+use crate::Result;
+
+/// A family, seen from a stage: units that take tensors and give tensors.
+pub(super) trait Network: Debug + Send + Sync {
+    /// What some units need to know of a micro-batch; `past` tokens are in a cache.
+    fn context(
+        &self,
+        micro: &Micro,
+        units: &Range<usize>,
+        past: i64,
+        kind: Kind,
+    ) -> Result<Context>;
+
+    /// One unit. The first takes nothing and embeds the tokens; the last gives what the head takes.
+    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+
+    /// The unit where a decoder begins that can go on from tokens, if there is one. Those before it
+    /// are an encoder.
+    fn decoder(&self) -> Option<usize>;
+
+    /// What says the tokens.
+    fn head(&self) -> &Head;
+
+    /// The weighted loss of what the last unit gave.
+    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
+        self.head().loss(leaves, &outs[0], &micro.targets)
+    }
+
+    /// The same, and its gradients.
+    fn loss_and_grad(
+        &self,
+        leaves: Leaves<'_>,
+        micro: &Micro,
+        outs: &[Tensor],
+    ) -> Result<HeadGrad> {
+        self.head().loss_and_grad(leaves, &outs[0], &micro.targets)
+    }
+}
+
+/// What is the same for all units.
+pub(super) struct Work<'a> {
+    pub(super) leaves: Leaves<'a>,
+    pub(super) micro: &'a Micro,
+    pub(super) context: &'a Context,
+    /// Of a decoder that goes on.
+    pub(super) cache: Option<RefCell<&'a mut Cache>>,
+}
+
+/// What follows from a micro-batch alone, made once for all units. What a family has no use for
+/// stays as it is by default.
+#[derive(Debug, Default)]
+pub(super) struct Context {
+    /// How the text sees itself.
+    pub(super) text: Sight,
+    /// How the answer sees itself, and the text.
+    pub(super) answer: Sight,
+    pub(super) across: Sight,
+    /// The bucket of each distance in the text and in the answer, `[queries, keys]`.
+    pub(super) buckets: [Option<Tensor>; 2],
+    pub(super) rope: Option<Rope>,
+    /// Tokens of the cache.
+    pub(super) past: i64,
+}

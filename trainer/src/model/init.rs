@@ -7,8 +7,8 @@ use crate::Result;
 use crate::rng::Stream;
 
 /// The first values of what one of `tp` ranks has of a parameter: f32, contiguous, on the CPU;
-/// padding is 0. They are a function of the seed, the name and the place in the whole tensor, and of
-/// nothing else.
+/// padding is 0. They are a function of the seed, the name and the place in the whole tensor, and
+/// of nothing else.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] if the memory does not suffice, [`crate::Error::Ckpt`] if the parameter

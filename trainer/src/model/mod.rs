@@ -8,8 +8,8 @@
 //!
 //! In reading order: `spec` names the parameters and their uses, `init` gives them values, `micro`
 //! is a batch as tensors, `tp` the ranks that share each matrix, `parts` and `attention` what
-//! layers are made of, `network` what a family is, `gpt`, `t5` and `bert` the families, `head` the logits and the loss, `stage`
-//! puts them together.
+//! layers are made of, `network` what a family is, `gpt`, `t5` and `bert` the families, `head` the
+//! logits and the loss, `stage` puts them together.
 
 mod attention;
 mod bert;

@@ -194,7 +194,7 @@ impl Stage {
     }
 
     /// The units backward, from the gradients of [`Pass::outs`]. Gradients of what was carried come
-    /// back, those of parameters wait in the leaves. `done` is told of each unit when its are there.
+    /// back, those of parameters wait in the leaves. `done` is told of each unit that has its own.
     ///
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`], and those of `done`.

@@ -4,9 +4,9 @@
     scripts/bench_trainer.py --trainer target/release/trainer --python PATH
     scripts/bench_trainer.py ... --dtype bf16 --threads 2 --runs 5
 
-PATH is a Python that has torch 2.11, the version that the trainer is linked with. Each round runs both.
-Rates are tokens a second, and tokens a second of CPU, which says more on a machine that others use;
-the first step of a run is not counted. The corpus is random tokens: the rate does not depend on them.
+PATH is a Python that has torch 2.11, the version that the trainer is linked with. Each round runs
+both. Rates are tokens a second, and tokens a second of CPU, which says more on a machine that others
+use; the first step of a run is not counted. The corpus is random tokens: no rate depends on them.
 """
 
 import argparse
@@ -32,13 +32,14 @@ DUE = 1.15
 def main():
     args = arguments()
     if not args.trainer.exists():
-        sys.exit(f"{args.trainer}: not there; hint: cargo build --release --workspace --bin trainer")
+        sys.exit(f"{args.trainer}: not there; hint: cargo build --release --bin trainer")
     shape = {
         name: getattr(args, name)
         for name in ["layers", "hidden", "heads", "vocab", "seq_len", "micro", "steps", "threads"]
     }
     shape |= {"global": args.global_batch, "dtype": args.dtype}
-    print(f"{datetime.date.today()}, {shape}, medians of {args.runs}; load {os.getloadavg()[0]:.1f}")
+    load = os.getloadavg()[0]
+    print(f"{datetime.date.today()}, {shape}, medians of {args.runs}; load {load:.1f}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-trainer-"))
     try:
         corpus(folder / "corpus", shape)
@@ -95,9 +96,10 @@ def ours(args, shape, folder):
 
 def run(args, shape, folder, steps):
     config = folder / "run.toml"
+    threads = shape["threads"]
     config.write_text(
         f"""
-        run = {{ dir = '{folder}/run', budget = {{ steps = {steps} }}, threads = {shape["threads"]} }}
+        run = {{ dir = '{folder}/run', budget = {{ steps = {steps} }}, threads = {threads} }}
         data = {{ train = '{folder}/corpus', split = [1, 0, 0], tokenizer = 'gpt2' }}
         batch = {{ global = {shape["global"]}, micro = {shape["micro"]} }}
         model = {{ layers = {shape["layers"]}, hidden = {shape["hidden"]}, heads = {shape["heads"]},

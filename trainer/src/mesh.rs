@@ -1,9 +1,9 @@
 //! Which process of a run is which: its place among tensor parallel ranks, replicas and pipeline
 //! stages, who it works with, and what share of the samples is its.
 //!
-//! Ranks are counted as Megatron and [`ckpt::layout::Mesh`] count them: those of one tensor parallel
-//! group follow one another, so that they are of one node, then replicas, then pipeline stages,
-//! whose traffic is the least.
+//! Ranks are counted as Megatron and [`ckpt::layout::Mesh`] count them: those of one tensor
+//! parallel group follow one another, so that they are of one node, then replicas, then pipeline
+//! stages, whose traffic is the least.
 
 /// How the processes of a run are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! What is computed of slices is what is computed of the whole, to the bit: the blocks of a norm, the
-//! update of AdamW, and what a bucket's buffer gives back.
+//! What is computed of slices is what is computed of the whole, to the bit: the blocks of a norm,
+//! the update of AdamW, and what a bucket's buffer gives back.
 
 use bridge::{AdamWStep, Moments, fused_adamw};
 use ckpt::layout::{Slices, block_elements, slice_of};

@@ -1,7 +1,7 @@
 """A GPT-2 in PyTorch eager, as one writes it: what `scripts/bench_trainer.py` measures beside.
 
-Prints one JSON line: seconds and CPU seconds of each step. Attention is SDPA, AdamW the fused one, the
-loss cross_entropy over all logits; bf16 is autocast with f32 weights.
+Prints one JSON line: seconds and CPU seconds of each step. Attention is SDPA, AdamW the fused one,
+the loss cross_entropy over all logits; bf16 is autocast with f32 weights.
 """
 
 import json

@@ -1,10 +1,10 @@
 //! Sums and gathers over replicas, whose bits do not depend on how many there are.
 //!
 //! A bucket is some tensors that travel together. In its [`Buffer`] they are cut by
-//! [`ckpt::layout::Slices::Blocks`] and lie replica after replica: row `r` is what replica `r` has a
-//! slice of. To sum, each sends each its row and adds what comes in the order of a fixed tree over
-//! the replicas ([`TreeSum`]): the bytes of a ring, in one round, and the additions are those of one
-//! process that has all micro-batches. To gather, each sends its row to all.
+//! [`Slices::Blocks`] and lie replica after replica: row `r` has replica `r`'s slice of each. To
+//! sum, each sends each its row and adds what comes in the order of a fixed tree over the replicas
+//! ([`TreeSum`]): the bytes of a ring, in one round, and the additions are those of one process
+//! that has all micro-batches. To gather, each sends its row to all.
 
 use bridge::dist::{Group, Reduce, Work};
 use ckpt::layout::{Slices, slice_of};

@@ -1,7 +1,7 @@
 //! What goes from one stage of a pipeline to the next, and back.
 //!
-//! A message lies ready or is waited for; nobody waits for a message of his own to be taken. What is
-//! received is asked for some actions ahead ([`AHEAD`]), for Gloo sends to those who ask. When a
+//! A message lies ready or is waited for; nobody waits for a message of his own to be taken. What
+//! is received is asked for some actions ahead ([`AHEAD`]), for Gloo sends to those who ask. When a
 //! result of another rank's action comes, that rank has been past all its earlier actions, so what
 //! they took from us has arrived, and its memory is given back.
 

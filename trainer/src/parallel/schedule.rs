@@ -46,8 +46,8 @@ impl Action {
         Some((stage % ranks, before))
     }
 
-    /// The action, and the pipeline rank that does it, that takes this one's result when rank `rank`
-    /// does this one; `None` for the first stage's backward.
+    /// The action, and the pipeline rank that does it, that takes this one's result when rank
+    /// `rank` does this one; `None` for the first stage's backward.
     #[must_use]
     pub fn before(&self, rank: usize, shape: Pipeline) -> Option<(usize, Action)> {
         let Pipeline { ranks, chunks } = shape;

@@ -153,8 +153,11 @@ impl Drain {
         let (near, far) = (self.from.steps()?, self.to.steps()?);
         let mut lacking = Vec::new();
         for step in near {
-            if !far.contains(&step) || !self.is_same(step)? {
-                lacking.push(step);
+            match far.contains(&step).then(|| self.is_same(step)).transpose() {
+                Ok(Some(true)) => {}
+                Ok(_) => lacking.push(step),
+                Err(Error::NoStep { what, .. }) => was_retired(&what),
+                Err(error) => return Err(error),
             }
         }
         let mut all = far;
@@ -169,6 +172,7 @@ impl Drain {
         Ok(lacking)
     }
 
+    /// Between a look at the first store and the pin its retention deletes what it will.
     /// Whether both stores have the step with the same contents.
     fn is_same(&self, step: u64) -> Result<bool> {
         let (near, far) = (self.from.open_step(step)?, self.to.open_step(step)?);
@@ -189,6 +193,7 @@ impl Drain {
             match self.step(step) {
                 Ok(report) => pass.drained.push(report),
                 Err(Error::Cancelled) => return Err(Error::Cancelled),
+                Err(Error::NoStep { what, .. }) => was_retired(&what),
                 Err(error) => {
                     let is_own = error.is_damage() || matches!(error, Error::Differs { .. });
                     pass.failed.push((step, error));
@@ -268,8 +273,11 @@ impl Drain {
     fn clear(&self, pending: &[u64]) -> Result<()> {
         let mut due = Vec::new();
         for &step in pending {
-            let mark = self.contents(&self.from.open_step(step)?);
-            due.push((step, mark));
+            match self.from.open_step(step) {
+                Ok(source) => due.push((step, self.contents(&source))),
+                Err(Error::NoStep { what, .. }) => was_retired(&what),
+                Err(error) => return Err(error),
+            }
         }
         let _alone = self.to.begin_change()?;
         for (step, mark, folder) in self.to.unfinished(DRAIN)? {
@@ -323,4 +331,9 @@ fn is_passing(error: &Error) -> bool {
         Error::Held { .. } => true,
         _ => false,
     }
+}
+
+/// Between a look at the first store and the pin, its retention deletes what it will.
+fn was_retired(what: &str) {
+    log::info!("drain: {what} was deleted meanwhile, as its store's retention may");
 }

@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p trainer --bench pipeline`. Computing is sleeping here, so that four ranks need
 //! no four cores: what is measured is whether the order of passes, and messages that are on their
-//! way while others compute, give the bubble that [`simulate`] promises. Times are medians of steps.
+//! way while others compute, give the bubble that [`simulate`] promises. Times are medians of
+//! steps.
 
 #![expect(clippy::print_stdout, reason = "it is what a benchmark is for")]
 

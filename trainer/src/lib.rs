@@ -1,10 +1,11 @@
 //! Batches to weights: trains GPT on libtorch.
 //!
 //! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries
-//! it out, [`report`] draws it, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write. The state of a run is its weights, their
-//! moments and the number of samples consumed. Everything else is a function of the config: the
-//! order of the samples, the learning rate, the first weights. A resumed run therefore ends in the
-//! bits of one that was never interrupted, on the same number of threads.
+//! it out, [`report`] draws it, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write.
+//! The state of a run is its weights, their moments and the number of samples consumed. Everything
+//! else is a function of the config: the order of the samples, the learning rate, the first
+//! weights. A resumed run therefore ends in the bits of one that was never interrupted, on the same
+//! number of threads.
 //!
 //! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
 //! [`launch`] how several processes become one run, [`accumulate`] and [`optim`] what happens to

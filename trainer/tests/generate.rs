@@ -158,14 +158,14 @@ fn the_command_prints_text() {
     assert!(text(&output.stdout).starts_with('!') && text(&output.stdout).ends_with('\n'));
     let again = generate(&["--prompt", "!", "--tokens", "12", "--seed", "7"]);
     assert_eq!(output.stdout, again.stdout);
-    std::fs::write(lab.path("prompts"), "!\n!\"\n").unwrap();
+    std::fs::write(lab.path("prompts"), "!\n! the\n").unwrap();
     let prompts = lab.path("prompts").display().to_string();
     let output = generate(&["--prompts", &prompts, "--samples", "2", "--tokens", "5", "--json"]);
     assert_success(&output);
     let lines: Vec<serde_json::Value> =
         text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |line: &serde_json::Value| (line["prompt"].clone(), line["sample"].clone());
-    let due = [("!", 0), ("!", 1), ("!\"", 0), ("!\"", 1)].map(|(p, s)| (p.into(), s.into()));
+    let due = [("!", 0), ("!", 1), ("! the", 0), ("! the", 1)].map(|(p, s)| (p.into(), s.into()));
     assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), due);
     assert!(lines.iter().all(|line| line["tokens"] == 5));
     // Its end-of-document token is beyond the test vocabulary.

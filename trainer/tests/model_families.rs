@@ -165,10 +165,12 @@ fn bert_is_that_of_transformers() {
     check(include_bytes!("golden/bert.safetensors"), BERT, &bert_batch());
 }
 
+type MakeMicro = fn() -> Micro;
+
 /// Wherever a model is cut, and whatever is computed again: the same bits.
 #[test]
 fn cuts_change_no_bit() {
-    let cases: [(&str, fn() -> Micro, &[&[usize]]); 4] = [
+    let cases: [(&str, MakeMicro, &[&[usize]]); 4] = [
         (LLAMA, gpt_batch, &[&[1, 1]]),
         ("", gpt_batch, &[&[1, 1]]),
         (T5, t5_batch, &[&[2, 3], &[1, 2, 2], &[3, 2], &[4, 1], &[1, 1, 1, 1, 1]]),
@@ -267,7 +269,7 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made) {
 /// rounding of sums that are cut.
 #[test]
 fn tensor_parallel_ranks_agree_with_one() {
-    let cases: [(&str, fn() -> Micro); 5] = [
+    let cases: [(&str, MakeMicro); 5] = [
         ("", gpt_batch),
         (LLAMA, gpt_batch),
         (T5, t5_batch),

@@ -100,7 +100,8 @@ fn each_stage_has_its_own_memory() {
     let (wte, wpe, layer) = (50_304 * 128, 64 * 128, 198_272);
     let both = plan(&[], 2);
     let [first, last] = &both.stages[..] else { panic!("{:?}", both.stages) };
-    assert_eq!((&first.units[..], &last.units[..]), (&[0..2][..], &[2..4][..]));
+    assert_eq!(first.units, std::slice::from_ref(&(0..2)));
+    assert_eq!(last.units, std::slice::from_ref(&(2..4)));
     assert_eq!(first.parameters, wte + wpe + 2 * layer);
     assert_eq!(last.parameters, wte + 2 * layer + 256);
     // The first stage is two micro-batches ahead of its backward pass.

@@ -37,8 +37,8 @@ fn a_run_leaves_a_trace_and_says_how_well_it_computes() {
     let log = fs::read_to_string(lab.path("run/log.jsonl")).unwrap();
     let line: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
     let perf = |key: &str| line["perf"][key].as_f64().unwrap();
-    // 512 rows of 64, two layers of 12 x 64 x 64 + 13 x 64, and the last norm; 16 tokens.
-    let products = 6 * (512 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
+    // 500 words of 64, two layers of 12 x 64 x 64 + 13 x 64, and the last norm; 16 tokens.
+    let products = 6 * (500 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
     let attention = 6 * 2 * 64 * 16;
     for (key, flop) in [("mfu_12lct", products + 2 * attention), ("mfu_6lct", products + attention)]
     {
@@ -63,7 +63,8 @@ fn a_leap_of_the_loss_names_its_samples() {
     assert!(loss(last) > loss(before), "{said}");
     let step = last["step"].as_u64().unwrap();
     let due = format!(
-        "step {step}: the loss is {:.4}, after a mean of {:.4}, at samples {} to {} of the training",
+        "step {step}: the loss is {:.4}, after a mean of {:.4}, at samples {} to {} of the \
+         training",
         loss(last).unwrap(),
         loss(before).unwrap(),
         12 * (step - 1),

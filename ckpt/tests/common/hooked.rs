@@ -21,6 +21,7 @@ impl fmt::Debug for Hooked {
 }
 
 impl Hooked {
+    #[expect(clippy::new_ret_no_self, reason = "a store is all that anybody wants of it")]
     pub fn new(
         inner: Arc<dyn Storage>,
         hook: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,

@@ -51,9 +51,11 @@ fn check(
     }
 }
 
+type Plain = fn(i64, i64) -> i64;
+
 #[test]
 fn all_reduce_reduces_on_all() {
-    let cases: [(Reduce, fn(i64, i64) -> i64); 3] =
+    let cases: [(Reduce, Plain); 3] =
         [(Reduce::Sum, |a, b| a + b), (Reduce::Max, i64::max), (Reduce::Min, i64::min)];
     for (how, plain) in cases {
         let run = |group: &Group, mut mine: Tensor| {

@@ -63,7 +63,8 @@ struct How {
     #[command(flatten)]
     trained: TrainedArgs,
     /// Windows in one pass.
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Prints JSON.
     #[arg(long)]
@@ -84,7 +85,10 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
             let (trained, options) = how.open(*stride)?;
             let tokenizer = how.trained.tokenizer(&trained)?;
             let text = read_text(file)?;
-            let tell = &mut |done, total| Ok(pace.tell(done, total, "tokens"));
+            let tell = &mut |done, total| {
+                pace.tell(done, total, "tokens");
+                Ok(())
+            };
             let report = eval::wikitext(&trained, &*tokenizer, &text, options, tell)?;
             how.print("wikitext", &trained, &report)
         }
@@ -92,7 +96,10 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
             let (trained, options) = how.open(None)?;
             let tokenizer = how.trained.tokenizer(&trained)?;
             let lines = read_text(file)?;
-            let tell = &mut |done, total| Ok(pace.tell(done, total, "passages"));
+            let tell = &mut |done, total| {
+                pace.tell(done, total, "passages");
+                Ok(())
+            };
             let report = eval::lambada(&trained, &*tokenizer, &lines, options, tell)?;
             how.print("lambada", &trained, &report)
         }
@@ -108,7 +115,10 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
             };
             let split = split.clone().unwrap_or_else(|| config.data.split.0.clone());
             let task = CorpusTask { split, which, tokens_max: *tokens };
-            let tell = &mut |done, total| Ok(pace.tell(done, total, "tokens"));
+            let tell = &mut |done, total| {
+                pace.tell(done, total, "tokens");
+                Ok(())
+            };
             let report = eval::corpus(&trained, &corpus, &task, options, tell)?;
             how.print("corpus", &trained, &report)
         }

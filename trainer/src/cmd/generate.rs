@@ -24,7 +24,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     interactive: bool,
     /// Texts for each prompt.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
     /// Tokens to write at most; the end of a document ends it sooner.
     #[arg(long, default_value_t = 100, value_name = "N")]

@@ -21,7 +21,8 @@ pub(crate) struct SweepArgs {
     #[arg(long, default_value_t = 1.0, value_name = "RATE")]
     to: f64,
     /// Steps. More tell the rates better apart, and take longer.
-    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u64).range(10..))]
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(10..))]
     steps: u64,
 }
 

@@ -285,9 +285,8 @@ fn passage(tokenizer: &dyn Tokenizer, line: &str) -> Option<[Row; 2]> {
     tokenizer.encode(text, &mut whole);
     let last_token = whole.len().checked_sub(1)?;
     let is_whole = counts_from > 0 && counts_from < word.len() && last_token > 0;
-    is_whole.then(|| {
-        [Row { tokens: word, counts_from }, Row { tokens: whole, counts_from: last_token }]
-    })
+    let rows = [Row { tokens: word, counts_from }, Row { tokens: whole, counts_from: last_token }];
+    is_whole.then_some(rows)
 }
 
 /// The end of a row, as much as the model sees and one token more.

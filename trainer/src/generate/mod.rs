@@ -2,9 +2,10 @@
 //!
 //! Keys and values of the past are kept, so that a new token costs one column of the network. When
 //! the positions run out the model goes on from the newer half of what it has seen, for it was
-//! taught no more of them. A model of an encoder and a decoder answers: the encoder reads the prompt
-//! once, and its keys and values are kept for every layer of the decoder too. The random numbers are a function of the seed, the number of the sample
-//! and the place of the token, so the same seed gives the same text again.
+//! taught no more of them. A model of an encoder and a decoder answers: the encoder reads the
+//! prompt once, and its keys and values are kept for every layer of the decoder too. The random
+//! numbers are a function of the seed, the number of the sample and the place of the token, so the
+//! same seed gives the same text again.
 
 mod trained;
 mod utf8;
@@ -41,7 +42,8 @@ pub struct Options {
 
 impl Trained {
     /// Writes on after `prompt`, which must not be empty, or of an encoder and a decoder what the
-    /// one answers to it, and hands over each token as it comes, with the number of its sample. Ends early when `emit` says so with an error.
+    /// one answers to it, and hands over each token as it comes, with the number of its sample.
+    /// Ends early when `emit` says so with an error.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a prompt that is empty or not of this vocabulary, those of `emit`,

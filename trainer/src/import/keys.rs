@@ -67,7 +67,7 @@ impl Keys {
         let exact = self.places.get(key);
         let above = || {
             let parents = key.match_indices('.').filter_map(|(at, _)| self.places.get(&key[..at]));
-            parents.filter(|place| whole(place)).last()
+            parents.rev().find(|place| whole(place))
         };
         exact.or_else(above).map(|place| &self.rows[*place])
     }

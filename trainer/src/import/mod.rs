@@ -172,6 +172,7 @@ impl Build {
         self.fates.push(KeyFate { file, key, value, fate, text });
     }
 
+    #[expect(clippy::match_same_arms, reason = "the order of the arms says when each applies")]
     fn apply(&mut self, row: &Row, value: &Value) -> (Fate, String) {
         let off = is_off(value);
         let unset = |target: &str| {

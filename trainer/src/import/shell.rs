@@ -68,6 +68,7 @@ pub(super) fn read(text: &str) -> Result<Script, String> {
 }
 
 impl Script {
+    #[expect(clippy::match_same_arms, reason = "the order of the arms says when each applies")]
     fn statement(&mut self, tokens: &[Token], open: &mut Vec<(bool, bool)>) -> Result<(), String> {
         let runs = open.iter().all(|(here, _)| *here);
         let (first, line, rest) = match tokens {

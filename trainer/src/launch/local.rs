@@ -196,7 +196,7 @@ impl Ranks {
             match end {
                 End::Code(code) => log::error!("launch: rank {} ended with {code}", rank.rank),
                 End::Signal(by) => {
-                    log::error!("launch: rank {} was ended by signal {by}", rank.rank)
+                    log::error!("launch: rank {} was ended by signal {by}", rank.rank);
                 }
             }
             self.failed_at.get_or_insert_with(Instant::now);

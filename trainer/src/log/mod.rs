@@ -11,8 +11,8 @@
 //! `S`, and the run writes them again.
 //!
 //! In reading order: [`RunLog`] is what the loop holds, `record` what it logs, `jsonl`,
-//! `tensorboard` and `progress` where that goes, `crc32c` the checksum of TensorBoard's files; `meter`
-//! measures, `spike` watches the loss, and `trace` is what a rank did when.
+//! `tensorboard` and `progress` where that goes, `crc32c` the checksum of TensorBoard's files;
+//! `meter` measures, `spike` watches the loss, and `trace` is what a rank did when.
 
 mod crc32c;
 mod jsonl;

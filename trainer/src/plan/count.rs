@@ -111,6 +111,7 @@ impl Flop {
 }
 
 /// Elements of matrices times the tokens of a sample that go through them.
+#[expect(clippy::match_same_arms, reason = "the order of the arms says when each applies")]
 fn products(config: &Config, model: &Model) -> u128 {
     let shape = &config.model;
     let out_tokens = match shape.family {

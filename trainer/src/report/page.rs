@@ -274,7 +274,7 @@ fn escaped(text: &str) -> String {
             '\'' => out.push_str("&#39;"),
             // HTML has no other control characters; a name in a file system may.
             c if c.is_control() && !matches!(c, '\n' | '\t') => {
-                out.push(char::REPLACEMENT_CHARACTER)
+                out.push(char::REPLACEMENT_CHARACTER);
             }
             c => out.push(c),
         }

@@ -282,6 +282,7 @@ impl Group {
     }
 
     /// The root's `out` becomes the inputs of all ranks; the others give `None`.
+    #[expect(clippy::needless_pass_by_value, reason = "a mutable borrow cannot be lent twice")]
     pub fn gather(&self, out: Option<&mut Tensor>, input: &Tensor, root: usize) -> Result<()> {
         self.start(Op::Gather, &Op::Gather.with(root), out.as_deref(), Some(input))?.wait()
     }

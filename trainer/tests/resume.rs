@@ -103,6 +103,22 @@ fn kills_change_no_bit_in_bf16() {
     assert_ne!(lab.log_lines("fp32"), lab.log_lines("whole"));
 }
 
+/// The loss scale is state too: it doubles every five steps here, from where a kill left it.
+#[test]
+fn kills_change_no_bit_in_fp16() {
+    let lab = Lab::new();
+    let fp16 = [
+        ("precision.dtype", "'fp16'"),
+        ("precision.loss_scale", "{ init = 256, window = 5, hysteresis = 2, min = 1 }"),
+    ];
+    assert_success(&train(&lab.config("whole", &fp16)));
+    kill_and_resume(&lab, "killed", &lab.config("killed", &fp16), 3);
+    lab.assert_same("killed", "whole");
+    let scales: Vec<f64> =
+        lab.log_lines("killed").iter().filter_map(|line| line["loss_scale"].as_f64()).collect();
+    assert!(scales.first() < scales.last(), "it grows: {scales:?}");
+}
+
 #[test]
 fn sigterm_saves_and_says_so() {
     let lab = Lab::new();

@@ -1,15 +1,14 @@
 //! Values that a config may have and no code honours yet. Each is refused before a run begins, and
 //! `plan` says so; a line goes when its code has come.
 
-use super::{Config, Dtype, Objective, Offload, ReduceDtype};
+use super::{Config, Objective, Offload, ReduceDtype};
 
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
 
-const NOT_YET: [Pending; 5] = [
+const NOT_YET: [Pending; 4] = [
     ("model.dropout above 0", |c| c.model.dropout > 0.0),
     ("data.objective other than \"lm\"", |c| c.objective() != Objective::Lm),
-    ("precision.dtype = \"fp16\"", |c| c.precision.dtype == Dtype::Fp16),
     ("precision.reduce_dtype = \"bf16\"", |c| c.precision.reduce_dtype != ReduceDtype::Fp32),
     ("optim.offload", |c| c.optim.offload != Offload::None),
 ];

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bridge::dist::{Options, Store};
@@ -63,11 +64,16 @@ impl Layout {
     }
 }
 
+/// Held while there are ranks: those of all tests at once are more than a small machine has patience
+/// for.
+static ONE_MESH: Mutex<()> = Mutex::new(());
+
 /// Runs `body` on every rank of a mesh, a thread each, and gives what they return.
 pub fn on_ranks<T: Send>(mesh: Mesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     if mesh.ranks() == 1 {
         return vec![body(Comm::alone())];
     }
+    let _alone = ONE_MESH.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
     let port = server.port();
     std::thread::scope(|scope| {

@@ -29,6 +29,9 @@ const SLOW_BYTES_PER_S: u64 = 10 << 20;
 /// At the end of a run: between two looks at a drain that is not done.
 const DRAIN_LOOK: Duration = Duration::from_secs(10);
 
+/// How long a save of which a writer is gone may still find that it was whole.
+const LAST_LOOK: Duration = Duration::from_secs(2);
+
 /// What saves a run.
 #[derive(Debug)]
 pub(crate) struct Saver {
@@ -183,6 +186,14 @@ impl Saver {
                 return Ok(());
             }
             log::info!("drain: waiting for the second store");
+        }
+    }
+
+    /// Ends what is under way after a rank was lost: it can commit only if that rank's share is there
+    /// already, and would otherwise wait for it.
+    pub(crate) fn give_up(&mut self) {
+        if let Err(error) = self.finish_until(Some(Instant::now() + LAST_LOOK)) {
+            log::warn!("checkpoint: {}", storage::one_line(&error));
         }
     }
 

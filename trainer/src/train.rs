@@ -76,6 +76,9 @@ pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     let crew = Crew::gather(host.world.take(), &config)?;
     let done = Run::prepare(&config, host, &crew).and_then(|mut run| {
         let outcome = run.go(begun);
+        if matches!(&outcome, Err(error) if error.is_peer_lost()) {
+            run.saver.give_up();
+        }
         run.trace.as_ref().map_or(Ok(()), Trace::write)?;
         Ok((outcome?, run))
     });

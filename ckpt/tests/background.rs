@@ -19,7 +19,7 @@ const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 /// The gate's checkpoints.
 fn steps_of(gate: &Gate) -> Arc<Checkpoints> {
-    let steps = Checkpoints::open(Arc::new(gate.clone()), Key::new("run").unwrap());
+    let steps = Checkpoints::open(gate.store(), Key::new("run").unwrap());
     Arc::new(steps.with_options(OPTIONS))
 }
 

@@ -65,7 +65,7 @@ fn what_several_copied_is_one_step() {
     for count in [1, 2, 3, 7] {
         let folder = Folder::new();
         let gates: Vec<Gate> = (0..count).map(|_| Gate::new(folder.store())).collect();
-        let writers = writers_on(gates.iter().map(|gate| Arc::new(gate.clone()) as _));
+        let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
         let state = State::of_model(count as u64);
         let mut ranks = Ranks::new(&state, count, LIMITS);
         gates.iter().for_each(|gate| gate.set(Way::Shut));
@@ -103,7 +103,7 @@ fn the_failure_of_one_is_told_to_all_once() {
     for victim in 0..3 {
         let folder = Folder::new();
         let gates: Vec<Gate> = (0..3).map(|_| Gate::new(folder.store())).collect();
-        let writers = writers_on(gates.iter().map(|gate| Arc::new(gate.clone()) as _));
+        let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
         gates[victim].set(Way::Full);
         let handles = begin(&writers, &ranks, 4, "a");
         for (writer, end) in ends(&handles).into_iter().enumerate() {
@@ -170,7 +170,7 @@ fn what_one_cancels_ends_for_all() {
     for one in 0..3 {
         let folder = Folder::new();
         let gates: Vec<Gate> = (0..3).map(|_| Gate::new(folder.store())).collect();
-        let writers = writers_on(gates.iter().map(|gate| Arc::new(gate.clone()) as _));
+        let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
         ends(&begin(&writers, &ranks, 1, "a")).into_iter().for_each(|end| _ = end.unwrap());
         // One that has not come: without it nobody commits.
         gates[(one + 1) % 3].set(Way::Shut);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Options, Retention};
+use common::hooked::Hooked;
 use common::{Folder, SMALL, State};
 use storage::sim::{Fail, Faults, SimStore};
 use storage::{Entry, Key, Object, Owner, Storage, Upload, write_all};
@@ -222,6 +223,25 @@ fn a_drain_is_tried_again() {
         }
     }
     assert!(resumed > 20, "only {resumed} drains went on with what was there");
+}
+
+/// The first store's retention comes between a drain's look and its mark, which is no failure.
+#[test]
+fn a_step_that_was_retired_meanwhile_is_let_go() {
+    let tiers = Tiers::new(&[1, 2, 3]);
+    let retired = Key::new("run/step-000000000002").unwrap();
+    let near = Hooked::new(tiers.near.store(), move |store, call, key| {
+        let marks = call == "create" && key.name().starts_with(".pin-step-000000000002");
+        if marks { store.delete_folder(&retired) } else { Ok(()) }
+    });
+    let near = Checkpoints::open(near, Key::new("run").unwrap()).with_options(SMALL);
+    let options =
+        DrainOptions { retention: keep(3, 0), pause: Duration::ZERO, ..DrainOptions::default() };
+    let drain = Drain::new(Arc::new(near), Arc::new(tiers.far.steps(SMALL)), options);
+    let pass = drain.run().unwrap();
+    assert!(pass.failed.is_empty(), "{:?}", pass.failed);
+    assert_eq!(pass.drained.iter().map(|report| report.step).collect::<Vec<_>>(), [3, 1]);
+    assert_eq!(tiers.near.steps(SMALL).steps().unwrap(), [1, 3], "it was there, and is not");
 }
 
 /// Where a record commits, a step is copied into the folder where a damaged one lies.

@@ -1,9 +1,10 @@
 //! A store that holds up, or fails, whoever writes.
 
-use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
-use storage::{Entry, Key, Object, Result, Storage, Upload};
+use storage::{Key, Result, Storage};
+
+use super::hooked::{Hooked, pulled};
 
 /// What a [`Gate`] does with new objects.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,15 +21,27 @@ pub enum Way {
 }
 
 /// A store that lets nothing pass until it is told to.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Gate {
-    inner: Arc<dyn Storage>,
+    store: Arc<dyn Storage>,
     way: Arc<(Mutex<Way>, Condvar)>,
 }
 
 impl Gate {
     pub fn new(inner: Arc<dyn Storage>) -> Self {
-        Gate { inner, way: Arc::new((Mutex::new(Way::Open), Condvar::new())) }
+        let way = Arc::new((Mutex::new(Way::Open), Condvar::new()));
+        let at_gate = Arc::clone(&way);
+        let store = Hooked::new(
+            inner,
+            move |_, call, key| {
+                if call == "create" { pass(&at_gate, key) } else { Ok(()) }
+            },
+        );
+        Gate { store, way }
+    }
+
+    pub fn store(&self) -> Arc<dyn Storage> {
+        Arc::clone(&self.store)
     }
 
     pub fn set(&self, way: Way) {
@@ -37,55 +50,15 @@ impl Gate {
     }
 }
 
-impl Storage for Gate {
-    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.inner.open(key)
-    }
-
-    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        let way = self.way.0.lock().unwrap();
-        let way = *self.way.1.wait_while(way, |way| *way == Way::Shut).unwrap();
-        if way == Way::Broken {
-            let e = io::Error::other("pulled");
-            return Err(storage::Error::from_io("write", self.display(key), e));
+fn pass(gate: &(Mutex<Way>, Condvar), key: &Key) -> Result<()> {
+    let way = *gate.1.wait_while(gate.0.lock().unwrap(), |way| *way == Way::Shut).unwrap();
+    match way {
+        Way::Broken => Err(pulled(key)),
+        Way::Full if key.as_str().ends_with(".safetensors") => {
+            let what = key.as_str().to_owned();
+            Err(storage::Error::NoSpace { what, need_bytes: 4096, free_bytes: Some(17) })
         }
-        if way == Way::Full && key.as_str().ends_with(".safetensors") {
-            let (what, need_bytes) = (self.display(key), len_bytes_max);
-            return Err(storage::Error::NoSpace { what, need_bytes, free_bytes: Some(17) });
-        }
-        assert!(way != Way::Panics, "pulled");
-        self.inner.create(key, len_bytes_max)
-    }
-
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
-        self.inner.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> Result<()> {
-        self.inner.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        self.inner.publish(staged, target)
-    }
-
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
-        self.inner.can_publish(folder)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> Result<()> {
-        self.inner.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.inner.free_bytes()
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.inner.display(key)
+        Way::Panics => panic!("pulled"),
+        Way::Open | Way::Shut | Way::Full => Ok(()),
     }
 }

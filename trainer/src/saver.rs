@@ -189,8 +189,8 @@ impl Saver {
         }
     }
 
-    /// Ends what is under way after a rank was lost: it can commit only if that rank's share is there
-    /// already, and would otherwise wait for it.
+    /// Ends what is under way after a rank was lost: it can commit only if that rank's share is
+    /// there already, and would otherwise wait for it.
     pub(crate) fn give_up(&mut self) {
         if let Err(error) = self.finish_until(Some(Instant::now() + LAST_LOOK)) {
             log::warn!("checkpoint: {}", storage::one_line(&error));

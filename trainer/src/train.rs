@@ -79,8 +79,11 @@ pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
         if matches!(&outcome, Err(error) if error.is_peer_lost()) {
             run.saver.give_up();
         }
-        run.trace.as_ref().map_or(Ok(()), Trace::write)?;
-        Ok((outcome?, run))
+        let traced = run.trace.as_ref().map_or(Ok(()), Trace::write);
+        // How the run ended says more than what became of its trace.
+        let outcome = outcome?;
+        traced?;
+        Ok((outcome, run))
     });
     match done {
         Ok((outcome, run)) => {

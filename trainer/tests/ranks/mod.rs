@@ -64,8 +64,8 @@ impl Layout {
     }
 }
 
-/// Held while there are ranks: those of all tests at once are more than a small machine has patience
-/// for.
+/// Held while there are ranks: those of all tests at once are more than a small machine has
+/// patience for.
 static ONE_MESH: Mutex<()> = Mutex::new(());
 
 /// Runs `body` on every rank of a mesh, a thread each, and gives what they return.

@@ -9,14 +9,15 @@ use std::path::Path;
 type Source = (String, String);
 
 /// What each crate of ours may import of ours.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("storage", &[]),
     ("indexed", &["storage"]),
     ("preprocess", &["indexed", "storage"]),
     ("loader", &["indexed", "storage"]),
     ("ckpt", &["storage"]),
+    ("recipe", &["storage"]),
     ("trainer/bridge", &[]),
-    ("trainer", &["bridge", "ckpt", "indexed", "loader", "preprocess", "storage"]),
+    ("trainer", &["bridge", "ckpt", "indexed", "loader", "preprocess", "recipe", "storage"]),
     ("tools", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("fuzz", &["ckpt", "indexed", "preprocess", "storage"]),

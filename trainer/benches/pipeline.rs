@@ -10,10 +10,10 @@
 use std::time::{Duration, Instant};
 
 use bridge::dist::{Group, Options, Store};
+use recipe::schedule::{Action, Costs, Pass, Pipeline, Schedule, simulate};
 use tch::{Device, Kind, Tensor};
 use trainer::comm::Doing;
 use trainer::parallel::pipe::Pipe;
-use trainer::parallel::schedule::{Action, Costs, Pass, Pipeline, Schedule, simulate};
 
 const RANKS: usize = 4;
 const MICRO: usize = 8;

@@ -6,9 +6,9 @@ use crate::input::Input;
 use crate::model::LossWeights;
 use crate::parallel::norm::all_sum;
 use crate::parallel::pipe::Pipe;
-use crate::parallel::schedule::{Action, Pass};
 use crate::parallel::weights::Weights;
 use crate::step::Trainer;
+use recipe::schedule::{Action, Pass};
 
 impl Trainer {
     /// Sum of the losses of all tokens of the batches, in nats, and how many tokens that are, over

@@ -17,7 +17,6 @@
 
 pub mod accumulate;
 pub mod comm;
-pub mod config;
 mod crew;
 mod data;
 mod error;
@@ -26,12 +25,9 @@ mod evaluate;
 pub mod exit;
 pub mod generate;
 mod held;
-pub mod import;
 pub mod input;
 pub mod launch;
 pub mod log;
-pub mod lr;
-pub mod mesh;
 pub mod model;
 pub mod optim;
 pub mod parallel;
@@ -45,6 +41,8 @@ pub mod scaler;
 pub mod state;
 mod step;
 mod train;
+
+pub use recipe::{config, lr, mesh};
 
 pub use data::{Batches, Corpora, Data, Neighbours, open_corpus, open_tokenizer};
 pub use error::{Error, Result};

@@ -14,11 +14,11 @@ use crate::parallel::grads::{Grads, Message, tag};
 use crate::parallel::norm::{all_sum, block_count, block_sums};
 use crate::parallel::pipe::Pipe;
 use crate::parallel::run::{Parts, Run};
-use crate::parallel::schedule::Action;
 use crate::parallel::setup::Setup;
 use crate::parallel::weights::Weights;
 use crate::scaler::Scaler;
 use crate::{Error, Result};
+use recipe::schedule::Action;
 
 /// Everything that training changes, and the constants that it needs for that: all of it, or what
 /// one rank of several has.

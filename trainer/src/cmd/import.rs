@@ -3,8 +3,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use recipe::import::{Source, import};
 use trainer::exit;
-use trainer::import::{Source, import};
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {

@@ -1,8 +1,8 @@
 //! A step by several ranks, to the bits of a step by one.
 //!
-//! In reading order: [`schedule`] says in which order a rank of a pipeline computes, as data, and
-//! [`run`] does it; [`pipe`] carries what stages exchange, [`weights`] what computes. Gradients go
-//! through [`grads`] to a sum over replicas ([`exchange`]), join over the stages that share a
+//! In reading order: [`recipe::schedule`] says in which order a rank of a pipeline computes, as
+//! data, and [`run`] does it; [`pipe`] carries what stages exchange, [`weights`] what computes.
+//! Gradients go through [`grads`] to a sum over replicas ([`exchange`]), join over the stages that share a
 //! parameter ([`tied`]), and have their [`norm`] taken.
 //!
 //! What makes the bits those of one rank: a micro-batch's gradients are made alone; all sums follow
@@ -15,7 +15,6 @@ pub mod grads;
 pub mod norm;
 pub mod pipe;
 pub mod run;
-pub mod schedule;
 pub mod setup;
 pub mod tied;
 pub mod weights;

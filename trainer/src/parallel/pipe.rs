@@ -11,9 +11,9 @@ use bridge::dist::{Group, Work};
 use tch::{Device, Kind, Tensor};
 
 use super::exchange::wait_all;
-use super::schedule::{Action, Pass, Pipeline};
 use crate::Result;
 use crate::comm::Doing;
+use recipe::schedule::{Action, Pass, Pipeline};
 
 /// How many of the next actions have their input asked for: the one at hand, and one that is on its
 /// way while that is computed, in either direction.

@@ -6,11 +6,11 @@ use tch::{Kind, Tensor};
 
 use super::grads::Grads;
 use super::pipe::Pipe;
-use super::schedule::{Action, Pass, Pipeline};
 use super::weights::Weights;
 use crate::Result;
 use crate::comm::Doing;
 use crate::model::{self, Micro, Stage};
+use recipe::schedule::{Action, Pass, Pipeline};
 
 /// One of a rank's stages of the pipeline.
 #[derive(Clone, Debug)]

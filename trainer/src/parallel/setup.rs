@@ -9,13 +9,13 @@ use tch::Kind;
 use super::exchange::{Buffer, Order};
 use super::grads::{Bucket, Rules};
 use super::run::{Chunk, Piece};
-use super::schedule::{Pipeline, Schedule};
 use super::tied::Uses;
 use crate::Result;
 use crate::comm::Comm;
 use crate::config::{self, Config};
 use crate::mesh::{Mesh, Share};
 use crate::model::{Model, Stage, Tp};
+use recipe::schedule::{Pipeline, Schedule};
 
 /// The groups of a checkpoint that training changes.
 pub const GROUPS: [Group; 3] = [Group::Model, Group::ExpAvg, Group::ExpAvgSq];

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Division, Dtype, Family, ModelConfig, Positions, Schedule};
 use crate::model::{HEAD_CHUNK_ROWS, Model};
-use crate::parallel::schedule::{Pass, Pipeline};
+use recipe::schedule::{Pass, Pipeline};
 
 /// Bytes of a parameter in f32.
 const F32_BYTES: u64 = 4;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Division, ModelConfig};
 use crate::model::Model;
-use crate::parallel::schedule::Pipeline;
+use recipe::schedule::Pipeline;
 
 pub use count::{Flop, Parameters};
 pub use memory::{Memory, StagePlan};

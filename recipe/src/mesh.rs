@@ -1,7 +1,7 @@
 //! Which process of a run is which: its place among tensor parallel ranks, replicas and pipeline
 //! stages, who it works with, and what share of the samples is its.
 //!
-//! Ranks are counted as Megatron and [`ckpt::layout::Mesh`] count them: those of one tensor
+//! Ranks are counted as Megatron and `ckpt::layout::Mesh` count them: those of one tensor
 //! parallel group follow one another, so that they are of one node, then replicas, then pipeline
 //! stages, whose traffic is the least.
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use trainer::config::Config;
+use recipe::config::Config;
 
 const SMALL: &str = "[run]\ndir = 'runs/small'\nbudget = { steps = 800 }\n[model]\nlayers = 4\n\
                      hidden = 128\nheads = 4\nvocab = 50257\nseq_len = 64\n[data]\n\
@@ -118,7 +118,7 @@ fn layers_are_divided_among_stages_without_a_rest() {
 
 #[test]
 fn what_a_family_has_by_default() {
-    use trainer::config::{Activation, Norm, Objective, Positions};
+    use recipe::config::{Activation, Norm, Objective, Positions};
     let t5 = set(&["model.family=t5", "model.dec_len=32"]).unwrap().resolved();
     let model = &t5.model;
     assert_eq!((model.activation, model.norm), (Some(Activation::GegluTanh), Some(Norm::Rmsnorm)));

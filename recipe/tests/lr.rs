@@ -3,9 +3,9 @@
 use std::f64::consts::PI;
 use std::fs;
 
+use recipe::config::{AnnealStyle, FloorMode, LrStyle, WarmupShape};
+use recipe::lr::LearningRate;
 use serde::Deserialize;
-use trainer::config::{AnnealStyle, FloorMode, LrStyle, WarmupShape};
-use trainer::lr::LearningRate;
 
 /// What `tests/golden/lr/make.py` writes: lengths in steps of one sample.
 #[derive(Deserialize)]

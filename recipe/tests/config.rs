@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use trainer::config::{Budget, Config, Effect, Length, Load, LrStyle, Warmup};
+use recipe::config::{Budget, Config, Effect, Length, Load, LrStyle, Warmup};
 
 const SMALL: &str = r#"
 [run]

@@ -4,9 +4,9 @@
 
 use std::fs;
 
+use recipe::config::Config;
+use recipe::import::{Fate, Imported, Source, import};
 use toml::Value;
-use trainer::config::Config;
-use trainer::import::{Fate, Imported, Source, import};
 
 /// What the files of the folder beside this test give.
 fn read(source: &str, files: &[&str], world: Option<u64>) -> Imported {

@@ -1,0 +1,44 @@
+//! Where each rank of a run stands, as checkpoints count ranks too.
+
+use trainer::mesh::{Mesh, Place, Share};
+
+#[test]
+fn ranks_and_places_are_one_to_one() {
+    for (tp, pp, dp) in [(1, 1, 1), (2, 3, 4), (4, 2, 1), (1, 5, 3)] {
+        let mesh = Mesh { tp, pp, dp, virtual_stages: 2 };
+        let theirs = ckpt::layout::Mesh {
+            tp: tp as u64,
+            pp: pp as u64,
+            dp: dp as u64,
+            ..ckpt::layout::Mesh::default()
+        };
+        for rank in 0..mesh.ranks() {
+            let place = mesh.place(rank);
+            assert_eq!(mesh.rank(place), rank);
+            let ckpt::layout::Place { tp, dp, pp } = theirs.place(rank as u64);
+            let same = Place { tp: tp as usize, dp: dp as usize, pp: pp as usize };
+            assert_eq!(place, same, "rank {rank} of {mesh:?}");
+            assert_eq!(mesh.tp_group(place)[place.tp], rank);
+            assert_eq!(mesh.dp_group(place)[place.dp], rank);
+            assert_eq!(mesh.pp_group(place)[place.pp], rank);
+            let model = mesh.model_group(place);
+            assert_eq!(model.len(), mesh.tp * mesh.pp);
+            assert!(model.is_sorted() && model.contains(&rank));
+        }
+        assert_eq!(mesh.ranks() as u64, theirs.ranks());
+    }
+}
+
+#[test]
+fn every_micro_batch_is_of_one_replica() {
+    for (share, dp) in [(Share::Run, 1), (Share::Run, 4), (Share::Stride, 2), (Share::Stride, 4)] {
+        let mesh = Mesh { dp, ..Mesh::ALONE };
+        let mut all: Vec<usize> =
+            (0..dp).flat_map(|replica| mesh.share(share, replica, 8)).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..8).collect::<Vec<_>>(), "{share:?} {dp}");
+    }
+    let four = Mesh { dp: 4, ..Mesh::ALONE };
+    assert_eq!(four.share(Share::Run, 1, 8), [2, 3]);
+    assert_eq!(four.share(Share::Stride, 1, 8), [1, 5]);
+}

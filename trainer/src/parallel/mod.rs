@@ -2,8 +2,8 @@
 //!
 //! In reading order: [`recipe::schedule`] says in which order a rank of a pipeline computes, as
 //! data, and [`run`] does it; [`pipe`] carries what stages exchange, [`weights`] what computes.
-//! Gradients go through [`grads`] to a sum over replicas ([`exchange`]), join over the stages that share a
-//! parameter ([`tied`]), and have their [`norm`] taken.
+//! Gradients go through [`grads`] to a sum over replicas ([`exchange`]), join over the stages that
+//! share a parameter ([`tied`]), and have their [`norm`] taken.
 //!
 //! What makes the bits those of one rank: a micro-batch's gradients are made alone; all sums follow
 //! one tree over the micro-batches of the step, then the order of a parameter's uses; norms are of

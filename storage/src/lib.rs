@@ -90,6 +90,7 @@ pub use remote::{Remote, RemoteCause};
 pub use s3::server;
 pub use stage::Stage;
 pub use stream::copy_past_cache;
+pub use sys::prefetch;
 pub use units::{ByteSize, rate_text};
 pub use unsynced::Unsynced;
 pub use watch::{Pending, Watch};

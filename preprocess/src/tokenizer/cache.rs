@@ -37,11 +37,11 @@ pub(super) struct Key {
     high: u64,
 }
 
-/// The entry where a piece would be.
+/// The set where a piece would be.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     key: Key,
-    entry: u32,
+    set: u32,
 }
 
 /// What to keep of 16 bytes for a piece of each length.
@@ -120,19 +120,19 @@ impl Cache {
 }
 
 impl Sets<'_> {
-    /// Where a piece is, if it is here.
+    /// Where a piece is, if it is here; its memory is asked for.
     #[inline]
     pub(super) fn find(&self, key: Key) -> Place {
         let set = key.set_idx() % SET_COUNT;
-        let [_, [second, _]] = &self.0[set];
-        Place { key, entry: (set * 2 + usize::from(Key::of(second).is(key))) as u32 }
+        storage::prefetch(&self.0[set]);
+        Place { key, set: set as u32 } // fits: there are fewer sets
     }
 
     /// The ids of a piece, and how many of them count; none if it is not here.
     #[inline]
     pub(super) fn get(&self, place: Place) -> Option<([u32; IDS_MAX], usize)> {
-        let entry = place.entry as usize;
-        let [found, ids] = &self.0[entry / 2 % SET_COUNT][entry % 2];
+        let set = &self.0[place.set as usize % SET_COUNT];
+        let [found, ids] = &set[usize::from(Key::of(&set[1][0]).is(place.key))];
         let words = u128::from_le_bytes(*ids);
         let mut ids = [0, 32, 64, 96].map(|shift| (words >> shift) as u32); // fits: 32 bits of it
         let count = ids[0] >> COUNT_SHIFT;
@@ -142,14 +142,14 @@ impl Sets<'_> {
 
     /// Remembers a piece, in the place of the older of its set, if it can be.
     #[inline]
-    pub(super) fn put(&mut self, Place { key, entry }: Place, piece_ids: &[u32]) {
+    pub(super) fn put(&mut self, Place { key, set }: Place, piece_ids: &[u32]) {
         let len = key.high >> 56;
         if piece_ids.len() > IDS_MAX || len > KEY_BYTES_MAX as u64 {
             return;
         }
         let ids = piece_ids.iter().rev().fold(0_u128, |ids, &id| (ids << 32) | u128::from(id));
         let ids = ids | ((piece_ids.len() as u128) << COUNT_SHIFT);
-        let entries = &mut self.0[entry as usize / 2 % SET_COUNT];
+        let entries = &mut self.0[set as usize % SET_COUNT];
         entries[1] = entries[0];
         entries[0] = [key.to_bytes(), ids.to_le_bytes()];
     }

@@ -16,6 +16,15 @@ const GAIN: f64 = 1.05;
 /// The load on a shared store changes; after so many trials the next depth is tried again.
 const TRIALS_BETWEEN: u32 = 100;
 
+/// A request is late after so many times the time that half of them take, and after so long. Where
+/// all become slow together, what is usual follows them, and none is late.
+const LATE_TIMES: f64 = 16.0;
+const LATE_AT_LEAST: Duration = Duration::from_millis(20);
+
+/// How far each request moves what is usual, towards its own time: steps of one size find the
+/// median, however long the late ones take.
+const USUAL_STEP: f64 = 1.05;
+
 /// The depth of one store: doubled while that brings more bytes a second, halved when requests
 /// fail, and then raised by one a trial.
 #[derive(Debug)]
@@ -31,6 +40,8 @@ pub(crate) struct Depth {
     requests: u64,
     slowest: Duration,
     saturated: bool,
+    /// The median of how long a request takes, in seconds.
+    usual: Option<f64>,
 }
 
 impl Depth {
@@ -50,6 +61,7 @@ impl Depth {
             requests: 0,
             slowest: Duration::ZERO,
             saturated: true,
+            usual: None,
         }
     }
 
@@ -62,6 +74,16 @@ impl Depth {
         self.bytes += bytes;
         self.requests += 1;
         self.slowest = self.slowest.max(took);
+        let took = took.as_secs_f64();
+        let usual = self.usual.get_or_insert(took);
+        *usual = if took > *usual { *usual * USUAL_STEP } else { *usual / USUAL_STEP };
+    }
+
+    /// When a request is late: after that it is not one of those that the depth counts, for the
+    /// store answers others meanwhile. None while nothing is known.
+    pub(crate) fn late_after(&self) -> Option<Duration> {
+        let usual = Duration::try_from_secs_f64(self.usual? * LATE_TIMES).ok()?;
+        Some(usual.max(LATE_AT_LEAST))
     }
 
     /// There was less to do than the depth allows: what is measured now says nothing of it.
@@ -190,5 +212,23 @@ mod tests {
             run(&mut depth, &mut now, 1000, 1);
         }
         assert_eq!(depth.get(), 8);
+    }
+
+    #[test]
+    fn what_is_usual_is_the_median() {
+        let now = Instant::now();
+        let mut depth = Depth::new(32, 256, None, now);
+        assert_eq!(depth.late_after(), None);
+        let (quick, late) = (Duration::from_millis(10), Duration::from_secs(5));
+        // The first is a late one, and then every third.
+        for nth in 0..900 {
+            depth.came(4096, if nth % 3 == 0 { late } else { quick });
+        }
+        let found = depth.late_after().unwrap();
+        assert!((8 * quick..32 * quick).contains(&found), "{found:?}");
+        (0..900).for_each(|_| depth.came(4096, late));
+        assert!(depth.late_after().unwrap() > late, "the whole store is slow");
+        (0..900).for_each(|_| depth.came(4096, Duration::from_micros(90)));
+        assert_eq!(depth.late_after(), Some(LATE_AT_LEAST));
     }
 }

@@ -18,6 +18,9 @@ const DEPTH_START: usize = 32;
 /// after it. Doubled up to the second number while nothing happens.
 const LOOK_AFTER: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(20)];
 
+/// How often late requests are counted.
+const LATE_LOOK: Duration = Duration::from_millis(5);
+
 /// How long to wait if there is no room for more: only the end of the loader can come meanwhile.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -46,13 +49,16 @@ struct Worker {
     flights: Vec<Flight>,
     free_tags: Vec<usize>,
     came: Vec<Came>,
+    /// Requests that were late when they were last counted, and when that was.
+    late: (usize, Instant),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     lot: usize,
     extent: usize,
-    begun: Instant,
+    /// None once it came.
+    begun: Option<Instant>,
 }
 
 /// Reads lots until the queue of work is closed or the store is of no use any more.
@@ -73,9 +79,21 @@ pub(crate) fn run(shared: Arc<Shared>, nth: usize, store: &dyn Storage, manner: 
     let depth = Depth::new(DEPTH_START, reader.depth_max(), manner.depth, Instant::now());
     let most = reader.depth_max();
     let (lots, queue, came) = (Vec::new(), VecDeque::new(), Vec::with_capacity(most));
+    let late = (0, Instant::now());
     let (flights, free_tags) = (Vec::with_capacity(most), Vec::with_capacity(most));
-    let mut worker =
-        Worker { store: nth, shared, pool, reader, depth, lots, queue, flights, free_tags, came };
+    let mut worker = Worker {
+        store: nth,
+        shared,
+        pool,
+        reader,
+        depth,
+        lots,
+        queue,
+        flights,
+        free_tags,
+        came,
+        late,
+    };
     if let Err(error) = worker.work() {
         // The oldest is waited for first, and what is after it will not be asked for.
         let oldest = worker.lots.iter_mut().filter_map(Option::take).min_by_key(|lot| lot.round);
@@ -142,9 +160,15 @@ impl Worker {
     }
 
     /// Begins requests, those of the earliest deadline first, until the depth is reached or no
-    /// buffer is free.
+    /// buffer is free. Late ones leave their place to others, as far as the store carries more: if
+    /// one request in fifty takes a second and the others half a millisecond, they soon have all
+    /// places otherwise.
     fn submit(&mut self) {
-        let depth = self.depth.get().min(self.reader.depth_max());
+        let mut depth = self.depth.get();
+        if self.reader.in_flight() >= depth {
+            depth += self.late();
+        }
+        let depth = depth.min(self.reader.depth_max());
         while self.reader.in_flight() < depth {
             let Some(&place) = self.queue.front() else { return };
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
@@ -152,7 +176,7 @@ impl Worker {
             let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
             let Some(buf) = self.pool.take(len) else { return };
             let tag = self.free_tags.pop().unwrap_or(self.flights.len());
-            let flight = Flight { lot: place, extent: lot.begun, begun: Instant::now() };
+            let flight = Flight { lot: place, extent: lot.begun, begun: Some(Instant::now()) };
             match self.flights.get_mut(tag) {
                 Some(slot) => *slot = flight,
                 None => self.flights.push(flight),
@@ -167,12 +191,25 @@ impl Worker {
         }
     }
 
+    /// How many of the requests in flight are late; looked up every few milliseconds.
+    fn late(&mut self) -> usize {
+        let now = Instant::now();
+        if now - self.late.1 >= LATE_LOOK {
+            let after = self.depth.late_after().unwrap_or(Duration::MAX);
+            let is_late = |flight: &&Flight| flight.begun.is_some_and(|begun| now - begun > after);
+            self.late = (self.flights.iter().filter(is_late).count(), now);
+        }
+        self.late.0
+    }
+
     /// Puts what came in its place, and hands over the lots of which all came.
     fn finish(&mut self) {
         let now = Instant::now();
         for came in self.came.drain(..) {
             let tag = came.tag as usize; // fits: it was a usize
-            let Flight { lot: place, extent, begun } = self.flights[tag];
+            let flight = &mut self.flights[tag];
+            let (place, extent) = (flight.lot, flight.extent);
+            let begun = flight.begun.take().expect("a request comes once");
             self.free_tags.push(tag);
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
             self.shared.meter.read(now - begun);

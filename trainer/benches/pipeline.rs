@@ -2,14 +2,14 @@
 //!
 //! `cargo bench -p trainer --bench pipeline`. Computing is sleeping here, so that four ranks need
 //! no four cores: what is measured is whether the order of passes, and messages that are on their
-//! way while others compute, give the bubble that [`simulate`] promises. Times are medians of
-//! steps.
+//! way while others compute, give the bubble that [`simulate`] promises. It is told how long a
+//! message takes when nothing else goes on. Times are medians of steps.
 
 #![expect(clippy::print_stdout, reason = "it is what a benchmark is for")]
 
 use std::time::{Duration, Instant};
 
-use bridge::dist::{Group, Options, Store};
+use bridge::dist::{Group, Options, Store, Work};
 use recipe::schedule::{Action, Costs, Pass, Pipeline, Schedule, simulate};
 use tch::{Device, Kind, Tensor};
 use trainer::comm::Doing;
@@ -18,14 +18,17 @@ use trainer::parallel::pipe::Pipe;
 const RANKS: usize = 4;
 const MICRO: usize = 8;
 const STEPS: usize = 5;
+const HOPS: usize = 20;
 /// Of one micro-batch through all units of a rank.
-const FORWARD: Duration = Duration::from_millis(16);
-const BACKWARD: Duration = Duration::from_millis(32);
+const FORWARD: Duration = Duration::from_millis(64);
+const BACKWARD: Duration = Duration::from_millis(128);
 /// Two megabytes, as 4 x 256 tokens of width 512 in f32.
 const SHAPE: [i64; 2] = [1024, 512];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() {
+    let transfer = on_ranks(hop)[0];
+    println!("a message of 2 MB from rank to rank: {transfer:.2} ms\n");
     println!("| schedule | chunks | step ms | simulated ms | bubble | simulated |");
     println!("|---|---|---|---|---|---|");
     for (schedule, chunks) in [
@@ -38,7 +41,7 @@ fn main() {
         let lists: Vec<Vec<Action>> =
             (0..RANKS).map(|rank| schedule.actions(shape, rank, MICRO)).collect();
         let each = |time: Duration| time.as_secs_f64() * 1e3 / chunks as f64;
-        let costs = Costs { forward: each(FORWARD), backward: each(BACKWARD), transfer: 0.0 };
+        let costs = Costs { forward: each(FORWARD), backward: each(BACKWARD), transfer };
         let due = simulate(shape, &lists, costs).expect("it ends");
         let got = measure(shape, &lists, costs);
         let work = MICRO as f64 * (FORWARD + BACKWARD).as_secs_f64() * 1e3;
@@ -53,30 +56,57 @@ fn main() {
 
 /// The median time of a step, in milliseconds, of the slowest rank.
 fn measure(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> f64 {
+    let times = on_ranks(|group| {
+        (0..=STEPS).map(|_| step(group, shape, lists, costs)).collect::<Vec<f64>>()
+    });
+    let slowest = |step: usize| times.iter().map(|of| of[step]).fold(0.0, f64::max);
+    // The first step connects.
+    median((1..=STEPS).map(slowest).collect())
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// What a message takes one way, in milliseconds: the first two ranks send one to and fro.
+fn hop(group: &Group) -> f64 {
+    let mut message = Tensor::zeros(SHAPE, (Kind::Float, Device::Cpu));
+    let own = group.rank();
+    let mut round = || {
+        let begun = Instant::now();
+        for turn in 0..2 {
+            let done = if turn == own {
+                group.send(&message, 1 - own, 0)
+            } else {
+                group.recv(&mut message, 1 - own, 0)
+            };
+            done.and_then(Work::wait).expect("both are there");
+        }
+        begun.elapsed().as_secs_f64() * 1e3 / 2.0
+    };
+    let times = if own < 2 { (0..=HOPS).map(|_| round()).collect() } else { vec![0.0] };
+    median(times)
+}
+
+/// Has each rank do the same, and gives what they return.
+fn on_ranks<T: Send>(does: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+    let does = &does;
     let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
     let port = server.port();
-    let times = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let start = |rank: usize| {
             scope.spawn(move || {
                 let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
                 let members: Vec<usize> = (0..RANKS).collect();
                 let options = Options::local(PATIENCE);
                 let group = Group::gloo(&store, "pp", rank, &members, &options);
-                let group = group.expect("all come");
-                let step = |_| step(&group, shape, lists, costs);
-                (0..=STEPS).map(step).collect::<Vec<f64>>()
+                does(&group.expect("all come"))
             })
         };
         let ranks: Vec<_> = (0..RANKS).map(start).collect();
-        let times: Vec<Vec<f64>> =
-            ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect();
-        times
-    });
-    let slowest = |step: usize| times.iter().map(|of| of[step]).fold(0.0, f64::max);
-    // The first step connects.
-    let mut steps: Vec<f64> = (1..=STEPS).map(slowest).collect();
-    steps.sort_by(f64::total_cmp);
-    steps[STEPS / 2]
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
 }
 
 fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> f64 {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use loader::Error;
-use storage::Storage;
 use storage::sim::{FaultyStore, ReadFaults};
+use storage::{Key, Storage};
 
-use crate::corpus::{Corpus, SAMPLES, options, order, start};
+use crate::corpus::{Corpus, SAMPLES, options, order, start, stream, sum};
 
 #[test]
 fn ends_with_the_first_sample_that_cannot_be_read() {
@@ -39,6 +39,28 @@ fn ends_with_the_first_sample_that_cannot_be_read() {
         assert!(matches!(again, Error::Ended { .. }), "{again}");
         assert_eq!(loader.samples_consumed(), first);
     }
+}
+
+/// Requests that hang, one in five, do not keep the others from being read: they are several times
+/// as many as are in flight at first.
+#[test]
+fn late_requests_leave_their_place_to_others() {
+    let corpus = Corpus::new();
+    let faulty = FaultyStore::new(corpus.store(), 1, ReadFaults::default());
+    let store: Arc<dyn Storage> = Arc::new(faulty.clone());
+    let len_bytes = corpus.store().open(&Key::new("corpus.bin").unwrap()).unwrap().len_bytes();
+    faulty.hang(len_bytes / 5 * 4..len_bytes);
+    let mut options = options();
+    (options.micro_batch, options.gap_bytes) = (1, Some(0));
+    let mut loader = start(&store, options);
+    for _ in 0..60_000 {
+        if faulty.read_count() < 600 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(faulty.read_count() >= 600, "only {} reads were begun", faulty.read_count());
+    faulty.release();
+    assert_eq!(sum(stream(&mut loader).iter().map(|(_, text)| text)), corpus.due);
 }
 
 /// A file system that stops answering: the consumer is told, may ask again, and can leave.

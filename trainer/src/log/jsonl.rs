@@ -1,11 +1,12 @@
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use storage::{Error, Result};
 
+use super::appended::{Appended, sync_folder};
 use super::{EvalRecord, StepRecord};
 
 /// A line takes some 300 bytes. What is longer is no line of ours, and is not held in memory whole.
@@ -20,12 +21,7 @@ const LINE_BYTES_MAX: u64 = 1 << 16;
 ///  "non_finite":{"loss":"NaN"}}
 /// ```
 #[derive(Debug)]
-pub struct JsonLog {
-    path: PathBuf,
-    file: File,
-    /// The first failure. What follows a torn line could not be told from damage.
-    failed: Option<String>,
-}
+pub struct JsonLog(Appended);
 
 impl JsonLog {
     /// Opens a log as it was when `step` had been done, which cuts what a killed run wrote after
@@ -60,7 +56,7 @@ impl JsonLog {
         }
         file.sync_all().map_err(named("sync"))?;
         sync_folder(folder).map_err(named("sync the folder of"))?;
-        Ok(JsonLog { path: path.to_owned(), file, failed: None })
+        Ok(JsonLog(Appended::new(path.to_owned(), file)))
     }
 
     /// Appends a training step. A kill of the process loses nothing of it; a kill of the machine
@@ -85,7 +81,7 @@ impl JsonLog {
     /// # Errors
     /// As [`JsonLog::step`].
     pub fn sync(&mut self) -> Result<()> {
-        self.tried("sync", |file| file.sync_data())
+        self.0.sync()
     }
 
     fn append<T: Serialize>(&mut self, record: &T, measured: &[(&str, f64)]) -> Result<()> {
@@ -94,23 +90,7 @@ impl JsonLog {
         let line = Line { record, non_finite: odd.map(text).collect() };
         let mut line = serde_json::to_vec(&line).expect("numbers and texts have a JSON form");
         line.push(b'\n');
-        // One write: the line is in the kernel's hands whole, or the disk was full.
-        self.tried("append to", |file| file.write_all(&line))
-    }
-
-    fn tried(
-        &mut self,
-        doing: &str,
-        work: impl FnOnce(&mut File) -> std::io::Result<()>,
-    ) -> Result<()> {
-        let what = self.path.display().to_string();
-        if let Some(first) = &self.failed {
-            return Err(Error::Poisoned { what, first: first.clone() });
-        }
-        work(&mut self.file).map_err(|error| {
-            self.failed = Some(error.to_string());
-            Error::from_io(doing, what, error)
-        })
+        self.0.append(&line)
     }
 }
 
@@ -160,12 +140,6 @@ fn kept(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
     Ok((kept_bytes, seen_bytes - kept_bytes))
 }
 
-/// A new name in a folder is durable when the folder is.
-pub(super) fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    File::open(folder)?.sync_all()
-}
-
 /// A run that starts from nothing keeps the log that it finds, under the first free of the names
 /// `log.jsonl.1`, `log.jsonl.2`, ...: it may be of a run whose checkpoints are elsewhere.
 fn set_aside(path: &Path) -> std::io::Result<()> {
@@ -204,7 +178,7 @@ mod tests {
     #[test]
     fn a_failed_log_stays_failed() {
         let file = OpenOptions::new().append(true).open("/dev/full").unwrap();
-        let mut log = JsonLog { path: "run/log.jsonl".into(), file, failed: None };
+        let mut log = JsonLog(Appended::new("run/log.jsonl".into(), file));
         let record = StepRecord {
             step: 1,
             samples: 1,

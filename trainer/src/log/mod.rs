@@ -14,6 +14,7 @@
 //! `tensorboard` and `progress` where that goes, `crc32c` the checksum of TensorBoard's files;
 //! `meter` measures, `spike` watches the loss, and `trace` is what a rank did when.
 
+mod appended;
 mod crc32c;
 mod jsonl;
 mod meter;

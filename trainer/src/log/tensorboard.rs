@@ -1,12 +1,11 @@
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs::{self, OpenOptions};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use storage::{Error, Result};
 
+use super::appended::{Appended, sync_folder};
 use super::crc32c::masked_crc32c;
-use super::jsonl::sync_folder;
 use super::{EvalRecord, StepRecord};
 
 /// A folder of event files, as TensorBoard reads them.
@@ -17,12 +16,7 @@ use super::{EvalRecord, StepRecord};
 /// file counts: TensorBoard then drops the points that a killed run left behind beyond it. So
 /// nothing that was written is ever changed, and every start of a run makes a file of its own.
 #[derive(Debug)]
-pub struct EventLog {
-    path: PathBuf,
-    file: File,
-    /// The first failure. A reader stops at a torn record.
-    failed: Option<String>,
-}
+pub struct EventLog(Appended);
 
 impl EventLog {
     /// Makes an event file in a folder, for a run that goes on when `step` has been done; 0 for a
@@ -39,7 +33,7 @@ impl EventLog {
         let path = folder.join(next_name(folder).map_err(named("list"))?);
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(named("make an event file in"))?;
-        let mut events = EventLog { path, file, failed: None };
+        let mut events = EventLog(Appended::new(path, file));
         events.append(&[event(0, |message| message.bytes(FILE_VERSION, b"brain.Event:2"))])?;
         let mut start = Message::default();
         start.integer(STATUS, STATUS_START);
@@ -74,7 +68,7 @@ impl EventLog {
     /// # Errors
     /// As [`EventLog::step`].
     pub fn sync(&mut self) -> Result<()> {
-        self.tried("sync", |file| file.sync_data())
+        self.0.sync()
     }
 
     fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
@@ -90,23 +84,7 @@ impl EventLog {
     }
 
     fn append(&mut self, events: &[Message]) -> Result<()> {
-        let records: Vec<u8> = events.iter().flat_map(|event| framed(&event.0)).collect();
-        self.tried("append to", |file| file.write_all(&records))
-    }
-
-    fn tried(
-        &mut self,
-        doing: &str,
-        work: impl FnOnce(&mut File) -> std::io::Result<()>,
-    ) -> Result<()> {
-        let what = self.path.display().to_string();
-        if let Some(first) = &self.failed {
-            return Err(Error::Poisoned { what, first: first.clone() });
-        }
-        work(&mut self.file).map_err(|error| {
-            self.failed = Some(error.to_string());
-            Error::from_io(doing, what, error)
-        })
+        self.0.append(&events.iter().flat_map(|event| framed(&event.0)).collect::<Vec<u8>>())
     }
 }
 

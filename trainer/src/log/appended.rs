@@ -1,0 +1,49 @@
+//! Files that only grow.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use storage::{Error, Result};
+
+/// A file that only grows, and fails for ever once it has failed: what follows a torn record could
+/// not be told from damage.
+#[derive(Debug)]
+pub(super) struct Appended {
+    path: PathBuf,
+    file: File,
+    first_failure: Option<String>,
+}
+
+impl Appended {
+    pub(super) fn new(path: PathBuf, file: File) -> Self {
+        Appended { path, file, first_failure: None }
+    }
+
+    /// In one write: it is in the kernel's hands whole, or the disk was full.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.tried("append to", |file| file.write_all(bytes))
+    }
+
+    /// Makes all of it durable.
+    pub(super) fn sync(&mut self) -> Result<()> {
+        self.tried("sync", |file| file.sync_data())
+    }
+
+    fn tried(&mut self, doing: &str, work: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
+        let what = self.path.display().to_string();
+        if let Some(first) = &self.first_failure {
+            return Err(Error::Poisoned { what, first: first.clone() });
+        }
+        work(&mut self.file).map_err(|error| {
+            self.first_failure = Some(error.to_string());
+            Error::from_io(doing, what, error)
+        })
+    }
+}
+
+/// A new name in a folder is durable when the folder is.
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(folder)?.sync_all()
+}

@@ -66,6 +66,7 @@ impl<A: Assemble> Batcher<A> {
                     return;
                 }
             }
+            round.release();
             shared.window.done(round.batch_count() as u64, round.memory_bytes());
             shared.free.push_now(round);
             if let Some(near) = &self.near {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use storage::Storage;
+use storage::{BufferPool, Storage};
 
 use crate::batcher::{Batcher, Counter};
 use crate::metrics::Metrics;
@@ -98,6 +98,10 @@ pub struct Loader<A: Assemble> {
 /// being made. The bytes of all others stay as they were read, a tenth of the size.
 const READY_MAX: usize = 2;
 
+/// Addresses for long requests that are not copied: twice the usual window. In a larger one some
+/// are copied, which is right, and a little slower.
+const KEPT_BYTES_MAX: u64 = 1 << 30;
+
 impl<A: Assemble> Loader<A> {
     /// Starts reading at `options.samples.start`.
     ///
@@ -129,11 +133,13 @@ impl<A: Assemble> Loader<A> {
             failed: None,
             stores: stores.iter().map(counted).collect(),
         };
+        // fits: 64 bits
+        let kept = BufferPool::new(options.window_bytes.min(KEPT_BYTES_MAX) as usize);
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
             let manner = manner(&options, &limits[nth], limits.len() as u64);
-            let shared = Arc::clone(&shared);
-            let run = move || worker::run(shared, nth, store.as_ref(), &manner);
+            let (shared, kept) = (Arc::clone(&shared), Arc::clone(&kept));
+            let run = move || worker::run(shared, nth, store.as_ref(), &manner, kept);
             threads.start("loader-read", &counter, run)?;
         }
         let LoaderOptions { near, timeout, .. } = options;

@@ -5,62 +5,23 @@
 //! that a device sees few, ascending requests; each then knows where which of its bytes go. A round
 //! has one [`Lot`] for each store, so that stores do not wait for each other.
 
-use std::ops::Range;
-use std::sync::Arc;
-use std::time::Instant;
+mod lot;
 
-use storage::Object;
+use std::ops::Range;
+
+pub use lot::{Copy, Extent, Lot};
 
 use crate::near::Near;
 use crate::{Error, Order, Origin, PieceRef, Result, Sample};
+use lot::{Chunk, reserve};
 
-/// A run of bytes to be read in one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// The file, as a place in [`Order::sources`].
-    pub file: u32,
-    /// First byte.
-    pub offset_bytes: u64,
-    /// How many.
-    pub len_bytes: u64,
-    /// Which of [`Lot::copies`] it feeds.
-    pub copies: Range<usize>,
-}
-
-/// Bytes of an extent that belong to a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
-    /// First byte, counted from the start of the extent.
-    pub from: usize,
-    /// How many.
-    pub len: usize,
-    /// First byte in [`Lot::bytes`].
-    pub to: usize,
-}
-
-/// What one store has to bring for a round.
-#[derive(Debug, Default)]
-pub struct Lot {
-    /// Ascending by file and place, disjoint.
-    pub extents: Vec<Extent>,
-    /// Of all extents.
-    pub copies: Vec<Copy>,
-    /// The bytes of the samples, piece after piece in sample order. Longer if it was once.
-    pub bytes: Vec<u8>,
-    pub(crate) round: u64,
-    pub(crate) store: usize,
-    /// Bytes that are of this round.
-    used: usize,
-    /// Extents that have been handed to the store.
-    pub(crate) begun: usize,
-    /// Extents that have not come.
-    pub(crate) left: usize,
-    pub(crate) due: Option<Instant>,
-    /// The files of the extents, ascending.
-    pub(crate) objects: Vec<(u32, Arc<dyn Object>)>,
-    /// The first error, and all extents that have not come because of one.
-    pub(crate) failure: Option<storage::Error>,
-    pub(crate) failed: Vec<usize>,
+/// Where a piece is: its lot, where it begins in the lot's bytes, and the extent that brings its
+/// first byte, beyond all if it needs none.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    store: usize,
+    start: usize,
+    extent: usize,
 }
 
 /// Where a sample of a round is.
@@ -82,8 +43,8 @@ pub struct Round {
     pub(crate) number: u64,
     samples: Vec<Place>,
     pieces: Vec<PieceRef>,
-    /// For each piece, its lot and where it begins there.
-    places: Vec<(usize, usize)>,
+    /// Where each piece is.
+    spots: Vec<Spot>,
     /// The first sample of each batch, and where it ends in `samples`.
     batches: Vec<(u64, usize)>,
     chunks: Vec<Chunk>,
@@ -142,21 +103,6 @@ impl Limits {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Chunk {
-    store: usize,
-    file: u32,
-    offset: u64,
-    len: u64,
-    to: usize,
-}
-
-impl Chunk {
-    fn end(&self) -> u64 {
-        self.offset + self.len
-    }
-}
-
 impl Round {
     /// Plans some batches, each a run of samples, in what memory the round has.
     ///
@@ -182,7 +128,7 @@ impl Round {
             let count = rest.partition_point(|chunk| (chunk.store, chunk.file) <= (store, file));
             let (of_file, after) = rest.split_at(count);
             let lot = self.lots[store].as_mut().expect("all lots are here while planning");
-            lot.cut(of_file, &outlook.limits[store]);
+            lot.cut(of_file, &outlook.limits[store], &mut self.spots);
             rest = after;
         }
         for (store, lot) in self.lots.iter_mut().flatten().enumerate() {
@@ -212,29 +158,30 @@ impl Round {
 
     /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let a_piece = size_of::<PieceRef>() + size_of::<Chunk>() + size_of::<(usize, usize)>();
+        let a_piece = size_of::<PieceRef>() + size_of::<Chunk>() + size_of::<Spot>();
         let known = self.samples.len() * size_of::<Place>() + self.pieces.len() * a_piece;
         self.len_bytes() + known as u64
     }
 
-    /// One sample, when all lots are back with their bytes. `scratch` is for samples of which
-    /// several stores have a share.
+    /// One sample, when all lots are back with their bytes. `scratch` is for samples that do not
+    /// lie in one run: parts of them came from several stores, or in several requests.
     #[must_use]
     pub fn sample<'a>(&'a self, batch: usize, row: usize, scratch: &'a mut Vec<u8>) -> Sample<'a> {
         let place = &self.samples[self.batch_start(batch) + row];
-        let lot = |store: usize| self.lots[store].as_ref().expect("all lots are back");
-        let bytes = if let Some((store, start)) = place.whole {
-            &lot(store).bytes[start..start + place.len]
-        } else {
-            scratch.clear();
-            for nth in place.pieces.clone() {
-                let (store, start) = self.places[nth];
-                let len = self.pieces[nth].len_bytes as usize; // fits: it is in memory
-                scratch.extend_from_slice(&lot(store).bytes[start..start + len]);
-            }
-            scratch
-        };
         let pieces = &self.pieces[place.pieces.clone()];
+        let spots = &self.spots[place.pieces.clone()];
+        let lot = |store: usize| self.lots[store].as_ref().expect("all lots are back");
+        let first = spots.first().map_or(usize::MAX, |spot| spot.extent);
+        let run = place.whole.and_then(|(store, start)| lot(store).run(start, pieces, first));
+        let bytes = match run {
+            Some(bytes) => bytes,
+            None => {
+                scratch.clear();
+                let each = pieces.iter().zip(spots);
+                each.for_each(|(piece, spot)| lot(spot.store).append(piece, spot, scratch));
+                scratch
+            }
+        };
         Sample { number: place.number, origin: place.origin, pieces, bytes }
     }
 
@@ -242,7 +189,7 @@ impl Round {
     pub(crate) fn failure(&mut self, batch: usize, row: usize) -> Option<storage::Error> {
         let place = &self.samples[self.batch_start(batch) + row];
         for nth in place.pieces.clone() {
-            let (store, start) = self.places[nth];
+            let Spot { store, start, .. } = self.spots[nth];
             let end = start + self.pieces[nth].len_bytes as usize; // fits: it is in memory
             let lot = self.lots[store].as_mut().expect("all lots are back");
             let missing = |copy: &Copy| copy.to < end && start < copy.to + copy.len;
@@ -258,7 +205,7 @@ impl Round {
     pub(crate) fn reserve(&mut self, sizes: &Sizes) {
         reserve(&mut self.samples, sizes.samples);
         reserve(&mut self.pieces, sizes.pieces);
-        reserve(&mut self.places, sizes.pieces);
+        reserve(&mut self.spots, sizes.pieces);
         reserve(&mut self.batches, sizes.batches);
         reserve(&mut self.chunks, sizes.chunks);
         self.lots.resize_with(sizes.lots.len(), Option::default);
@@ -283,6 +230,11 @@ impl Round {
         }
     }
 
+    /// Gives back the buffers in which samples came: all of them are in batches.
+    pub(crate) fn release(&mut self) {
+        self.lots.iter_mut().flatten().for_each(|lot| lot.release());
+    }
+
     /// Whether a sample was near.
     pub(crate) fn was_near(&self, batch: usize, row: usize) -> bool {
         let place = &self.samples[self.batch_start(batch) + row];
@@ -300,7 +252,7 @@ impl Round {
         }
         self.samples.clear();
         self.pieces.clear();
-        self.places.clear();
+        self.spots.clear();
         self.batches.clear();
         self.chunks.clear();
     }
@@ -317,8 +269,9 @@ impl Round {
         let origin = outlook.order.origin(number);
         let whole = match self.find_near(outlook, number, len) {
             Some(start) => {
-                self.places.resize(pieces.end, (outlook.limits.len(), start));
-                Some((outlook.limits.len(), start))
+                let store = outlook.limits.len();
+                self.spots.resize(pieces.end, Spot { store, start, extent: usize::MAX });
+                Some((store, start))
             }
             None => self.place(outlook, pieces.clone()),
         };
@@ -335,14 +288,14 @@ impl Round {
             let store = outlook.store_of[file as usize];
             let lot = self.lots[store].as_mut().expect("all lots are here while planning");
             let start = lot.grow(len_bytes as usize); // fits: checked by the caller
-            self.places.push((store, start));
+            self.spots.push(Spot { store, start, extent: usize::MAX });
             several |= whole.get_or_insert((store, start)).0 != store;
             let chunk_max = outlook.limits[store].extent_bytes_max;
             let mut done = 0;
             while done < len_bytes {
                 let len = chunk_max.min(len_bytes - done);
                 let (offset, to) = (offset_bytes + done, start + done as usize);
-                self.chunks.push(Chunk { store, file, offset, len, to });
+                self.chunks.push(Chunk { store, file, offset, len, to, piece: nth });
                 done += len;
             }
         }
@@ -359,129 +312,6 @@ impl Round {
             lot.used = start;
         }
         found.then_some(start)
-    }
-}
-
-impl Lot {
-    /// Copies what came of an extent to its samples.
-    ///
-    /// # Panics
-    /// If it is not as long as the extent.
-    pub fn feed(&mut self, extent: usize, came: &[u8]) {
-        let Extent { len_bytes, copies, .. } = &self.extents[extent];
-        assert_eq!(came.len() as u64, *len_bytes, "a reader gives what it was asked for");
-        for &Copy { from, len, to } in &self.copies[copies.clone()] {
-            self.bytes[to..to + len].copy_from_slice(&came[from..from + len]);
-        }
-    }
-
-    fn clear(&mut self) {
-        self.extents.clear();
-        self.copies.clear();
-        self.objects.clear();
-        self.failed.clear();
-        (self.used, self.begun, self.left) = (0, 0, 0);
-        (self.due, self.failure) = (None, None);
-    }
-
-    /// The bytes of its samples.
-    pub(crate) fn used_bytes(&self) -> u64 {
-        self.used as u64
-    }
-
-    /// The file of an extent.
-    pub(crate) fn object(&self, file: u32) -> &Arc<dyn Object> {
-        let place = self.objects.partition_point(|(of, _)| *of < file);
-        &self.objects[place].1
-    }
-
-    /// Files that its extents are in, each once, ascending.
-    pub(crate) fn files(&self) -> impl Iterator<Item = u32> {
-        let mut last = None;
-        let files = self.extents.iter().map(|extent| extent.file);
-        files.filter(move |&file| last.replace(file) != Some(file))
-    }
-
-    /// Room for so many bytes more; where it begins.
-    fn grow(&mut self, len: usize) -> usize {
-        let start = self.used;
-        self.used += len;
-        start
-    }
-
-    /// What is there from before need not be cleared: every byte of a round is written.
-    fn make_room(&mut self) {
-        if self.bytes.len() < self.used {
-            self.bytes.resize(self.used, 0);
-        }
-    }
-
-    fn complete(&mut self, round: u64, store: usize) {
-        self.make_room();
-        (self.round, self.store, self.left) = (round, store, self.extents.len());
-    }
-
-    /// Makes extents of the chunks of one file, which are sorted.
-    fn cut(&mut self, chunks: &[Chunk], limits: &Limits) {
-        let mut rest = chunks;
-        while let Some(first) = rest.first() {
-            let (mut end, mut count) = (first.end(), 1);
-            while let Some(next) = rest.get(count)
-                && next.offset <= end.saturating_add(limits.gap_bytes)
-            {
-                end = end.max(next.end());
-                count += 1;
-            }
-            let (run, after) = rest.split_at(count);
-            self.cut_run(run, first.offset..end, limits.extent_bytes_max);
-            rest = after;
-        }
-    }
-
-    /// A run that is too long for one request is cut at multiples of the longest one, so that no
-    /// sector is read twice.
-    fn cut_run(&mut self, run: &[Chunk], bytes: Range<u64>, extent_bytes_max: u64) {
-        let mut first = 0;
-        let mut start = bytes.start;
-        while start < bytes.end {
-            let next_cut = (start / extent_bytes_max + 1) * extent_bytes_max;
-            let fits = bytes.end - start <= extent_bytes_max;
-            let end = if fits { bytes.end } else { next_cut };
-            while run[first].end() <= start {
-                first += 1;
-            }
-            self.add_extent(&run[first..], start..end);
-            start = end;
-        }
-    }
-
-    /// Reads what chunks there are between two places of a run, from the first of their bytes to
-    /// the last.
-    fn add_extent(&mut self, run: &[Chunk], bytes: Range<u64>) {
-        let within = |chunk: &&Chunk| chunk.offset < bytes.end;
-        let cut = |chunk: &Chunk| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
-        let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
-        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
-        let first = self.copies.len();
-        let mut end = start;
-        for chunk in wanted() {
-            let part = cut(chunk);
-            end = end.max(part.end);
-            self.copies.push(Copy {
-                from: (part.start - start) as usize,   // fits: within an extent
-                len: (part.end - part.start) as usize, // fits: as above
-                to: chunk.to + (part.start - chunk.offset) as usize, // fits: it is in memory
-            });
-        }
-        let copies = first..self.copies.len();
-        let (file, len_bytes) = (run[0].file, end - start);
-        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies });
-    }
-}
-
-fn reserve<T>(list: &mut Vec<T>, most: usize) {
-    if list.capacity() < most {
-        list.reserve_exact(most + most / 4 - list.len());
     }
 }
 

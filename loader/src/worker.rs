@@ -39,6 +39,8 @@ struct Worker {
     store: usize,
     shared: Arc<Shared>,
     pool: Arc<BufferPool>,
+    /// For what stays where it comes until it is in a batch; of all stores.
+    kept: Arc<BufferPool>,
     reader: Box<dyn Reader>,
     depth: Depth,
     /// Lots under way, in no order.
@@ -59,10 +61,17 @@ struct Flight {
     extent: usize,
     /// None once it came.
     begun: Option<Instant>,
+    is_kept: bool,
 }
 
 /// Reads lots until the queue of work is closed or the store is of no use any more.
-pub(crate) fn run(shared: Arc<Shared>, nth: usize, store: &dyn Storage, manner: &Manner) {
+pub(crate) fn run(
+    shared: Arc<Shared>,
+    nth: usize,
+    store: &dyn Storage,
+    manner: &Manner,
+    kept: Arc<BufferPool>,
+) {
     let pool = BufferPool::new(manner.buffer_bytes);
     let mut options = ReaderOptions::new(&pool);
     (options.depth, options.timeout) = (manner.depth, manner.timeout);
@@ -85,6 +94,7 @@ pub(crate) fn run(shared: Arc<Shared>, nth: usize, store: &dyn Storage, manner: 
         store: nth,
         shared,
         pool,
+        kept,
         reader,
         depth,
         lots,
@@ -174,9 +184,13 @@ impl Worker {
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
             let extent = &lot.extents[lot.begun];
             let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
-            let Some(buf) = self.pool.take(len) else { return };
+            // Where there is no memory to keep it in it is copied: what is in flight goes on.
+            let keep = lot.is_worth_keeping(lot.begun).then(|| self.kept.take(len)).flatten();
+            let is_kept = keep.is_some();
+            let Some(buf) = keep.or_else(|| self.pool.take(len)) else { return };
             let tag = self.free_tags.pop().unwrap_or(self.flights.len());
-            let flight = Flight { lot: place, extent: lot.begun, begun: Some(Instant::now()) };
+            let begun = Some(Instant::now());
+            let flight = Flight { lot: place, extent: lot.begun, begun, is_kept };
             match self.flights.get_mut(tag) {
                 Some(slot) => *slot = flight,
                 None => self.flights.push(flight),
@@ -208,23 +222,24 @@ impl Worker {
         for came in self.came.drain(..) {
             let tag = came.tag as usize; // fits: it was a usize
             let flight = &mut self.flights[tag];
-            let (place, extent) = (flight.lot, flight.extent);
+            let (place, extent, is_kept) = (flight.lot, flight.extent, flight.is_kept);
             let begun = flight.begun.take().expect("a request comes once");
             self.free_tags.push(tag);
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
             self.shared.meter.read(now - begun);
-            match &came.outcome {
+            match came.outcome {
                 Ok(()) => {
-                    lot.feed(extent, came.bytes());
+                    match is_kept {
+                        true => lot.keep(extent, came.buf, came.data),
+                        false => lot.feed(extent, &came.buf[came.data]),
+                    }
                     self.depth.came(lot.extents[extent].len_bytes, now - begun);
                 }
-                Err(_) => {
+                Err(error) => {
                     self.depth.failed();
                     lot.failed.push(extent);
+                    lot.failure.get_or_insert(error);
                 }
-            }
-            if let Err(error) = came.outcome {
-                lot.failure.get_or_insert(error);
             }
             lot.left -= 1;
             if lot.left == 0 {

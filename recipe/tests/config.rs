@@ -67,6 +67,7 @@ fn defaults_are_what_the_documentation_says() {
     assert_eq!((config.eval.every, config.eval.iters), (1000, 10));
     assert_eq!((config.log.every, config.log.jsonl, config.log.tensorboard), (10, true, true));
     assert_eq!(config.cache_dir(), format!("{}/cache/GPTDataset_indices", config.corpus()));
+    assert_eq!(config.data.local_cache, None);
 }
 
 #[test]
@@ -147,6 +148,13 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("data.split=[0,0]", "data.split: no share is above 0"),
         ("data.split='1.2.3'", "data.split: '1.2.3' is no number"),
         ("data.prefetch_batches=0", "data.prefetch_batches: got 0, due 1 to 1024"),
+        ("data.local_cache={dir=''}", "data.local_cache.dir: "),
+        ("data.local_cache={limit='1GiB'}", "data.local_cache.dir: "),
+        (
+            "data.local_cache={dir='x',limit='1023KiB'}",
+            "data.local_cache.limit: got 1023KiB, due 1MiB or more",
+        ),
+        ("data.local_cache={dir='x',limit='64'}", "data.local_cache.limit: '64' is no size"),
         ("batch.micro=3", "batch.micro: micro 3 does not divide global 16"),
         ("batch.micro=0", "batch.micro: got 0, due 1 to 65536"),
         ("batch.accumulation=3", "batch.accumulation: got 3, due a divisor of global / micro = 4"),

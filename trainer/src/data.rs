@@ -12,7 +12,8 @@ use indexed::{
     blend_sizes, normalize_weights,
 };
 use loader::batch::{GptAssemble, GptConfig};
-use loader::{BlendOrder, GptOrder, Order};
+use loader::cache::{AtFirstUse, CacheOptions};
+use loader::{BlendOrder, GptOrder, Near, Order};
 use preprocess::{Tokenizer, TokenizerSpec};
 use serde_json::{Value, json};
 use storage::{Crc64, Key, Read, Storage};
@@ -67,6 +68,8 @@ pub struct Data {
     valid: Option<Arc<dyn Order>>,
     gpt: GptConfig,
     neighbours: Option<Neighbours>,
+    /// Training samples on this node's own disk.
+    local: Option<Arc<AtFirstUse>>,
 }
 
 impl Data {
@@ -89,7 +92,15 @@ impl Data {
             reset_attention_mask: config.data.reset_at_document,
             ..GptConfig::new(config.model.seq_len as usize) // fits: the config refuses more
         };
-        Ok(Data { corpora, train, valid, gpt, neighbours: None })
+        let local = local_cache(config, &train)?;
+        Ok(Data { corpora, train, valid, gpt, neighbours: None, local })
+    }
+
+    /// The cache of training samples on this node's own disk, if the run has one: it is to be told
+    /// of checkpoints.
+    #[must_use]
+    pub fn local_cache(&self) -> Option<Arc<AtFirstUse>> {
+        self.local.clone()
     }
 
     /// From now on one rank of the node reads for all of them.
@@ -120,7 +131,9 @@ impl Data {
     ) -> Result<Batches> {
         let samples = samples_consumed..config.samples_total();
         let node = self.neighbours.as_ref().map(|node| node.job("train"));
-        Batches::new(Arc::clone(&self.train), self.assemble()?, config, comm, samples, node)
+        let near = self.local.clone().map(|local| local as Arc<dyn Near>);
+        let order = Arc::clone(&self.train);
+        Batches::new(order, self.assemble()?, config, comm, samples, node, near)
     }
 
     /// A rank's validation batches: the same ones at every call. None if the run never evaluates.
@@ -133,7 +146,8 @@ impl Data {
         let mut even = config.clone();
         even.batch.rampup = None;
         let samples = 0..config.eval_samples();
-        Batches::new(Arc::clone(order), self.assemble()?, &even, comm, samples, None).map(Some)
+        let order = Arc::clone(order);
+        Batches::new(order, self.assemble()?, &even, comm, samples, None, None).map(Some)
     }
 
     fn assemble(&self) -> Result<impl Fn() -> loader::Result<GptAssemble> + use<>> {
@@ -205,6 +219,15 @@ impl Orders<'_> {
         let description = order.description(which)?;
         Ok((GptOrder::new(Arc::clone(corpus), Arc::new(index), seq_len)?, description))
     }
+}
+
+/// The manifests of the data are part of its identity; the order tells itself apart by the seed.
+fn local_cache(config: &Config, order: &Arc<dyn Order>) -> Result<Option<Arc<AtFirstUse>>> {
+    let Some(local) = &config.data.local_cache else { return Ok(None) };
+    let limit_bytes = local.limit.map_or(u64::MAX, |limit| limit.0);
+    let options = CacheOptions { limit_bytes, salt: config.run.seed };
+    let folder = storage::open_url(&local.dir)?;
+    Ok(Some(Arc::new(AtFirstUse::new(folder, Arc::clone(order), options))))
 }
 
 fn fingerprint(corpus: &IndexedDataset) -> Result<Value> {

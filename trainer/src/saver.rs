@@ -14,11 +14,12 @@ use ckpt::{
     Agent, Background, BackgroundOptions, Blob, Check, Checkpoints, Drain, DrainOptions, Draining,
     Finish, Options, Patience, Retention, SaveReport, Together,
 };
+use loader::cache::AtFirstUse;
 use serde_json::Value;
 use storage::Key;
 
 use crate::Result;
-use crate::config::{CheckpointConfig, Config};
+use crate::config::{BatchConfig, Config};
 use crate::state::{self, Parts, Progress};
 use crate::step::Trainer;
 
@@ -64,6 +65,9 @@ struct After {
     keep: Retention,
     drain: Option<(Drain, Draining)>,
     rank: usize,
+    /// Samples before a checkpoint need not be kept near.
+    local: Option<Arc<AtFirstUse>>,
+    batch: BatchConfig,
     /// The last that was committed; 0 before the first.
     step: AtomicU64,
 }
@@ -77,8 +81,9 @@ impl Saver {
         start: Progress,
         token: String,
         agent: Option<Command>,
+        local: Option<Arc<AtFirstUse>>,
     ) -> Result<Self> {
-        let after = After::new(&config.checkpoint, Arc::clone(&steps), parts.rank(), start.step)?;
+        let after = After::new(config, Arc::clone(&steps), parts.rank(), start.step, local)?;
         let after = Arc::new(after);
         let way = if config.checkpoint.background {
             let options = BackgroundOptions::default();
@@ -233,11 +238,13 @@ impl Saver {
 
 impl After {
     fn new(
-        config: &CheckpointConfig,
+        config: &Config,
         steps: Arc<Checkpoints>,
         rank: usize,
         start: u64,
+        local: Option<Arc<AtFirstUse>>,
     ) -> Result<Self> {
+        let (config, batch) = (&config.checkpoint, config.batch.clone());
         let keep = Retention {
             keep_last: usize::try_from(config.keep.last).unwrap_or(usize::MAX),
             keep_every: config.keep.every.and_then(NonZeroU64::new),
@@ -254,12 +261,15 @@ impl After {
             }
             None => None,
         };
-        Ok(After { steps, keep, drain, rank, step: AtomicU64::new(start) })
+        Ok(After { steps, keep, drain, rank, local, batch, step: AtomicU64::new(start) })
     }
 
     /// By the thread that saves. The first rank looks after the steps of all.
     fn committed(&self, report: &SaveReport) {
         self.step.store(report.step, Ordering::Relaxed);
+        if let Some(local) = &self.local {
+            local.checkpointed(self.batch.samples_after(report.step));
+        }
         if self.rank > 0 {
             return;
         }

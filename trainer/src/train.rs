@@ -178,7 +178,8 @@ impl<'a> Run<'a> {
         let peak = if crew.is_first() { peak_flop_per_s(config, Device::Cpu)? } else { 1.0 };
         let meter = Meter::new(config, comm.mesh.ranks() as u64, peak);
         let steps = place.checkpoints;
-        let saver = Saver::new(config, steps, parts, progress, token, host.agent)?;
+        let local = data.local_cache();
+        let saver = Saver::new(config, steps, parts, progress, token, host.agent, local)?;
         Ok(Run {
             data,
             fingerprint,

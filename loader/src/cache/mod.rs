@@ -7,10 +7,12 @@
 //! be deleted at any moment, while it is in use too, and shared by all jobs of a node: files appear
 //! under their final names complete or not at all, and no lock is needed to be right.
 
+mod at_first_use;
 mod order_log;
 mod segment;
 mod staged;
 
+pub use at_first_use::AtFirstUse;
 pub use order_log::{LogOptions, OrderLog};
 pub use staged::{StageOptions, Staged};
 
@@ -41,6 +43,10 @@ pub enum Cache {
     Log(Arc<OrderLog>),
 }
 
+/// A log of fewer files would lose too much of itself with one: to a crash, or to make room.
+const LOG_FILES_MIN: u64 = 16;
+const SEGMENT_BYTES_MIN: u64 = 64 << 10;
+
 /// Opens the cache of an order in a folder, with what is in it by now.
 ///
 /// # Errors
@@ -58,7 +64,11 @@ pub fn open(
         let options = StageOptions { salt, ..StageOptions::default() };
         return Ok(Cache::Files(Arc::new(Staged::open(folder, order, options)?)));
     }
-    let options = LogOptions { limit_bytes, salt, ..LogOptions::default() };
+    let usual = LogOptions::default();
+    // fits: at most the usual
+    let segment_bytes =
+        (limit_bytes / LOG_FILES_MIN).clamp(SEGMENT_BYTES_MIN, usual.segment_bytes as u64) as usize;
+    let options = LogOptions { limit_bytes, salt, segment_bytes };
     Ok(Cache::Log(Arc::new(OrderLog::open(folder, order.as_ref(), options)?)))
 }
 

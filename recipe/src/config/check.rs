@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::node::Refusal;
-use super::{Budget, Config, ConfigError, Family, LrStyle, Objective, Offload, Part};
+use super::{
+    Budget, Config, ConfigError, Family, LocalCacheConfig, LrStyle, Objective, Offload, Part,
+};
 
 /// What a config counts (steps, samples, tokens) stays below 2^53, so that it is exact in a float,
 /// in JSON, and in every product made of it here.
@@ -76,6 +78,13 @@ impl Config {
         not_empty("data.tokenizer", &data.tokenizer)?;
         within("data.prefetch_batches", data.prefetch_batches, 1..=1024)?;
         data.cache_dir.as_ref().map_or(Ok(()), |folder| not_empty("data.cache_dir", folder))?;
+        if let Some(LocalCacheConfig { dir, limit }) = &data.local_cache {
+            not_empty("data.local_cache.dir", dir)?;
+            if let Some(limit) = limit.filter(|limit| limit.0 < 1 << 20) {
+                let problem = format!("got {limit}, due 1MiB or more");
+                return Err(refused("data.local_cache.limit", problem));
+            }
+        }
         if !(0.0..1.0).contains(&data.mask_prob) {
             let problem = format!("got {}, due 0 or more, and less than 1", data.mask_prob);
             return Err(refused("data.mask_prob", problem));

@@ -35,7 +35,7 @@ pub use node::nearest;
 pub use optim::{LossScaleConfig, LrConfig, OptimConfig, PrecisionConfig};
 pub use parallel::{Division, ParallelConfig, RecomputeConfig};
 pub use resume::{Difference, Effect};
-pub use values::{Budget, Corpus, Length, Load, Offload, SplitText, WallTime, Warmup};
+pub use values::{Budget, Corpus, Length, Load, Offload, Size, SplitText, WallTime, Warmup};
 pub use words::{
     Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, Norm, Objective, OnSignal, OnSpike,
     OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype, Schedule, Timers, WarmupShape,
@@ -162,6 +162,23 @@ pub struct DataConfig {
     /// the corpus, where Megatron has it.
     #[serde(default)]
     pub cache_dir: Option<String>,
+    /// Samples on a disk of the node, for corpora that are far away. Default: none.
+    #[serde(default)]
+    pub local_cache: Option<LocalCacheConfig>,
+}
+
+/// `[data.local_cache]`: all of the corpora if they fit, else the samples since the last
+/// checkpoint, so that a run that was killed reads again what it had read from near by. It may be
+/// deleted at any time, and shared by runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalCacheConfig {
+    /// Its folder, on a disk of the node's own. Required.
+    pub dir: String,
+    /// The most that it may take, as `"200GiB"`. A twentieth of what is free stays free in any
+    /// case. Default: no such limit. Minimum: `"1MiB"`.
+    #[serde(default)]
+    pub limit: Option<Size>,
 }
 
 /// `[batch]`: `global = micro x accumulation x dp`, in samples.

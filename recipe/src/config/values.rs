@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
+use storage::ByteSize;
 
 /// When a run is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -249,6 +250,32 @@ impl<'de> Deserialize<'de> for Load {
             "none" => Load::None,
             path => Load::Path(path.to_owned()),
         })
+    }
+}
+
+/// A number of bytes that reads and writes itself as `64GiB`. A bare number is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        let whole = |(_, bits): &&(&str, u32)| self.0 > 0 && self.0.is_multiple_of(1 << bits);
+        let (name, bits) = UNITS.iter().find(whole).unwrap_or(&("B", 0));
+        write!(f, "{}{name}", self.0 >> bits)
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let size = String::deserialize(from)?.parse::<ByteSize>().map_err(de::Error::custom)?;
+        Ok(Size(size.0))
     }
 }
 

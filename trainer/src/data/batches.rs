@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use loader::batch::GptAssemble;
 use loader::{
-    Assemble, Batch, Loader, LoaderOptions, NodeBatches, NodeOptions, Order, Ranks, Sample,
+    Assemble, Batch, Loader, LoaderOptions, Near, NodeBatches, NodeOptions, Order, Ranks, Sample,
 };
 
 use crate::comm::Comm;
@@ -63,6 +63,7 @@ struct How {
     replica: usize,
     replicas: usize,
     node: Option<Node>,
+    near: Option<Arc<dyn Near>>,
     sample_bytes_max: usize,
     vocab: u64,
 }
@@ -99,6 +100,7 @@ impl Batches {
         comm: &Comm,
         samples: Range<u64>,
         neighbours: Option<Neighbours>,
+        near: Option<Arc<dyn Near>>,
     ) -> Result<Self> {
         let (mesh, replica) = (comm.mesh, comm.place().dp);
         let how = How {
@@ -108,6 +110,7 @@ impl Batches {
             replica,
             replicas: mesh.dp,
             node: neighbours.and_then(|neighbours| Node::new(neighbours, comm)),
+            near,
             // Tokens have at most 8 bytes, and a row one more than its length.
             sample_bytes_max: 8 * (config.model.seq_len as usize + 1), // fits: at most 2^20
             vocab: config.model.vocab,
@@ -163,6 +166,7 @@ impl Batches {
         };
         let mut how = LoaderOptions::new(rows, samples.clone());
         how.batches_min = self.how.prefetch.div_ceil((rows / micro) as u64);
+        how.near.clone_from(&self.how.near);
         how.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
         let cut = Cut { inner: (self.make)()?, rows: micro };
         let order = Arc::clone(&self.order);

@@ -1,0 +1,72 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use storage::Storage;
+
+use super::{Cache, CacheOptions, open};
+use crate::{Near, Order};
+
+/// A cache that is opened when it is first asked for a sample: of the ranks of a node, which share
+/// one reader, only the one that reads comes to that.
+#[derive(Debug)]
+pub struct AtFirstUse {
+    folder: Arc<dyn Storage>,
+    order: Arc<dyn Order>,
+    options: CacheOptions,
+    /// `None` inside if it could not be opened, which the log was told.
+    cache: OnceLock<Option<Cache>>,
+    checkpointed: AtomicU64,
+}
+
+impl AtFirstUse {
+    /// The cache of an order in a folder; nothing is done there yet.
+    #[must_use]
+    pub fn new(folder: Arc<dyn Storage>, order: Arc<dyn Order>, options: CacheOptions) -> Self {
+        let (cache, checkpointed) = (OnceLock::new(), AtomicU64::new(0));
+        AtFirstUse { folder, order, options, cache, checkpointed }
+    }
+
+    /// As [`Cache::checkpointed`].
+    pub fn checkpointed(&self, samples_consumed: u64) {
+        self.checkpointed.fetch_max(samples_consumed, Relaxed);
+        if let Some(Some(cache)) = self.cache.get() {
+            cache.checkpointed(samples_consumed);
+        }
+    }
+
+    fn open(&self) -> Option<Cache> {
+        let opened = open(&self.folder, &self.order, self.options);
+        opened.inspect_err(|error| log::warn!("cache: {error}")).ok()
+    }
+
+    fn opened(&self) -> Option<&dyn Near> {
+        match self.cache.get()?.as_ref()? {
+            Cache::Files(files) => Some(files.as_ref()),
+            Cache::Log(log) => Some(log.as_ref()),
+        }
+    }
+}
+
+impl Near for AtFirstUse {
+    fn find(&self, sample: u64, into: &mut [u8]) -> bool {
+        if self.cache.get().is_none() {
+            let cache = self.cache.get_or_init(|| self.open());
+            // What was told meanwhile went to nobody.
+            let checkpointed = self.checkpointed.load(Relaxed);
+            cache.iter().for_each(|cache| cache.checkpointed(checkpointed));
+        }
+        self.opened().is_some_and(|near| near.find(sample, into))
+    }
+
+    fn keep(&self, sample: u64, bytes: &[u8]) {
+        if let Some(near) = self.opened() {
+            near.keep(sample, bytes);
+        }
+    }
+
+    fn consumed(&self, samples: u64) {
+        if let Some(near) = self.opened() {
+            near.consumed(samples);
+        }
+    }
+}

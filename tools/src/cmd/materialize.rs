@@ -2,7 +2,10 @@
 //!
 //! The order is known, so it can be written down once: training then reads a file from front to
 //! back, at the rate of a stream and with a request a mebibyte, on any store. The source is read
-//! in windows of samples whose places are sorted, so that its reads ascend.
+//! in windows of samples whose places are sorted, so that its reads ascend. A run that was killed
+//! is gone on with: see `unfinished`.
+
+mod unfinished;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +20,7 @@ use storage::{ByteSize, Key, Read, rate_text};
 use crate::cmd::index::tokenizer_of;
 use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
 use crate::report::{Facts, thousands};
+use unfinished::Unfinished;
 
 /// What to write.
 #[derive(Debug, Args)]
@@ -51,6 +55,13 @@ pub struct Materialize {
     /// Memory for samples. With less, the source is gone over more often. Minimum: one sample.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub memory: ByteSize,
+    /// Bytes written between commits, which are what a kill costs; a commit waits for the disk.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    pub commit_every: ByteSize,
+    /// Throws away what an interrupted run of this output has left. Default: go on with it, if its
+    /// settings are these.
+    #[arg(long)]
+    pub restart: bool,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
@@ -63,9 +74,11 @@ pub struct Materialized {
     pub source: String,
     /// Samples, each a sequence and a document.
     pub samples: u64,
+    /// Of these, what a run that was interrupted had written.
+    pub samples_before: u64,
     /// Tokens, of which each sample but the last shares one with the next.
     pub tokens: u64,
-    /// Bytes of the source that were read.
+    /// Bytes of the source that were read by this run.
     pub read_bytes: u64,
     /// The time that it took.
     pub elapsed_s: f64,
@@ -87,7 +100,8 @@ struct Piece {
     place: usize,
 }
 
-/// Writes the samples of a part in their order. Nothing is left if it fails; `tell` hears how many
+/// Writes the samples of a part in their order, or goes on with what an interrupted run of the same
+/// settings has left. If it fails before the first commit nothing is left; `tell` hears how many
 /// samples are written.
 ///
 /// # Errors
@@ -98,25 +112,27 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
     let (store, prefix) = storage::locate(name)?;
     let dataset = IndexedDataset::open_ready(&store, &prefix)?;
     let (out, out_key) = storage::locate(&args.output_prefix)?;
+    if args.restart {
+        Unfinished::discard(out.as_ref(), &out_key)?;
+    }
     no_manifest_yet(out.as_ref(), &out_key)?;
     let (index, config) = order_of(args, name, &dataset, &store, &prefix)?;
     let samples = args.samples.unwrap_or(index.sample_count());
     ensure!(samples > 0, "{name}: the {} part has no sample to write", args.part);
-    let mut builder = Builder::create(&out, &out_key, dataset.dtype())?;
-    let mut window = Window::default();
-    let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
-    // fits: at most the memory that was asked for
-    let window_samples = (args.memory.0 / sample_bytes).clamp(1, samples);
-    let (mut first, mut read_bytes) = (0, 0);
-    while first < samples {
-        let end = (first + window_samples).min(samples);
-        read_bytes += window.fill(&dataset, &index, first..end)?;
-        window.write(&dataset, &mut builder)?;
-        first = end;
-        tell(first, samples);
-    }
-    let built = builder.finish()?;
-    let mut meta = token_manifest(store.as_ref(), &prefix)?.map_or(json!({}), |old| old.meta);
+    let manifest = token_manifest(store.as_ref(), &prefix)?;
+    let order = config.description(args.part)?;
+    let mut run = order.clone();
+    (run["samples"], run["tokens"]) = (samples.into(), dataset.token_count().into());
+    run["files"] = json!(manifest.as_ref().map(|manifest| &manifest.files));
+    let mut unfinished = Unfinished::begin(&out, &out_key, dataset.dtype(), run)?;
+    let samples_before = unfinished.samples();
+    let wrote = write(args, &dataset, &index, samples, &mut unfinished, &mut tell);
+    let read_bytes = match wrote {
+        Ok(read_bytes) => read_bytes,
+        Err(error) => return Err(unfinished.fail(error)),
+    };
+    let built = unfinished.finish()?;
+    let mut meta = manifest.map_or(json!({}), |old| old.meta);
     meta["tool"] = TOOL.into();
     meta["documents"] = built.documents.into();
     meta["sequences"] = built.sequences.into();
@@ -125,20 +141,51 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
         "source": name,
         "part": args.part.name(),
         "samples": samples,
-        "order": config.description(args.part)?,
+        "order": order,
     });
     if let Value::Object(meta) = &mut meta {
         // Which of them a sample is from is not told any more.
         meta.remove("inputs");
     }
+    let outputs = write_manifest(out.as_ref(), &out_key, &[built.bin, built.idx], meta);
+    // The files are a dataset now, or gone: in neither case is there anything to go on with.
+    Unfinished::discard(out.as_ref(), &out_key)?;
+    let elapsed_s = start.elapsed().as_secs_f64();
     Ok(Materialized {
         source: name.to_owned(),
         samples,
+        samples_before,
         tokens: built.tokens,
         read_bytes,
-        elapsed_s: start.elapsed().as_secs_f64(),
-        outputs: write_manifest(out.as_ref(), &out_key, &[built.bin, built.idx], meta)?,
+        elapsed_s,
+        outputs: outputs?,
     })
+}
+
+/// Writes the samples that are not there yet; says how many bytes were read for them.
+fn write(
+    args: &Materialize,
+    dataset: &IndexedDataset,
+    index: &GptIndex,
+    samples: u64,
+    into: &mut Unfinished,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<u64> {
+    let mut window = Window::default();
+    let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
+    // fits: at most the memory that was asked for
+    let window_samples = (args.memory.0 / sample_bytes).clamp(1, samples);
+    let (mut first, mut read_bytes) = (into.samples(), 0);
+    while first < samples {
+        let end = (first + window_samples).min(samples);
+        read_bytes += window.fill(dataset, index, first..end)?;
+        window.write(dataset, into.builder())?;
+        into.reached(end, args.commit_every.0)?;
+        first = end;
+        tell(first, samples);
+    }
+    into.commit(samples)?;
+    Ok(read_bytes)
 }
 
 fn order_of(
@@ -287,6 +334,9 @@ impl Materialized {
         let written: u64 = self.outputs.iter().map(|output| output.bytes).sum();
         let mut facts = Facts::default();
         facts.add("samples", thousands(self.samples));
+        if self.samples_before > 0 {
+            facts.add("of an interrupted run", thousands(self.samples_before));
+        }
         facts.add("tokens", thousands(self.tokens));
         facts.add("read", ByteSize(self.read_bytes));
         facts.add("written", ByteSize(written));

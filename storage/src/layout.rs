@@ -37,6 +37,8 @@ pub(crate) struct CephLayout {
     stripe_count: u64,
     object_size: u64,
     pool: String,
+    /// Of the pool; empty for its usual one.
+    namespace: String,
 }
 
 /// What `lustre.lov` begins with: a plain layout, one with a pool of targets, and a composite.
@@ -108,7 +110,11 @@ impl CephLayout {
         let (row, column) = (block / self.stripe_count, block % self.stripe_count);
         let rows_per_object = self.object_size / self.stripe_unit;
         let object = row / rows_per_object * self.stripe_count + column;
-        format!("object {:x}.{object:08x} of pool {}", self.inode, self.pool)
+        let CephLayout { inode, pool, namespace, .. } = self;
+        let name = format!("{inode:x}.{object:08x}");
+        // Which OSDs have it, the map of the cluster says, which a mount does not show.
+        let map = format!("ceph osd map {pool} {name} {namespace}");
+        format!("object {name} of pool {pool} (`{}` names its OSDs)", map.trim_end())
     }
 }
 
@@ -159,7 +165,8 @@ fn parse_plain(lov: &[u8], start: u64, end: u64) -> Option<Component> {
     Some(Component { start, end, stripe_bytes, targets })
 }
 
-/// `stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data`.
+/// `stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data`, and behind it
+/// `pool_namespace=a` if the file is in one.
 fn parse_ceph(text: &str, inode: u64) -> Option<CephLayout> {
     let field = |name: &str| {
         let mut words = text.trim_end_matches('\0').split_ascii_whitespace();
@@ -172,6 +179,7 @@ fn parse_ceph(text: &str, inode: u64) -> Option<CephLayout> {
         stripe_count: number("stripe_count").filter(|&count| count <= TARGETS_MAX as u64)?,
         object_size: number("object_size")?,
         pool: field("pool")?.to_owned(),
+        namespace: field("pool_namespace").unwrap_or_default().to_owned(),
     };
     (layout.object_size >= layout.stripe_unit).then_some(layout)
 }
@@ -283,13 +291,20 @@ mod tests {
 
     #[test]
     fn names_the_object_of_a_ceph_file() {
-        let text = "stripe_unit=65536 stripe_count=2 object_size=131072 pool=cephfs data";
+        let text = "stripe_unit=65536 stripe_count=2 object_size=131072 pool=cephfs";
         let layout = Layout::Ceph(parse_ceph(text, 0x100_0000_01f5).unwrap());
         let objects = [0, 1, 0, 1, 2, 3];
         for (block, object) in objects.into_iter().enumerate() {
-            let due = format!("object 100000001f5.{object:08x} of pool cephfs");
+            let name = format!("100000001f5.{object:08x}");
+            let due = format!(
+                "object {name} of pool cephfs (`ceph osd map cephfs {name}` names its OSDs)"
+            );
             assert_eq!(layout.placement(block as u64 * 65536), due);
         }
+        let text = format!("{text}_data pool_namespace=runs\0");
+        let placement = Layout::Ceph(parse_ceph(&text, 0x1f5).unwrap()).placement(0);
+        let due = "ceph osd map cephfs_data 1f5.00000000 runs`";
+        assert!(placement.contains(due), "{placement}");
         for bad in [
             "",
             "stripe_unit=0 stripe_count=1 object_size=1 pool=a",

@@ -2,7 +2,8 @@
 //! numbers, ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes
 //! in a sparse file: nothing here reads them. With a folder, in which the documents stay, it is
 //! built once in memory, and the last line is JSON with the sums of its arrays: see
-//! `scripts/bench_index.py`.
+//! `scripts/bench_index.py`. `-- block` tells how many places of a block shuffle are computed a
+//! second, and nothing else.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
@@ -15,14 +16,18 @@ use std::time::Instant;
 
 use indexed::rng::RandomState;
 use indexed::{
-    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SampleRule, Split, build_sample_index,
+    BlockShuffle, Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SampleRule, Split,
+    build_sample_index,
 };
 use md5::{Digest as _, Md5};
 use storage::{Key, Storage};
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Cargo passes `--bench`.
-    let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
+    let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).peekable();
+    if args.peek().is_some_and(|arg| arg == "block") {
+        return block_shuffle();
+    }
     let documents = args.next().map_or(Ok(10_000_000), |arg| arg.parse())?;
     let seq_len = args.next().map_or(Ok(2048), |arg| arg.parse())?;
     if let Some(folder) = args.next() {
@@ -51,6 +56,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         (0..index.sample_count()).for_each(|sample| index.parts(&dataset, sample, &mut parts));
         Ok(())
     })
+}
+
+/// Places of an epoch of a billion samples, in order and back, by the CPU time that they take.
+fn block_shuffle() -> Result<(), Box<dyn Error>> {
+    const PLACES: u64 = 10_000_000;
+    let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
+    let order = BlockShuffle::new(1_000_000_007, block, window, 1234)?.epoch(0);
+    for (what, forward) in [("sample at a position", true), ("position of a sample", false)] {
+        let cpu = cpu_seconds()?;
+        let at = |place| if forward { order.sample(place) } else { order.position(place) };
+        let sum = (0..PLACES).map(at).fold(0, u64::wrapping_add);
+        let rate = PLACES as f64 / (cpu_seconds()? - cpu) / 1e6;
+        println!("{rate:8.1} million a second  {what}, block shuffle (sum {sum})");
+    }
+    Ok(())
 }
 
 fn config(seq_len: u64) -> GptIndexConfig {

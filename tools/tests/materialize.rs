@@ -49,9 +49,8 @@ fn done(output: &Output) -> Value {
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
-    let named = files.map(|entry| {
-        (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
-    });
+    let named = files
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()));
     named.collect()
 }
 

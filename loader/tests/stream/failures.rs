@@ -63,6 +63,26 @@ fn late_requests_leave_their_place_to_others() {
     assert_eq!(sum(stream(&mut loader).iter().map(|(_, text)| text)), corpus.due);
 }
 
+/// What was made again is told by the error that it was made again for.
+#[test]
+fn retries_are_told_by_their_cause() {
+    let corpus = Corpus::new();
+    let faults = ReadFaults { io_per_mille: 20, stale_per_mille: 10, ..ReadFaults::default() };
+    let faulty = FaultyStore::new(corpus.store(), 3, faults);
+    let store: Arc<dyn Storage> = Arc::new(faulty.clone());
+    let mut options = options();
+    options.gap_bytes = Some(0);
+    let mut loader = start(&store, options);
+    stream(&mut loader);
+    let metrics = loader.metrics();
+    let of = |cause| metrics.retries_by.get(cause).copied().unwrap_or(0);
+    let (io, stale) = (of("EIO"), of("ESTALE"));
+    assert!(io > stale && stale > 0, "{metrics:?}");
+    assert_eq!(metrics.retries, io + stale, "{metrics:?}");
+    assert_eq!(metrics.retries, faulty.failed_count(), "{metrics:?}");
+    assert_eq!(metrics.failed, 0);
+}
+
 /// A file system that stops answering: the consumer is told, may ask again, and can leave.
 #[test]
 fn a_frozen_store_is_an_error_and_no_trap() {

@@ -71,7 +71,7 @@ fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
 }
 
 fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32, u64, u64)>> {
-    let pool = BufferPool::new(1 << 20);
+    let pool = BufferPool::new(64 << 20);
     let limits = [LIMITS; 2];
     let outlook = Outlook { order, store_of, limits: &limits, near: None };
     let mut round = Round::default();
@@ -170,6 +170,27 @@ fn whatever_the_pieces_every_sample_gets_its_bytes() {
             pieces.collect()
         });
         plan(&Written::new(samples.collect()), &[0, 1, 0]);
+    }
+}
+
+/// What stays where it comes: by the length of a request, and by how much of it is wanted.
+#[test]
+fn long_requests_are_worth_keeping() {
+    let limits = [Limits { gap_bytes: 1 << 20, extent_bytes_max: 8 << 20 }];
+    for (pieces, due) in [
+        (vec![(0, 7, 65_535)], false),
+        (vec![(0, 7, 65_536)], true),
+        (vec![(0, 0, 40_000), (0, 100_000, 40_000)], true),
+        (vec![(0, 0, 40_000), (0, 200_000, 10_000)], false),
+    ] {
+        let mut order = Written::new(vec![pieces]);
+        order.sources.iter_mut().for_each(|source| source.len_bytes = 1 << 20);
+        let outlook = Outlook { order: &order, store_of: &[0; 3], limits: &limits, near: None };
+        let mut round = Round::default();
+        round.fill(&outlook, std::iter::once(0..1)).unwrap();
+        let lot = round.lots[0].as_ref().unwrap();
+        assert_eq!(lot.extents.len(), 1);
+        assert_eq!(lot.is_worth_keeping(0), due, "{:?}", order.samples);
     }
 }
 

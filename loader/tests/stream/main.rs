@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod backends;
+mod block;
 mod cache;
 mod corpus;
 mod failures;

@@ -66,7 +66,9 @@ fn kill(folder: &Path, samples: u64, moment: Duration) -> bool {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
     while certain(folder) < samples {
-        assert!(begun.elapsed() < PATIENCE, "waited for {PATIENCE:?}");
+        if begun.elapsed() > PATIENCE {
+            panic!("waited for {PATIENCE:?}");
+        }
         if child.try_wait().unwrap().is_some() {
             return false;
         }
@@ -103,13 +105,16 @@ fn kills_change_no_byte() {
     }
     let told = done(&materialize(got.path(), &[]).output().unwrap());
     assert!(told["samples_before"].as_u64().unwrap() > 0, "it has begun anew");
-    assert!(files(got.path()) == files(due.path()), "other bytes, or something is left");
+    let (got, due) = (files(got.path()), files(due.path()));
+    let names = got.keys();
+    assert!(got == due, "other bytes, or something is left: {names:?}");
 }
 
 #[test]
 fn other_settings_are_not_mixed_in() {
     let folder = corpus();
-    assert!(kill(folder.path(), 1, Duration::ZERO));
+    let was_killed = kill(folder.path(), 1, Duration::ZERO);
+    assert!(was_killed, "it was done before it was killed");
     let before = files(folder.path());
     let other = materialize(folder.path(), &["--seed", "7"]).output().unwrap();
     let told = String::from_utf8_lossy(&other.stderr);

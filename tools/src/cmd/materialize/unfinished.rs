@@ -40,6 +40,8 @@ impl Unfinished {
         dtype: Dtype,
         run: Value,
     ) -> Result<Self> {
+        // Of writers that were killed: the little files, for the large ones are drafts.
+        store.sweep(&prefix.parent())?;
         let bin = prefix.with_suffix(".bin")?;
         let keeps = !matches!(store.open_draft(&bin), Err(storage::Error::Unsupported { .. }));
         let key = prefix.with_suffix(SUFFIX)?;

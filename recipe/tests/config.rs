@@ -168,6 +168,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         ),
         ("model.head_dim=0", "model.head_dim: got 0, due 1 to 131072"),
         ("model.dropout=1", "model.dropout: got 1, due 0 or more, and less than 1"),
+        ("model.attention_dropout=-0.1", "model.attention_dropout: got -0.1, due 0 or more, and"),
         ("model.dec_len=8", "model.dec_len: is of family \"t5\" alone"),
         ("model.positions=relative-bias", "model.positions: is not of this family; hint: gpt has"),
         ("precision.loss_scale.min=1e9", "precision.loss_scale.min: got 1000000000, due"),

@@ -329,8 +329,22 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     assert_eq!(fate(&odd, "--num-experts"), (Fate::Refused, "mixtures of experts are not there"));
     let outside = flags("--micro-batch-size 2 --save $WHERE");
     assert!(fate(&outside, "--save").1.contains("comes from outside the script"), "{outside}");
-    let uneven = flags("--micro-batch-size 2 --hidden-dropout 0.1 --attention-dropout 0.2");
-    assert_eq!(refused(&uneven), ["model.dropout"]);
+    let drops = "--micro-batch-size 2 --global-batch-size 2 --hidden-dropout 0.1";
+    let drops = flags(&format!("{drops} --attention-dropout 0"));
+    assert_eq!(refused(&drops), [""; 0]);
+    check(&drops, &[("model.dropout", "0.1"), ("model.attention_dropout", "0")]);
+    check_runs(&drops, "", 1, 1);
+    let default = flags("--micro-batch-size 2");
+    check(&default, &[("model.dropout", "0.1"), ("model.attention_dropout", "0.1")]);
+    let gpt2 = |more: &str| {
+        let text = format!("{{\"model_type\": \"gpt2\", \"attn_pdrop\": 0.2, {more}}}");
+        read_text("hf", "config.json", &text).unwrap()
+    };
+    let same = gpt2("\"embd_pdrop\": 0.3, \"resid_pdrop\": 0.3");
+    check(&same, &[("model.dropout", "0.3"), ("model.attention_dropout", "0.2")]);
+    assert!(!refused(&same).contains(&"model.dropout"), "{same}");
+    let other = gpt2("\"embd_pdrop\": 0.1, \"resid_pdrop\": 0.3");
+    assert!(refused(&other).contains(&"model.dropout"), "{other}");
 }
 
 #[test]

@@ -11,6 +11,10 @@ use std::f64::consts::TAU;
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
+/// Blocks that [`Stream::fill_dropped`] draws side by side, as they lie in a processor's registers.
+const LANES: usize = 16;
+/// Elements that have 16 bits each of so many blocks.
+const GROUP: usize = 8 * LANES;
 
 /// Four random words for a counter and a key.
 #[must_use]
@@ -87,6 +91,49 @@ impl Stream {
             rest = later;
         }
     }
+
+    /// Says of the elements `first..first + out.len()` of the endless tensor of this number whether
+    /// they are dropped, which befalls `rate` of 65,536: 1 for those, 0 for the others.
+    pub fn fill_dropped(self, tensor: u64, first: u64, rate: u16, out: &mut [u8]) {
+        let mut place = first;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let group = dropped(self.key, tensor, place / GROUP as u64, rate);
+            let at = (place % GROUP as u64) as usize; // fits: below 128
+            let (now, later) = rest.split_at_mut((GROUP - at).min(rest.len()));
+            now.copy_from_slice(&group[at..at + now.len()]);
+            place += now.len() as u64;
+            rest = later;
+        }
+    }
+}
+
+/// A group of elements of a tensor. Element `16 h + lane` has the `h`th 16 bits of block `lane`: so
+/// every line here is one for all lanes, and compilers make it so.
+fn dropped(mut key: [u32; 2], tensor: u64, group: u64, rate: u16) -> [u8; GROUP] {
+    let mut words = [[0; LANES], [0; LANES], [low(tensor); LANES], [high(tensor); LANES]];
+    for lane in 0..LANES {
+        let block = group * LANES as u64 + lane as u64;
+        (words[0][lane], words[1][lane]) = (low(block), high(block));
+    }
+    for _ in 0..ROUNDS {
+        for lane in 0..LANES {
+            let a = u64::from(MULTIPLIERS[0]) * u64::from(words[0][lane]);
+            let b = u64::from(MULTIPLIERS[1]) * u64::from(words[2][lane]);
+            words[0][lane] = high(b) ^ words[1][lane] ^ key[0];
+            words[2][lane] = high(a) ^ words[3][lane] ^ key[1];
+            (words[1][lane], words[3][lane]) = (low(b), low(a));
+        }
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    let mut out = [0; GROUP];
+    for (half, out) in out.chunks_exact_mut(LANES).enumerate() {
+        for (out, word) in out.iter_mut().zip(&words[half / 2]) {
+            let bits = (word >> (16 * (half % 2))) as u16; // the lower half is what is meant
+            *out = u8::from(bits < rate);
+        }
+    }
+    out
 }
 
 fn box_muller(a: u32, b: u32) -> [f64; 2] {
@@ -123,6 +170,56 @@ mod tests {
             ),
         ] {
             assert_eq!(philox4x32(counter, key), due, "counter {counter:x?}, key {key:x?}");
+        }
+    }
+
+    /// Groups are the blocks of Philox, whose counters go on with the number of the tensor.
+    #[test]
+    fn what_is_dropped_follows_from_its_blocks() {
+        let stream = Stream::new(7, "dropout.3.mlp");
+        let (tensor, first, rate) = (5 + (9 << 32), (1 << 36) - 300, 20_000);
+        let mut out = vec![9; 1000];
+        stream.fill_dropped(tensor, first, rate, &mut out);
+        for (place, dropped) in (first..).zip(&out) {
+            let (group, at) = (place / 128, place % 128);
+            let block = group * 16 + at % 16;
+            let words = philox4x32([low(block), high(block), 5, 9], stream.key);
+            let bits = words[(at / 32) as usize] >> (16 * (at / 16 % 2)) & 0xffff;
+            assert_eq!(*dropped == 1, bits < u32::from(rate), "element {place}");
+        }
+        let mut part = vec![9; 333];
+        stream.fill_dropped(tensor, first + 77, rate, &mut part);
+        assert_eq!(part, out[77..410]);
+    }
+
+    #[test]
+    fn as_many_are_dropped_as_asked_for() {
+        let stream = Stream::new(1, "a");
+        let count = |tensor, rate| {
+            let mut out = vec![9; 1 << 20];
+            stream.fill_dropped(tensor, 0, rate, &mut out);
+            assert!(out.iter().all(|dropped| *dropped <= 1));
+            (out.iter().filter(|dropped| **dropped == 1).count(), out)
+        };
+        assert_eq!((count(0, 0).0, count(0, u16::MAX).0 >> 19), (0, 1));
+        for rate in [655_u16, 6554, 32_768, 60_000] {
+            let p = f64::from(rate) / 65_536.0;
+            let (one, one_all) = count(1, rate);
+            let (other, other_all) = count(2, rate);
+            // Five standard deviations.
+            let near = |got: usize, p: f64| {
+                let n = (1 << 20) as f64;
+                assert!((got as f64 - n * p).abs() < 5.0 * (n * p * (1.0 - p)).sqrt(), "{rate}");
+            };
+            near(one, p);
+            near(other, p);
+            // Tensors have nothing to do with one another, nor have neighbours this far apart.
+            let both = one_all.iter().zip(&other_all).filter(|(a, b)| **a + **b == 2).count();
+            near(both, p * p);
+            for apart in [1, 16, 32, 128, 2048] {
+                let pairs = one_all.iter().zip(&one_all[apart..]);
+                near(pairs.filter(|(a, b)| **a + **b == 2).count(), p * p);
+            }
         }
     }
 

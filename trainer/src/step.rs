@@ -65,7 +65,7 @@ impl Trainer {
     /// cut as the config says, [`Error::Bridge`] if another rank is gone.
     pub fn on_mesh(config: &Config, comm: Comm) -> Result<Self> {
         check_mesh(config, &comm)?;
-        let model = Model::new(&config.model, comm.mesh.tp as u64);
+        let model = Model::new(&config.model, comm.mesh.tp as u64).seeded(config.run.seed);
         let sequence = config.parallel.sequence_parallel;
         let tp = comm.tp.as_ref().map_or_else(Tp::alone, |group| Tp::of(group, sequence));
         let setup = Setup::new(config, &model, &tp, &comm)?;

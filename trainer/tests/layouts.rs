@@ -33,7 +33,21 @@ fn is_full() -> bool {
     std::env::var("FEEDLINE_GRID").is_ok_and(|grid| grid == "full")
 }
 
-fn config(family: &str, dtype: &str, layout: &Layout, more: &str) -> Config {
+/// In which numbers a run computes, and more keys of its model.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    dtype: &'static str,
+    model: &'static str,
+}
+
+const FP32: How = How { dtype: "fp32", model: "" };
+const BF16: How = How { dtype: "bf16", model: "" };
+const FP16: How = How { dtype: "fp16", model: "" };
+const DROPPING: How = How { model: "dropout = 0.1\nattention_dropout = 0.2", ..FP32 };
+const DROPPING_BF16: How = How { dtype: "bf16", ..DROPPING };
+
+fn config(family: &str, how: How, layout: &Layout, more: &str) -> Config {
+    let How { dtype, model: keys } = how;
     let model = match family {
         "gpt" => format!("layers = 8\nseq_len = {SEQ}"),
         _ => format!("layers = 4\nseq_len = {SEQ}\ndec_len = {DEC}\nhead_dim = 8"),
@@ -47,6 +61,7 @@ fn config(family: &str, dtype: &str, layout: &Layout, more: &str) -> Config {
          [model]
          family = '{family}'
          {model}
+         {keys}
          hidden = 32
          heads = 2
          ffn = 80
@@ -124,8 +139,8 @@ struct End {
     reports: Vec<(u64, u64)>,
 }
 
-fn run<F: Family>(dtype: &str, layout: &Layout) -> End {
-    let config = config(F::NAME, dtype, layout, "");
+fn run<F: Family>(how: How, layout: &Layout) -> End {
+    let config = config(F::NAME, how, layout, "");
     let mesh = layout.mesh();
     let ends = on_ranks(mesh, |comm| {
         let replica = comm.place().dp;
@@ -141,7 +156,7 @@ fn run<F: Family>(dtype: &str, layout: &Layout) -> End {
         (ranks::pieces(&trainer), reports)
     });
     let shapes = {
-        let trainer = Trainer::new(&config_alone::<F>(dtype)).expect("a small model");
+        let trainer = Trainer::new(&config_alone::<F>(how)).expect("a small model");
         trainer
             .layout()
             .specs()
@@ -162,23 +177,23 @@ fn run<F: Family>(dtype: &str, layout: &Layout) -> End {
     End { tensors, reports: ends[0].1.clone() }
 }
 
-fn config_alone<F: Family>(dtype: &str) -> Config {
-    config(F::NAME, dtype, &Layout::ALONE, "")
+fn config_alone<F: Family>(how: How) -> Config {
+    config(F::NAME, how, &Layout::ALONE, "")
 }
 
-fn check<F: Family>(dtype: &str, layouts: &[Layout]) {
+fn check<F: Family>(how: How, layouts: &[Layout]) {
     tch::set_num_threads(1);
     bridge::runtime::set_deterministic().expect("libtorch can");
-    let due = run::<F>(dtype, &Layout::ALONE);
+    let due = run::<F>(how, &Layout::ALONE);
     for layout in layouts {
-        let got = run::<F>(dtype, layout);
+        let got = run::<F>(how, layout);
         assert_eq!(got.tensors.len(), due.tensors.len(), "{layout:?}");
-        assert_eq!(got.reports, due.reports, "{dtype} {layout:?}: losses and norms");
+        assert_eq!(got.reports, due.reports, "{how:?} {layout:?}: losses and norms");
         for (at, values) in &got.tensors {
             let differ = values.iter().zip(&due.tensors[at]).filter(|(a, b)| a != b).count();
-            assert_eq!(differ, 0, "{dtype} {layout:?}: elements of tensor {at} with other bits");
+            assert_eq!(differ, 0, "{how:?} {layout:?}: elements of tensor {at} with other bits");
         }
-        println!("{} {dtype} {layout:?}: {} steps, the same bits", F::NAME, steps());
+        println!("{} {how:?} {layout:?}: {} steps, the same bits", F::NAME, steps());
     }
 }
 
@@ -232,29 +247,49 @@ fn layouts(chunks: u64) -> Vec<Layout> {
 
 #[test]
 fn gpt_in_fp32() {
-    check::<Batch>("fp32", &layouts(4));
+    check::<Batch>(FP32, &layouts(4));
 }
 
 #[test]
 fn gpt_in_bf16() {
-    check::<Batch>("bf16", &layouts(4));
+    check::<Batch>(BF16, &layouts(4));
 }
 
 #[test]
 fn t5_in_fp32() {
-    check::<T5Batch>("fp32", &layouts(1));
+    check::<T5Batch>(FP32, &layouts(1));
 }
 
 #[test]
 fn t5_in_bf16() {
-    check::<T5Batch>("bf16", &layouts(1));
+    check::<T5Batch>(BF16, &layouts(1));
+}
+
+/// Whoever computes a layer, as often as it is computed: it drops the same.
+#[test]
+fn what_is_dropped() {
+    let base = Layout::ALONE;
+    let layouts = [
+        Layout { dp: 4, ..base },
+        Layout { recompute: true, ..base },
+        Layout { dp: 2, pp: 2, recompute: true, ..base },
+        Layout { pp: 4, dp: 2, zero: 1, ..base },
+        Layout { dp: 4, zero: 3, ..base },
+    ];
+    let schedule = "interleaved";
+    let chunks = Layout { pp: 2, virtual_stages: 2, schedule, dp: 2, zero: 1, ..base };
+    check::<Batch>(DROPPING, &[&layouts[..], &[chunks]].concat());
+    check::<T5Batch>(DROPPING, &layouts[1..]);
+    check::<Batch>(DROPPING_BF16, &layouts[2..4]);
+    let [some, none] = [DROPPING, FP32].map(|how| run::<Batch>(how, &base));
+    assert!(some.reports != none.reports, "nothing is dropped");
 }
 
 /// The sums of a ring depend on how many there are in it, but not by much.
 #[test]
 fn a_ring_is_close() {
-    let due = run::<Batch>("fp32", &Layout::ALONE);
-    let got = run::<Batch>("fp32", &Layout { dp: 4, reduce: "ring", ..Layout::ALONE });
+    let due = run::<Batch>(FP32, &Layout::ALONE);
+    let got = run::<Batch>(FP32, &Layout { dp: 4, reduce: "ring", ..Layout::ALONE });
     for ((got, _), (due, _)) in got.reports.iter().zip(&due.reports) {
         let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
         assert!((got / due - 1.0).abs() < 1e-5, "got {got}, due {due}");
@@ -265,16 +300,18 @@ fn a_ring_is_close() {
 
 /// Tensor parallel ranks divide sums within a product, so they come close; among layouts of as many
 /// of them the bits are the same.
-fn check_tensor_parallel<F: Family>(base: Layout, others: &[Layout]) {
+fn check_tensor_parallel<F: Family>(how: How, base: Layout, others: &[Layout]) {
     tch::set_num_threads(1);
-    let alone = run::<F>("fp32", &Layout::ALONE);
-    let due = run::<F>("fp32", &base);
-    for ((got, _), (due, _)) in due.reports.iter().zip(&alone.reports) {
-        let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
+    let alone = run::<F>(how, &Layout::ALONE);
+    let due = run::<F>(how, &base);
+    let numbers = |end: &End| end.reports.iter().flat_map(|(a, b)| [*a, *b]).collect::<Vec<_>>();
+    // The norm as well: what ranks have parts of is counted once, and so is what all have.
+    for (got, due) in numbers(&due).into_iter().zip(numbers(&alone)) {
+        let (got, due) = (f64::from_bits(got), f64::from_bits(due));
         assert!((got / due - 1.0).abs() < 1e-4, "{base:?}: got {got}, due {due}");
     }
     for layout in others {
-        let got = run::<F>("fp32", layout);
+        let got = run::<F>(how, layout);
         assert!(got.tensors == due.tensors, "{layout:?}: other bits than {base:?}");
         assert_eq!(got.reports, due.reports, "{layout:?}");
     }
@@ -287,15 +324,18 @@ fn tensor_parallel() {
         Layout { dp: 2, pp: 2, zero: 1, ..two },
         Layout { pp: 2, virtual_stages: 2, schedule: "interleaved", ..two },
     ];
-    check_tensor_parallel::<Batch>(two, &others);
-    check_tensor_parallel::<T5Batch>(two, &others[..1]);
+    check_tensor_parallel::<Batch>(FP32, two, &others);
+    check_tensor_parallel::<T5Batch>(FP32, two, &others[..1]);
+    check_tensor_parallel::<T5Batch>(DROPPING, two, &others[..1]);
 }
 
 #[test]
 fn sequence_parallel() {
     let two = Layout { tp: 2, sequence: true, ..Layout::ALONE };
-    check_tensor_parallel::<Batch>(two, &[Layout { dp: 2, pp: 2, zero: 1, ..two }]);
-    check_tensor_parallel::<T5Batch>(two, &[Layout { pp: 2, recompute: true, ..two }]);
+    check_tensor_parallel::<Batch>(FP32, two, &[Layout { dp: 2, pp: 2, zero: 1, ..two }]);
+    check_tensor_parallel::<T5Batch>(FP32, two, &[Layout { pp: 2, recompute: true, ..two }]);
+    check_tensor_parallel::<Batch>(DROPPING, two, &[]);
+    check_tensor_parallel::<T5Batch>(DROPPING, two, &[Layout { pp: 2, recompute: true, ..two }]);
 }
 
 /// A micro-batch of one replica that no fp16 holds: nobody steps, the scale falls at the second
@@ -304,7 +344,7 @@ fn sequence_parallel() {
 fn an_overflow_on_one_rank_is_skipped_by_all() {
     let layout = Layout { dp: 2, pp: 2, zero: 1, ..Layout::ALONE };
     let scale = "loss_scale = { init = 1024, window = 2, hysteresis = 2, min = 1 }";
-    let config = config("gpt", "fp16", &layout, scale);
+    let config = config("gpt", FP16, &layout, scale);
     let mesh = layout.mesh();
     let ends = on_ranks(mesh, |comm| {
         let replica = comm.place().dp;
@@ -346,7 +386,7 @@ fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
 #[test]
 fn what_is_no_number_stops_all() {
     let layout = Layout { dp: 2, pp: 2, ..Layout::ALONE };
-    let config = config("gpt", "fp32", &layout, "");
+    let config = config("gpt", FP32, &layout, "");
     let mesh = layout.mesh();
     let errors = on_ranks(mesh, |comm| {
         let replica = comm.place().dp;
@@ -366,7 +406,7 @@ fn what_is_no_number_stops_all() {
 
 #[test]
 fn a_mesh_that_is_not_the_configs_is_refused() {
-    let config = config("gpt", "fp32", &Layout { pp: 2, ..Layout::ALONE }, "");
+    let config = config("gpt", FP32, &Layout { pp: 2, ..Layout::ALONE }, "");
     let error = Trainer::new(&config).unwrap_err().to_string();
     assert!(error.contains("pp 2"), "{error}");
     assert_eq!(Mesh::ALONE.ranks(), 1);

@@ -59,6 +59,12 @@ fn params(stage: &Stage, tp: &Tp) -> Vec<Tensor> {
     stage.params().iter().map(own).collect()
 }
 
+/// All of a model, as one rank has it.
+fn whole(config: &ModelConfig, tp: &Tp) -> Stage {
+    let model = Model::new(config, tp.size as u64);
+    model.stage(0..model.units(), tp, |unit| !tp.is_alone() && unit == 1)
+}
+
 /// What a stage, or a chain of them, makes of a micro-batch.
 struct Made {
     loss: f64,
@@ -165,16 +171,49 @@ fn bert_is_that_of_transformers() {
     check(include_bytes!("golden/bert.safetensors"), BERT, &bert_batch());
 }
 
+/// More keys of a model: what `reference/dropout.py` gives the modules of GPT-2 and BERT.
+const DROPS: &str = "dropout = 0.3\nattention_dropout = 0.2";
+
+/// In training, with the same numbers left out in the same places (`reference/dropout.py`).
+#[test]
+fn what_is_dropped_is_what_transformers_drops() {
+    check(include_bytes!("golden/dropout_gpt2.safetensors"), DROPS, &gpt_batch());
+    let t5 = format!("{T5}\ndropout = 0.25");
+    check(include_bytes!("golden/dropout_t5.safetensors"), &t5, &t5_batch());
+    let bert = format!("{BERT}\n{DROPS}");
+    check(include_bytes!("golden/dropout_bert.safetensors"), &bert, &bert_batch());
+}
+
+/// A pass without a way back is no training.
+#[test]
+fn inference_drops_nothing() {
+    let cases: [(&str, MakeMicro); 3] = [("", gpt_batch), (T5, t5_batch), (BERT, bert_batch)];
+    for (text, batch) in cases {
+        let outs = [text.to_owned(), format!("{text}\n{DROPS}")].map(|text| {
+            let stage = whole(&config(&text), &Tp::alone());
+            let leaves = stage.leaves(&params(&stage, &Tp::alone()), Kind::Float).unwrap();
+            let trained = stage.forward(&leaves, &batch(), Vec::new()).unwrap().outs()[0].copy();
+            (values(&stage.infer(&leaves, &batch(), Vec::new()).unwrap()[0]), values(&trained))
+        });
+        assert_eq!(outs[0].0, outs[1].0, "{text}");
+        assert_ne!(outs[0].1, outs[1].1, "{text}: or there would be nothing to see");
+    }
+}
+
 type MakeMicro = fn() -> Micro;
 
 /// Wherever a model is cut, and whatever is computed again: the same bits.
 #[test]
 fn cuts_change_no_bit() {
-    let cases: [(&str, MakeMicro, &[&[usize]]); 4] = [
+    let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
+    let cases: [(&str, MakeMicro, &[&[usize]]); 7] = [
         (LLAMA, gpt_batch, &[&[1, 1]]),
         ("", gpt_batch, &[&[1, 1]]),
+        (DROPS, gpt_batch, &[&[1, 1]]),
         (T5, t5_batch, &[&[2, 3], &[1, 2, 2], &[3, 2], &[4, 1], &[1, 1, 1, 1, 1]]),
+        (t5, t5_batch, &[&[1, 1, 1, 1, 1]]),
         (BERT, bert_batch, &[&[1, 1]]),
+        (bert, bert_batch, &[&[1, 1]]),
     ];
     for (text, batch, cuts) in cases {
         let (config, micro) = (config(text), batch());
@@ -229,8 +268,8 @@ const NEAR: f32 = 1e-5;
 
 /// Loss and gradients on one of some tensor parallel ranks, each against its part of the whole.
 fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made) {
-    let model = Model::new(config, tp.size as u64);
-    let stage = model.stage(0..model.units(), tp, |unit| unit == 1);
+    let stage = whole(config, tp);
+    let model = stage.model();
     let leaves = stage.leaves(&params(&stage, tp), Kind::Float).unwrap();
     let pass = stage.forward(&leaves, micro, Vec::new()).unwrap();
     let head = stage.loss_and_grad(&leaves, micro, pass.outs()).unwrap();
@@ -269,12 +308,16 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made) {
 /// rounding of sums that are cut.
 #[test]
 fn tensor_parallel_ranks_agree_with_one() {
-    let cases: [(&str, MakeMicro); 5] = [
+    let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
+    let cases: [(&str, MakeMicro); 8] = [
         ("", gpt_batch),
+        (DROPS, gpt_batch),
         (LLAMA, gpt_batch),
         (T5, t5_batch),
+        (t5, t5_batch),
         (T5_OLD, t5_batch),
         (BERT, bert_batch),
+        (bert, bert_batch),
     ];
     for (text, batch) in cases {
         let mut config = config(text);

@@ -78,6 +78,12 @@ fn memory_is_counted_by_component() {
     let logits = 256 * 50_304;
     check("fp32", [4 * n, 0, 8 * n, 2 * 4 * (n + wte), 4 * kept, logits * 16 + 8 * wte]);
     check("bf16", [4 * n, 2 * n, 8 * n, 2 * 4 * (n + wte), 2 * kept, logits * 18 + 10 * wte]);
+    // Two masks of bytes; the weights of attention in f32 before and after theirs.
+    let (masks, weights) = (4 * 256 * 2 * 128, 4 * 4 * 4 * 64 * 64);
+    for (key, due) in [("dropout", masks + 9 * weights), ("attention_dropout", 9 * weights)] {
+        let plan = Plan::new(&config(&[&format!("model.{key}=0.1")]), &Known::default());
+        assert_eq!(plan.memory_bytes.activations, 4 * kept + due, "{key}");
+    }
 }
 
 #[test]

@@ -81,10 +81,15 @@ pub struct ModelConfig {
     /// Kinds of tokens that `"bert"` tells apart. Default: 2. Minimum: 1. Maximum: 1024.
     #[serde(default = "default_token_types")]
     pub token_types: u64,
-    /// Part of the numbers that is dropped in training, after the embedding, in the attention and
-    /// after each block. Default: 0. Minimum: 0. Below 1.
+    /// Part of the numbers that is dropped in training, in steps of 1/65536: after the embedding
+    /// and after each block; with `"t5"` also within feed-forward blocks and after the last norms.
+    /// Default: 0. Minimum: 0. Below 1.
     #[serde(default)]
     pub dropout: f64,
+    /// The same of the weights of attention. Above 0 they are there as a matrix, which takes time
+    /// and memory. Default: `dropout`. Minimum: 0. Below 1.
+    #[serde(default)]
+    pub attention_dropout: Option<f64>,
     /// The initial weights.
     #[serde(default)]
     pub init: InitConfig,
@@ -201,6 +206,12 @@ impl ModelConfig {
         self.of_family(self.tie_embeddings, true, false, true)
     }
 
+    /// Part of the weights of attention that is dropped in training.
+    #[must_use]
+    pub fn attention_dropout(&self) -> f64 {
+        self.attention_dropout.unwrap_or(self.dropout)
+    }
+
     /// Tokens of one sample that the model computes: with `"t5"` those of both its sides.
     #[must_use]
     pub fn tokens_per_sample(&self) -> u64 {
@@ -233,6 +244,7 @@ impl ModelConfig {
         self.positions = Some(self.positions());
         self.bias = Some(self.bias());
         self.tie_embeddings = Some(self.tie_embeddings());
+        self.attention_dropout = Some(self.attention_dropout());
     }
 
     pub(super) fn checked(&self) -> Result<(), Refusal> {
@@ -253,9 +265,10 @@ impl ModelConfig {
         within("model.seq_len", self.seq_len, 1..=1 << 20)?;
         within("model.token_types", self.token_types, 1..=1024)?;
         within("model.init.std", self.init.std, 0.0..=1.0)?;
-        if !(0.0..1.0).contains(&self.dropout) {
-            let problem = format!("got {}, due 0 or more, and less than 1", self.dropout);
-            return Err(refused("model.dropout", problem));
+        let drops = [("", self.dropout), ("attention_", self.attention_dropout())];
+        if let Some((name, part)) = drops.iter().find(|(_, part)| !(0.0..1.0).contains(part)) {
+            let problem = format!("got {part}, due 0 or more, and less than 1");
+            return Err(refused(&format!("model.{name}dropout"), problem));
         }
         self.check_family()
     }

@@ -6,8 +6,7 @@ use super::{Config, Objective, Offload, ReduceDtype};
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
 
-const NOT_YET: [Pending; 4] = [
-    ("model.dropout above 0", |c| c.model.dropout > 0.0),
+const NOT_YET: [Pending; 3] = [
     ("data.objective other than \"lm\"", |c| c.objective() != Objective::Lm),
     ("precision.reduce_dtype = \"bf16\"", |c| c.precision.reduce_dtype != ReduceDtype::Fp32),
     ("optim.offload", |c| c.optim.offload != Offload::None),

@@ -32,9 +32,10 @@ pub struct Difference {
 /// counts, and what none covers (folders, logs, saving, evaluation, prefetching) may differ freely.
 /// So may the layout but for tensor parallelism, which divides sums. The budget must be shared: the
 /// number of samples decides how many epochs are shuffled together, and with it their order.
-const EFFECTS: [(&str, Option<Effect>); 22] = [
+const EFFECTS: [(&str, Option<Effect>); 23] = [
     ("model.init.", None),
     ("model.dropout", Some(Effect::OtherBits)),
+    ("model.attention_dropout", Some(Effect::OtherBits)),
     ("model.", Some(Effect::OtherRun)),
     ("data.train", Some(Effect::OtherRun)),
     ("data.split", Some(Effect::OtherRun)),

@@ -113,15 +113,12 @@ impl Build {
                 self.refuse("model.seq_len", format!("{len} tokens are more than the positions"));
             }
         }
-        let drops = ["dropout", "dropout_attention", "dropout_embedding"];
-        let drops: Vec<f64> = drops.iter().filter_map(|name| self.number(name)).collect();
-        if let Some(first) = drops.first() {
-            self.set("model.dropout", *first);
-            if drops.iter().any(|other| other != first) {
-                self.refuse(
-                    "model.dropout",
-                    format!("one number serves all places, got {drops:?}"),
-                );
+        if let Some(embedding) = self.number("dropout_embedding") {
+            self.set_if_absent("model.dropout", embedding);
+            let blocks = get(&self.config, "model.dropout").and_then(float);
+            if blocks != Some(embedding) {
+                let text = format!("one number serves embedding and blocks, got {embedding} there");
+                self.refuse("model.dropout", text);
             }
         }
         if let (Some(ratio), Some(hidden)) = (self.number("mlp_ratio"), self.ours("model.hidden")) {

@@ -2,6 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::dropout::Drops;
 use super::micro::Text;
 use crate::Result;
 
@@ -75,21 +76,32 @@ pub(super) fn split_heads(x: &Tensor, rows: i64, head_dim: i64) -> Result<Tensor
 
 /// Attention of queries to keys and values, all `[rows, heads, len, head_dim]`. The logits are
 /// multiplied with `scale`, by default one over the root of `head_dim`. The result is
-/// `[rows x len, heads x head_dim]`.
+/// `[rows x len, heads x head_dim]`. Where weights are dropped, they are there as a matrix.
 pub(super) fn attend(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     sight: &Sight,
     scale: Option<f64>,
+    drops: Drops<'_>,
 ) -> Result<Tensor> {
     let (mask, is_causal) = match sight {
         Sight::All => (None, false),
         Sight::Back => (None, true),
         Sight::Mask(mask) => (Some(mask), false),
     };
-    let mixed =
-        Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale, false)?;
+    let mixed = if drops.drops_weights() {
+        assert!(!is_causal, "who makes a sight for training spells it out");
+        let scale = scale.unwrap_or_else(|| (q.size()[3] as f64).powf(-0.5));
+        let mut logits = q.f_mul_scalar(scale)?.f_matmul(&k.f_transpose(2, 3)?)?;
+        if let Some(mask) = mask {
+            logits = logits.f_add(mask)?;
+        }
+        let weights = drops.weights(logits.f_softmax(-1, Kind::Float)?)?;
+        weights.f_to_kind(v.kind())?.f_matmul(v)?
+    } else {
+        Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale, false)?
+    };
     let (rows, heads, len, head_dim) = mixed.size4()?;
     Ok(mixed.f_transpose(1, 2)?.f_reshape([rows * len, heads * head_dim])?)
 }

@@ -124,13 +124,15 @@ impl Network for Bert {
         let (layer, rows) = (&self.layers[unit], micro.text.rows());
         let x = match inputs.first() {
             Some(x) => x.shallow_clone(),
-            None => self.embed(work)?,
+            None => work.drops(unit, "embedding").hidden(self.embed(work)?)?,
         };
         let all = leaves.tp.enter(&x)?;
         let seen = layer.attention.seen(leaves, &all, rows)?;
-        let mixed = layer.attention.apply(leaves, &all, &seen, &context.text, None)?;
+        let drops = work.drops(unit, "attention");
+        let mixed = layer.attention.apply(leaves, &all, &seen, &context.text, None, drops)?;
         let x = layer.norm_1.apply(leaves, &x.f_add(&mixed)?)?;
-        let x = layer.norm_2.apply(leaves, &x.f_add(&layer.feed_forward.apply(leaves, &x)?)?)?;
+        let made = layer.feed_forward.apply(leaves, &x, work.drops(unit, "mlp"))?;
+        let x = layer.norm_2.apply(leaves, &x.f_add(&made)?)?;
         if unit + 1 < self.layers.len() {
             return Ok(vec![x]);
         }

@@ -98,13 +98,15 @@ impl Network for Gpt {
         let layer = &self.layers[unit];
         let x = match inputs.first() {
             Some(x) => x.shallow_clone(),
-            None => self.embed(work)?,
+            None => work.drops(unit, "embedding").hidden(self.embed(work)?)?,
         };
         let normed = leaves.tp.enter(&layer.norm_1.apply(leaves, &x)?)?;
         let mixed = self.attention(work, unit, &layer.qkv.apply_fused(leaves, &normed, 3)?)?;
-        let x = x.f_add(&layer.proj.apply_and_leave(leaves, &mixed)?)?;
+        let mixed = layer.proj.apply_and_leave(leaves, &mixed)?;
+        let x = x.f_add(&work.drops(unit, "attention").hidden(mixed)?)?;
         let normed = layer.norm_2.apply(leaves, &x)?;
-        let x = x.f_add(&layer.feed_forward.apply(leaves, &normed)?)?;
+        let drops = work.drops(unit, "mlp");
+        let x = x.f_add(&layer.feed_forward.apply(leaves, &normed, drops)?)?;
         if unit + 1 < self.layers.len() {
             return Ok(vec![x]);
         }
@@ -141,7 +143,7 @@ impl Gpt {
         Ok(words.f_add(&tp.own_rows(&positions.f_reshape([rows * len, -1])?)?)?)
     }
 
-    fn attention(&self, work: &Work<'_>, layer: usize, parts: &[Tensor]) -> Result<Tensor> {
+    fn attention(&self, work: &Work<'_>, unit: usize, parts: &[Tensor]) -> Result<Tensor> {
         let rows = work.micro.text.rows();
         let [q, k, v] = parts else { unreachable!("three matrices are fused") };
         let mut q = split_heads(q, rows, self.head_dim)?;
@@ -151,9 +153,9 @@ impl Gpt {
             (q, k) = (rope.turn(&q)?, rope.turn(&k)?);
         }
         if let Some(cache) = &work.cache {
-            (k, v) = cache.borrow_mut().extend(layer, k, v)?;
+            (k, v) = cache.borrow_mut().extend(unit, k, v)?;
         }
-        attend(&q, &k, &v, &work.context.text, None)
+        attend(&q, &k, &v, &work.context.text, None, work.drops(unit, "attention"))
     }
 }
 

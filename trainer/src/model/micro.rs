@@ -6,6 +6,8 @@ use crate::Result;
 /// One micro-batch as tensors, of any family.
 #[derive(Debug)]
 pub struct Micro {
+    /// The sample in its first row, as a place in the order of samples.
+    pub(super) first_sample: u64,
     pub(super) text: Text,
     /// What a decoder is to say of the text.
     pub(super) answer: Option<Text>,
@@ -62,7 +64,7 @@ impl Micro {
             weights: Tensor::f_from_slice(&batch.loss_mask)?.f_mul_scalar(weights.token)?,
             order: None,
         };
-        Ok(Micro { text, answer: None, targets })
+        Ok(Micro { first_sample: batch.first_sample, text, answer: None, targets })
     }
 
     /// Of T5, as Megatron hides spans.
@@ -75,7 +77,7 @@ impl Micro {
         // The padding comes last, where no token looks that counts.
         let answer = Text::new(&batch.decoder_tokens, batch.rows, batch.decoder_len)?;
         let targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
-        Ok(Micro { text, answer: Some(answer), targets })
+        Ok(Micro { first_sample: batch.first_sample, text, answer: Some(answer), targets })
     }
 
     /// Of CPM-2.
@@ -88,7 +90,7 @@ impl Micro {
         let mut answer = Text::new(&batch.decoder_tokens, batch.rows, batch.decoder_len)?;
         answer.runs = answer.bounded(&batch.decoder_bounds)?;
         let targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
-        Ok(Micro { text, answer: Some(answer), targets })
+        Ok(Micro { first_sample: batch.first_sample, text, answer: Some(answer), targets })
     }
 
     /// Of BERT.
@@ -104,7 +106,7 @@ impl Micro {
         let mut targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
         let order: Vec<i64> = batch.is_random.iter().copied().map(i64::from).collect();
         targets.order = Some((Tensor::f_from_slice(&order)?, weights.sample));
-        Ok(Micro { text, answer: None, targets })
+        Ok(Micro { first_sample: batch.first_sample, text, answer: None, targets })
     }
 
     /// Tokens to go on from, `[rows, len]`, nothing due; as a text and as an answer.
@@ -116,6 +118,7 @@ impl Micro {
         let nothing = || Tensor::f_zeros([0], (Kind::Int64, ids.device()));
         let (labels, weights) = (nothing()?, nothing()?);
         Ok(Micro {
+            first_sample: 0,
             text: plain(),
             answer: Some(plain()),
             targets: Targets { places: None, labels, weights, order: None },

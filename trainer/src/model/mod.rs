@@ -7,13 +7,14 @@
 //! parallelism; padding is in a rank's memory only.
 //!
 //! In reading order: `spec` names the parameters and their uses, `init` gives them values, `micro`
-//! is a batch as tensors, `tp` the ranks that share each matrix, `parts` and `attention` what
-//! layers are made of, `network` what a family is, `gpt`, `t5` and `bert` the families, `head` the
-//! logits and the loss, `stage` puts them together.
+//! is a batch as tensors, `tp` the ranks that share each matrix, `dropout` what is left out in
+//! training, `parts` and `attention` what layers are made of, `network` what a family is, `gpt`,
+//! `t5` and `bert` the families, `head` the logits and the loss, `stage` puts them together.
 
 mod attention;
 mod bert;
 mod cache;
+mod dropout;
 mod gpt;
 mod head;
 mod init;
@@ -40,6 +41,7 @@ pub use tp::Tp;
 
 use crate::config::{Family, ModelConfig};
 use bert::Bert;
+use dropout::Dropout;
 use gpt::Gpt;
 use network::Network;
 use spec::Builder;
@@ -47,7 +49,11 @@ use t5::T5;
 
 /// A model as it is written down: what parameters it has, and how they are used.
 #[derive(Clone, Debug)]
-pub struct Model(Arc<Inner>);
+pub struct Model {
+    inner: Arc<Inner>,
+    /// Of what is dropped in training.
+    seed: u64,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -68,27 +74,34 @@ impl Model {
             Family::Bert => Box::new(Bert::new(config, tp, &mut build)),
         };
         let (params, uses) = build.finish();
-        Model(Arc::new(Inner { config: config.clone(), network, params, uses }))
+        let inner = Arc::new(Inner { config: config.clone(), network, params, uses });
+        Model { inner, seed: 0 }
+    }
+
+    /// With this seed of what is dropped in training, instead of 0.
+    #[must_use]
+    pub fn seeded(self, seed: u64) -> Self {
+        Model { seed, ..self }
     }
 
     /// How many units there are: layers; of an encoder and a decoder first those of the encoder.
     /// The first embeds the tokens, the last has the head.
     #[must_use]
     pub fn units(&self) -> usize {
-        self.0.config.units() as usize // fits: the config bounds it
+        self.inner.config.units() as usize // fits: the config bounds it
     }
 
     /// Every parameter, in the order in which the trainer keeps them: first those that decay, then
     /// the rest. Within each in the order of their first use.
     #[must_use]
     pub fn params(&self) -> &[ParamSpec] {
-        &self.0.params
+        &self.inner.params
     }
 
     /// Every use of a parameter, in the order of computing.
     #[must_use]
     pub fn uses(&self) -> &[Use] {
-        &self.0.uses
+        &self.inner.uses
     }
 
     /// A run of units on one rank of `tp`. `recomputes` says which of them are computed again for
@@ -118,16 +131,21 @@ impl Model {
     }
 
     fn network(&self) -> &dyn Network {
-        self.0.network.as_ref()
+        self.inner.network.as_ref()
+    }
+
+    /// What is dropped of a micro-batch in training.
+    fn dropout(&self, micro: &Micro) -> Option<Dropout> {
+        Dropout::new(&self.inner.config, self.seed, micro.first_sample, micro.text.rows())
     }
 
     fn hidden(&self) -> i64 {
-        self.0.config.hidden as i64 // fits: the config bounds it
+        self.inner.config.hidden as i64 // fits: the config bounds it
     }
 
     /// Tokens of a row of each tensor that comes to a unit from the one before.
     fn carried_lens(&self, unit: usize) -> Vec<i64> {
-        let config = &self.0.config;
+        let config = &self.inner.config;
         // fits: the config bounds them.
         let (len, layers) = (config.seq_len as i64, config.layers as usize);
         let answer_len = config.dec_len.unwrap_or(0) as i64;

@@ -5,7 +5,9 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::attention::{Rope, Sight};
+use super::dropout::{Dropout, Drops};
 use super::head::{Head, HeadGrad};
+use super::micro::Text;
 use super::spec::Leaves;
 use super::{Cache, Micro};
 use crate::Result;
@@ -56,6 +58,13 @@ pub(super) struct Work<'a> {
     pub(super) cache: Option<RefCell<&'a mut Cache>>,
 }
 
+impl Work<'_> {
+    /// What is dropped in a block of a unit.
+    pub(super) fn drops(&self, unit: usize, block: &'static str) -> Drops<'_> {
+        Drops { dropout: self.context.dropout.as_ref(), tp: self.leaves.tp, unit, block }
+    }
+}
+
 /// What follows from a micro-batch alone, made once for all units. What a family has no use for
 /// stays as it is by default.
 #[derive(Debug, Default)]
@@ -68,6 +77,23 @@ pub(super) struct Context {
     /// The bucket of each distance in the text and in the answer, `[queries, keys]`.
     pub(super) buckets: [Option<Tensor>; 2],
     pub(super) rope: Option<Rope>,
+    /// In training.
+    pub(super) dropout: Option<Dropout>,
     /// Tokens of the cache.
     pub(super) past: i64,
+}
+
+impl Context {
+    /// In training: weights of attention of which some are dropped are those of a matrix.
+    pub(super) fn dropping(
+        mut self,
+        dropout: Option<Dropout>,
+        text: &Text,
+        kind: Kind,
+    ) -> Result<Self> {
+        if dropout.is_some_and(|dropout| dropout.drops_weights()) {
+            self.text = self.text.spelled_out(text.len(), kind, text.ids.device())?;
+        }
+        Ok(Context { dropout, ..self })
+    }
 }

@@ -8,9 +8,10 @@ use ckpt::layout::Split;
 use tch::Tensor;
 
 use super::attention::{Sight, attend, split_heads};
+use super::dropout::Drops;
 use super::spec::{Builder, Init, Leaves, UseId};
 use crate::Result;
-use crate::config::{Activation, ModelConfig, Norm as NormKind};
+use crate::config::{Activation, Family, ModelConfig, Norm as NormKind};
 
 /// How a matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,7 +209,7 @@ impl Attention {
         Ok((heads(&self.k)?, heads(&self.v)?))
     }
 
-    /// What `x` makes of what it sees; it has entered.
+    /// What `x` makes of what it sees, with what is left of it in training; it has entered.
     pub(super) fn apply(
         &self,
         leaves: Leaves<'_>,
@@ -216,9 +217,11 @@ impl Attention {
         (k, v): &(Tensor, Tensor),
         sight: &Sight,
         scale: Option<f64>,
+        drops: Drops<'_>,
     ) -> Result<Tensor> {
         let q = split_heads(&self.q.apply(leaves, x)?, k.size()[0], self.head_dim)?;
-        self.out.apply_and_leave(leaves, &attend(&q, k, v, sight, scale)?)
+        let mixed = attend(&q, k, v, sight, scale, drops)?;
+        drops.hidden(self.out.apply_and_leave(leaves, &mixed)?)
     }
 }
 
@@ -230,6 +233,8 @@ pub(super) struct FeedForward {
     gate: Option<Linear>,
     down: Linear,
     activation: Activation,
+    /// Whether something is dropped between the matrices as well.
+    drops_inner: bool,
 }
 
 impl FeedForward {
@@ -246,13 +251,14 @@ impl FeedForward {
         let gate = gate.map(|name| style.reads(build, name, width, 1));
         let fused = if activation.is_gated() && gate.is_none() { 2 } else { 1 };
         let up = style.reads(build, up, fused * width, fused);
-        FeedForward { up, gate, down: style.writes(build, down, width), activation }
+        let drops_inner = style.config.family == Family::T5;
+        FeedForward { up, gate, down: style.writes(build, down, width), activation, drops_inner }
     }
 
-    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor, drops: Drops<'_>) -> Result<Tensor> {
         let x = leaves.tp.enter(x)?;
         let bend = |x: &Tensor| bend(self.activation, x);
-        let inner = match self.gate {
+        let mut inner = match self.gate {
             Some(gate) => bend(&gate.apply(leaves, &x)?)?.f_mul(&self.up.apply(leaves, &x)?)?,
             None if self.activation.is_gated() => {
                 let parts = self.up.apply_fused(leaves, &x, 2)?;
@@ -260,7 +266,10 @@ impl FeedForward {
             }
             None => bend(&self.up.apply(leaves, &x)?)?,
         };
-        self.down.apply_and_leave(leaves, &inner)
+        if self.drops_inner {
+            inner = drops.inner(inner)?;
+        }
+        drops.hidden(self.down.apply_and_leave(leaves, &inner)?)
     }
 }
 

@@ -179,7 +179,9 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
     pub fn forward(&self, leaves: &[Tensor], micro: &Micro, carried: Vec<Tensor>) -> Result<Pass> {
-        let context = self.context(leaves, micro)?;
+        let dropout = self.model.dropout(micro);
+        let context =
+            self.context(leaves, micro)?.dropping(dropout, &micro.text, leaves[0].kind())?;
         let mut segments = Vec::with_capacity(self.units.len());
         let mut outs = carried;
         for (unit, is_recomputed) in self.units.clone().zip(&self.recomputed) {

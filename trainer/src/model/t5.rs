@@ -148,13 +148,20 @@ impl T5 {
         given: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (layer, context, leaves) = (&stack.layers[at], work.context, work.leaves);
-        let (text, sight, buckets) = match given {
-            None => (&work.micro.text, &context.text, &context.buckets[0]),
-            Some(_) => (work.micro.answer(), &context.answer, &context.buckets[1]),
+        let (first, text, sight, buckets) = match given {
+            None => (0, &work.micro.text, &context.text, &context.buckets[0]),
+            Some(_) => {
+                let first = self.encoder.layers.len();
+                (first, work.micro.answer(), &context.answer, &context.buckets[1])
+            }
         };
+        let drops = |block| work.drops(first + at, block);
         let mut x = match x {
             Some(x) => x.shallow_clone(),
-            None => leaves.tp.embed(leaves.get(stack.words), &text.ids)?,
+            None => {
+                let words = leaves.tp.embed(leaves.get(stack.words), &text.ids)?;
+                drops("embedding").hidden(words)?
+            }
         };
         let buckets = buckets.as_ref().expect("a stage has those of its stacks");
         let sight = with_bias(sight, buckets, leaves.get(layer.relative))?;
@@ -164,7 +171,8 @@ impl T5 {
         if let Some(cache) = cache {
             seen = cache.borrow_mut().extend(at, seen.0, seen.1)?;
         }
-        x = x.f_add(&layer.own.apply(leaves, &normed, &seen, &sight, SCALE)?)?;
+        let drops_own = drops("attention");
+        x = x.f_add(&layer.own.apply(leaves, &normed, &seen, &sight, SCALE, drops_own)?)?;
         if let (Some((norm, part)), Some(given)) = (&layer.across, given) {
             let normed = leaves.tp.enter(&norm.apply(leaves, &x)?)?;
             let make = || part.seen(leaves, &leaves.tp.enter(given)?, rows);
@@ -172,14 +180,15 @@ impl T5 {
                 Some(cache) => cache.borrow_mut().across(at, make)?,
                 None => make()?,
             };
-            x = x.f_add(&part.apply(leaves, &normed, &seen, &context.across, SCALE)?)?;
+            let sight = &context.across;
+            x = x.f_add(&part.apply(leaves, &normed, &seen, sight, SCALE, drops("across"))?)?;
         }
         let normed = layer.norm.apply(leaves, &x)?;
-        x = x.f_add(&layer.feed_forward.apply(leaves, &normed)?)?;
+        x = x.f_add(&layer.feed_forward.apply(leaves, &normed, drops("mlp"))?)?;
         if at + 1 < stack.layers.len() {
             return Ok(x);
         }
-        stack.last_norm.apply(leaves, &x)
+        drops("last").hidden(stack.last_norm.apply(leaves, &x)?)
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Memory {
     pub gradients: u64,
     /// What the backward pass keeps of the micro-batches under way: for each layer and token
     /// `4 hidden + 4 attention width + 2 ffn` numbers (4 ffn if gated), and the matrix of the
-    /// attention where it has a learned bias or dropout. A layer that is recomputed keeps `hidden`.
+    /// attention where it has a learned bias or dropout; of what is dropped a byte each. A layer
+    /// that is recomputed keeps `hidden`.
     pub activations: u64,
     /// The backward pass at work: the logits of 512 tokens, their probabilities and the gradient of
     /// the head, or the gradients of one micro-batch, whichever is more.
@@ -269,11 +270,12 @@ fn unit_bytes(config: &Config, tp: u64, unit: usize, recomputes: bool) -> u64 {
     if recomputes {
         return inputs;
     }
-    let kept = kept_per_token(model, tp, shared, is_decoder);
-    let matrix = attention_matrix(model, is_decoder) / tp;
+    let kept = kept_per_token(model, tp, shared, is_decoder).saturating_mul(number);
+    let kept = kept.saturating_add(drops_per_token(model, tp, shared, is_decoder));
+    let matrix = attention_matrix(model, is_decoder, number) / tp;
     inputs
-        .saturating_add(tokens.saturating_mul(kept).saturating_mul(number))
-        .saturating_add(config.batch.micro.saturating_mul(matrix).saturating_mul(number))
+        .saturating_add(tokens.saturating_mul(kept))
+        .saturating_add(config.batch.micro.saturating_mul(matrix))
 }
 
 /// Numbers that a layer keeps of a token, besides its input: norms' outputs and the residual
@@ -283,17 +285,25 @@ fn kept_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -
     let stream = model.hidden / shared * blocks + model.hidden * (1 + blocks);
     let attention = 4 * model.attention_width() / tp * blocks;
     let widths = if model.activation().is_gated() { 4 } else { 2 };
-    let drops = if model.dropout > 0.0 { 2 * model.hidden } else { 0 };
-    stream + attention + widths * model.ffn() / tp + drops
+    stream + attention + widths * model.ffn() / tp
 }
 
-/// Numbers of the matrices of the attention of a sample, where a kernel cannot do without: with a
-/// learned bias, or with dropout.
-fn attention_matrix(model: &ModelConfig, is_decoder: bool) -> u64 {
-    if model.positions() != Positions::RelativeBias && model.dropout == 0.0 {
-        return 0;
-    }
+/// Bytes that say what a layer has dropped of a token.
+fn drops_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -> u64 {
+    let blocks = if is_decoder { 3 } else { 2 };
+    let inner = if model.family == Family::T5 { model.ffn() / tp } else { 0 };
+    if model.dropout > 0.0 { blocks * model.hidden / shared + inner } else { 0 }
+}
+
+/// Bytes of the matrices of the attention of a sample, where a kernel cannot do without: with a
+/// learned bias; or with dropout, f32 before it, a byte of what it drops, and what it leaves.
+fn attention_matrix(model: &ModelConfig, is_decoder: bool, number: u64) -> u64 {
+    let bytes = match model.positions() {
+        _ if model.attention_dropout() > 0.0 => 4 + 1 + number,
+        Positions::RelativeBias => number,
+        _ => return 0,
+    };
     let (text, answer) = (model.seq_len, model.dec_len.unwrap_or(0));
     let cells = if is_decoder { answer * (answer + text) } else { text * text };
-    cells.saturating_mul(model.heads)
+    cells.saturating_mul(model.heads).saturating_mul(bytes)
 }

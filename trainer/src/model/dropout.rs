@@ -1,0 +1,170 @@
+//! What is dropped in training, without the state of a generator: it follows from the seed, the
+//! sample's place in the order, the layer, and the place within it. So it is the same in every
+//! layout, when a layer is computed again, after a resume, and in micro-batches of another size.
+//! Tensor parallel ranks draw their parts of one and the same mask.
+//!
+//! The draws are made by a loop on the CPU that takes about a nanosecond an element ([`Stream`]),
+//! and one byte of each is kept for the way back.
+
+use tch::{Kind, Tensor};
+
+use super::Tp;
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::rng::Stream;
+
+/// What a thread draws in the time that it takes to start.
+const THREAD_ELEMENTS_MIN: usize = 1 << 16;
+
+/// What is dropped of one micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dropout {
+    seed: u64,
+    /// Of 65,536 numbers between blocks, and of as many weights of attention, so many are dropped.
+    hidden: u16,
+    weights: u16,
+    first_sample: u64,
+    rows: usize,
+}
+
+/// The same in one place of the network. `None` drops nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Drops<'a> {
+    pub(super) dropout: Option<&'a Dropout>,
+    pub(super) tp: &'a Tp,
+    pub(super) unit: usize,
+    pub(super) block: &'static str,
+}
+
+/// Which elements of a whole tensor a rank has: `count` runs of one length, each of them the
+/// `rank`th of `ranks` that lie side by side.
+#[derive(Clone, Copy)]
+struct Part {
+    count: usize,
+    ranks: usize,
+    rank: usize,
+}
+
+impl Dropout {
+    /// `None` if nothing is.
+    pub(super) fn new(
+        config: &ModelConfig,
+        seed: u64,
+        first_sample: u64,
+        rows: i64,
+    ) -> Option<Self> {
+        // fits: it is below 1, and no rate below 1 is made 1.
+        let rate = |p: f64| (p * 65_536.0).round().min(65_535.0) as u16;
+        let (hidden, weights) = (rate(config.dropout), rate(config.attention_dropout()));
+        let rows = rows as usize; // fits: of memory
+        (hidden > 0 || weights > 0).then_some(Dropout { seed, hidden, weights, first_sample, rows })
+    }
+
+    /// Whether weights of attention are dropped, for which they must be there as a matrix.
+    pub(super) fn drops_weights(&self) -> bool {
+        self.weights > 0
+    }
+}
+
+impl Drops<'_> {
+    /// Of what is between blocks: `[tokens, hidden]`, of which a rank may have a run.
+    pub(super) fn hidden(self, x: Tensor) -> Result<Tensor> {
+        let Tp { rank, size, sequence, .. } = *self.tp;
+        let (ranks, rank) = if sequence { (size, rank) } else { (1, 0) };
+        let rate = |dropout: &Dropout| dropout.hidden;
+        self.apply("", rate, x, Part { count: 1, ranks, rank })
+    }
+
+    /// Of what is within a block: `[tokens, width]`, of which a rank has a part of the width.
+    pub(super) fn inner(self, x: Tensor) -> Result<Tensor> {
+        let Tp { rank, size: ranks, .. } = *self.tp;
+        let count = x.size()[0] as usize; // fits: of memory
+        self.apply(".inner", |dropout| dropout.hidden, x, Part { count, ranks, rank })
+    }
+
+    /// Of the weights of attention: `[rows, heads, queries, keys]`, of which a rank has some heads.
+    pub(super) fn weights(self, x: Tensor) -> Result<Tensor> {
+        let Tp { rank, size: ranks, .. } = *self.tp;
+        let count = x.size()[0] as usize; // fits: of memory
+        self.apply(".weights", |dropout| dropout.weights, x, Part { count, ranks, rank })
+    }
+
+    /// Whether [`Drops::weights`] does anything.
+    pub(super) fn drops_weights(self) -> bool {
+        self.dropout.is_some_and(Dropout::drops_weights)
+    }
+
+    fn apply(
+        self,
+        place: &str,
+        rate: impl Fn(&Dropout) -> u16,
+        x: Tensor,
+        part: Part,
+    ) -> Result<Tensor> {
+        let Some((dropout, rate)) = self.dropout.map(|it| (it, rate(it))).filter(|it| it.1 > 0)
+        else {
+            return Ok(x);
+        };
+        let Drops { unit, block, .. } = self;
+        let stream = Stream::new(dropout.seed, &format!("dropout.{unit}.{block}{place}"));
+        let (elements, Part { count, ranks, rank }) = (x.numel(), part);
+        let (len, of_sample) = (elements / count, elements * ranks / dropout.rows);
+        let first_sample = dropout.first_sample;
+        let draw = Draw { stream, rate, first_sample, of_sample, len, ranks, rank };
+        let dropped = Tensor::f_from_slice(&draw.all(elements))?;
+        // Bytes of 0 and 1 are what booleans are.
+        let dropped = dropped.f_view_dtype(Kind::Bool)?.f_view(x.size().as_slice())?;
+        let dropped = dropped.f_to_device(x.device())?;
+        let kept = 1.0 - f64::from(rate) / 65_536.0;
+        Ok(x.f_masked_fill(&dropped, 0)?.f_mul_scalar_(1.0 / kept)?)
+    }
+}
+
+/// How a rank draws what is dropped of its part of a tensor.
+#[derive(Clone, Copy)]
+struct Draw {
+    stream: Stream,
+    rate: u16,
+    first_sample: u64,
+    /// Elements of one sample, those of all ranks.
+    of_sample: usize,
+    /// Elements of a run.
+    len: usize,
+    ranks: usize,
+    rank: usize,
+}
+
+impl Draw {
+    /// For each element of the part 1 if it is dropped, else 0. Threads share what is large.
+    fn all(self, elements: usize) -> Vec<u8> {
+        let mut out = vec![0; elements];
+        let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
+        let each = elements.div_ceil(threads).max(THREAD_ELEMENTS_MIN);
+        std::thread::scope(|scope| {
+            let mut shares = out.chunks_mut(each).zip((0..).step_by(each));
+            let own = shares.next();
+            for (share, begin) in shares {
+                scope.spawn(move || self.fill(begin, share));
+            }
+            if let Some((share, begin)) = own {
+                self.fill(begin, share);
+            }
+        });
+        out
+    }
+
+    /// The same for the elements of the part from `begin` on.
+    fn fill(self, begin: usize, mut out: &mut [u8]) {
+        let Draw { of_sample, len, ranks, rank, .. } = self;
+        let mut at = begin;
+        while !out.is_empty() {
+            let place = (at / len * ranks + rank) * len + at % len;
+            let (row, first) = (place / of_sample, place % of_sample);
+            let left = (of_sample - first).min(len - at % len).min(out.len());
+            let (now, later) = out.split_at_mut(left);
+            let sample = self.first_sample + row as u64;
+            self.stream.fill_dropped(sample, first as u64, self.rate, now);
+            (at, out) = (at + left, later);
+        }
+    }
+}

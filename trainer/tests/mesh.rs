@@ -1,6 +1,11 @@
-//! Where each rank of a run stands, as checkpoints count ranks too.
+//! Where each rank of a run stands, as checkpoints count ranks too, and what tells its messages
+//! apart.
 
+use std::collections::HashSet;
+
+use recipe::schedule::{Action, Pass, Pipeline};
 use trainer::mesh::{Mesh, Place, Share};
+use trainer::parallel::{pipe, tied};
 
 #[test]
 fn ranks_and_places_are_one_to_one() {
@@ -41,4 +46,28 @@ fn every_micro_batch_is_of_one_replica() {
     let four = Mesh { dp: 4, ..Mesh::ALONE };
     assert_eq!(four.share(Share::Run, 1, 8), [2, 3]);
     assert_eq!(four.share(Share::Stride, 1, 8), [1, 5]);
+}
+
+/// What a pipeline sends and the gradients of shared parameters go through one group: no tag of
+/// either is one of the other, not in the largest step, nor is one used twice at a time.
+#[test]
+fn messages_are_told_apart() {
+    let shape = Pipeline { ranks: 16, chunks: 64 };
+    for first in [0, 1 << 15, (1 << 21) - 8, (1 << 24) - 16] {
+        let mut tags = HashSet::new();
+        for micro in first..first + 16 {
+            for (chunk, pass) in (0..64).flat_map(|at| [(at, Pass::Forward), (at, Pass::Backward)])
+            {
+                for index in 0..4 {
+                    let tag = pipe::tag(shape, &Action { pass, micro, chunk }, index);
+                    assert!(tag < pipe::TAGS, "micro-batch {micro}");
+                    assert!(tags.insert(tag), "micro-batch {micro}: {tag} for two");
+                }
+            }
+        }
+    }
+    for at in [0, 1, 100_000] {
+        assert!(tied::tag(at) >= pipe::TAGS && i32::try_from(tied::tag(at)).is_ok());
+    }
+    assert_ne!(tied::tag(1), tied::tag(2));
 }

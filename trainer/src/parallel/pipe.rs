@@ -22,6 +22,24 @@ const AHEAD: usize = 3;
 /// At most so many tensors go with one action.
 const TENSORS_MAX: usize = 4;
 
+/// All tags of a pipeline are smaller. Those of other messages in its group begin here.
+pub const TAGS: u32 = 1 << 30;
+
+/// Tells apart the messages from one rank to another: each by the action that takes it, and its
+/// place among what that takes.
+///
+/// # Panics
+/// If an action takes so many.
+#[must_use]
+pub fn tag(shape: Pipeline, taken_by: &Action, index: usize) -> u32 {
+    assert!(index < TENSORS_MAX, "a unit carries few tensors");
+    let pass = usize::from(taken_by.pass == Pass::Backward);
+    let action = (taken_by.micro * shape.chunks + taken_by.chunk) * 2 + pass;
+    // fits: it is a remainder. With 64 chunks a tag comes again after 2^21 micro-batches, when the
+    // first message is long taken.
+    ((action * TENSORS_MAX + index) % TAGS as usize) as u32
+}
+
 /// The messages of one rank for one list of actions.
 #[derive(Debug)]
 pub struct Pipe<'a> {
@@ -72,7 +90,7 @@ impl<'a> Pipe<'a> {
             let (mut tensors, mut works) = (Vec::new(), Vec::new());
             for (index, shape) in shapes(action).into_iter().enumerate() {
                 let mut tensor = Tensor::f_empty(&shape, (self.kind, Device::Cpu))?;
-                works.push(self.group.recv(&mut tensor, from, self.tag(action, index))?);
+                works.push(self.group.recv(&mut tensor, from, tag(self.shape, action, index))?);
                 tensors.push(tensor);
             }
             self.asked.insert(*action, (tensors, works));
@@ -111,7 +129,7 @@ impl<'a> Pipe<'a> {
             return Ok(());
         };
         let send = |(index, tensor): (usize, &Tensor)| {
-            Ok(self.group.send(&tensor.f_contiguous()?, to, self.tag(&next, index))?)
+            Ok(self.group.send(&tensor.f_contiguous()?, to, tag(self.shape, &next, index))?)
         };
         let works = tensors.iter().enumerate().map(send).collect::<Result<Vec<Work>>>()?;
         self.sent.push((to, self.places[to][&next], works));
@@ -125,15 +143,5 @@ impl<'a> Pipe<'a> {
     pub fn finish(self) -> Result<()> {
         self.doing.set(|| "waits for what it sent to be taken".to_owned());
         wait_all(self.sent.into_iter().flat_map(|(_, _, works)| works).collect())
-    }
-
-    /// Tells the messages between two ranks apart.
-    fn tag(&self, taken_by: &Action, index: usize) -> u32 {
-        assert!(index < TENSORS_MAX, "a unit carries few tensors");
-        let pass = usize::from(taken_by.pass == Pass::Backward);
-        let action = (taken_by.micro * self.shape.chunks + taken_by.chunk) * 2 + pass;
-        // fits: a step has fewer than 2^24 micro-batches, and a rank fewer than 64 chunks; of what
-        // that leaves out, messages come in their order.
-        ((action * TENSORS_MAX + index) & 0x7fff_ffff) as u32
     }
 }

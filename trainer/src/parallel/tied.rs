@@ -8,12 +8,16 @@ use bridge::dist::Group;
 use tch::Tensor;
 
 use super::exchange::wait_all;
+use super::pipe;
 use crate::Result;
 use crate::comm::Doing;
 use crate::model::Use;
 
-/// Messages of a pipeline have smaller tags than this: see [`super::pipe`].
-const FIRST_TAG: usize = 1 << 30;
+/// Tells the gradients of uses apart from one another, and from what a pipeline sends.
+#[must_use]
+pub fn tag(at: usize) -> u32 {
+    pipe::TAGS + at as u32 // fits: a model has fewer uses than 2^20
+}
 
 /// Where each use of a model is.
 #[derive(Clone, Debug)]
@@ -79,15 +83,13 @@ impl Uses {
             let mine = self.own.iter().find(|mine| self.all[**mine].param == it.param);
             let mine = by_use[*mine.expect("the parameter is ours")].as_ref();
             let mut grad = mine.expect("every use has a gradient").f_empty_like()?;
-            let tag = (FIRST_TAG + at) as u32; // fits: fewer uses than 2^20
-            works.push(group.recv(&mut grad, self.ranks[at], tag)?);
+            works.push(group.recv(&mut grad, self.ranks[at], tag(at))?);
             received.push((at, grad));
         }
         for at in &self.own {
             let Some(grad) = &by_use[*at] else { continue };
             for to in self.others(self.all[*at].param, own) {
-                let tag = (FIRST_TAG + at) as u32; // fits: as above
-                works.push(group.send(grad, to, tag)?);
+                works.push(group.send(grad, to, tag(*at))?);
             }
         }
         wait_all(works)?;

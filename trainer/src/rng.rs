@@ -110,6 +110,7 @@ impl Stream {
 
 /// A group of elements of a tensor. Element `16 h + lane` has the `h`th 16 bits of block `lane`: so
 /// every line here is one for all lanes, and compilers make it so.
+#[expect(clippy::needless_range_loop, reason = "lanes are what is walked, in several words")]
 fn dropped(mut key: [u32; 2], tensor: u64, group: u64, rate: u16) -> [u8; GROUP] {
     let mut words = [[0; LANES], [0; LANES], [low(tensor); LANES], [high(tensor); LANES]];
     for lane in 0..LANES {

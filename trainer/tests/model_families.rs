@@ -300,7 +300,9 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made) {
         };
         let error = (grad - due).abs().max().double_value(&[]) as f32;
         let what = format!("{} on rank {} of {}", spec.name, tp.rank, tp.size);
-        assert!(error <= NEAR * scale, "{what}: off by {error:e}, where values reach {scale:e}");
+        // What is left is larger, and so are its errors, layer upon layer.
+        let near = if config.dropout > 0.0 { 3.0 * NEAR } else { NEAR };
+        assert!(error <= near * scale, "{what}: off by {error:e}, where values reach {scale:e}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ranks that torchrun starts: its agent keeps the store, and starts all of them anew when one dies.
+//! Ranks that torchrun starts: its agent keeps the store, and starts all anew when one dies.
 //!
 //! The agent here is this test, with the variables that torch 2.11's sets. With
 //! `FEEDLINE_TORCHRUN=/path/to/torchrun` the real one starts the same ranks as well.

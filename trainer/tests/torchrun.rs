@@ -3,9 +3,6 @@
 //! The agent here is this test, with the variables that torch 2.11's sets. With
 //! `FEEDLINE_TORCHRUN=/path/to/torchrun` the real one starts the same ranks as well.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-#![expect(clippy::print_stdout, reason = "whether torchrun itself was there is told")]
-
 mod common;
 
 use std::path::Path;

@@ -99,7 +99,7 @@ fn layers_are_divided_among_stages_without_a_rest() {
         (vec!["parallel.pp=4", "model.layers=30"], vec![7, 7, 8, 8]),
         (vec!["parallel.pp=2", "parallel.layers_per_stage=[1,3]"], vec![1, 3]),
         (
-            vec!["model.family=t5", "model.dec_len=8", "model.decoder_layers=3", "parallel.pp=2"],
+            vec!["model.family=t5", "model.dec_len=16", "model.decoder_layers=3", "parallel.pp=2"],
             vec![3, 4],
         ),
         (
@@ -118,7 +118,7 @@ fn layers_are_divided_among_stages_without_a_rest() {
 
 #[test]
 fn what_a_family_has_by_default() {
-    use recipe::config::{Activation, Norm, Objective, Positions};
+    use recipe::config::{Activation, MaskLengths, Norm, Objective, Positions};
     let t5 = set(&["model.family=t5", "model.dec_len=32"]).unwrap().resolved();
     let model = &t5.model;
     assert_eq!((model.activation, model.norm), (Some(Activation::GegluTanh), Some(Norm::Rmsnorm)));
@@ -126,7 +126,20 @@ fn what_a_family_has_by_default() {
     assert_eq!((model.tie_embeddings, model.norm_eps), (Some(false), Some(1e-6)));
     assert_eq!((model.decoder_layers, model.units(), model.tokens_per_sample()), (Some(4), 8, 96));
     assert_eq!((t5.objective(), t5.tokens_per_step()), (Objective::SpanCorruption, 16 * 96));
+    let data = &t5.data;
+    assert_eq!((data.mask_prob, data.short_seq_prob), (0.15, 0.1));
+    assert_eq!((data.mask_ngram_max, data.mask_lengths), (Some(10), Some(MaskLengths::Geometric)));
+    assert_eq!((data.mask_full_words, data.sentence_order), (Some(true), None));
+    let triple = set(&["model.family=t5", "model.dec_len=32", "data.objective=encdec"]).unwrap();
+    assert_eq!(triple.resolved().data.mask_lengths, None);
     let bert = set(&["model.family=bert"]).unwrap();
+    let data = bert.resolved().data;
+    assert_eq!((data.mask_ngram_max, data.sentence_order), (Some(3), Some(true)));
+    assert_eq!(data.mask_lengths, Some(MaskLengths::ShorterFirst));
+    // Where Megatron has them.
+    let folders = [&t5, &triple, &bert].map(|config| config.resolved().data.cache_dir);
+    let due = ["T5MaskedWordPieceDataset", "GPTDataset", "BERTMaskedWordPieceDataset"];
+    assert_eq!(folders, due.map(|class| Some(format!("d/cache/{class}_indices"))));
     assert_eq!((bert.model.activation(), bert.model.norm_eps()), (Activation::Gelu, 1e-12));
     assert_eq!((bert.objective(), bert.model.token_types), (Objective::Mlm, 2));
     // The other name of the encoder's length.
@@ -174,4 +187,50 @@ fn batches_grow_as_megatrons_do() {
         &format!("run.budget={{steps={steps}}}"),
     ]);
     assert_eq!(by_steps.unwrap().samples_total(), samples);
+}
+
+#[test]
+fn an_objective_has_its_own_keys() {
+    let (t5, bert) = (["model.family=t5", "model.dec_len=32"], ["model.family=bert"]);
+    let triple = [&t5[..], &["data.objective=encdec"]].concat();
+    for (sets, due) in [
+        (
+            &[][..],
+            "data.mask_ngram_max=3: data.mask_ngram_max: is of objective \"span-corruption\"",
+        ),
+        (&[], "data.mask_lengths=geometric: data.mask_lengths: is of objective"),
+        (&triple, "data.mask_full_words=true: data.mask_full_words: is of objective"),
+        (&t5, "data.sentence_order=false: data.sentence_order: is of objective \"mlm\" alone"),
+        (&t5, "data.reset_at_document=true: data.reset_at_document: is of objective \"lm\" or"),
+        (
+            &bert,
+            "data.mask_eod_loss=true: data.mask_eod_loss: is of objective \"lm\" or \"encdec\"",
+        ),
+        (&bert, "data.objective=encdec: data.objective: is not of this family"),
+        (&bert, "data.mask_prob=0: data.mask_prob: is 0: nothing is hidden"),
+        (&bert, "data.mask_ngram_max=0: data.mask_ngram_max: got 0, due 1 to 1024"),
+        (&bert, "data.mask_lengths=short: data.mask_lengths: got 'short', due shorter-first or"),
+        (&bert, "run.seed=2147483647: run.seed: got 2147483647, due 0 to 2147483646"),
+        (&bert, "model.token_types=1: model.token_types: got 1, due 2 to 1024"),
+        (&bert, "model.seq_len=4: model.seq_len: got 4, due 5 to"),
+        (&bert, "data.special.mask=50257: data.special.mask: got 50257, due 0 to 50256"),
+        (&bert, "data.special.msk=1: data.special.msk: unknown key; hint: did you mean 'mask'?"),
+        (&t5, "data.special.sentinels=[9]: data.special.sentinels: got a list of 1, due an array"),
+        // Nine of 64 tokens are hidden, in one run at least, behind BOS and a sentinel.
+        (&t5, "model.dec_len=10: model.dec_len: got 10, due 11 or more: of 64 tokens 9 are hidden"),
+        (&triple, "model.dec_len=1: model.dec_len: got 1, due 2 to"),
+    ] {
+        let (change, due) = due.split_once(": ").expect("a change and what is due");
+        let refusal = set(&[sets, &[change]].concat()).unwrap_err();
+        assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
+    }
+    for sets in [
+        [&t5[..], &["model.dec_len=11"]].concat(),
+        [&bert[..], &["data.sentence_order=false", "model.token_types=1"]].concat(),
+        [&triple[..], &["data.mask_eod_loss=true", "data.special.sentinels=[9,3]"]].concat(),
+    ] {
+        let config = set(&sets).unwrap();
+        let again = Config::from_toml("again", &config.resolved().to_toml()).unwrap();
+        assert_eq!(again, config.resolved(), "what is recorded can be read again");
+    }
 }

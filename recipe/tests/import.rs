@@ -133,6 +133,8 @@ fn cpm2_is_a_batch_of_2080() {
             ("model.vocab", "51968"),
             ("model.init.std", "0.001"),
             ("model.dropout", "0.0"),
+            ("data.objective", "\"encdec\""),
+            ("data.tokenizer", "\"encdec:/home/cpm2/bpe_cn_en\""),
             ("optim.lr.style", "\"inverse-sqrt\""),
             // 0.001 / sqrt(0.05 x 200000)
             ("optim.lr.peak", "0.00001"),
@@ -345,6 +347,67 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     assert!(!refused(&same).contains(&"model.dropout"), "{same}");
     let other = gpt2("\"embd_pdrop\": 0.1, \"resid_pdrop\": 0.3");
     assert!(refused(&other).contains(&"model.dropout"), "{other}");
+}
+
+/// Megatron's `examples/bert` and `examples/t5`, shortened, and ERNIE of Paddle.
+#[test]
+fn hidden_tokens_come_over_with_their_settings() {
+    let script = |program: &str, flags: &str| {
+        let base = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --train-iters 100 \
+                    --micro-batch-size 4 --global-batch-size 16 --lr 1e-4 --vocab-size 30522 \
+                    --data-path my-bert_text_sentence --tokenizer-type BertWordPieceLowerCase \
+                    --vocab-file /data/vocab.txt --attention-dropout 0 --hidden-dropout 0";
+        let text = format!("torchrun {program} {base} {flags}\n");
+        read_text("megatron", "run.sh", &text).unwrap()
+    };
+    let bert = script("pretrain_bert.py", "--seq-length 512 --mask-prob 0.2 --short-seq-prob 0.05");
+    check(
+        &bert,
+        &[
+            ("model.family", "\"bert\""),
+            ("data.tokenizer", "\"wordpiece:/data/vocab.txt\""),
+            ("data.mask_prob", "0.2"),
+            ("data.short_seq_prob", "0.05"),
+            ("data.sentence_order", "absent"),
+        ],
+    );
+    assert_eq!((refused(&bert), bert.missing.len()), (vec![], 0), "{bert}");
+    let alone = script("pretrain_bert.py", "--seq-length 512 --bert-no-binary-head");
+    check(&alone, &[("data.sentence_order", "false")]);
+    assert_eq!(refused(&alone), Vec::<&str>::new(), "{alone}");
+    let t5 = script(
+        "pretrain_t5.py",
+        "--encoder-seq-length 512 --decoder-seq-length 128 --position-embedding-type relative \
+         --vocab-extra-ids 100",
+    );
+    check(&t5, &[("model.family", "\"t5\""), ("model.dec_len", "128")]);
+    assert_eq!(refused(&t5), Vec::<&str>::new(), "{t5}");
+
+    let ernie = "Global:\n  seed: 1024\n  binary_head: True\n  local_batch_size: 8\n  \
+                 micro_batch_size: 8\nEngine:\n  max_steps: 500\nModel:\n  module: ErnieModule\n  \
+                 name: Ernie\n  vocab_size: 40000\n  hidden_size: 768\n  num_hidden_layers: 12\n  \
+                 num_attention_heads: 12\n  intermediate_size: 3072\n  hidden_act: gelu\n  \
+                 hidden_dropout_prob: 0.0\n  attention_probs_dropout_prob: 0.0\n  \
+                 type_vocab_size: 4\n  pad_token_id: 0\n  use_task_id: False\nData:\n  Train:\n    \
+                 dataset:\n      name: ErnieDataset\n      input_dir: ernie_ids\n      \
+                 max_seq_length: 512\n      masked_lm_prob: 0.15\n      short_seq_prob: 0.1\n      \
+                 favor_longer_ngram: False\n      max_ngrams: 5\nOptimizer:\n  lr:\n    \
+                 max_lr: 0.0001\n";
+    let paddle = read_text("paddle", "ernie.yaml", ernie).unwrap();
+    check(
+        &paddle,
+        &[
+            ("model.family", "\"bert\""),
+            ("model.token_types", "4"),
+            ("data.objective", "\"mlm\""),
+            ("data.mask_ngram_max", "5"),
+            ("data.special.pad", "0"),
+        ],
+    );
+    assert_eq!((refused(&paddle), paddle.missing.len()), (vec![], 0), "{paddle}");
+    let tasks = ernie.replace("use_task_id: False", "use_task_id: True");
+    let tasks = read_text("paddle", "ernie.yaml", &tasks).unwrap();
+    assert_eq!(refused(&tasks), ["Model.use_task_id"]);
 }
 
 #[test]

@@ -2,105 +2,182 @@
 //!
 //! The order is one for all ranks, and a rank's micro-batches are a function of it, of its place in
 //! the mesh and of the samples consumed. Ranks that compute one replica read the same samples.
+//!
+//! In reading order: `special` finds the ids that an objective needs, `orders` makes the order of
+//! samples and says what they become, `batches` reads them.
 
 mod batches;
+mod orders;
+mod special;
 
 use std::sync::Arc;
 
-use indexed::{
-    BlendConfig, BlendIndex, BlendWeights, GptIndex, GptIndexConfig, IndexedDataset, Split,
-    blend_sizes, normalize_weights,
-};
-use loader::batch::{GptAssemble, GptConfig};
+use indexed::{IndexedDataset, Split};
+use loader::Order;
 use loader::cache::{AtFirstUse, CacheOptions};
-use loader::{BlendOrder, GptOrder, Near, Order};
-use preprocess::{Tokenizer, TokenizerSpec};
 use serde_json::{Value, json};
 use storage::{Crc64, Key, Read, Storage};
 
-use crate::Result;
 use crate::comm::Comm;
-use crate::config::Config;
+use crate::config::{Config, Objective};
 use crate::log::thousands;
+use crate::{Error, Result};
+use orders::{Assembly, Orders};
 
 pub use batches::{Batches, Neighbours};
+pub use special::{open_tokenizer, with_special};
 
 /// How much of each end of the `.bin` tells one corpus from another.
 const FINGERPRINT_BYTES: u64 = 1 << 20;
+/// The three token files of a corpus of CPM-2.
+const TRIPLE: [&str; 3] = ["_context", "_target", "_target_offset"];
+/// Ranks of a node share one reader of samples that are not larger: each may have a hundred of them
+/// in memory.
+const SHARED_SAMPLE_BYTES_MAX: u64 = 16 << 20;
 
 /// The token files of a run.
 #[derive(Debug)]
-pub struct Corpora(Vec<Arc<IndexedDataset>>);
+pub struct Corpora {
+    /// Those of one corpus after those of another.
+    files: Vec<Arc<IndexedDataset>>,
+    /// How many each has.
+    files_each: usize,
+}
 
 impl Corpora {
-    /// Tokens of all of them.
+    /// Tokens of the text of all of them: of what an encoder reads, where there are answers apart.
     #[must_use]
     pub fn token_count(&self) -> u64 {
-        self.0.iter().map(|corpus| corpus.token_count()).sum()
+        self.each().map(|files| files[0].token_count()).sum()
+    }
+
+    /// The token files of each corpus.
+    fn each(&self) -> impl Iterator<Item = &[Arc<IndexedDataset>]> {
+        self.files.chunks(self.files_each)
     }
 }
 
 /// Opens the token files of a run.
 ///
 /// # Errors
-/// [`Error::Indexed`].
+/// [`Error::Indexed`]; [`Error::Mismatch`] for a corpus of another kind than the objective reads.
 pub fn open_corpus(config: &Config) -> Result<Corpora> {
-    let open = |corpus: &crate::config::Corpus| {
+    let objective = config.objective();
+    let endings = if objective == Objective::Encdec { &TRIPLE[..] } else { &[""] };
+    let mut files = Vec::new();
+    for corpus in &config.data.train {
         let (store, prefix) = storage::locate(&corpus.path)?;
-        let corpus = IndexedDataset::open(&store, &prefix)?;
-        log::info!(
-            "data: {} has {} tokens in {} documents",
-            corpus.display(),
-            thousands(corpus.token_count() as f64),
-            thousands(corpus.document_count() as f64)
-        );
-        Ok(Arc::new(corpus))
+        check_kind(&*store, &prefix, &corpus.path, objective)?;
+        for ending in endings {
+            let file = IndexedDataset::open(&store, &prefix.with_suffix(ending)?)?;
+            log::info!(
+                "data: {} has {} tokens in {} documents",
+                file.display(),
+                thousands(file.token_count() as f64),
+                thousands(file.document_count() as f64)
+            );
+            check_sentences(&file, objective)?;
+            files.push(Arc::new(file));
+        }
+    }
+    Ok(Corpora { files, files_each: endings.len() })
+}
+
+/// Refuses one token file where three are due, and the other way around. What is not there at all
+/// is told when it is opened.
+fn check_kind(store: &dyn Storage, prefix: &Key, path: &str, objective: Objective) -> Result<()> {
+    let is_there = |ending: &str| {
+        let index = prefix.with_suffix(&format!("{ending}.idx"));
+        index.is_ok_and(|index| store.open(&index).is_ok())
     };
-    Ok(Corpora(config.data.train.iter().map(open).collect::<Result<_>>()?))
+    let due_three = objective == Objective::Encdec;
+    let (due, other) = if due_three { (TRIPLE[0], "") } else { ("", TRIPLE[0]) };
+    if is_there(due) || !is_there(other) {
+        return Ok(());
+    }
+    let (detail, hint) = if due_three {
+        (
+            "got one token file, due three that end in _context, _target and _target_offset",
+            "`preprocess --objective cpm2` makes them of text; data.objective = \
+             \"span-corruption\" hides spans of one file of sentences",
+        )
+    } else {
+        (
+            "got three token files of contexts and targets, due one",
+            "data.objective = \"encdec\" of model.family = \"t5\" reads them",
+        )
+    };
+    let doing = format!("open the corpus {path}");
+    Err(Error::Mismatch { doing, details: vec![detail.to_owned()], hint })
+}
+
+/// Refuses whole documents where sentences are due: what is longer than a sample would be lost, and
+/// there would be no parts to tell the order of.
+fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> {
+    let (documents, sequences) = (corpus.document_count(), corpus.sequence_count());
+    if !objective.hides() || sequences > documents {
+        return Ok(());
+    }
+    let detail = format!("got {sequences} sequences in {documents} documents, due sentences");
+    Err(Error::Mismatch {
+        doing: format!("open the corpus {}", corpus.display()),
+        details: vec![detail],
+        hint: "`preprocess --split-sentences` makes every sentence a sequence of its own, as \
+               Megatron's BERT and T5 want them",
+    })
+}
+
+/// The samples of a part in their order, and what is made of them.
+#[derive(Clone, Debug)]
+struct Samples {
+    order: Arc<dyn Order>,
+    assembly: Assembly,
+    /// Those that are on this node's own disk.
+    local: Option<Arc<AtFirstUse>>,
 }
 
 /// Corpora and the order in which a run reads them.
 #[derive(Debug)]
 pub struct Data {
     corpora: Corpora,
-    train: Arc<dyn Order>,
+    train: Samples,
     /// `None` if the run never evaluates.
-    valid: Option<Arc<dyn Order>>,
-    gpt: GptConfig,
+    valid: Option<Samples>,
     neighbours: Option<Neighbours>,
-    /// Training samples on this node's own disk.
-    local: Option<Arc<AtFirstUse>>,
 }
 
 impl Data {
     /// Maps or builds the sample orders that a run of this length needs.
     ///
     /// # Errors
-    /// [`Error::Indexed`], or [`Error::Tokenizer`] for a tokenizer that is not known.
+    /// [`Error::Indexed`], [`Error::Tokenizer`] for a tokenizer that is not known,
+    /// [`Error::Mismatch`] for one that has not what the objective needs.
     pub fn new(corpora: Corpora, config: &Config) -> Result<Self> {
-        let tokenizer = tokenizer_of(config)?;
+        let tokenizer = open_tokenizer(&config.data.tokenizer)?;
+        if u64::from(tokenizer.vocab_size()) > config.model.vocab {
+            log::warn!(
+                "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
+                tokenizer.name(),
+                tokenizer.vocab_size(),
+                config.model.vocab
+            );
+        }
+        let assembly = Assembly::new(config, &*tokenizer)?;
         let cache = storage::open_url(&config.cache_dir())?;
         let orders = Orders { corpora: &corpora, config, tokenizer: &*tokenizer, cache: &*cache };
-        let train = orders.open(Split::Train, config.samples_total())?;
+        let open = |which, samples| orders.open(which, samples, assembly.clone());
+        let mut train = open(Split::Train, config.samples_total())?;
+        train.local = local_cache(config, &train.order)?;
         let evaluates = config.eval.every > 0;
-        let valid = evaluates.then(|| orders.open(Split::Valid, config.eval_samples()));
-        let valid = valid.transpose()?;
-        let gpt = GptConfig {
-            eod: tokenizer.eod().map(i64::from),
-            eod_mask_loss: config.data.mask_eod_loss,
-            reset_position_ids: config.data.reset_at_document,
-            reset_attention_mask: config.data.reset_at_document,
-            ..GptConfig::new(config.model.seq_len as usize) // fits: the config refuses more
-        };
-        let local = local_cache(config, &train)?;
-        Ok(Data { corpora, train, valid, gpt, neighbours: None, local })
+        let valid = evaluates.then(|| open(Split::Valid, config.eval_samples())).transpose()?;
+        Ok(Data { corpora, train, valid, neighbours: None })
     }
 
     /// The cache of training samples on this node's own disk, if the run has one: it is to be told
     /// of checkpoints.
     #[must_use]
     pub fn local_cache(&self) -> Option<Arc<AtFirstUse>> {
-        self.local.clone()
+        self.train.local.clone()
     }
 
     /// From now on one rank of the node reads for all of them.
@@ -108,13 +185,13 @@ impl Data {
         self.neighbours = Some(neighbours);
     }
 
-    /// What tells these corpora from others, wherever they lie: of each its counts, and a checksum
-    /// of its first and last MiB.
+    /// What tells these corpora from others, wherever they lie: of each file its counts, and a
+    /// checksum of its first and last MiB.
     ///
     /// # Errors
     /// [`Error::Storage`].
     pub fn fingerprint(&self) -> Result<Value> {
-        let each = self.corpora.0.iter().map(|corpus| fingerprint(corpus));
+        let each = self.corpora.files.iter().map(|file| fingerprint(file));
         let mut each = each.collect::<Result<Vec<Value>>>()?;
         Ok(if each.len() == 1 { each.remove(0) } else { Value::Array(each) })
     }
@@ -130,10 +207,13 @@ impl Data {
         samples_consumed: u64,
     ) -> Result<Batches> {
         let samples = samples_consumed..config.samples_total();
-        let node = self.neighbours.as_ref().map(|node| node.job("train"));
-        let near = self.local.clone().map(|local| local as Arc<dyn Near>);
-        let order = Arc::clone(&self.train);
-        Batches::new(order, self.assemble()?, config, comm, samples, node, near)
+        let node = self.neighbours.as_ref().and_then(|node| {
+            let sample_bytes_max = 8 * self.sample_tokens_max(config.model.seq_len);
+            let is_small = sample_bytes_max <= SHARED_SAMPLE_BYTES_MAX;
+            // fits: it is small.
+            is_small.then(|| (node.job("train"), sample_bytes_max as usize))
+        });
+        Batches::new(&self.train, config, comm, samples, node)
     }
 
     /// A rank's validation batches: the same ones at every call. None if the run never evaluates.
@@ -141,83 +221,40 @@ impl Data {
     /// # Errors
     /// As [`Data::train_batches`].
     pub fn valid_batches(&self, config: &Config, comm: &Comm) -> Result<Option<Batches>> {
-        let Some(order) = &self.valid else { return Ok(None) };
+        let Some(valid) = &self.valid else { return Ok(None) };
         // As long as all others: without the smaller batches of a ramp.
         let mut even = config.clone();
         even.batch.rampup = None;
         let samples = 0..config.eval_samples();
-        let order = Arc::clone(order);
-        Batches::new(order, self.assemble()?, &even, comm, samples, None, None).map(Some)
+        Batches::new(valid, &even, comm, samples, None).map(Some)
     }
 
-    fn assemble(&self) -> Result<impl Fn() -> loader::Result<GptAssemble> + use<>> {
-        let dtypes: Vec<_> = self.corpora.0.iter().map(|corpus| corpus.dtype()).collect();
-        let gpt = self.gpt.clone();
-        Ok(move || GptAssemble::new(gpt.clone(), dtypes.clone()))
-    }
-}
-
-/// What orders are made of.
-struct Orders<'a> {
-    corpora: &'a Corpora,
-    config: &'a Config,
-    tokenizer: &'a dyn Tokenizer,
-    cache: &'a dyn Storage,
-}
-
-impl Orders<'_> {
-    fn open(&self, which: Split, samples: u64) -> Result<Arc<dyn Order>> {
-        let needed = thousands(samples as f64);
-        let tell = |count: u64| {
-            let count = thousands(count as f64);
-            log::info!("index: {count} samples for {}, {needed} needed", which.name());
-        };
-        if let [corpus] = &self.corpora.0[..] {
-            let order = self.one(corpus, self.config.corpus(), which, samples)?.0;
-            tell(order.sample_count());
-            return Ok(Arc::new(order));
+    /// Tokens that are read for a sample, at most.
+    fn sample_tokens_max(&self, seq_len: u64) -> u64 {
+        match &self.train.assembly {
+            Assembly::Lm(..) => seq_len + 1,
+            // The sentence that fills a sample is read whole.
+            Assembly::Spans(..) | Assembly::Masked(..) => {
+                let of = |file: &IndexedDataset| {
+                    (0..file.sequence_count()).map(|at| u64::from(file.sequence_len(at))).max()
+                };
+                seq_len + self.corpora.files.iter().filter_map(|file| of(file)).max().unwrap_or(0)
+            }
+            // With each part of a context all of its document's answer is read: of the documents at
+            // both ends, and of those between, which are no longer than the sample.
+            Assembly::Triple(..) => {
+                let (mut longest, mut densest) = (0, 0);
+                for files in self.corpora.each() {
+                    let len = |file: usize, at| u64::from(files[file].sequence_len(at));
+                    for at in 0..files[0].sequence_count() {
+                        let answer = len(1, at) + len(2, at);
+                        longest = longest.max(answer);
+                        densest = densest.max(answer.div_ceil(len(0, at).max(1)));
+                    }
+                }
+                seq_len + seq_len * densest + 2 * longest
+            }
         }
-        let corpora = &self.config.data.train;
-        let weights = corpora.iter().map(|corpus| corpus.weight).collect::<Vec<_>>();
-        let weights = normalize_weights(&weights)?;
-        let (sizes, size) = blend_sizes(&weights, samples);
-        let (mut orders, mut datasets, mut available) = (Vec::new(), Vec::new(), Vec::new());
-        for ((corpus, told), size) in self.corpora.0.iter().zip(corpora).zip(sizes) {
-            let (order, description) = self.one(corpus, &told.path, which, size)?;
-            available.push(order.sample_count());
-            datasets.push(description);
-            orders.push(Arc::new(order) as Arc<dyn Order>);
-        }
-        let weights = BlendWeights::Weighted { weights, size };
-        let blend = BlendConfig { datasets, which, weights, available };
-        let blend = BlendIndex::load_or_build(&blend, self.cache, &Key::root())?;
-        tell(blend.sample_count());
-        Ok(Arc::new(BlendOrder::new(orders, Arc::new(blend))))
-    }
-
-    /// The order of one corpus, and what its cache is called after.
-    fn one(
-        &self,
-        corpus: &Arc<IndexedDataset>,
-        path: &str,
-        which: Split,
-        samples: u64,
-    ) -> Result<(GptOrder, Value)> {
-        let config = self.config;
-        let order = GptIndexConfig {
-            dataset_path: path.to_owned(),
-            split: Some(config.data.split.0.clone()),
-            seq_len: config.model.seq_len,
-            seed: config.run.seed as u32, // fits: the config refuses a larger one
-            num_samples: Some(samples),
-            add_extra_token: true,
-            drop_last_partial_valid: true,
-            tokenizer: self.tokenizer.identifiers(),
-        };
-        let index = GptIndex::load_or_build(corpus, which, &order, self.cache, &Key::root())?;
-        let seq_len = config.model.seq_len as usize; // fits: the config refuses more than 2^20
-        let description = order.description(which)?;
-        Ok((GptOrder::new(Arc::clone(corpus), Arc::new(index), seq_len)?, description))
     }
 }
 
@@ -244,38 +281,4 @@ fn fingerprint(corpus: &IndexedDataset) -> Result<Value> {
         "documents": corpus.document_count(),
         "ends_crc64": format!("{:016x}", crc.value()),
     }))
-}
-
-/// Opens a tokenizer by its kind, alone or with its file behind a colon: `gpt2`,
-/// `gpt2:vocab.json,merges.txt`, `hf:tokenizer.json`, `encdec:vocab.txt`.
-///
-/// # Errors
-/// [`Error::Tokenizer`].
-pub fn open_tokenizer(text: &str) -> Result<Arc<dyn Tokenizer>> {
-    let (kind, files) = text.split_once(':').unwrap_or((text, ""));
-    let mut files = files.split(',').filter(|file| !file.is_empty()).map(str::to_owned);
-    let (file, merge_file) = (files.next(), files.next());
-    // Each kind looks at the one that it knows.
-    let spec = TokenizerSpec {
-        kind: kind.to_owned(),
-        model: file.clone(),
-        vocab_file: file,
-        merge_file,
-        ..Default::default()
-    };
-    Ok(preprocess::open_tokenizer(&spec)?)
-}
-
-/// The tokenizer that made the corpus, whose description is part of an index cache's name.
-fn tokenizer_of(config: &Config) -> Result<Arc<dyn Tokenizer>> {
-    let tokenizer = open_tokenizer(&config.data.tokenizer)?;
-    if u64::from(tokenizer.vocab_size()) > config.model.vocab {
-        log::warn!(
-            "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
-            tokenizer.name(),
-            tokenizer.vocab_size(),
-            config.model.vocab
-        );
-    }
-    Ok(tokenizer)
 }

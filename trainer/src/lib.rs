@@ -1,4 +1,4 @@
-//! Batches to weights: trains GPT on libtorch.
+//! Batches to weights: trains GPT, T5 and BERT on libtorch.
 //!
 //! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries
 //! it out, [`report`] draws it, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write.
@@ -44,7 +44,7 @@ mod train;
 
 pub use recipe::{config, lr, mesh};
 
-pub use data::{Batches, Corpora, Data, Neighbours, open_corpus, open_tokenizer};
+pub use data::{Batches, Corpora, Data, Neighbours, open_corpus, open_tokenizer, with_special};
 pub use error::{Error, Result};
 pub use held::{Held, HeldMut};
 pub use step::{StepReport, Trainer};

@@ -13,7 +13,6 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
-use indexed::IndexedDataset;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use trainer::config::Config;
@@ -112,8 +111,10 @@ fn launch(args: &LaunchArgs) -> Result<ExitCode> {
 
 fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let config = load(&args.config)?;
+    if_there(trainer::with_special(config.clone()))?;
+    let corpora = if_there(trainer::open_corpus(&config))?;
     let known = Known {
-        corpus_tokens: corpus_tokens(&config),
+        corpus_tokens: corpora.map(|corpora| corpora.token_count()),
         memory_bytes: args.memory.map(|size| size.0).or_else(memory_bytes),
         tokens_per_s: args.tokens_per_s,
         flop_per_s: args.tflop_per_s.map(|speed| speed * 1e12),
@@ -133,14 +134,15 @@ fn load(args: &ConfigArgs) -> Result<Config> {
     Ok(Config::load(&args.config, &args.sets)?)
 }
 
-/// `None` if the corpus is not there yet: a run may be planned before it is made.
-fn corpus_tokens(config: &Config) -> Option<u64> {
-    let (store, prefix) = storage::locate(config.corpus()).ok()?;
-    match IndexedDataset::open(&store, &prefix) {
-        Ok(dataset) => Some(dataset.token_count()),
+/// What a run would refuse is an error now; what is not there yet is not, for a run may be planned
+/// before its corpus is made.
+fn if_there<T>(found: trainer::Result<T>) -> Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error @ trainer::Error::Mismatch { .. }) => Err(error.into()),
         Err(error) => {
-            log::warn!("plan without the corpus: {error}");
-            None
+            log::warn!("plan without it: {}", storage::one_line(&error));
+            Ok(None)
         }
     }
 }

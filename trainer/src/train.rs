@@ -19,6 +19,7 @@ use crate::comm::Comm;
 use crate::config::{Config, OnSpike, Timers};
 use crate::crew::{self, Crew};
 use crate::data::{self, Batches, Data, Neighbours};
+use crate::input::AnyBatch;
 use crate::launch::{Stage, Watchdog, World};
 use crate::log::{
     EvalPerf, EvalRecord, Meter, RunLog, SpikeWatch, StepRecord, Trace, peak_flop_per_s, thousands,
@@ -72,7 +73,7 @@ impl std::fmt::Debug for Host<'_> {
 /// writing said. The newest checkpoint is then as good as before.
 pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     let begun = Instant::now();
-    let config = config.resolved();
+    let config = data::with_special(config.resolved())?;
     let crew = Crew::gather(host.world.take(), &config)?;
     let done = Run::prepare(&config, host, &crew).and_then(|mut run| {
         let outcome = run.go(begun);
@@ -254,12 +255,7 @@ impl<'a> Run<'a> {
         Ok(Outcome::Saved)
     }
 
-    fn step(
-        &mut self,
-        lr: f64,
-        batches: &mut Batches,
-        micro: &mut Vec<loader::Batch>,
-    ) -> Result<()> {
+    fn step(&mut self, lr: f64, batches: &mut Batches, micro: &mut Vec<AnyBatch>) -> Result<()> {
         let step_begun = Instant::now();
         let step = self.progress.step + 1;
         if let Some(trace) = &self.trace {
@@ -287,7 +283,7 @@ impl<'a> Run<'a> {
             let record = StepRecord {
                 step,
                 samples: self.progress.samples,
-                tokens: self.progress.samples * self.config.model.seq_len,
+                tokens: self.progress.samples * self.config.model.tokens_per_sample(),
                 loss: report.loss,
                 lr,
                 grad_norm: report.grad_norm,
@@ -359,7 +355,8 @@ impl<'a> Run<'a> {
     }
 
     fn summary(&self, outcome: Outcome) -> String {
-        let tokens = thousands((self.progress.samples * self.config.model.seq_len) as f64);
+        let tokens = self.progress.samples * self.config.model.tokens_per_sample();
+        let tokens = thousands(tokens as f64);
         let failed = self.saver.failures();
         let what = match outcome {
             Outcome::Done => "done".to_owned(),

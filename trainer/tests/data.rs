@@ -6,9 +6,9 @@ mod common;
 use std::ops::Range;
 
 use common::Lab;
-use loader::Batch;
 use trainer::comm::Comm;
 use trainer::config::Config;
+use trainer::input::AnyBatch;
 use trainer::mesh::Mesh;
 use trainer::{Data, Neighbours, open_corpus};
 
@@ -20,7 +20,7 @@ fn read(
     samples: u64,
     steps: Range<u64>,
     neighbours: Option<&str>,
-) -> Vec<Vec<Batch>> {
+) -> Vec<Vec<AnyBatch>> {
     let mut data = Data::new(open_corpus(config).expect("it is there"), config).expect("an order");
     if let Some(job) = neighbours {
         let ranks = (0..mesh.ranks()).collect();
@@ -52,7 +52,7 @@ fn check(lab: &Lab, keys: &[(&str, &str)], mesh: Mesh, zero: &str, job: Option<&
     // Another number of ranks, from a place in the midst of the run.
     let config = load(lab, &[keys, &[("parallel.zero", zero)]].concat());
     let consumed = config.batch.samples_after(4);
-    let ranks: Vec<Vec<Vec<Batch>>> = std::thread::scope(|scope| {
+    let ranks: Vec<Vec<Vec<AnyBatch>>> = std::thread::scope(|scope| {
         let read = |rank| {
             let config = &config;
             scope.spawn(move || read(config, mesh, rank, consumed, 4..12, job))
@@ -64,7 +64,7 @@ fn check(lab: &Lab, keys: &[(&str, &str)], mesh: Mesh, zero: &str, job: Option<&
     for (rank, steps) in ranks.iter().enumerate() {
         for (got, due) in steps.iter().zip(&due[4..]) {
             let share = mesh.share(share, mesh.place(rank).dp, due.len());
-            let due: Vec<&Batch> = share.iter().map(|micro| &due[*micro]).collect();
+            let due: Vec<&AnyBatch> = share.iter().map(|micro| &due[*micro]).collect();
             assert_eq!(got.iter().collect::<Vec<_>>(), due, "rank {rank} of {mesh:?}");
         }
     }
@@ -124,6 +124,7 @@ fn several_corpora_are_read_by_their_weights() {
     assert_eq!(data.fingerprint().expect("read").as_array().map(Vec::len), Some(2));
 }
 
-fn rows(batch: &Batch) -> Vec<Vec<i64>> {
+fn rows(batch: &AnyBatch) -> Vec<Vec<i64>> {
+    let AnyBatch::Lm(batch) = batch else { panic!("of running text") };
     batch.tokens.chunks(batch.seq_len).map(<[i64]>::to_vec).collect()
 }

@@ -27,6 +27,8 @@ pub struct BertBatch {
     pub padding_mask: Vec<i64>,
     /// 1 where something is hidden, 0 elsewhere.
     pub loss_mask: Vec<f32>,
+    /// Whether samples were to have two parts, so that the next says something.
+    pub two_parts: bool,
     /// Whether the second part stood before the first in the text.
     pub is_random: Vec<bool>,
     /// Whether the sentences had more tokens than the sample was to have.
@@ -189,6 +191,7 @@ impl Assemble for BertAssemble {
     fn begin(&mut self, batch: &mut BertBatch, first_sample: u64, rows: usize) {
         let seq_len = self.config.seq_len;
         (batch.first_sample, batch.rows, batch.seq_len) = (first_sample, rows, seq_len);
+        batch.two_parts = self.config.two_parts;
         let elements = rows * seq_len;
         resize(&mut batch.tokens, elements);
         resize(&mut batch.types, elements);

@@ -5,15 +5,11 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::node::Refusal;
-use super::{
-    Budget, Config, ConfigError, Family, LocalCacheConfig, LrStyle, Objective, Offload, Part,
-};
+use super::{Budget, Config, ConfigError, LrStyle, Offload, Part};
 
 /// What a config counts (steps, samples, tokens) stays below 2^53, so that it is exact in a float,
 /// in JSON, and in every product made of it here.
 pub(super) const COUNT_MAX: u64 = 1 << 53;
-/// Corpora of one blend: Megatron's index of a blend has a byte for each.
-const CORPORA_MAX: usize = 255;
 /// Sizes of batches while they grow.
 const GROWTHS_MAX: u64 = 1 << 16;
 
@@ -59,47 +55,6 @@ impl Config {
             }
             _ => Ok(()),
         }
-    }
-
-    fn check_data(&self) -> Result<(), Refusal> {
-        let data = &self.data;
-        if data.train.is_empty() || data.train.len() > CORPORA_MAX {
-            let problem = format!("got {} corpora, due 1 to {CORPORA_MAX}", data.train.len());
-            return Err(refused("data.train", problem));
-        }
-        for (at, corpus) in data.train.iter().enumerate() {
-            not_empty(&format!("data.train.{at}.path"), &corpus.path)?;
-            if !(corpus.weight > 0.0 && corpus.weight.is_finite()) {
-                let problem = format!("got {}, due more than 0", corpus.weight);
-                return Err(refused(&format!("data.train.{at}.weight"), problem));
-            }
-        }
-        data.split.shares().map_err(|problem| refused("data.split", problem))?;
-        not_empty("data.tokenizer", &data.tokenizer)?;
-        within("data.prefetch_batches", data.prefetch_batches, 1..=1024)?;
-        data.cache_dir.as_ref().map_or(Ok(()), |folder| not_empty("data.cache_dir", folder))?;
-        if let Some(LocalCacheConfig { dir, limit }) = &data.local_cache {
-            not_empty("data.local_cache.dir", dir)?;
-            if let Some(limit) = limit.filter(|limit| limit.0 < 1 << 20) {
-                let problem = format!("got {limit}, due 1MiB or more");
-                return Err(refused("data.local_cache.limit", problem));
-            }
-        }
-        if !(0.0..1.0).contains(&data.mask_prob) {
-            let problem = format!("got {}, due 0 or more, and less than 1", data.mask_prob);
-            return Err(refused("data.mask_prob", problem));
-        }
-        within("data.short_seq_prob", data.short_seq_prob, 0.0..=1.0)?;
-        let fits = match self.model.family {
-            Family::Gpt => Objective::Lm,
-            Family::T5 => Objective::SpanCorruption,
-            Family::Bert => Objective::Mlm,
-        };
-        if self.objective() == fits {
-            return Ok(());
-        }
-        let hint = "gpt learns lm, t5 span-corruption, bert mlm";
-        Err(refused("data.objective", "is not of this family").hint(hint))
     }
 
     fn check_batch(&self) -> Result<(), Refusal> {

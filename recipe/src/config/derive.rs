@@ -2,9 +2,7 @@
 
 use std::thread::available_parallelism;
 
-use super::{
-    BatchConfig, Budget, Config, Family, Length, LrStyle, Objective, RampupConfig, Warmup,
-};
+use super::{BatchConfig, Budget, Config, Length, LrStyle, Objective, RampupConfig, Warmup};
 
 impl BatchConfig {
     /// Micro-batches of one step, over all replicas.
@@ -104,7 +102,7 @@ impl Config {
             all.run.threads = available_parallelism().map_or(1, |count| count.get() as u64);
         }
         all.model.resolve();
-        all.data.objective = Some(self.objective());
+        all.resolve_objective();
         all.batch.accumulation = None;
         all.checkpoint.dir = Some(self.checkpoint_dir());
         all.data.cache_dir = Some(self.cache_dir());
@@ -134,18 +132,13 @@ impl Config {
     /// config says else.
     #[must_use]
     pub fn cache_dir(&self) -> String {
-        let below = || format!("{}/cache/GPTDataset_indices", self.corpus());
+        let class = match self.objective() {
+            Objective::Lm | Objective::Encdec => "GPTDataset",
+            Objective::SpanCorruption => "T5MaskedWordPieceDataset",
+            Objective::Mlm => "BERTMaskedWordPieceDataset",
+        };
+        let below = || format!("{}/cache/{class}_indices", self.corpus());
         self.data.cache_dir.clone().unwrap_or_else(below)
-    }
-
-    /// What is learned from the corpus.
-    #[must_use]
-    pub fn objective(&self) -> Objective {
-        self.data.objective.unwrap_or(match self.model.family {
-            Family::Gpt => Objective::Lm,
-            Family::T5 => Objective::SpanCorruption,
-            Family::Bert => Objective::Mlm,
-        })
     }
 
     /// Optimizer steps of the run.

@@ -6,12 +6,13 @@
 //! (`--set optim.lr.peak=1e-3`). What is not given has a default, and [`Config::resolved`] writes
 //! all of them down; that text goes into the run's folder and into every checkpoint.
 //!
-//! In reading order: the sections below, with `model`, `parallel` and `optim` in files of their
-//! own, `words` and `values` are what keys take, `load` reads and merges files, `node` turns TOML
-//! into these types, `check` holds the ranges, `derive` what follows from them, `resume` what a
-//! resumed run must share with the run that it goes on with.
+//! In reading order: the sections below, with `data`, `model`, `parallel` and `optim` in files of
+//! their own, `words` and `values` are what keys take, `load` reads and merges files, `node` turns
+//! TOML into these types, `check` holds the ranges, `derive` what follows from them, `resume` what
+//! a resumed run must share with the run that it goes on with.
 
 mod check;
+mod data;
 mod derive;
 mod error;
 mod load;
@@ -28,6 +29,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use data::{DataConfig, LocalCacheConfig, SpecialConfig};
 pub use error::ConfigError;
 pub(crate) use load::read as read_text;
 pub use model::{InitConfig, ModelConfig};
@@ -37,8 +39,9 @@ pub use parallel::{Division, ParallelConfig, RecomputeConfig};
 pub use resume::{Difference, Effect};
 pub use values::{Budget, Corpus, Length, Load, Offload, Size, SplitText, WallTime, Warmup};
 pub use words::{
-    Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, Norm, Objective, OnSignal, OnSpike,
-    OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype, Schedule, Timers, WarmupShape,
+    Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, MaskLengths, Norm, Objective,
+    OnSignal, OnSpike, OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype, Schedule,
+    Timers, WarmupShape,
 };
 
 /// A run, from its data to its last checkpoint. [`Config::load`] and [`Config::from_toml`] read it
@@ -115,70 +118,6 @@ pub struct SpikeConfig {
     pub rise: f64,
     /// Over how many steps the mean is. Default: 100. Minimum: 1. Maximum: 1000000.
     pub window: u64,
-}
-
-/// `[data]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// The corpora: the prefix of a `.bin/.idx` pair, alone (`"data/wiki_text_document"`), or
-    /// `[{ path = "...", weight = 1.0 }]` with as many as there are. Required. Minimum: 1. Maximum:
-    /// 255, which Megatron's blends can count.
-    #[serde(deserialize_with = "values::corpora")]
-    pub train: Vec<Corpus>,
-    /// Shares of the documents for training, validation and test, as Megatron writes them:
-    /// `"949,50,1"` or `[949, 50, 1]`. Default: `"949,50,1"`. Minimum: 1 share that is not 0.
-    #[serde(default)]
-    pub split: SplitText,
-    /// The tokenizer that made the corpus; generation needs it, and the name of the index cache
-    /// depends on it. A kind, or a kind and its file: `"hf:tokenizer.json"`, `"encdec:vocab.txt"`,
-    /// `"gpt2:vocab.json,merges.txt"`. Default: `"gpt2"`.
-    #[serde(default = "default_tokenizer")]
-    pub tokenizer: String,
-    /// What is learned from it: `"lm"`, `"span-corruption"` or `"mlm"`. Default: what the family
-    /// learns, in this order of `"gpt"`, `"t5"` and `"bert"`.
-    #[serde(default)]
-    pub objective: Option<Objective>,
-    /// Part of the tokens that `"span-corruption"` and `"mlm"` hide. Default: 0.15. Minimum: 0.
-    /// Below 1.
-    #[serde(default = "default_mask_prob")]
-    pub mask_prob: f64,
-    /// Part of the samples of `"span-corruption"` and `"mlm"` that are made shorter. Default: 0.1.
-    /// Minimum: 0. Maximum: 1.
-    #[serde(default = "default_short_seq_prob")]
-    pub short_seq_prob: f64,
-    /// Whether a token sees its own document alone, and positions begin anew with it. Default:
-    /// false.
-    #[serde(default)]
-    pub reset_at_document: bool,
-    /// Whether the token after the end of a document counts in the loss no more. Default: false.
-    #[serde(default)]
-    pub mask_eod_loss: bool,
-    /// Micro-batches read ahead of the one in use. Fewer stall on a slow store, more cost
-    /// `micro x seq_len` tokens each. Default: 8. Minimum: 1. Maximum: 1024.
-    #[serde(default = "default_prefetch_batches")]
-    pub prefetch_batches: u64,
-    /// Folder of the sample-index cache. Default: `cache/GPTDataset_indices` in a folder named as
-    /// the corpus, where Megatron has it.
-    #[serde(default)]
-    pub cache_dir: Option<String>,
-    /// Samples on a disk of the node, for corpora that are far away. Default: none.
-    #[serde(default)]
-    pub local_cache: Option<LocalCacheConfig>,
-}
-
-/// `[data.local_cache]`: all of the corpora if they fit, else the samples since the last
-/// checkpoint, so that a run that was killed reads again what it had read from near by. It may be
-/// deleted at any time, and shared by runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LocalCacheConfig {
-    /// Its folder, on a disk of the node's own. Required.
-    pub dir: String,
-    /// The most that it may take, as `"200GiB"`. A twentieth of what is free stays free in any
-    /// case. Default: no such limit. Minimum: `"1MiB"`.
-    #[serde(default)]
-    pub limit: Option<Size>,
 }
 
 /// `[batch]`: `global = micro x accumulation x dp`, in samples.
@@ -297,22 +236,6 @@ pub struct LogConfig {
 
 fn default_seed() -> u64 {
     1234
-}
-
-fn default_tokenizer() -> String {
-    "gpt2".to_owned()
-}
-
-fn default_prefetch_batches() -> u64 {
-    8
-}
-
-fn default_mask_prob() -> f64 {
-    0.15
-}
-
-fn default_short_seq_prob() -> f64 {
-    0.1
 }
 
 impl Default for CheckpointConfig {

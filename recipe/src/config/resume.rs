@@ -32,7 +32,7 @@ pub struct Difference {
 /// counts, and what none covers (folders, logs, saving, evaluation, prefetching) may differ freely.
 /// So may the layout but for tensor parallelism, which divides sums. The budget must be shared: the
 /// number of samples decides how many epochs are shuffled together, and with it their order.
-const EFFECTS: [(&str, Option<Effect>); 23] = [
+const EFFECTS: [(&str, Option<Effect>); 28] = [
     ("model.init.", None),
     ("model.dropout", Some(Effect::OtherBits)),
     ("model.attention_dropout", Some(Effect::OtherBits)),
@@ -42,7 +42,12 @@ const EFFECTS: [(&str, Option<Effect>); 23] = [
     ("data.tokenizer", Some(Effect::OtherRun)),
     ("data.objective", Some(Effect::OtherRun)),
     ("data.short_seq_prob", Some(Effect::OtherRun)),
+    ("data.sentence_order", Some(Effect::OtherRun)),
+    ("data.special.", Some(Effect::OtherRun)),
     ("data.mask_prob", Some(Effect::OtherBits)),
+    ("data.mask_ngram_max", Some(Effect::OtherBits)),
+    ("data.mask_lengths", Some(Effect::OtherBits)),
+    ("data.mask_full_words", Some(Effect::OtherBits)),
     ("data.mask_eod_loss", Some(Effect::OtherBits)),
     ("data.reset_at_document", Some(Effect::OtherBits)),
     ("run.seed", Some(Effect::OtherRun)),

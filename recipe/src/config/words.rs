@@ -104,10 +104,33 @@ words! {
         /// The next token.
         #[default]
         Lm,
-        /// The hidden spans, from three token files or hidden as they are read.
+        /// The spans of sentences that are hidden as they are read.
         SpanCorruption,
+        /// The spans that CPM-2's three token files have hidden.
+        Encdec,
         /// The masked tokens, and whether the second sentence follows the first.
         Mlm,
+    }
+}
+
+impl Objective {
+    /// Whether it hides tokens of sentences as they are read.
+    #[must_use]
+    pub fn hides(self) -> bool {
+        matches!(self, Objective::SpanCorruption | Objective::Mlm)
+    }
+}
+
+words! {
+    /// How long the runs of words are that are hidden at once, of 1 to n words.
+    MaskLengths {
+        /// In proportion to 1/n.
+        #[default]
+        ShorterFirst,
+        /// The other way around.
+        LongerFirst,
+        /// Geometric with p = 0.2, cut at the longest.
+        Geometric,
     }
 }
 

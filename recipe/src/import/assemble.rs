@@ -37,7 +37,7 @@ impl Build {
         }
     }
 
-    fn fact(&self, name: &str) -> Option<&Value> {
+    pub(super) fn fact(&self, name: &str) -> Option<&Value> {
         self.facts.get(name).filter(|value| value.as_str() != Some("null"))
     }
 
@@ -46,7 +46,7 @@ impl Build {
     }
 
     /// A count; what is no whole number is none.
-    fn count(&self, name: &str) -> Option<i64> {
+    pub(super) fn count(&self, name: &str) -> Option<i64> {
         self.number(name).filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map(|n| n as i64)
     }
 
@@ -58,11 +58,11 @@ impl Build {
         get(&self.config, key).and_then(Value::as_integer)
     }
 
-    fn set(&mut self, key: &str, value: impl Into<Value>) {
+    pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
         set(&mut self.config, key, value.into());
     }
 
-    fn set_if_absent(&mut self, key: &str, value: impl Into<Value>) {
+    pub(super) fn set_if_absent(&mut self, key: &str, value: impl Into<Value>) {
         if get(&self.config, key).is_none() {
             self.set(key, value);
         }
@@ -73,7 +73,7 @@ impl Build {
     }
 
     /// A refusal that belongs to no single key.
-    fn refuse(&mut self, ours: &str, text: String) {
+    pub(super) fn refuse(&mut self, ours: &str, text: String) {
         let (file, value) = ("together".to_owned(), String::new());
         self.fates.push(KeyFate { file, key: ours.to_owned(), value, fate: Fate::Refused, text });
     }
@@ -125,45 +125,14 @@ impl Build {
             self.set_if_absent("model.ffn", (ratio * hidden as f64) as i64);
         }
         self.builder();
-        let tokenizer = get(&self.config, "data.tokenizer").map(shown);
-        if tokenizer.as_deref() == Some("gpt2") {
-            self.set_if_absent("model.vocab", 50_257);
+        match (family.as_str(), self.count("token_types")) {
+            ("bert", Some(types)) => self.set("model.token_types", types),
+            _ => {}
         }
-        let path = self.fact("tokenizer_path").map(shown).unwrap_or_default();
-        let known = [("bpe_cn", 26_240), ("bpe_cn_en", 51_968)];
-        if let Some((_, vocab)) = known.iter().find(|(name, _)| path.ends_with(&format!("/{name}")))
-        {
-            self.set_if_absent("model.vocab", *vocab);
-            self.set_if_absent("data.tokenizer", "encdec");
+        if source == Source::Cpm && family == "t5" {
+            self.set("data.objective", "encdec");
         }
-    }
-
-    /// The sizes behind the names of Colossal-AI's builders.
-    fn builder(&mut self) {
-        let Some(builder) = self.fact("builder").map(|name| shown(name).to_ascii_lowercase())
-        else {
-            return;
-        };
-        let sizes = [
-            ("gpt2_small", [12, 768, 12]),
-            ("gpt2_medium", [24, 1024, 16]),
-            ("gpt2_large", [36, 1280, 20]),
-            ("gpt2_xl", [48, 1600, 25]),
-            ("gpt3", [96, 12_288, 96]),
-        ];
-        match sizes.iter().find(|(name, _)| builder.ends_with(name)) {
-            Some((_, size)) => {
-                for (key, value) in ["layers", "hidden", "heads"].iter().zip(size) {
-                    self.set_if_absent(&format!("model.{key}"), *value);
-                }
-                self.set_if_absent("model.vocab", 50_257);
-                self.notes.push(format!(
-                    "model.type {builder}: the sizes of the published GPT; dropout and the course \
-                     of the learning rate are in its Python code and not in this file"
-                ));
-            }
-            None => self.refuse("model", format!("the sizes of '{builder}' are not known here")),
-        }
+        self.tokenizer();
     }
 
     fn precision(&mut self) {

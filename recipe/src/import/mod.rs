@@ -8,10 +8,11 @@
 //!
 //! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
 //! `yaml` and `python`, `assemble` makes our keys of those that belong together (the batch
-//! identity, the course of the learning rate), `report` writes it all down.
+//! identity, the course of the learning rate) with `names`, `report` writes it all down.
 
 mod assemble;
 mod keys;
+mod names;
 mod python;
 mod read;
 mod report;

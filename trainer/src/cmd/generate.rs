@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use preprocess::Tokenizer;
 use serde_json::json;
+use trainer::config::Objective;
 use trainer::generate::{Options, Sampling, Trained, Utf8Stream};
 
 use super::{TrainedArgs, read_text};
@@ -43,9 +44,9 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = probability)]
     top_p: f64,
     /// The token that an answer begins with, of a model with an encoder and a decoder: 0 is T5's, 1
-    /// is CPM-2's.
-    #[arg(long, default_value_t = 0, value_name = "ID")]
-    start_token: u32,
+    /// is CPM-2's. Default: the run's own.
+    #[arg(long, value_name = "ID")]
+    start_token: Option<u32>,
     /// The same seed gives the same text.
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
@@ -57,14 +58,20 @@ pub(crate) struct GenerateArgs {
 pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let trained = args.trained.open()?;
     let tokenizer = args.trained.tokenizer(&trained)?;
+    // What the run recorded; one that was imported has nothing.
+    let config = trained.config();
+    let id = |id: Option<u64>| id.and_then(|id| u32::try_from(id).ok());
+    let eos =
+        id(config.data.special.eos).filter(|_| config.objective() == Objective::SpanCorruption);
+    let start = args.start_token.or(id(config.data.special.bos)).unwrap_or(0);
     let options = Options {
         samples: usize::from(args.samples),
         tokens_min: args.tokens_min,
         tokens_max: args.tokens,
         sampling: Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p },
         seed: args.seed,
-        stop: tokenizer.eod(),
-        start: args.start_token,
+        stop: eos.or_else(|| tokenizer.eod()),
+        start,
     };
     let mut writer =
         Writer { trained, tokenizer: &*tokenizer, options, json: args.json, prompts: 0 };

@@ -1,17 +1,15 @@
 //! A rank's micro-batches, in their order.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use loader::batch::GptAssemble;
-use loader::{
-    Assemble, Batch, Loader, LoaderOptions, Near, NodeBatches, NodeOptions, Order, Ranks, Sample,
-};
+use loader::{Assemble, Loader, LoaderOptions, Near, NodeBatches, NodeOptions, Ranks, Sample};
 
+use super::Samples;
 use crate::comm::Comm;
 use crate::config::Config;
+use crate::input::{AnyAssemble, AnyBatch, Input as _};
 use crate::mesh::Share;
 use crate::parallel::setup;
 use crate::{Error, Result};
@@ -32,24 +30,15 @@ impl Neighbours {
     }
 }
 
-/// Makes assemblers of a kind; each reader has its own.
-type Make = Box<dyn Fn() -> loader::Result<GptAssemble> + Send>;
-
 /// Micro-batches in their order, with every token checked against the vocabulary.
+#[derive(Debug)]
 pub struct Batches {
-    order: Arc<dyn Order>,
-    make: Make,
+    of: Samples,
     how: How,
     /// What is still to be read, in runs of steps that are alike, the last first.
     stretches: Vec<Stretch>,
     feed: Option<Feed>,
-    ready: VecDeque<Batch>,
-}
-
-impl fmt::Debug for Batches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches").field("how", &self.how).finish_non_exhaustive()
-    }
+    ready: VecDeque<AnyBatch>,
 }
 
 /// What all reads of a rank have in common.
@@ -63,8 +52,6 @@ struct How {
     replica: usize,
     replicas: usize,
     node: Option<Node>,
-    near: Option<Arc<dyn Near>>,
-    sample_bytes_max: usize,
     vocab: u64,
 }
 
@@ -76,6 +63,7 @@ struct Node {
     blocks: Vec<u32>,
     first: u32,
     count: u32,
+    sample_bytes_max: usize,
 }
 
 /// Samples that are read in steps of one size.
@@ -88,19 +76,18 @@ struct Stretch {
 /// Where batches come from.
 #[derive(Debug)]
 enum Feed {
-    Own(Loader<Cut<GptAssemble>>),
-    Node(NodeBatches<Cut<GptAssemble>>),
+    Own(Loader<Cut<AnyAssemble>>),
+    Node(NodeBatches<Cut<AnyAssemble>>),
 }
 
 impl Batches {
+    /// `neighbours` are those to read with, and how many bytes a sample has at most.
     pub(super) fn new(
-        order: Arc<dyn Order>,
-        make: impl Fn() -> loader::Result<GptAssemble> + Send + 'static,
+        of: &Samples,
         config: &Config,
         comm: &Comm,
         samples: Range<u64>,
-        neighbours: Option<Neighbours>,
-        near: Option<Arc<dyn Near>>,
+        neighbours: Option<(Neighbours, usize)>,
     ) -> Result<Self> {
         let (mesh, replica) = (comm.mesh, comm.place().dp);
         let how = How {
@@ -110,15 +97,12 @@ impl Batches {
             replica,
             replicas: mesh.dp,
             node: neighbours.and_then(|neighbours| Node::new(neighbours, comm)),
-            near,
-            // Tokens have at most 8 bytes, and a row one more than its length.
-            sample_bytes_max: 8 * (config.model.seq_len as usize + 1), // fits: at most 2^20
             vocab: config.model.vocab,
         };
         let mut stretches = stretches(config, samples);
         stretches.reverse();
-        let (make, ready) = (Box::new(make), VecDeque::new());
-        let mut batches = Batches { order, make, how, stretches, feed: None, ready };
+        let mut batches =
+            Batches { of: of.clone(), how, stretches, feed: None, ready: VecDeque::new() };
         // What cannot be read is known now, and reading begins.
         batches.feed = batches.next_feed()?;
         Ok(batches)
@@ -128,7 +112,7 @@ impl Batches {
     ///
     /// # Errors
     /// [`Error::Loader`]; [`Error::Mismatch`] for a token that the model does not have.
-    pub fn fill(&mut self, count: u64, into: &mut Vec<Batch>) -> Result<()> {
+    pub fn fill(&mut self, count: u64, into: &mut Vec<AnyBatch>) -> Result<()> {
         self.recycle(into);
         while (into.len() as u64) < count {
             if let Some(batch) = self.ready.pop_front() {
@@ -147,7 +131,7 @@ impl Batches {
         Ok(())
     }
 
-    fn recycle(&mut self, into: &mut Vec<Batch>) {
+    fn recycle(&mut self, into: &mut Vec<AnyBatch>) {
         let spent = std::mem::take(into);
         match &mut self.feed {
             Some(Feed::Own(loader)) if !spent.is_empty() => loader.recycle(spent),
@@ -166,34 +150,31 @@ impl Batches {
         };
         let mut how = LoaderOptions::new(rows, samples.clone());
         how.batches_min = self.how.prefetch.div_ceil((rows / micro) as u64);
-        how.near.clone_from(&self.how.near);
+        how.near = self.of.local.clone().map(|local| local as Arc<dyn Near>);
         how.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
-        let cut = Cut { inner: (self.make)()?, rows: micro };
-        let order = Arc::clone(&self.order);
+        let cut = Cut { inner: self.of.assembly.assemble()?, rows: micro };
+        let order = Arc::clone(&self.of.order);
         let Some(node) = &self.how.node else {
             return Ok(Some(Feed::Own(Loader::start(order, cut, how)?)));
         };
         how.ranks = Ranks { first: node.first, count: node.count, of: replicas as u32 };
         // A stretch is a thing of its own: ranks come to its end one after the other.
         let job = format!("{}-{}", node.job, samples.start);
-        let mut options = NodeOptions::new(&job, &self.order.name(), node.rank, 1);
+        let mut options = NodeOptions::new(&job, &order.name(), node.rank, 1);
         options.blocks.clone_from(&node.blocks);
-        options.sample_bytes_max = self.how.sample_bytes_max;
+        options.sample_bytes_max = node.sample_bytes_max;
         Ok(Some(Feed::Node(NodeBatches::start(order, cut, how, options)?)))
     }
 }
 
 impl How {
-    fn check(&self, batch: &Batch) -> Result<()> {
-        let fits = |token: &i64| u64::try_from(*token).is_ok_and(|token| token < self.vocab);
-        let ids = || batch.tokens.iter().chain(&batch.labels);
-        if ids().all(fits) {
-            return Ok(());
-        }
-        let worst = ids().find(|token| !fits(token)).expect("one was found above");
-        let last = batch.first_sample + batch.rows as u64 - 1;
+    fn check(&self, batch: &AnyBatch) -> Result<()> {
+        let is_other = |token: &i64| u64::try_from(*token).map_or(true, |id| id >= self.vocab);
+        let Some(worst) = batch.tokens().find(is_other) else { return Ok(()) };
+        let first = batch.first_sample();
+        let last = first + batch.rows() as u64 - 1;
         Err(Error::Mismatch {
-            doing: format!("read samples {} to {last} of the order", batch.first_sample),
+            doing: format!("read samples {first} to {last} of the order"),
             details: vec![format!("got token {worst}, due ids below model.vocab = {}", self.vocab)],
             hint: "the corpus was made with another tokenizer, or model.vocab is too small",
         })
@@ -202,7 +183,7 @@ impl How {
 
 impl Node {
     /// `None` if this rank reads alone, or the replicas of the node do not follow one another.
-    fn new(neighbours: Neighbours, comm: &Comm) -> Option<Self> {
+    fn new((neighbours, sample_bytes_max): (Neighbours, usize), comm: &Comm) -> Option<Self> {
         let Neighbours { job, ranks } = neighbours;
         let rank = ranks.iter().position(|rank| *rank == comm.rank).filter(|_| ranks.len() > 1)?;
         let replicas: Vec<usize> = ranks.iter().map(|rank| comm.mesh.place(*rank).dp).collect();
@@ -214,12 +195,13 @@ impl Node {
         }
         // fits: replicas and ranks are processes.
         let blocks = replicas.iter().map(|replica| (replica - first) as u32).collect();
-        Some(Node { job, rank: rank as u32, blocks, first: first as u32, count: count as u32 })
+        let (rank, first, count) = (rank as u32, first as u32, count as u32);
+        Some(Node { job, rank, blocks, first, count, sample_bytes_max })
     }
 }
 
 impl Feed {
-    fn next(&mut self) -> Result<Option<Vec<Batch>>> {
+    fn next(&mut self) -> Result<Option<Vec<AnyBatch>>> {
         Ok(match self {
             Feed::Own(loader) => loader.next_batch()?,
             Feed::Node(node) => node.next_batch()?,

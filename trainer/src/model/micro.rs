@@ -104,8 +104,10 @@ impl Micro {
         let types: Vec<i64> = batch.types.iter().map(|of| i64::from(*of == 1)).collect();
         text.types = text.shaped(&types)?;
         let mut targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
-        let order: Vec<i64> = batch.is_random.iter().copied().map(i64::from).collect();
-        targets.order = Some((Tensor::f_from_slice(&order)?, weights.sample));
+        if batch.two_parts {
+            let order: Vec<i64> = batch.is_random.iter().copied().map(i64::from).collect();
+            targets.order = Some((Tensor::f_from_slice(&order)?, weights.sample));
+        }
         Ok(Micro { first_sample: batch.first_sample, text, answer: None, targets })
     }
 

@@ -25,7 +25,7 @@ const EPOCHS_MANY: f64 = 4.0;
 /// What is known besides the config. All of it is optional, and what is absent is not estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Known {
-    /// Tokens of the corpus.
+    /// Tokens of the text of the corpus.
     pub corpus_tokens: Option<u64>,
     /// Memory that each rank has.
     pub memory_bytes: Option<u64>,
@@ -172,6 +172,7 @@ impl Plan {
         let seq_len = config.model.seq_len;
         if let Some(tokens) = known.corpus_tokens.map(|tokens| training_tokens(config, tokens))
             && tokens <= seq_len as f64
+            && !config.objective().hides()
         {
             self.refusals.push(format!(
                 "the training share of the corpus has {tokens:.0} tokens, one sample takes {}; \
@@ -243,6 +244,8 @@ fn describe(model: &ModelConfig) -> String {
 
 fn run(config: &Config, known: &Known, division: &Division) -> Run {
     let tokens = config.samples_total() * config.model.tokens_per_sample();
+    // What a decoder says is of the same text.
+    let text = config.samples_total() * config.model.seq_len;
     let corpus = known.corpus_tokens.map(|corpus| training_tokens(config, corpus));
     Run {
         steps: config.steps_total(),
@@ -250,7 +253,7 @@ fn run(config: &Config, known: &Known, division: &Division) -> Run {
         tokens_per_step: config.tokens_per_step(),
         samples: config.samples_total(),
         tokens,
-        epochs: corpus.filter(|corpus| *corpus > 0.0).map(|corpus| tokens as f64 / corpus),
+        epochs: corpus.filter(|corpus| *corpus > 0.0).map(|corpus| text as f64 / corpus),
     }
 }
 

@@ -117,6 +117,7 @@ pub fn bert_batch() -> Micro {
         labels: ids(ROWS, SEQ, 17, 3),
         padding_mask: numbers(&text),
         loss_mask: mask(&hidden),
+        two_parts: true,
         is_random: (0..ROWS).map(|row| row % 2 == 1).collect(),
         ..BertBatch::default()
     };

@@ -39,7 +39,7 @@ pub fn with_special(mut config: Config) -> Result<Config> {
     // Running text needs the end of a document at most.
     if config.objective() != Objective::Lm {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
-        config.data.special = Words::of(&*tokenizer)?.special(&config, &*tokenizer)?;
+        config.data.special = Words::of(&*tokenizer).special(&config, &*tokenizer)?;
     }
     Ok(config)
 }
@@ -73,7 +73,8 @@ impl Words {
     ) -> Result<SpecialConfig> {
         let (given, vocab) = (&config.data.special, config.model.vocab);
         // Of several ids with one text the first counts.
-        let ids: HashMap<&str, u64> = self.0.iter().map(String::as_str).zip(0..).rev().collect();
+        let by_text = self.0.iter().enumerate().map(|(id, text)| (text.as_str(), id as u64));
+        let ids: HashMap<&str, u64> = by_text.rev().collect();
         let known = |name: &str| ids.get(name).copied().filter(|id| *id < vocab);
         let find = |given: Option<u64>, names: &[&str]| {
             given.or_else(|| names.iter().find_map(|name| known(name)))

@@ -234,6 +234,9 @@ fn a_micro_batch_in_which_nothing_is_hidden_is_learned_from() {
     assert!((report.loss - 2_f64.ln()).abs() < 0.3, "the order alone: {report:?}");
 }
 
+/// A task, keys of its config, and what is said of them.
+type Case<'a> = (Task, &'a [(&'a str, &'a str)], &'a str);
+
 /// What a run would stumble over far from the cause is said before it begins.
 #[test]
 fn what_cannot_be_is_refused_with_its_reason() {
@@ -244,7 +247,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         format!("'{}'", lab.path("triple").display())
     };
     let built_in: &[(&str, &str)] = &[("data.tokenizer", "'gpt2'"), ("model.vocab", "50257")];
-    let cases: [(Task, &[(&str, &str)], &str); 9] = [
+    let cases: [Case<'_>; 9] = [
         (ENCDEC, &[("data.train", &plain)], "got one token file, due three that end in _context"),
         (SPANS, &[("data.train", &triple)], "got three token files of contexts and targets"),
         (MLM, &[("data.train", &plain)], "got 300 sequences in 300 documents, due sentences"),

@@ -125,9 +125,8 @@ impl Build {
             self.set_if_absent("model.ffn", (ratio * hidden as f64) as i64);
         }
         self.builder();
-        match (family.as_str(), self.count("token_types")) {
-            ("bert", Some(types)) => self.set("model.token_types", types),
-            _ => {}
+        if let ("bert", Some(types)) = (family.as_str(), self.count("token_types")) {
+            self.set("model.token_types", types);
         }
         if source == Source::Cpm && family == "t5" {
             self.set("data.objective", "encdec");

@@ -77,7 +77,7 @@ struct Stretch {
 #[derive(Debug)]
 enum Feed {
     Own(Loader<Cut<AnyAssemble>>),
-    Node(NodeBatches<Cut<AnyAssemble>>),
+    Node(Box<NodeBatches<Cut<AnyAssemble>>>),
 }
 
 impl Batches {
@@ -163,7 +163,7 @@ impl Batches {
         let mut options = NodeOptions::new(&job, &order.name(), node.rank, 1);
         options.blocks.clone_from(&node.blocks);
         options.sample_bytes_max = node.sample_bytes_max;
-        Ok(Some(Feed::Node(NodeBatches::start(order, cut, how, options)?)))
+        Ok(Some(Feed::Node(Box::new(NodeBatches::start(order, cut, how, options)?))))
     }
 }
 

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use common::{Lab, VOCAB, assert_success, train};
 use indexed::{Builder, Dtype};
-use loader::Batch;
 use storage::Key;
 use storage::server::{Fault, Rule, S3Server};
 use trainer::comm::Comm;
 use trainer::config::Config;
+use trainer::input::AnyBatch;
 use trainer::{Batches, Data, open_corpus};
 
 const GLOBAL: u64 = 64;
@@ -70,7 +70,7 @@ fn begin(config: &Config, step: u64) -> (Data, Batches) {
     (data, batches)
 }
 
-fn next(batches: &mut Batches) -> trainer::Result<Vec<Batch>> {
+fn next(batches: &mut Batches) -> trainer::Result<Vec<AnyBatch>> {
     let mut step = Vec::new();
     batches.fill(GLOBAL / MICRO, &mut step)?;
     Ok(step)

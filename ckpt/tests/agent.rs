@@ -9,13 +9,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt::{
-    Agent, Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Options, Patience,
-};
-use common::{Folder, SMALL, State, Tensor};
+use ckpt::{Agent, Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Patience};
+use common::children::{await_true, signal};
+use common::{Folder, SERIAL, State, Tensor};
 use storage::Key;
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 const PATIENCE: Patience =
     Patience { beat: Duration::from_secs(1), silence_max: Duration::from_secs(5) };
@@ -24,29 +21,11 @@ const PATIENCE: Patience =
 const ROLE: &str = "CKPT_TEST_AGENT_ROLE";
 const FOLDER: &str = "CKPT_TEST_AGENT_FOLDER";
 
-/// Looks at what another process does, every few milliseconds; in all, minutes.
-const LOOKS_MAX: usize = 12_000;
-
-fn await_true(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..LOOKS_MAX {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("{what} does not come about");
-}
-
-fn signal(pid: u32, signal: &str) {
-    let sent = Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
-    assert!(sent.success());
-}
-
 fn steps(folder: &Path) -> Arc<Checkpoints> {
     let store = storage::open_url(folder.to_str().unwrap()).unwrap();
     Arc::new(
         Checkpoints::open(store, Key::new("run").unwrap())
-            .with_options(OPTIONS)
+            .with_options(SERIAL)
             .with_patience(PATIENCE),
     )
 }
@@ -60,7 +39,7 @@ fn child(role: &str) -> Command {
 
 fn background(folder: &Path) -> (Background, u32, Arc<Checkpoints>) {
     let url = folder.to_str().unwrap();
-    let agent = Agent::start(child("agent"), url, "run", OPTIONS, PATIENCE).unwrap();
+    let agent = Agent::start(child("agent"), url, "run", SERIAL, PATIENCE).unwrap();
     let pid = agent.pid();
     let options = BackgroundOptions::default();
     let steps = steps(folder);
@@ -194,7 +173,7 @@ fn errors_of_the_agent_come_back() {
     let again = begin(&background, 1).wait().unwrap_err();
     assert!(matches!(&again, Error::Agent { why } if why.contains("is saved already")), "{again}");
     let start = |command: Command, url: &str| {
-        let started = Agent::start(command, url, "run", OPTIONS, PATIENCE);
+        let started = Agent::start(command, url, "run", SERIAL, PATIENCE);
         started.unwrap_err().to_string()
     };
     let url = folder.temp.path().to_str().unwrap();

@@ -5,88 +5,12 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ckpt::layout::{Layout, Mesh, Param, Slices, Split, Zero};
 use ckpt::{Checkpoints, Dtype, Group, Options, SavePlan, Want};
 use common::Folder;
-use storage::{Entry, Key, Map, Object, Profile, Read, Result, Storage, Upload};
-
-/// A store that counts the bytes that are read from it.
-#[derive(Debug)]
-struct Counting {
-    inner: Arc<dyn Storage>,
-    bytes: Arc<AtomicU64>,
-}
-
-#[derive(Debug)]
-struct CountingObject {
-    inner: Arc<dyn Object>,
-    bytes: Arc<AtomicU64>,
-}
-
-impl Object for CountingObject {
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
-        let bytes: usize = reads.iter().map(|read| read.buf.len()).sum();
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.inner.read_many(reads)
-    }
-
-    fn map(&self) -> Result<Map> {
-        self.inner.map()
-    }
-
-    fn display(&self) -> String {
-        self.inner.display()
-    }
-}
-
-impl Storage for Counting {
-    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        let inner = self.inner.open(key)?;
-        Ok(Arc::new(CountingObject { inner, bytes: Arc::clone(&self.bytes) }))
-    }
-
-    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        self.inner.create(key, len_bytes_max)
-    }
-
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
-        self.inner.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> Result<()> {
-        self.inner.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        self.inner.publish(staged, target)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> Result<()> {
-        self.inner.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.inner.free_bytes()
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.inner.display(key)
-    }
-
-    fn profile(&self) -> &Profile {
-        self.inner.profile()
-    }
-}
+use storage::Key;
+use storage::sim::{FaultyStore, ReadFaults};
 
 /// Two layers of a model whose matrices are some dozens of blocks each, all cut along an axis.
 fn layout(mesh: Mesh, axis: usize) -> Layout {
@@ -120,11 +44,10 @@ fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) 
         held.iter().map(|held| held.iter().map(Vec::as_slice).collect()).collect();
     folder.steps(options).save_plan(1, &plan, &held, &[], serde_json::Value::Null).unwrap();
 
-    let bytes = Arc::new(AtomicU64::new(0));
-    let store = Counting { inner: folder.store(), bytes: Arc::clone(&bytes) };
-    let steps = Checkpoints::open(Arc::new(store), Key::new("run").unwrap());
+    let store = FaultyStore::new(folder.store(), 1, ReadFaults::default());
+    let steps = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
     let checkpoint = steps.newest().unwrap().unwrap();
-    bytes.store(0, Ordering::Relaxed);
+    let before = store.read_bytes();
     let mut wanted_bytes = 0;
     for first in (0..to.mesh().ranks()).step_by(node_ranks as usize) {
         let mut parts: Vec<_> = (first..first + node_ranks).flat_map(|r| to.parts(r)).collect();
@@ -146,7 +69,7 @@ fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) 
         }
         checkpoint.read(wants).unwrap();
     }
-    bytes.load(Ordering::Relaxed) as f64 / wanted_bytes as f64
+    (store.read_bytes() - before) as f64 / wanted_bytes as f64
 }
 
 fn check(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group], most: f64) {

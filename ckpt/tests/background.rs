@@ -8,19 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ckpt::{
-    Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Finish, Options, SaveHandle,
-    WhenBusy,
+    Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Finish, SaveHandle, WhenBusy,
 };
 use common::gate::{Gate, Way};
-use common::{Folder, SMALL, State, Tensor};
+use common::{Folder, SERIAL, State, Tensor};
 use storage::Key;
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 /// The gate's checkpoints.
 fn steps_of(gate: &Gate) -> Arc<Checkpoints> {
     let steps = Checkpoints::open(gate.store(), Key::new("run").unwrap());
-    Arc::new(steps.with_options(OPTIONS))
+    Arc::new(steps.with_options(SERIAL))
 }
 
 fn background_of(gate: &Gate, when_busy: WhenBusy) -> Background {

@@ -12,33 +12,23 @@ use std::thread;
 use std::time::Duration;
 
 use ckpt::{
-    Agent, Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Finish, Options,
-    Patience, PlanLimits, SaveHandle, SaveReport, Together,
+    Agent, Background, BackgroundOptions, Begun, Blob, Error, Finish, SaveHandle, SaveReport,
+    Together,
 };
+use common::children::{await_true, signal};
 use common::gate::{Gate, Way};
-use common::ranks::Ranks;
-use common::{Folder, SMALL, State};
+use common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
+use common::{Folder, SERIAL, State};
+use storage::Storage;
 use storage::sim::{Fail, Faults, SimStore};
-use storage::{Key, Storage};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
-const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
 
 /// Far longer than any of these takes, and short enough to see that something waits for it.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-const PATIENCE: Patience =
-    Patience { beat: Duration::from_millis(20), silence_max: Duration::from_secs(20) };
-
-fn steps_on(store: Arc<dyn Storage>) -> Arc<Checkpoints> {
-    let steps = Checkpoints::open(store, Key::new("run").unwrap());
-    Arc::new(steps.with_options(OPTIONS).with_patience(PATIENCE))
-}
-
 fn writers_on(stores: impl IntoIterator<Item = Arc<dyn Storage>>) -> Vec<Background> {
     let options = BackgroundOptions { copy_threads: 2, ..BackgroundOptions::default() };
-    stores.into_iter().map(|store| Background::new(steps_on(store), options).unwrap()).collect()
+    let begin = |store| Background::new(Arc::new(steps_on(store)), options).unwrap();
+    stores.into_iter().map(begin).collect()
 }
 
 fn together(token: &str, writer: usize) -> Together<'_> {
@@ -141,7 +131,7 @@ fn a_refused_call_is_told_to_all() {
     let small = BackgroundOptions { staging_bytes_max: 1000, ..BackgroundOptions::default() };
     for refused in [0, 1] {
         let other = writers_on([folder.store()]).remove(0);
-        let no_room = Background::new(steps_on(folder.store()), small).unwrap();
+        let no_room = Background::new(Arc::new(steps_on(folder.store())), small).unwrap();
         let token = format!("small-{refused}");
         let begun = ranks.begin(&other, 4, &together(&token, 1 - refused)).unwrap();
         let error = ranks.begin(&no_room, 4, &together(&token, refused)).unwrap_err();
@@ -222,19 +212,11 @@ fn a_commit_is_told_to_who_waits_for_it() {
     assert_eq!(heard.iter().collect::<Vec<_>>(), [(1, Some(3)), (2, Some(3))]);
 }
 
-fn same(store: &SimStore, writers: usize) -> Vec<Arc<dyn Storage>> {
-    (0..writers).map(|_| Arc::new(store.clone()) as Arc<dyn Storage>).collect()
-}
-
-fn small_state(seed: u64) -> State {
-    State { tensors: State::of_model(seed).tensors.split_off(12), ..State::of_model(seed) }
-}
-
 /// Whichever operation of the disk fails, of whichever writer: all come to the same end, and the
 /// next try succeeds.
 #[test]
 fn any_failing_operation_gives_one_outcome() {
-    let state = small_state(1);
+    let state = State::small(1);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for nth in (0..).step_by(5) {
         let store = SimStore::new(nth as u64, Faults::default());
@@ -266,7 +248,7 @@ fn a_power_cut_leaves_the_old_step_or_the_new() {
     for marked in [false, true] {
         let store = SimStore::new(11, Faults { no_exclusive_rename: marked, ..Faults::default() });
         let writers = writers_on(same(&store, 3));
-        let (old, new) = (small_state(1), small_state(2));
+        let (old, new) = (State::small(1), State::small(2));
         let save = |step, state: &State, token| {
             let mut ranks = Ranks::new(state, 3, LIMITS);
             let handles = begin(&writers, &ranks, step, token);
@@ -276,39 +258,13 @@ fn a_power_cut_leaves_the_old_step_or_the_new() {
         save(1, &old, "a");
         let from = store.op_count();
         save(2, &new, "b");
-        let to = store.op_count();
-        assert!(to > from + 60, "a save of few operations");
-        for (ops, seed) in (from..=to).flat_map(|ops| (0..3).map(move |seed| (ops, seed))) {
-            let steps = steps_on(Arc::new(store.crash_at(ops, seed)));
-            let newest = steps.newest().unwrap().unwrap();
-            let state = [&old, &new][newest.step() as usize - 1];
-            assert_eq!(state.differs_from(&newest).unwrap(), None, "after {ops}, image {seed}");
-            assert!(ops < to || newest.step() == 2, "image {seed}: it was there");
-        }
+        check_images(&store, from, 3, (&old, &new));
     }
 }
 
 /// Tells the child processes what they are, and where to save.
 const ROLE: &str = "CKPT_TEST_PARTY_ROLE";
 const FOLDER: &str = "CKPT_TEST_PARTY_FOLDER";
-
-/// Looks at what another process does, every few milliseconds; in all, minutes.
-const LOOKS_MAX: usize = 12_000;
-
-fn await_true(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..LOOKS_MAX {
-        if is_so() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("{what} does not come about");
-}
-
-fn signal(pid: u32, signal: &str) {
-    let sent = Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
-    assert!(sent.success());
-}
 
 fn child(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -318,9 +274,9 @@ fn child(role: &str) -> Command {
 
 fn with_agent(folder: &Path) -> (Background, u32) {
     let url = folder.to_str().unwrap();
-    let agent = Agent::start(child("agent"), url, "run", OPTIONS, PATIENCE).unwrap();
+    let agent = Agent::start(child("agent"), url, "run", SERIAL, PATIENCE).unwrap();
     let pid = agent.pid();
-    let steps = steps_on(storage::open_url(url).unwrap());
+    let steps = Arc::new(steps_on(storage::open_url(url).unwrap()));
     (Background::with_agent(steps, BackgroundOptions::default(), agent).unwrap(), pid)
 }
 

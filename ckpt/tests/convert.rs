@@ -31,6 +31,11 @@ fn gpt2() -> Vec<(String, Vec<u64>, Vec<u8>)> {
         ("ln_f.weight", &[4]),
         ("ln_f.bias", &[4]),
     ];
+    numbered(&shapes)
+}
+
+/// Tensors of these shapes, each element its place.
+fn numbered(shapes: &[(&str, &[u64])]) -> Vec<(String, Vec<u64>, Vec<u8>)> {
     let mut next = 0.0_f32;
     let mut tensor = |(name, shape): &(&str, &[u64])| {
         let count = shape.iter().product::<u64>();
@@ -327,6 +332,52 @@ fn a_head_that_is_no_copy_keeps_its_moments() {
         let heads: Vec<_> =
             import.made.iter().filter(|made| made.name == "lm_head.weight").collect();
         assert_eq!(heads.len(), if is_tied { 0 } else { 2 }, "{heads:?}");
+    }
+}
+
+/// What a configuration says of BERT's head is what its tensors are.
+#[test]
+fn a_decoder_of_its_own_is_told() {
+    let mut tensors = numbered(&[
+        ("bert.embeddings.word_embeddings.weight", &[6, 4]),
+        ("bert.embeddings.position_embeddings.weight", &[3, 4]),
+        ("bert.embeddings.token_type_embeddings.weight", &[2, 4]),
+        ("bert.encoder.layer.0.attention.self.query.weight", &[4, 4]),
+        ("bert.encoder.layer.0.intermediate.dense.weight", &[8, 4]),
+        ("cls.predictions.bias", &[6]),
+        ("cls.predictions.decoder.weight", &[6, 4]),
+    ]);
+    for is_tied in [false, true] {
+        if is_tied {
+            tensors[6].2 = tensors[0].2.clone();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        write_hf(folder.path(), &tensors, &json!({}));
+        let mut import =
+            Import::open(folder.path().to_str().unwrap(), Format::HuggingFace).unwrap();
+        assert_eq!(import.normalize().unwrap(), Some(Family::Bert));
+        let config = import.config_json(Family::Bert, Some(2)).unwrap();
+        assert_eq!(config["tie_word_embeddings"], is_tied);
+        assert_eq!(import.made.len(), if is_tied { 6 } else { 7 });
+    }
+}
+
+/// Names that two architectures share: the configuration tells which of them it is.
+#[test]
+fn another_architecture_with_the_names_of_gpt2_is_left_as_it_is() {
+    for (config, due) in [
+        (json!({ "model_type": "gpt_bigcode" }), None),
+        (json!({ "model_type": "gpt2" }), Some(Family::Gpt2)),
+        (json!({}), Some(Family::Gpt2)),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write_hf(folder.path(), &gpt2(), &config);
+        let mut import =
+            Import::open(folder.path().to_str().unwrap(), Format::HuggingFace).unwrap();
+        assert_eq!(import.normalize().unwrap(), due, "{config}");
+        assert_eq!(import.set_vocab(8, &NewRows::Zeros).is_ok(), due.is_some(), "{config}");
+        let is_renamed = import.made.iter().any(|made| made.name == "transformer.wte.weight");
+        assert_eq!(is_renamed, due.is_some(), "{config}");
     }
 }
 

@@ -12,11 +12,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use ckpt::{Checkpoints, Error, Options};
-use common::{Random, SMALL, State};
+use ckpt::{Checkpoints, Error};
+use common::{Random, SERIAL, State};
 use storage::{Entry, FileEntry, Key, Map, Object, Read, Result, Storage, Upload, crc64};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 /// Images of a half-deleted folder that are looked at.
 const PARTIAL_IMAGES: usize = 12;
@@ -48,7 +46,7 @@ impl Model {
     }
 
     fn steps(&self) -> Checkpoints {
-        Checkpoints::open(Arc::new(self.clone()), Key::new("run").unwrap()).with_options(OPTIONS)
+        Checkpoints::open(Arc::new(self.clone()), Key::new("run").unwrap()).with_options(SERIAL)
     }
 
     fn image(&self) -> Image {

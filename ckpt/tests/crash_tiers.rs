@@ -9,12 +9,10 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt::{Checkpoints, Drain, DrainOptions, Options, Retention};
-use common::{Folder, SMALL, State};
+use ckpt::{Checkpoints, Drain, DrainOptions, Retention};
+use common::{Folder, SERIAL, State};
 use storage::sim::{Faults, SimStore};
 use storage::{Key, Storage as _};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 /// Images that are looked at of each operation.
 const IMAGES: u64 = 3;
@@ -24,7 +22,7 @@ fn run() -> Key {
 }
 
 fn open(store: &SimStore) -> Checkpoints {
-    Checkpoints::open(Arc::new(store.clone()), run()).with_options(OPTIONS)
+    Checkpoints::open(Arc::new(store.clone()), run()).with_options(SERIAL)
 }
 
 /// What the next process finds when the power went after so many operations. This process plays
@@ -93,12 +91,12 @@ fn a_crash_in_a_retention_pass() {
 fn a_crash_in_a_drain() {
     let near = Folder::in_memory();
     for step in [1, 2, 3] {
-        State::of_model(step).save(&near.steps(OPTIONS), step).unwrap();
+        State::of_model(step).save(&near.steps(SERIAL), step).unwrap();
     }
     let drain = |store: &SimStore| {
         let retention = Retention { keep_last: 2, ..Retention::default() };
         let options = DrainOptions { retention, pause: Duration::ZERO, ..DrainOptions::default() };
-        Drain::new(Arc::new(near.steps(OPTIONS)), Arc::new(open(store)), options)
+        Drain::new(Arc::new(near.steps(SERIAL)), Arc::new(open(store)), options)
     };
     // The second store has step 1, and gets 3 and 2; then 1 goes.
     let store = SimStore::new(2, Faults::default());

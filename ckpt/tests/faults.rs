@@ -4,18 +4,17 @@
 
 mod common;
 
-use std::io;
+use std::fs::File;
+use std::io::Write as _;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ckpt::{Check, Checkpoints, Dtype, Error, Group, Options, Retention};
-use common::{Folder, Random, SMALL, State, Tensor};
-use storage::sim::Mount;
-use storage::{Entry, FileEntry, Key, Object, Result, Storage, Upload};
-
-/// One thread, so that the n-th call is always the same.
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
+use common::gate::pulled;
+use common::{Folder, Random, SERIAL, State, Tensor};
+use storage::sim::{Faults, Hooked, Mount, SimStore};
+use storage::{Key, Result, Storage};
 
 /// When calls fail, counted over the store and all its uploads.
 #[derive(Debug)]
@@ -23,8 +22,6 @@ struct Plan {
     calls: AtomicU64,
     fails_at: u64,
     how: How,
-    free_bytes: Option<u64>,
-    created: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,21 +35,23 @@ enum How {
 }
 
 impl Plan {
-    fn new(fails_at: u64, how: How, free_bytes: Option<u64>) -> Arc<Self> {
-        let (calls, created) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Plan { calls, fails_at, how, free_bytes, created })
+    fn new(fails_at: u64, how: How) -> Arc<Self> {
+        Arc::new(Plan { calls: AtomicU64::new(0), fails_at, how })
     }
 
-    fn run<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn before(&self, key: &Key) -> Result<()> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let fails = number == self.fails_at || (self.how == How::ForGood && number > self.fails_at);
-        if !fails {
-            return call();
-        }
-        if self.how == How::Afterwards {
-            call()?;
-        }
-        Err(storage::Error::from_io("call", format!("number {number}"), io::Error::other("pulled")))
+        let fails = match self.how {
+            How::Once => number == self.fails_at,
+            How::Afterwards => false,
+            How::ForGood => number >= self.fails_at,
+        };
+        if fails { Err(pulled(key)) } else { Ok(()) }
+    }
+
+    fn after(&self, key: &Key) -> Result<()> {
+        let is_it = self.calls.load(Ordering::Relaxed) == self.fails_at + 1;
+        if self.how == How::Afterwards && is_it { Err(pulled(key)) } else { Ok(()) }
     }
 
     fn failed(&self) -> bool {
@@ -60,78 +59,13 @@ impl Plan {
     }
 }
 
-#[derive(Debug)]
-struct Faulty {
-    inner: Arc<dyn Storage>,
-    plan: Arc<Plan>,
-}
-
-impl Storage for Faulty {
-    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.plan.run(|| self.inner.open(key))
-    }
-
-    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        self.plan.created.store(true, Ordering::Relaxed);
-        let inner = self.plan.run(|| self.inner.create(key, len_bytes_max))?;
-        Ok(Box::new(FaultyUpload { inner, plan: Arc::clone(&self.plan) }))
-    }
-
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
-        self.plan.run(|| self.inner.list(folder))
-    }
-
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.plan.run(|| self.inner.names(folder))
-    }
-
-    fn delete(&self, key: &Key) -> Result<()> {
-        self.plan.run(|| self.inner.delete(key))
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        self.plan.run(|| self.inner.publish(staged, target))
-    }
-
-    fn delete_folder(&self, folder: &Key) -> Result<()> {
-        self.plan.run(|| self.inner.delete_folder(folder))
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.plan.run(|| Ok(self.plan.free_bytes))
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.inner.display(key)
-    }
-}
-
-#[derive(Debug)]
-struct FaultyUpload {
-    inner: Box<dyn Upload>,
-    plan: Arc<Plan>,
-}
-
-impl Upload for FaultyUpload {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let FaultyUpload { inner, plan } = self;
-        plan.run(|| inner.write(bytes))
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn finish(self: Box<Self>) -> Result<FileEntry> {
-        let FaultyUpload { inner, plan } = *self;
-        plan.run(|| inner.finish())
-    }
-}
-
 impl Folder {
     fn faulty(&self, plan: &Arc<Plan>) -> Checkpoints {
-        let store = Faulty { inner: self.store(), plan: Arc::clone(plan) };
-        Checkpoints::open(Arc::new(store), Key::new("run").unwrap()).with_options(OPTIONS)
+        let [before, after] = [(); 2].map(|()| Arc::clone(plan));
+        let before = move |_: &dyn Storage, _: &str, key: &Key| before.before(key);
+        let after = move |_: &dyn Storage, _: &str, key: &Key| after.after(key);
+        let store = Hooked::around(self.store(), before, after);
+        Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL)
     }
 }
 
@@ -143,8 +77,8 @@ fn a_save_survives_any_failing_call() {
     for how in [How::Once, How::Afterwards, How::ForGood] {
         for fails_at in 0.. {
             let folder = Folder::in_memory();
-            old.save(&folder.steps(OPTIONS), 1).unwrap();
-            let plan = Plan::new(fails_at, how, None);
+            old.save(&folder.steps(SERIAL), 1).unwrap();
+            let plan = Plan::new(fails_at, how);
             let faulty = folder.faulty(&plan);
             let saved = new.save(&faulty, 2);
             if !plan.failed() {
@@ -153,7 +87,7 @@ fn a_save_survives_any_failing_call() {
                 break;
             }
             let context = format!("{how:?} at call {fails_at}");
-            let steps = folder.steps(OPTIONS);
+            let steps = folder.steps(SERIAL);
             old.check(&steps.open_step(1).unwrap());
             let newest = steps.newest().unwrap().unwrap();
             newest.verify().unwrap();
@@ -175,7 +109,7 @@ fn a_save_survives_any_failing_call() {
                 for name in folder.names().iter().filter(|name| name.starts_with(".lease-")) {
                     std::fs::remove_file(folder.path(name)).unwrap();
                 }
-                folder.steps(OPTIONS)
+                folder.steps(SERIAL)
             } else {
                 faulty
             };
@@ -196,7 +130,7 @@ fn retention_survives_any_failing_call() {
     let states: Vec<State> = (1..=3).map(State::of_model).collect();
     let template = Folder::new();
     for (step, state) in (1..).zip(&states) {
-        state.save(&template.steps(OPTIONS), step).unwrap();
+        state.save(&template.steps(SERIAL), step).unwrap();
     }
     for how in [How::Once, How::Afterwards, How::ForGood] {
         for fails_at in 0.. {
@@ -207,9 +141,9 @@ fn retention_survives_any_failing_call() {
                 .arg(folder.temp.path())
                 .status();
             assert!(copied.unwrap().success());
-            let plan = Plan::new(fails_at, how, None);
+            let plan = Plan::new(fails_at, how);
             let retained = folder.faulty(&plan).retain(1);
-            let steps = folder.steps(OPTIONS);
+            let steps = folder.steps(SERIAL);
             for step in steps.steps().unwrap() {
                 states[step as usize - 1].check(&steps.open_step(step).unwrap());
             }
@@ -229,10 +163,10 @@ fn retention_survives_any_failing_call() {
 #[test]
 fn a_store_that_fails_is_not_passed_over() {
     let folder = Folder::new();
-    State::of_model(1).save(&folder.steps(OPTIONS), 1).unwrap();
-    State::of_model(2).save(&folder.steps(OPTIONS), 2).unwrap();
+    State::of_model(1).save(&folder.steps(SERIAL), 1).unwrap();
+    State::of_model(2).save(&folder.steps(SERIAL), 2).unwrap();
     for fails_at in 0.. {
-        let plan = Plan::new(fails_at, How::Once, None);
+        let plan = Plan::new(fails_at, How::Once);
         let newest = folder.faulty(&plan).newest();
         if !plan.failed() {
             assert_eq!(newest.unwrap().unwrap().step(), 2);
@@ -245,32 +179,37 @@ fn a_store_that_fails_is_not_passed_over() {
 
 #[test]
 fn a_full_store_is_found_before_the_first_byte() {
-    let folder = Folder::new();
-    let steps = folder.steps(OPTIONS);
-    State::of_model(1).save(&steps, 1).unwrap();
-    let bytes = steps.newest().unwrap().unwrap().size().1;
-    let free_bytes = Some(bytes + 4096);
-    // The lease is written before; nothing of the step is.
-    let plan = Plan::new(u64::MAX, How::Once, free_bytes);
-    let faulty = folder.faulty(&plan);
-    let lease = faulty.lock().unwrap();
-    plan.created.store(false, Ordering::Relaxed);
-    match State::of_model(2).save(&faulty, 2).unwrap_err() {
-        Error::Storage(storage::Error::NoSpace { need_bytes, free_bytes: free, .. }) => {
-            assert!(need_bytes > bytes);
-            assert_eq!(free, free_bytes);
+    let save = |store: &SimStore, step| {
+        let steps = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
+        let steps = steps.with_options(SERIAL);
+        let lease = steps.lock().unwrap();
+        // The lease is written before; nothing of the step is.
+        let before = store.op_count();
+        let saved = State::of_model(step).save(&steps, step);
+        let ops = store.op_count() - before;
+        drop(lease);
+        (saved.map(|_| steps.newest().unwrap().unwrap().size().1), ops)
+    };
+    let bytes = save(&SimStore::new(1, Faults::default()), 1).0.unwrap();
+    // A save leaves a MiB free. There is room for one and a half.
+    let capacity_bytes = Some((1 << 20) + bytes * 3 / 2);
+    let store = SimStore::new(1, Faults { capacity_bytes, ..Faults::default() });
+    save(&store, 1).0.unwrap();
+    let (error, ops) = save(&store, 2);
+    match error.unwrap_err() {
+        Error::Storage(storage::Error::NoSpace { need_bytes, free_bytes: Some(free), .. }) => {
+            assert!(need_bytes > bytes && free < need_bytes, "{need_bytes} of {free}");
         }
         other => panic!("{other}"),
     }
-    assert!(!plan.created.load(Ordering::Relaxed));
-    drop(lease);
-    assert_eq!(folder.names(), ["step-000000000001"]);
+    assert_eq!(ops, 0, "operations that change the disk");
+    assert_eq!(store.names(&Key::new("run").unwrap()).unwrap(), ["latest", "step-000000000001"]);
 }
 
-/// A real disk that fills up in the middle, behind a store that did not see it coming.
+/// A real disk that another fills up after its free space was looked at.
 #[test]
 fn a_disk_that_fills_up_leaves_the_old_step() {
-    let mount = match Mount::new("size=400k") {
+    let mount = match Mount::new("size=4m") {
         Ok(mount) => mount,
         Err(e) => {
             eprintln!("SKIPPED a_disk_that_fills_up_leaves_the_old_step: no right to mount: {e}");
@@ -278,26 +217,28 @@ fn a_disk_that_fills_up_leaves_the_old_step() {
         }
     };
     let inner = storage::open_url(mount.path().to_str().unwrap()).unwrap();
-    let plan = Plan::new(u64::MAX, How::Once, None);
-    let store = Arc::new(Faulty { inner, plan });
-    let steps = Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS);
-    let state = State::of_model(1);
-    let mut saved = 0;
-    let error = loop {
-        match state.save(&steps, saved) {
-            Ok(_) => saved += 1,
-            Err(error) => break error,
+    let open = |store| Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL);
+    let steps = open(Arc::clone(&inner));
+    State::of_model(1).save(&steps, 1).unwrap();
+    let filler = mount.path().join("filler");
+    let theirs = filler.clone();
+    let full = Hooked::new(inner, move |_, call, key| {
+        if call == "create" && key.name().ends_with(".safetensors") {
+            let mut file = File::options().create(true).append(true).open(&theirs).unwrap();
+            while file.write_all(&[7; 4096]).is_ok() {}
         }
-    };
-    assert!(matches!(error, Error::Storage(storage::Error::NoSpace { .. })), "{error}");
-    assert!(saved > 0);
-    for step in 0..saved {
-        state.check(&steps.open_step(step).unwrap());
-    }
-    assert_eq!(std::fs::read_dir(mount.path().join("run")).unwrap().count() as u64, saved);
+        Ok(())
+    });
+    let error = State::of_model(2).save(&open(full), 2).unwrap_err();
+    let is_full = matches!(&error, Error::Storage(storage::Error::NoSpace { .. }));
+    assert!(is_full && error.to_string().contains(".tmp-step-000000000002"), "{error}");
+    State::of_model(1).check(&steps.newest().unwrap().unwrap());
+    let left = steps.sweep().unwrap();
+    assert!(left.removed.is_empty() && left.kept.is_empty(), "{left:?}");
     // Room is made, and the run goes on.
-    steps.retain(1).unwrap();
-    state.save(&steps, saved).unwrap();
+    std::fs::remove_file(filler).unwrap();
+    State::of_model(2).save(&steps, 2).unwrap();
+    State::of_model(2).check(&steps.newest().unwrap().unwrap());
 }
 
 /// Large enough to go around the page cache, and to have its space reserved.
@@ -327,7 +268,7 @@ fn what_a_file_system_refuses_is_done_without() {
         let url = format!("file:{}{query}", mount.path().display());
         let store = storage::open_url(&url).unwrap();
         let run = Key::new(format!("run-{}", query.len())).unwrap();
-        for options in [Options::default(), OPTIONS] {
+        for options in [Options::default(), SERIAL] {
             let steps = Checkpoints::open(Arc::clone(&store), run.clone()).with_options(options);
             let step = options.block_bytes;
             state.save(&steps, step).unwrap();
@@ -352,7 +293,7 @@ fn a_read_only_folder_is_read_and_not_changed() {
     let url = mount.path().to_str().unwrap();
     let open = || {
         let store = storage::open_url(url).unwrap();
-        Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS)
+        Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL)
     };
     for step in [1, 2] {
         State::of_model(step).save(&open(), step).unwrap();

@@ -131,8 +131,42 @@ fn another_model_is_refused() {
     refused("gated-said", Format::Megatron, "swiglu");
     refused("ranks", Format::Megatron, "all 2 tensor-parallel ranks");
     refused("sparse.pt", Format::Torch, "_rebuild_sparse_tensor");
-    refused("again.pt", Format::Torch, "so often below itself");
+    refused("again.pt", Format::Torch, "nothing so often below itself");
     refused("overlap", Format::Dcp, "boxes that tile [12, 4]");
+    refused("axes", Format::Dcp, "boxes that tile [24]");
+    refused("two-rows", Format::Megatron, "2 rows, due a positive multiple of 3");
+    refused("endless", Format::Megatron, "at most 786432");
+    refused("shapes", Format::DeepSpeed, "nothing so often below itself");
+    refused("ranked.pt", Format::Torch, "size, stride and storage");
+    refused("runs.pt", Format::Torch, "4 million runs in a file");
+}
+
+/// A head of its own stays, and one that is a copy of the embedding does not.
+#[test]
+fn an_untied_head_of_megatron_stays() {
+    for (name, heads) in [("tied", 0), ("untied", 1)] {
+        let import = open(&format!("refused/{name}"), Format::Megatron);
+        let count = import.made.iter().filter(|made| made.name == "lm_head.weight").count();
+        assert_eq!(count, heads, "{name}");
+    }
+}
+
+/// A text that is remembered once can be the name of a class very often, and is copied each time.
+#[test]
+fn names_of_classes_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("class.pt");
+    for (len, due) in [(4096, "magic number"), (4097, "no text of at most 4 KiB")] {
+        // Old files are five pickles, of which the first is a number.
+        let mut bytes = b"\x80\x04\x8c\x01mX".to_vec();
+        bytes.extend(u32::try_from(len).unwrap().to_le_bytes());
+        bytes.extend(vec![b'x'; len]);
+        bytes.extend(b"\x93.\x80\x02N.\x80\x02N.\x80\x02N.\x80\x02N.");
+        std::fs::write(&file, bytes).unwrap();
+        let opened = Import::open(file.to_str().unwrap(), Format::Torch);
+        let text = opened.expect_err(due).to_string();
+        assert!(text.contains(due), "{text}");
+    }
 }
 
 /// Half of the ranks, a gap in them, half of the stages, and a copy beside a rank.

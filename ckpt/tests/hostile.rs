@@ -305,10 +305,14 @@ fn headers_that_lie() {
     check(&with_json("[]"), "no '{'");
     check(&with_json("{} x"), "JSON");
     check(&with_json(&json.replace("\"shape\"", "\"shapes\"")), "unknown field");
-    for header_bytes in [u64::MAX, 100_000_001, 4089] {
+    for (header_bytes, due) in [
+        (u64::MAX, "a header of 18446744073709551615 bytes, due at most"),
+        (100_000_001, "a header of 100000001 bytes, due at most"),
+        (4089, "JSON"),
+    ] {
         let mut bytes = good.clone();
         bytes[..8].copy_from_slice(&header_bytes.to_le_bytes());
-        check(&bytes, "");
+        check(&bytes, due);
     }
     check(&[good.as_slice(), &[0; 8]].concat(), "8 bytes after the last tensor");
     // A header that ends where no page does, and tensors that the manifest has there.

@@ -5,11 +5,8 @@ mod common;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ckpt::Options;
-use common::{Folder, Random, SMALL, State};
+use common::{Folder, Random, SERIAL, State};
 use storage::Key;
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 /// Tells the child process where to save.
 const FOLDER: &str = "CKPT_TEST_KILL_FOLDER";
@@ -19,7 +16,7 @@ const FOLDER: &str = "CKPT_TEST_KILL_FOLDER";
 fn child_saves_until_it_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let store = storage::open_url(&folder).unwrap();
-    let steps = ckpt::Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS);
+    let steps = ckpt::Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL);
     let _lease = steps.lock().unwrap();
     steps.sweep().unwrap();
     let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
@@ -50,20 +47,10 @@ fn a_killed_process_leaves_whole_steps() {
         child.kill().unwrap();
         let status = child.wait().unwrap();
         assert_eq!(status.code(), None, "the child failed by itself in round {round}");
-        let steps = folder.steps(OPTIONS);
-        let newest = steps.newest().unwrap().map(|newest| {
-            State::of_model(newest.step()).check(&newest);
-            newest.step()
-        });
+        let newest = folder.newest();
         assert!(newest >= newest_before, "seed {seed}, round {round}: {newest:?} is older");
         newest_before = newest;
     }
     assert!(newest_before > Some(5), "only {newest_before:?} steps were saved in all rounds");
-    let steps = folder.steps(OPTIONS);
-    let swept = steps.sweep().unwrap();
-    assert_eq!(swept.kept, [""; 0]);
-    assert!(folder.names().iter().all(|name| name.starts_with("step-")), "{:?}", folder.names());
-    for step in steps.steps().unwrap() {
-        State::of_model(step).check(&steps.open_step(step).unwrap());
-    }
+    folder.check_swept();
 }

@@ -11,14 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt::{Background, Checkpoints, Options, Patience, PlanLimits, Together};
-use common::ranks::Ranks;
-use common::{Folder, Random, SMALL, State};
+use ckpt::{Background, Checkpoints, Patience, Together};
+use common::ranks::{LIMITS, Ranks};
+use common::{Folder, Random, SERIAL, State};
 use storage::Key;
 
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
-const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
 const WRITERS: usize = 3;
 
 /// All are of this machine, which knows at once who is gone: nobody waits for silence.
@@ -40,7 +37,7 @@ fn child_saves_with_others_until_one_is_killed() {
     let (writer, round) = (std::env::var(WRITER).unwrap(), std::env::var(ROUND).unwrap());
     let store = storage::open_url(&folder).unwrap();
     let steps = Checkpoints::open(store, Key::new("run").unwrap());
-    let steps = Arc::new(steps.with_options(OPTIONS).with_patience(PATIENCE));
+    let steps = Arc::new(steps.with_options(SERIAL).with_patience(PATIENCE));
     let writer: usize = writer.parse().unwrap();
     let is_behind = round.parse::<u64>().unwrap() % 2 == 1;
     let background = Background::new(Arc::clone(&steps), Default::default()).unwrap();
@@ -82,7 +79,7 @@ fn start(folder: &Folder, writer: usize, round: u64) -> Child {
 
 /// Until there is a newer step than before, or one of the children has ended.
 fn wait_for_a_step(folder: &Folder, before: Option<u64>, children: &mut [Child]) {
-    let steps = folder.steps(OPTIONS);
+    let steps = folder.steps(SERIAL);
     while steps.newest().unwrap().map(|newest| newest.step()) <= before {
         if children.iter_mut().any(|child| child.try_wait().unwrap().is_some()) {
             return;
@@ -115,19 +112,10 @@ fn a_killed_writer_leaves_whole_steps() {
             let is_due = code == Some(0) || (writer == victim && code.is_none());
             assert!(is_due, "seed {seed}, round {round}: {code:?} of writer {writer}");
         }
-        let steps = folder.steps(OPTIONS);
-        let newest = steps.newest().unwrap().map(|newest| {
-            State::of_model(newest.step()).check(&newest);
-            newest.step()
-        });
+        let newest = folder.newest();
         assert!(newest >= newest_before, "seed {seed}, round {round}: {newest:?} is older");
         newest_before = newest;
     }
     eprintln!("{kills} kills, newest step {newest_before:?}");
-    let steps = folder.steps(OPTIONS);
-    assert_eq!(steps.sweep().unwrap().kept, [""; 0]);
-    assert!(folder.names().iter().all(|name| name.starts_with("step-")), "{:?}", folder.names());
-    for step in steps.steps().unwrap() {
-        State::of_model(step).check(&steps.open_step(step).unwrap());
-    }
+    folder.check_swept();
 }

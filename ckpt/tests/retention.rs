@@ -13,12 +13,6 @@ use std::time::Duration;
 use ckpt::{Error, Options, Patience};
 use common::{Folder, SMALL, State};
 
-fn save_steps(folder: &Folder, steps: &[u64]) {
-    for &step in steps {
-        State::of_model(step).save(&folder.steps(SMALL), step).unwrap();
-    }
-}
-
 fn damage(folder: &Folder, step: u64) {
     let path = folder.path(&format!("step-{step:012}/extra/rng.bin"));
     fs::remove_file(path).unwrap();
@@ -27,7 +21,7 @@ fn damage(folder: &Folder, step: u64) {
 #[test]
 fn the_newest_steps_stay() {
     let folder = Folder::new();
-    save_steps(&folder, &[10, 9, 100, 20, 11]);
+    folder.save(&[10, 9, 100, 20, 11]);
     let steps = folder.steps(SMALL);
     assert!(steps.retain(9).unwrap().is_empty());
     assert_eq!(steps.retain(3).unwrap(), [9, 10]);
@@ -42,7 +36,7 @@ fn the_newest_steps_stay() {
 #[test]
 fn damaged_steps_are_not_counted() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2, 3, 4]);
+    folder.save(&[1, 2, 3, 4]);
     damage(&folder, 4);
     damage(&folder, 2);
     let steps = folder.steps(SMALL);
@@ -54,7 +48,7 @@ fn damaged_steps_are_not_counted() {
 #[test]
 fn names_of_others_are_not_steps() {
     let folder = Folder::new();
-    save_steps(&folder, &[5]);
+    folder.save(&[5]);
     fs::write(folder.path("latest"), "step-000000000009").unwrap();
     fs::write(folder.path("LATEST"), "9").unwrap();
     fs::write(folder.path("step-000000000006"), "a file").unwrap();
@@ -74,9 +68,9 @@ fn names_of_others_are_not_steps() {
 #[test]
 fn links_are_not_steps() {
     let folder = Folder::new();
-    save_steps(&folder, &[5]);
+    folder.save(&[5]);
     let elsewhere = Folder::new();
-    save_steps(&elsewhere, &[4, 6]);
+    elsewhere.save(&[4, 6]);
     let there = |step: u64| elsewhere.path(&format!("step-{step:012}"));
     symlink(there(4), folder.path("step-000000000004")).unwrap();
     symlink(there(6), folder.path("step-000000000006")).unwrap();
@@ -100,7 +94,7 @@ fn links_are_not_steps() {
 #[test]
 fn a_step_is_saved_once() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2]);
+    folder.save(&[1, 2]);
     let before = folder.files(2);
     let again = State::of_model(77).save(&folder.steps(SMALL), 2);
     assert!(matches!(again, Err(Error::StepExists { .. })), "{again:?}");
@@ -112,7 +106,7 @@ fn a_step_is_saved_once() {
 #[test]
 fn a_damaged_step_makes_room_and_is_kept() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2]);
+    folder.save(&[1, 2]);
     damage(&folder, 2);
     let steps = folder.steps(SMALL);
     assert_eq!(steps.newest().unwrap().unwrap().step(), 1);
@@ -161,7 +155,7 @@ fn our_mark(folder: &Folder) -> String {
 fn one_writer_at_a_time() {
     let folder = Folder::new();
     let (mine, yours) = (folder.steps(SMALL), folder.steps(SMALL));
-    save_steps(&folder, &[1]);
+    folder.save(&[1]);
     let lease = mine.lock().unwrap();
     let again = mine.lock().unwrap();
     for refused in [
@@ -186,7 +180,7 @@ fn one_writer_at_a_time() {
 #[test]
 fn the_lease_of_the_dead_is_void() {
     let folder = Folder::new();
-    save_steps(&folder, &[1]);
+    folder.save(&[1]);
     let mut other = Other::new(&our_mark(&folder));
     fs::write(folder.path(&format!(".lease-{}", other.owner)), "").unwrap();
     let refused = folder.steps(SMALL).lock().unwrap_err();
@@ -202,7 +196,7 @@ fn the_lease_of_the_dead_is_void() {
 #[test]
 fn the_lease_of_the_silent_is_void() {
     let folder = Folder::new();
-    save_steps(&folder, &[1]);
+    folder.save(&[1]);
     let patience =
         Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(200) };
     let mark = format!("elsewhere.{}", our_mark(&folder));
@@ -285,7 +279,7 @@ fn a_lease_that_was_lost_commits_nothing() {
 #[test]
 fn only_what_the_dead_left_is_swept() {
     let folder = Folder::new();
-    save_steps(&folder, &[1]);
+    folder.save(&[1]);
     let ours = our_mark(&folder);
     let (alive, mut dead) = (Other::new(&ours), Other::new(&ours));
     dead.kill();

@@ -2,7 +2,10 @@
 
 mod common;
 
-use ckpt::{Dtype, Error, Group, Options, Span, TensorRead};
+use ckpt::{
+    Dtype, Error, Group, Holding, Options, PlanLimits, Region, SavePlan, Span, TensorRead,
+    TensorSpec,
+};
 use common::{Folder, Random, SMALL, State, Tensor};
 use serde_json::json;
 
@@ -222,6 +225,25 @@ fn wrong_requests_are_named() {
     );
     check(Folder::new().steps(SMALL).open_step(1).unwrap_err(), "there are no steps");
     assert!(Folder::new().steps(SMALL).newest().unwrap().is_none());
+}
+
+/// Of nothing there is one part, however the writers cut it.
+#[test]
+fn a_tensor_without_elements_is_saved_however_it_is_cut() {
+    let (name, group, dtype, shape) = ("none".to_owned(), Group::Model, Dtype::F32, vec![0, 4]);
+    let spec = TensorSpec { name, group, dtype, shape };
+    let half = |start| {
+        let region = Region::of_box(vec![[0, 0].into(), [start, 2].into()]);
+        vec![Holding { tensor: 0, region }]
+    };
+    let plan = SavePlan::new(&[spec], &[half(0), half(2)], PlanLimits::default()).unwrap();
+    let folder = Folder::new();
+    let steps = folder.steps(SMALL);
+    steps.save_plan(1, &plan, &[vec![&[]], vec![&[]]], &[], json!(null)).unwrap();
+    let newest = steps.newest().unwrap().unwrap();
+    newest.verify().unwrap();
+    newest.read_tensor("none", group, &mut []).unwrap();
+    assert_eq!((newest.tensors()[0].shape.as_slice(), newest.tensors().len()), (&[0, 4][..], 1));
 }
 
 #[test]

@@ -10,21 +10,16 @@ use std::thread;
 use std::time::Duration;
 
 use ckpt::{
-    Checkpoints, Codec, Drain, DrainOptions, Durability, Error, Options, PlanLimits, Retention,
-    Together,
+    Checkpoints, Codec, Drain, DrainOptions, Durability, Error, Options, Retention, Together,
 };
-use common::ranks::Ranks;
+use common::ranks::{LIMITS, Ranks};
 use common::{Folder, SMALL, State};
 use storage::Key;
 use storage::server::{Fault, Rule, S3Server};
 
-const OPTIONS: Options = Options { threads: 2, ..SMALL };
-const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
-
 fn steps_on(server: &S3Server, options: &str) -> Checkpoints {
     let store = storage::open_url(&(server.url("runs") + options)).unwrap();
-    Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS)
+    Checkpoints::open(store, Key::new("run").unwrap()).with_options(SMALL)
 }
 
 fn names(server: &S3Server, folder: &str) -> Vec<String> {
@@ -131,7 +126,7 @@ fn steps_are_drained_while_requests_fail() {
         let server = S3Server::start().unwrap();
         let near = Folder::new();
         for step in 1..=3 {
-            State::of_model(step).save(&near.steps(OPTIONS), step).unwrap();
+            State::of_model(step).save(&near.steps(SMALL), step).unwrap();
         }
         for (share, fault) in [
             (30, Fault::SlowDown),
@@ -141,15 +136,15 @@ fn steps_are_drained_while_requests_fail() {
         ] {
             server.inject(Rule::per_mille(share, 5, fault));
         }
-        let far = steps_on(&server, "").with_options(Options { codec, ..OPTIONS });
+        let far = steps_on(&server, "").with_options(Options { codec, ..SMALL });
         let far = Arc::new(far);
         let retention = Retention { keep_last: 2, ..Retention::default() };
         let options = DrainOptions { retention, pause: Duration::ZERO, ..DrainOptions::default() };
-        let drain = Drain::new(Arc::new(near.steps(OPTIONS)), Arc::clone(&far), options);
+        let drain = Drain::new(Arc::new(near.steps(SMALL)), Arc::clone(&far), options);
         let pass = drain.run().unwrap();
         assert!(pass.failed.is_empty(), "{:?}", pass.failed);
         assert_eq!(pass.drained.iter().map(|report| report.step).collect::<Vec<_>>(), [3, 2]);
-        State::of_model(4).save(&near.steps(OPTIONS), 4).unwrap();
+        State::of_model(4).save(&near.steps(SMALL), 4).unwrap();
         let pass = drain.run().unwrap();
         assert_eq!((pass.drained.len(), &pass.deleted), (1, &vec![2]), "{pass:?}");
         assert!(server.fault_count() > 10, "only {} faults", server.fault_count());
@@ -171,8 +166,8 @@ fn steps_are_drained_while_requests_fail() {
 fn an_export_to_a_bucket_is_refused_before_a_byte() {
     let server = S3Server::start().unwrap();
     let near = Folder::new();
-    State::of_model(1).save(&near.steps(OPTIONS), 1).unwrap();
-    let step = near.steps(OPTIONS).open_step(1).unwrap();
+    State::of_model(1).save(&near.steps(SMALL), 1).unwrap();
+    let step = near.steps(SMALL).open_step(1).unwrap();
     let mut import = ckpt::convert::Import::of_step(step).unwrap();
     import.without_optimizer();
     let store = storage::open_url(&server.url("runs")).unwrap();

@@ -8,13 +8,11 @@ mod common;
 
 use std::sync::Arc;
 
-use ckpt::{Checkpoints, Dtype, Error, Group, Options};
-use common::{Random, SMALL, State, Tensor};
+use ckpt::{Checkpoints, Dtype, Error, Group};
+use common::{Random, SERIAL, State, Tensor};
 use serde_json::json;
 use storage::sim::{Fail, Faults, SimStore};
 use storage::{Key, Storage as _};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
 
 /// Images of each moment that are looked at.
 const IMAGES: u64 = 5;
@@ -27,7 +25,7 @@ fn new_store(seed: u64, no_exclusive_rename: bool) -> SimStore {
 }
 
 fn steps_on(store: &SimStore) -> Checkpoints {
-    Checkpoints::open(Arc::new(store.clone()), key("run")).with_options(OPTIONS)
+    Checkpoints::open(Arc::new(store.clone()), key("run")).with_options(SERIAL)
 }
 
 fn key(name: &str) -> Key {

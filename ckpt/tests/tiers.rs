@@ -10,19 +10,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Options, Retention};
-use common::hooked::Hooked;
-use common::{Folder, SMALL, State};
-use storage::sim::{Fail, Faults, SimStore};
-use storage::{Entry, Key, Object, Owner, Storage, Upload, write_all};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
-
-fn save_steps(folder: &Folder, steps: &[u64]) {
-    for &step in steps {
-        State::of_model(step).save(&folder.steps(SMALL), step).unwrap();
-    }
-}
+use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Retention};
+use common::{Folder, SERIAL, SMALL, State};
+use storage::sim::{Fail, Faults, Hooked, SimStore};
+use storage::{Key, Owner, Storage, write_all};
 
 fn keep(keep_last: usize, every: u64) -> Retention {
     Retention { keep_last, keep_every: NonZeroU64::new(every), check: Check::Lengths }
@@ -39,7 +30,7 @@ fn flip(folder: &Folder, step: u64) {
 #[test]
 fn multiples_stay_for_good() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    folder.save(&[1, 2, 3, 4, 5, 6, 7, 8]);
     let steps = folder.steps(SMALL);
     let before = folder.names();
     let plan = steps.plan_retention(&keep(2, 3), &[4]).unwrap();
@@ -58,7 +49,7 @@ fn multiples_stay_for_good() {
 #[test]
 fn the_newest_verified_step_stays() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2, 3, 4]);
+    folder.save(&[1, 2, 3, 4]);
     flip(&folder, 4);
     flip(&folder, 3);
     let steps = folder.steps(SMALL);
@@ -68,7 +59,7 @@ fn the_newest_verified_step_stays() {
     assert_eq!((plan.keep, plan.delete), (vec![(2, Keep::Last)], vec![1]));
     assert_eq!(steps.steps().unwrap(), [2, 3, 4], "damaged ones are not touched");
     flip(&folder, 2);
-    save_steps(&folder, &[1]);
+    folder.save(&[1]);
     flip(&folder, 1);
     let plan = steps.retain_by(&careful, &[]).unwrap();
     assert!(plan.delete.is_empty(), "none is known to be good: {plan:?}");
@@ -78,7 +69,7 @@ fn the_newest_verified_step_stays() {
 #[test]
 fn a_pinned_step_stays() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2, 3]);
+    folder.save(&[1, 2, 3]);
     let steps = folder.steps(SMALL);
     let reader = folder.steps(SMALL);
     let pin = reader.pin(1).unwrap();
@@ -101,7 +92,7 @@ fn a_pinned_step_stays() {
 #[test]
 fn the_pins_of_the_dead_are_void() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2, 3]);
+    folder.save(&[1, 2, 3]);
     let steps = folder.steps(SMALL);
     let pin = steps.pin(1).unwrap();
     let mark = folder.names().into_iter().find(|name| name.starts_with(".pin-")).unwrap();
@@ -127,7 +118,7 @@ struct Tiers {
 impl Tiers {
     fn new(steps: &[u64]) -> Self {
         let tiers = Tiers { near: Folder::new(), far: Folder::new() };
-        save_steps(&tiers.near, steps);
+        tiers.near.save(steps);
         fs::create_dir(tiers.far.path("")).unwrap();
         tiers
     }
@@ -161,7 +152,7 @@ fn steps_arrive_as_they_were() {
     assert_eq!(tiers.far.names().len(), 3);
     assert_eq!(tiers.near.steps(SMALL).retain_by(&keep(1, 0), &[]).unwrap().delete, [2, 3]);
     // What the first store has deleted is not copied back, nor missed.
-    save_steps(&tiers.near, &[5]);
+    tiers.near.save(&[5]);
     let pass = drain.run().unwrap();
     assert_eq!((pass.drained.len(), pass.deleted), (1, vec![3]));
     assert_eq!(far.steps().unwrap(), [2, 4, 5]);
@@ -204,14 +195,14 @@ fn other_contents_are_not_overwritten() {
 #[test]
 fn a_drain_is_tried_again() {
     let near = Folder::in_memory();
-    save_steps(&near, &[1]);
+    near.save(&[1]);
     let state = State::of_model(1);
     let mut resumed = 0;
     for fails_at in 0.. {
         let store = SimStore::new(1, Faults::default());
         store.fail_op(fails_at, Fail::Io);
         let far = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
-        let far = Arc::new(far.with_options(OPTIONS));
+        let far = Arc::new(far.with_options(SERIAL));
         let options = DrainOptions { pause: Duration::ZERO, tries: 3, ..DrainOptions::default() };
         let drain = Drain::new(Arc::new(near.steps(SMALL)), Arc::clone(&far), options);
         let report = drain.step(1).unwrap_or_else(|e| panic!("operation {fails_at}: {e}"));
@@ -248,11 +239,11 @@ fn a_step_that_was_retired_meanwhile_is_let_go() {
 #[test]
 fn a_damaged_copy_is_made_whole() {
     let near = Folder::in_memory();
-    save_steps(&near, &[1, 2]);
+    near.save(&[1, 2]);
     for no_exclusive_rename in [false, true] {
         let store = SimStore::new(9, Faults { no_exclusive_rename, ..Faults::default() });
         let far = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
-        let far = Arc::new(far.with_options(OPTIONS));
+        let far = Arc::new(far.with_options(SERIAL));
         let options = DrainOptions { pause: Duration::ZERO, ..DrainOptions::default() };
         let drain = Drain::new(Arc::new(near.steps(SMALL)), Arc::clone(&far), options);
         assert_eq!(drain.run().unwrap().drained.len(), 2);
@@ -270,57 +261,17 @@ fn a_damaged_copy_is_made_whole() {
     }
 }
 
-/// A store in which somebody pins step 2 when step 1 is being deleted.
-#[derive(Debug)]
-struct LatePin(Arc<dyn Storage>);
-
-impl Storage for LatePin {
-    fn open(&self, key: &Key) -> storage::Result<Arc<dyn Object>> {
-        self.0.open(key)
-    }
-
-    fn create(&self, key: &Key, len_bytes_max: u64) -> storage::Result<Box<dyn Upload>> {
-        self.0.create(key, len_bytes_max)
-    }
-
-    fn list(&self, folder: &Key) -> storage::Result<Vec<Entry>> {
-        self.0.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> storage::Result<Vec<String>> {
-        self.0.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> storage::Result<()> {
-        self.0.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> storage::Result<()> {
-        self.0.publish(staged, target)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> storage::Result<()> {
-        let mark = format!("run/.pin-step-000000000002-{}", Owner::new());
-        write_all(&*self.0, &Key::new(&mark).unwrap(), b"")?;
-        self.0.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> storage::Result<Option<u64>> {
-        self.0.free_bytes()
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.0.display(key)
-    }
-}
-
 /// A reader takes a pass that is too long for dead, and reads on while the pass comes to its step.
 #[test]
 fn a_step_that_is_pinned_late_stays() {
     let folder = Folder::new();
-    save_steps(&folder, &[1, 2, 3, 4]);
-    let store = Arc::new(LatePin(folder.store()));
-    let steps = Checkpoints::open(store, Key::new("run").unwrap()).with_options(OPTIONS);
+    folder.save(&[1, 2, 3, 4]);
+    // Somebody pins step 2 when step 1 is being deleted.
+    let store = Hooked::new(folder.store(), |inner, call, _| {
+        let mark = Key::new(format!("run/.pin-step-000000000002-{}", Owner::new()))?;
+        if call == "delete_folder" { write_all(inner, &mark, b"").map(drop) } else { Ok(()) }
+    });
+    let steps = Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL);
     let plan = steps.retain_by(&keep(1, 0), &[]).unwrap();
     assert_eq!(plan.delete, [1, 3]);
     assert!(matches!(&plan.keep[..], [(2, Keep::Pinned { .. }), (4, Keep::Last)]), "{plan:?}");
@@ -337,11 +288,11 @@ fn a_drain_in_the_background() {
         status
     };
     assert_eq!(wait().drained, 1);
-    save_steps(&tiers.near, &[2]);
+    tiers.near.save(&[2]);
     draining.wake();
     let status = wait();
     assert_eq!((status.drained, status.last.unwrap().step, status.failure), (2, 2, None));
-    save_steps(&tiers.near, &[3]);
+    tiers.near.save(&[3]);
     flip(&tiers.near, 3);
     draining.wake();
     let failure = wait().failure.unwrap();

@@ -10,27 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ckpt::{Checkpoints, Options, Patience, PlanLimits, Result, SaveReport, Together};
-use common::ranks::Ranks;
-use common::{Folder, SMALL, State};
-use storage::sim::{Fail, Faults, SimStore};
+use ckpt::{Patience, PlanLimits, Result, SaveReport, Together};
+use common::gate::{Gate, Way, pulled};
+use common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
+use common::{Folder, SERIAL, State};
+use storage::sim::{Fail, Faults, Hooked, SimStore};
 use storage::{Key, Storage};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
-const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
 
 /// Far longer than any of these takes, and short enough to see that something waits for it.
 const DEADLINE: Duration = Duration::from_secs(30);
-
-/// Quick signs of life, and no death by silence unless a test wants it.
-const PATIENCE: Patience =
-    Patience { beat: Duration::from_millis(20), silence_max: Duration::from_secs(20) };
-
-fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
-    let steps = Checkpoints::open(store, Key::new("run").unwrap());
-    steps.with_options(OPTIONS).with_patience(PATIENCE)
-}
 
 /// All writers at once, each with the store that it is given.
 fn save_all(
@@ -62,7 +50,7 @@ fn what_several_wrote_is_one_step() {
         let ranks = Ranks::new(&state, writers, LIMITS);
         let reports = save_all(&stores_in(&folder, writers), &ranks, 12, "first", DEADLINE);
         let bytes: u64 = reports.iter().map(|report| report.as_ref().unwrap().bytes).sum();
-        let steps = folder.steps(OPTIONS);
+        let steps = folder.steps(SERIAL);
         let newest = steps.newest().unwrap().unwrap();
         state.check(&newest);
         newest.verify().unwrap();
@@ -81,10 +69,6 @@ fn what_several_wrote_is_one_step() {
     }
 }
 
-fn same(store: &SimStore, writers: usize) -> Vec<Arc<dyn Storage>> {
-    (0..writers).map(|_| Arc::new(store.clone()) as Arc<dyn Storage>).collect()
-}
-
 /// A store that fails for one writer: it says why, and all others say the same.
 #[test]
 fn the_failure_of_one_is_that_of_all() {
@@ -95,7 +79,9 @@ fn the_failure_of_one_is_that_of_all() {
             let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
             let store = SimStore::new(5, faults);
             let mut stores: Vec<Arc<dyn Storage>> = same(&store, 3);
-            stores[victim] = Arc::new(Full(Arc::new(store.clone())));
+            let gate = Gate::new(Arc::new(store.clone()));
+            gate.set(Way::Full);
+            stores[victim] = gate.store();
             let reports = save_all(&stores, &ranks, 4, "t", DEADLINE);
             for (writer, report) in reports.iter().enumerate() {
                 let text = report.as_ref().unwrap_err().to_string();
@@ -121,57 +107,6 @@ fn the_failure_of_one_is_that_of_all() {
     }
 }
 
-/// Another store, which is full when files of tensors are to be written.
-#[derive(Debug)]
-struct Full(Arc<dyn Storage>);
-
-impl Storage for Full {
-    fn open(&self, key: &Key) -> storage::Result<Arc<dyn storage::Object>> {
-        self.0.open(key)
-    }
-
-    fn create(&self, key: &Key, bytes: u64) -> storage::Result<Box<dyn storage::Upload>> {
-        if key.as_str().ends_with(".safetensors") {
-            let what = self.0.display(key);
-            let free_bytes = Some(17);
-            return Err(storage::Error::NoSpace { what, need_bytes: bytes, free_bytes });
-        }
-        self.0.create(key, bytes)
-    }
-
-    fn list(&self, folder: &Key) -> storage::Result<Vec<storage::Entry>> {
-        self.0.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> storage::Result<Vec<String>> {
-        self.0.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> storage::Result<()> {
-        self.0.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> storage::Result<()> {
-        self.0.publish(staged, target)
-    }
-
-    fn can_publish(&self, folder: &Key) -> storage::Result<bool> {
-        self.0.can_publish(folder)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> storage::Result<()> {
-        self.0.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> storage::Result<Option<u64>> {
-        Ok(None)
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.0.display(key)
-    }
-}
-
 /// A writer whose store takes its part, says that it did not, and is then gone until the others
 /// have ended. It deletes nothing, for the step is there; and it finds that out, even if the
 /// meeting was swept away in between.
@@ -184,12 +119,12 @@ fn a_writer_that_was_cut_off_finds_the_step() {
         let store = SimStore::new(5, faults);
         let steps = steps_on(Arc::new(store.clone()));
         let is_cut = Arc::new(AtomicBool::new(false));
-        let cut = Cut { store: store.clone(), is_cut: Arc::clone(&is_cut) };
+        let cut = cut_off_after_its_part(&store, &is_cut);
         let (lead, follow) = thread::scope(|scope| {
             let ranks = &ranks;
             let follow = scope.spawn(move || {
                 let together = Together { token: "t", writer: 1, deadline: DEADLINE };
-                ranks.save(&steps_on(Arc::new(cut)), 4, &together)
+                ranks.save(&steps_on(cut), 4, &together)
             });
             let together = Together { token: "t", writer: 0, deadline: DEADLINE };
             let lead = ranks.save(&steps, 4, &together);
@@ -205,90 +140,19 @@ fn a_writer_that_was_cut_off_finds_the_step() {
     }
 }
 
-#[derive(Debug)]
-struct Cut {
-    store: SimStore,
-    is_cut: Arc<AtomicBool>,
-}
-
-impl Cut {
-    fn reach(&self) -> storage::Result<&SimStore> {
-        if self.is_cut.load(Ordering::SeqCst) {
-            let what = "a store that is out of reach".to_owned();
-            return Err(storage::Error::Unsupported { doing: "reach", what });
-        }
-        Ok(&self.store)
-    }
-}
-
-impl Storage for Cut {
-    fn open(&self, key: &Key) -> storage::Result<Arc<dyn storage::Object>> {
-        self.reach()?.open(key)
-    }
-
-    fn create(&self, key: &Key, bytes: u64) -> storage::Result<Box<dyn storage::Upload>> {
-        let upload = self.reach()?.create(key, bytes)?;
-        if key.as_str().ends_with("/part/00001") {
-            return Ok(Box::new(Unanswered { upload, is_cut: Arc::clone(&self.is_cut) }));
-        }
-        Ok(upload)
-    }
-
-    fn list(&self, folder: &Key) -> storage::Result<Vec<storage::Entry>> {
-        self.reach()?.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> storage::Result<Vec<String>> {
-        self.reach()?.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> storage::Result<()> {
-        self.reach()?.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> storage::Result<()> {
-        self.reach()?.publish(staged, target)
-    }
-
-    fn can_publish(&self, folder: &Key) -> storage::Result<bool> {
-        self.reach()?.can_publish(folder)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> storage::Result<()> {
-        self.reach()?.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> storage::Result<Option<u64>> {
-        Ok(None)
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.store.display(key)
-    }
-}
-
-#[derive(Debug)]
-struct Unanswered {
-    upload: Box<dyn storage::Upload>,
-    is_cut: Arc<AtomicBool>,
-}
-
-impl storage::Upload for Unanswered {
-    fn write(&mut self, bytes: &[u8]) -> storage::Result<()> {
-        self.upload.write(bytes)
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.upload.len_bytes()
-    }
-
-    fn finish(self: Box<Self>) -> storage::Result<storage::FileEntry> {
+/// Its part arrives, and nothing else after it, not even the answer.
+fn cut_off_after_its_part(store: &SimStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn Storage> {
+    let is_part = |call: &str, key: &Key| call == "finish" && key.as_str().ends_with("/part/00001");
+    let is_cut = Arc::clone(is_cut);
+    let before = move |_: &dyn Storage, call: &str, key: &Key| {
         // From before the part is seen: the others may end at once.
-        self.is_cut.store(true, Ordering::SeqCst);
-        self.upload.finish()?;
-        let what = "the answer".to_owned();
-        Err(storage::Error::Unsupported { doing: "receive", what })
-    }
+        let was_cut = is_cut.fetch_or(is_part(call, key), Ordering::SeqCst);
+        if was_cut { Err(pulled(key)) } else { Ok(()) }
+    };
+    let after = move |_: &dyn Storage, call: &str, key: &Key| {
+        if is_part(call, key) { Err(pulled(key)) } else { Ok(()) }
+    };
+    Hooked::around(Arc::new(store.clone()), before, after)
 }
 
 /// One writer alone: what it says of the others.
@@ -367,7 +231,7 @@ fn what_cannot_be_saved_together() {
 fn a_folder_in_use_is_told_to_all() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
-    let other = folder.steps(OPTIONS);
+    let other = folder.steps(SERIAL);
     let lease = other.lock().unwrap();
     for saved in save_all(&stores_in(&folder, 2), &ranks, 4, "a", DEADLINE) {
         let text = saved.unwrap_err().to_string();
@@ -383,7 +247,7 @@ fn a_folder_in_use_is_told_to_all() {
 /// next try succeeds.
 #[test]
 fn any_failing_operation_gives_one_outcome() {
-    let state = State { tensors: State::of_model(1).tensors.split_off(12), ..State::of_model(1) };
+    let state = State::small(1);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for nth in (0..).step_by(3) {
         let store = SimStore::new(nth as u64, Faults::default());
@@ -411,14 +275,10 @@ fn any_failing_operation_gives_one_outcome() {
 /// Every image that a power cut may leave, at every operation that any of the writers makes.
 #[test]
 fn a_power_cut_leaves_the_old_step_or_the_new() {
-    let small = |seed| State {
-        tensors: State::of_model(seed).tensors.split_off(12),
-        ..State::of_model(seed)
-    };
     for marked in [false, true] {
         let store = SimStore::new(7, Faults { no_exclusive_rename: marked, ..Faults::default() });
         let stores: Vec<Arc<dyn Storage>> = same(&store, 3);
-        let (old, new) = (small(1), small(2));
+        let (old, new) = (State::small(1), State::small(2));
         let save = |step, state: &State, token| {
             for saved in save_all(&stores, &Ranks::new(state, 3, LIMITS), step, token, DEADLINE) {
                 saved.unwrap();
@@ -427,15 +287,6 @@ fn a_power_cut_leaves_the_old_step_or_the_new() {
         save(1, &old, "a");
         let from = store.op_count();
         save(2, &new, "b");
-        let to = store.op_count();
-        assert!(to > from + 60, "a save of few operations");
-        for (ops, seed) in (from..=to).flat_map(|ops| (0..4).map(move |seed| (ops, seed))) {
-            let after = store.crash_at(ops, seed);
-            let steps = steps_on(Arc::new(after));
-            let newest = steps.newest().unwrap().unwrap();
-            let state = [&old, &new][newest.step() as usize - 1];
-            assert_eq!(state.differs_from(&newest).unwrap(), None, "after {ops}, image {seed}");
-            assert!(ops < to || newest.step() == 2, "image {seed}: it was there");
-        }
+        check_images(&store, from, 4, (&old, &new));
     }
 }

@@ -10,19 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use ckpt::{
-    Check, Checkpoints, Drain, DrainOptions, Error, Options, Patience, PlanLimits, Retention,
-    Together,
-};
-use common::hooked::{Hooked, pulled};
-use common::ranks::Ranks;
-use common::{Folder, SMALL, State};
-use storage::sim::{Faults, SimStore};
+use ckpt::{Check, Checkpoints, Drain, DrainOptions, Error, Patience, Retention, Together};
+use common::gate::pulled;
+use common::ranks::{LIMITS, Ranks};
+use common::{Folder, SERIAL, State};
+use storage::sim::{Faults, Hooked, SimStore};
 use storage::{Key, Storage, write_all};
-
-const OPTIONS: Options = Options { threads: 1, ..SMALL };
-const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -32,7 +25,7 @@ fn key(name: &str) -> Key {
 }
 
 fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
-    Checkpoints::open(store, key("run")).with_options(OPTIONS)
+    Checkpoints::open(store, key("run")).with_options(SERIAL)
 }
 
 fn marked() -> SimStore {
@@ -46,7 +39,7 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
     for is_corrupt in [true, false] {
         let near = Folder::in_memory();
         for step in [1, 2] {
-            State::of_model(step).save(&near.steps(OPTIONS), step).unwrap();
+            State::of_model(step).save(&near.steps(SERIAL), step).unwrap();
         }
         let store = marked();
         let record = key("run/step-000000000001/COMMIT");
@@ -59,12 +52,12 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
         let drain = || {
             let retention = Retention { keep_last: 5, ..Retention::default() };
             let options = DrainOptions { retention, pause: Duration::ZERO, ..Default::default() };
-            let near = Arc::new(near.steps(OPTIONS));
+            let near = Arc::new(near.steps(SERIAL));
             Drain::new(near, Arc::new(steps_on(Arc::clone(&far))), options)
         };
         assert_eq!(drain().run().unwrap().drained.len(), 2);
-        near.steps(OPTIONS).retain(1).unwrap();
-        State::of_model(3).save(&near.steps(OPTIONS), 3).unwrap();
+        near.steps(SERIAL).retain(1).unwrap();
+        State::of_model(3).save(&near.steps(SERIAL), 3).unwrap();
         let files = |store: &SimStore| store.list(&key("run/step-000000000001")).unwrap().len();
         let before = files(&store);
         if is_corrupt {
@@ -118,7 +111,7 @@ fn signs_of_life_go_on() {
     State::of_model(1).save(&steps, 1).unwrap();
     drop(lease);
     assert_eq!(folder.names(), ["step-000000000001"]);
-    State::of_model(2).save(&folder.steps(OPTIONS), 2).unwrap();
+    State::of_model(2).save(&folder.steps(SERIAL), 2).unwrap();
 }
 
 /// A writer commits a step and deletes the older ones while a reader has the list of those in hand.
@@ -126,9 +119,9 @@ fn signs_of_life_go_on() {
 fn the_newest_is_found_while_steps_come_and_go() {
     let folder = Folder::in_memory();
     for step in [1, 2, 3] {
-        State::of_model(step).save(&folder.steps(OPTIONS), step).unwrap();
+        State::of_model(step).save(&folder.steps(SERIAL), step).unwrap();
     }
-    let writer = folder.steps(OPTIONS);
+    let writer = folder.steps(SERIAL);
     let come = AtomicUsize::new(3);
     let reader = steps_on(Hooked::new(folder.store(), move |_, call, key| {
         let last = come.load(Ordering::SeqCst);
@@ -234,22 +227,22 @@ fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
 fn times_of_files_mean_nothing() {
     let folder = Folder::in_memory();
     for step in [1, 2, 3] {
-        State::of_model(step).save(&folder.steps(OPTIONS), step).unwrap();
+        State::of_model(step).save(&folder.steps(SERIAL), step).unwrap();
     }
     let century = Duration::from_secs(100 * 365 * 86_400);
     let times = [SystemTime::UNIX_EPOCH, SystemTime::now() + century];
-    let held = folder.steps(OPTIONS);
+    let held = folder.steps(SERIAL);
     for (place, time) in times.into_iter().enumerate() {
         let lease = held.lock().unwrap();
         for name in folder.names() {
             File::open(folder.path(&name)).unwrap().set_modified(time).unwrap();
         }
-        let refused = folder.steps(OPTIONS).lock();
+        let refused = folder.steps(SERIAL).lock();
         assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
         drop(lease);
         let old = folder.path("step-000000000002");
         File::open(old).unwrap().set_modified(SystemTime::now() + century * 2).unwrap();
-        let steps = folder.steps(OPTIONS);
+        let steps = folder.steps(SERIAL);
         assert_eq!(steps.newest().unwrap().unwrap().step(), 3);
         if place == 1 {
             assert_eq!(steps.retain(1).unwrap(), [1, 2]);
@@ -264,13 +257,13 @@ fn a_foreign_latest_stays() {
         let folder = Folder::in_memory();
         fs::create_dir(folder.path("")).unwrap();
         fs::write(folder.path("latest"), text).unwrap();
-        let steps = folder.steps(OPTIONS);
+        let steps = folder.steps(SERIAL);
         State::of_model(1).save(&steps, 1).unwrap();
         assert_eq!(fs::read_to_string(folder.path("latest")).unwrap(), text);
         State::of_model(1).check(&steps.newest().unwrap().unwrap());
     }
     let folder = Folder::in_memory();
-    let steps = folder.steps(OPTIONS);
+    let steps = folder.steps(SERIAL);
     State::of_model(1).save(&steps, 1).unwrap();
     fs::write(folder.path("latest"), "step-000000000077\n").unwrap();
     assert_eq!(steps.newest().unwrap().unwrap().step(), 1);
@@ -282,7 +275,7 @@ fn a_foreign_latest_stays() {
 #[test]
 fn what_was_verified_is_remembered() {
     let folder = Folder::in_memory();
-    let steps = folder.steps(OPTIONS);
+    let steps = folder.steps(SERIAL);
     let save = |range: std::ops::RangeInclusive<u64>| {
         for step in range {
             State::of_model(step).save(&steps, step).unwrap();

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Failing, key, temp_store};
+use common::{failing, key, temp_store};
 use indexed::{Builder, Built, Dtype, Error, IndexedDataset, Result};
 use storage::{Key, Storage};
 
@@ -25,10 +25,10 @@ fn build(store: &Arc<dyn Storage>) -> Result<Built> {
 /// The calls of a build that succeeds, in their order.
 fn calls() -> Vec<String> {
     let (_guard, store) = temp_store();
-    let failing = Failing::new(&store, 0..0);
-    let as_store: Arc<dyn Storage> = failing.clone();
-    build(&as_store).unwrap();
-    failing.calls.log.lock().unwrap().clone()
+    let (store, calls) = failing(&store, 0..0);
+    build(&store).unwrap();
+    let calls = calls.lock().unwrap();
+    calls.clone()
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn both_files_are_whole_before_either_is_visible() {
 fn no_failure_leaves_a_file() {
     for fail in 0..calls().len() {
         let (_guard, store) = temp_store();
-        let failing: Arc<dyn Storage> = Failing::new(&store, fail..fail + 1);
+        let (failing, _) = failing(&store, fail..fail + 1);
         let error = build(&failing).unwrap_err();
         assert!(error.to_string().contains("as the test wants it"), "call {fail}: {error}");
         assert_eq!(store.list(&Key::root()).unwrap(), [], "call {fail}");
@@ -57,7 +57,7 @@ fn no_failure_leaves_a_file() {
 fn what_cannot_be_taken_back_is_named() {
     let last = calls().len() - 1;
     let (_guard, store) = temp_store();
-    let failing: Arc<dyn Storage> = Failing::new(&store, last..usize::MAX);
+    let (failing, _) = failing(&store, last..usize::MAX);
     let error = build(&failing).unwrap_err();
     assert!(matches!(error, Error::LeftBehind { .. }), "{error}");
     let text = error.to_string();

@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Once};
 
-use common::{Failing, golden, key, manifest, numbers};
+use common::{failing, golden, key, manifest, numbers};
 use indexed::{
     BlendConfig, BlendIndex, BlendWeights, Error, GptIndex, GptIndexConfig, IndexedDataset, Part,
     Split, blend_sizes, normalize_weights,
@@ -146,7 +146,7 @@ fn whole_folders_are_equal() {
 fn megatrons_folders_are_used_as_they_are() {
     for (name, run) in runs().as_object().unwrap() {
         let folder = golden(&format!("gpt_cache/{name}"));
-        let store = Failing::new(&folder, 0..usize::MAX);
+        let (store, calls) = failing(&folder, 0..usize::MAX);
         for which in Split::ALL {
             let Some(Built::Gpt(index)) = replay(run, which, store.as_ref()) else { continue };
             let due = &run["splits"][which as usize];
@@ -176,7 +176,7 @@ fn megatrons_folders_are_used_as_they_are() {
             let documents: Vec<i64> = parts.iter().map(|part| part.sequence as i64).collect();
             assert_eq!(documents, due_tokens("first_sample_docs"), "{name} {which}");
         }
-        let calls = store.calls.log.lock().unwrap();
+        let calls = calls.lock().unwrap();
         // They would be sealed, and nothing else.
         assert!(calls.iter().all(|call| call.ends_with("feedline.json")), "{name}: {calls:?}");
     }
@@ -313,7 +313,7 @@ fn a_cache_that_cannot_be_written_is_a_warning() {
     let runs = runs();
     for fail_from in 0..12 {
         let (guard, store) = heard_store();
-        let failing = Failing::new(&store, fail_from..usize::MAX);
+        let (failing, _) = failing(&store, fail_from..usize::MAX);
         let built = replay(&runs["multi_epoch_sep"], Split::Train, failing.as_ref());
         let Some(Built::Gpt(index)) = built else { panic!("no index") };
         assert_eq!(index.sample_count(), 207);

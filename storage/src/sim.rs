@@ -25,10 +25,12 @@
 mod crash;
 mod disk;
 mod faulty;
+mod hooked;
 mod mount;
 mod tree;
 
 pub use faulty::{FaultyStore, ReadFaults};
+pub use hooked::Hooked;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -122,6 +122,8 @@ fn each_failure_has_an_error_of_its_own() {
         (Fault::Stall, RemoteCause::Stalled, 2),
         (Fault::Drip(100, slow), RemoteCause::Drip, 2),
         (Fault::WrongRange, RemoteCause::WrongLength, 2),
+        (Fault::Reset, RemoteCause::Reset, 2),
+        (Fault::Truncate, RemoteCause::Truncated, 2),
     ] {
         let error = read_with(&server, &format!("{due:?}"), fault);
         let Error::Remote(remote) = &error else { panic!("{fault:?}: {error}") };

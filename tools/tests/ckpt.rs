@@ -8,6 +8,7 @@ use std::process::Command;
 use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
 use serde_json::{Value, json};
 use storage::Key;
+use storage::server::{Fault, Rule, S3Server};
 
 struct Said {
     code: i32,
@@ -208,10 +209,52 @@ fn steps_are_converted() {
     let said = feedline(&["diff", &back, &anew, "--read", "--json"]).json();
     assert_eq!((&said["tensors"], &said["tensors_equal"]), (&json!([]), &json!(1)));
 
+    let missing = [(&path("steps"), &anew, "only_in_a"), (&anew, &path("steps"), "only_in_b")];
+    for (a, b, due) in missing {
+        let said = feedline(&["diff", a, b, "--json"]);
+        let told = &said.json()["tensors"][0];
+        assert_eq!((said.code, &told["difference"]), (1, &json!(due)), "{}", said.err);
+        assert_eq!((&told["group"], &told["name"]), (&json!("exp_avg"), &json!("wte.weight")));
+    }
+
     let said = feedline(&["export", &path("steps"), &path("bf16"), "--dtype", "bf16"]);
     assert_eq!(said.code, 0, "{}", said.err);
     let bytes = std::fs::read(folder.path().join("bf16/model.safetensors")).unwrap();
     assert_eq!(bytes[bytes.len() - 2..], [0xd0, 0x40], "6.5");
+
+    // Of a model that we do not know it is not known what has a row for each word.
+    let said = feedline(&["export", &path("steps"), &path("words"), "--vocab", "2"]);
+    assert_eq!(said.code, 2, "{}", said.out);
+    assert!(said.err.contains("--vocab: got names of another architecture"), "{}", said.err);
+    assert!(!folder.path().join("words").exists());
+}
+
+/// A bucket has no folders that appear at once, which is no fault of it. That it does not answer
+/// says nothing of a step.
+#[test]
+fn a_bucket_is_examined_and_verified() {
+    let server = S3Server::start().unwrap();
+    let url = server.url("steps");
+    save(&url, 10, 0.0);
+    let said = feedline(&["doctor", &url, "--json"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let told = said.json()["probes"][0].clone();
+    let finding = told["finding"].as_str().unwrap();
+    assert!(told["ok"] == true && finding.contains("its commit object"), "{told}");
+
+    let url = url + "&tries=2&hedge=off";
+    assert_eq!(feedline(&["verify", &url]).code, 0);
+    let faults = [(Fault::Denied, 2, "not allowed"), (Fault::WrongByte, 1, "DAMAGED")];
+    for (fault, code, due) in faults {
+        server.inject(Rule::every(1, fault).of("GET").to("model-00001"));
+        for verb in ["verify", "scrub"] {
+            let said = feedline(&[verb, &url]);
+            let told = format!("{}{}", said.out, said.err);
+            assert_eq!(said.code, code, "{verb}: {told}");
+            assert!(told.contains(due) && told.contains("model-00001"), "{verb}: {told}");
+        }
+        server.heal();
+    }
 }
 
 #[test]

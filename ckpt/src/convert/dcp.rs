@@ -6,7 +6,7 @@ use super::import::Import;
 use super::made::Made;
 use super::pickle::{Id, Node, Pickle};
 use super::source::Source;
-use super::torch::{TorchFile, dtype_of};
+use super::torch::{Names, TorchFile, dtype_of};
 use super::zip::Member;
 use crate::{Error, Group, Result, Span, region};
 use storage::{Key, Storage};
@@ -43,9 +43,10 @@ pub(crate) fn open(url: &str) -> Result<Import> {
 
     let mut source = Source::of_files(&store, store.display(&Key::root()));
     let mut files = HashMap::new();
-    let (mut made, mut dropped) = (Vec::new(), Vec::new());
+    let (mut made, mut dropped, names) = (Vec::new(), Vec::new(), Names::new());
     for &(name, entry) in tensors {
         let Some(name) = pickle.text(name) else { continue };
+        names.count(name, &what)?;
         let Some(boxes) = pickle.get(entry, "chunks").and_then(|id| pickle.items(id)) else {
             // Bytes: a pickled object, such as a step.
             dropped.push(name.to_owned());
@@ -60,6 +61,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         };
         let mut tensor = Made::new(parameter.to_owned(), group, dtype, shape);
         for &chunk in boxes {
+            names.count(name, &what)?;
             let (start, spans) = span_of(&pickle, chunk)
                 .ok_or_else(|| bad(0, &format!("a box of '{name:.80}'"), "offsets and sizes"))?;
             let place = places.get(&(name, start.clone()));

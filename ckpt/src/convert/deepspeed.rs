@@ -6,7 +6,7 @@
 //! itself, `ceil(elements / ranks)` each, and a rank's vector has its cuts end to end. Either way a
 //! parameter is a list of extents of the files, so nothing is put together before it is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::import::{Import, folder_by, part_of};
 use super::megatron;
@@ -67,7 +67,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
                 .map(|name| TorchFile::open(&mut source, &*store, &folder.join(name)?))
                 .collect::<Result<Vec<_>>>()?;
             add_zero(&mut source, &model, &optim)?;
-            dropped.extend(tied_names(&model));
+            dropped.extend(tied_names(&model)?);
         }
         all.push((first..source.tensors().len()).collect::<Vec<_>>());
     }
@@ -128,9 +128,7 @@ fn add_module(
 
 /// Adds parameters, moments and buffers.
 fn add_zero(source: &mut Source, model: &TorchFile, optim: &[TorchFile]) -> Result<()> {
-    let params = params_of(model).ok_or_else(|| {
-        unfit(source, "model states without param_shapes".to_owned(), "those of ZeRO")
-    })?;
+    let params = params_of(source, model)?;
     let state = |file: &TorchFile| file.pickle.get(file.pickle.root, "optimizer_state_dict");
     let stage = optim
         .first()
@@ -162,22 +160,28 @@ fn add_zero(source: &mut Source, model: &TorchFile, optim: &[TorchFile]) -> Resu
         }
     }
     let buffers = model.pickle.get(model.pickle.root, "buffer_names");
-    let buffers: Vec<&str> = buffers
+    let buffers: HashSet<&str> = buffers
         .and_then(|id| model.pickle.items(id))
         .unwrap_or_default()
         .iter()
         .filter_map(|&name| model.pickle.text(name))
         .collect();
-    add_module(source, model, |name| buffers.contains(&name))
+    add_module(source, model, |name| buffers.contains(name))
 }
 
-fn params_of(model: &TorchFile) -> Option<Vec<Vec<Param>>> {
+fn params_of(source: &Source, model: &TorchFile) -> Result<Vec<Vec<Param>>> {
     let pickle = &model.pickle;
-    let list = pickle.get(pickle.root, "param_shapes")?;
+    let missing = || unfit(source, "model states without param_shapes".to_owned(), "those of ZeRO");
+    let list = pickle.get(pickle.root, "param_shapes").ok_or_else(missing)?;
     let groups = pickle.items(list).map_or_else(|| vec![list], <[Id]>::to_vec);
-    let param =
-        |&(name, shape): &(Id, Id)| Some((pickle.text(name)?.to_owned(), pickle.sizes(shape)?));
-    groups.into_iter().map(|group| pickle.pairs(group)?.iter().map(param).collect()).collect()
+    let param = |&(name, shape): &(Id, Id)| -> Result<Param> {
+        let shape = pickle.sizes(shape).ok_or_else(missing)?;
+        Ok((model.name(name)?.to_owned(), shape))
+    };
+    let params = |group| -> Result<Vec<Param>> {
+        pickle.pairs(group).ok_or_else(missing)?.iter().map(param).collect()
+    };
+    groups.into_iter().map(params).collect()
 }
 
 /// Adam's moments of a rank, a vector a group; none if they are not kept as such.
@@ -268,11 +272,11 @@ fn elements_of(source: &Source, name: &str, shape: &[u64]) -> Result<u64> {
 }
 
 /// Names of weights that are another's copy.
-fn tied_names(model: &TorchFile) -> Vec<String> {
+fn tied_names(model: &TorchFile) -> Result<Vec<String>> {
     let pickle = &model.pickle;
     let shared = pickle.get(pickle.root, "shared_params").and_then(|id| pickle.pairs(id));
     let names = shared.unwrap_or_default().iter();
-    names.filter_map(|&(name, _)| pickle.text(name)).map(str::to_owned).collect()
+    names.map(|&(name, _)| model.name(name).map(str::to_owned)).collect()
 }
 
 /// Without what wrappers put in front.

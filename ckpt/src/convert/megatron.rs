@@ -76,6 +76,10 @@ const LAYER_FC2: [(&str, &str, Join, bool); 2] = [
     ("mlp.linear_fc2.bias", "mlp.c_proj.bias", Join::Same, false),
 ];
 
+/// Rows of queries, keys and values change their places one by one. A tensor without elements may
+/// say that it has any number of them; the widest model has 60,000.
+const QKV_ROWS_MAX: u64 = 3 << 18;
+
 /// A name may have any number for its layer.
 const LAYERS_MAX: u64 = 1 << 20;
 
@@ -342,8 +346,9 @@ fn qkv_rows(
     facts: Facts,
 ) -> Result<Vec<[u64; 3]>> {
     let share = rows / 3;
-    if rows == 0 || !rows.is_multiple_of(3) {
-        return Err(unfit(source, format!("'{name}' of {rows} rows"), "a positive multiple of 3"));
+    if rows == 0 || rows > QKV_ROWS_MAX || !rows.is_multiple_of(3) {
+        let due = format!("a positive multiple of 3, at most {QKV_ROWS_MAX}");
+        return Err(unfit(source, format!("'{name}' of {rows} rows"), &due));
     }
     if facts.version == 0 {
         return Ok((0..3).map(|part| [part * share, part * share, share]).collect());

@@ -7,6 +7,8 @@
 
 mod machine;
 
+use crate::region::RANK_MAX;
+
 /// A node of a [`Pickle`].
 pub(crate) type Id = usize;
 
@@ -109,8 +111,11 @@ impl Pickle {
         }
     }
 
+    /// Numbers along axes: no more than a tensor can have, as one that is remembered is copied
+    /// wherever it stands.
     pub(crate) fn sizes(&self, id: Id) -> Option<Vec<u64>> {
-        self.items(id)?.iter().map(|&item| self.size(item)).collect()
+        let items = self.items(id).filter(|items| items.len() <= RANK_MAX)?;
+        items.iter().map(|&item| self.size(item)).collect()
     }
 
     /// The pairs of a dict or of a subclass of it.

@@ -19,12 +19,33 @@ const DEPTH_MAX: usize = 32;
 /// Tensors that are not contiguous are read in so many runs at most, all of a file together.
 const RUNS_MAX: u64 = 4 << 20;
 
-/// What a walk through dicts may cost in bytes of names: a pickle that remembers a dict can have it
-/// below itself many times over, and 32 levels of two each are four thousand millions.
+/// What the names of a pickle may come to in bytes.
 const NAMES_BYTES_MAX: usize = 256 << 20;
 
-/// A step takes time even if its name is short.
-const VISIT_BYTES: usize = 128;
+/// A name takes time and room even if it is short.
+const NAME_BYTES: usize = 128;
+
+/// Counts the names that are copied out of a pickle: one that it remembers it can have very often,
+/// and a dict below itself many times over; 32 levels of two each are four thousand millions.
+#[derive(Debug)]
+pub(crate) struct Names(Cell<usize>);
+
+impl Names {
+    pub(crate) fn new() -> Self {
+        Names(Cell::new(NAMES_BYTES_MAX))
+    }
+
+    /// Counts one; `what` is what it stands in.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if they are too many.
+    pub(crate) fn count(&self, name: &str, what: &str) -> Result<()> {
+        let due = "fewer names, and nothing so often below itself";
+        let left = self.0.get().checked_sub(NAME_BYTES + name.len());
+        self.0.set(left.ok_or_else(|| corrupt_name(what, name, due))?);
+        Ok(())
+    }
+}
 
 /// A file of `torch.save`.
 #[derive(Debug)]
@@ -36,6 +57,7 @@ pub(crate) struct TorchFile {
     storages: HashMap<String, Member>,
     /// How many more runs its tensors may have.
     runs_left: Cell<u64>,
+    names: Names,
 }
 
 /// A tensor as a file has it.
@@ -65,6 +87,22 @@ impl TorchFile {
         }
     }
 
+    fn new(pickle: Pickle, what: String, file: usize, storages: HashMap<String, Member>) -> Self {
+        let (runs_left, names) = (Cell::new(RUNS_MAX), Names::new());
+        TorchFile { pickle, what, file, storages, runs_left, names }
+    }
+
+    /// A text of the pickle, to be copied.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no text, or one too many.
+    pub(crate) fn name(&self, id: Id) -> Result<&str> {
+        let name = self.pickle.text(id);
+        let name = name.ok_or_else(|| corrupt_name(&self.what, "no text", "a name"))?;
+        self.names.count(name, &self.what)?;
+        Ok(name)
+    }
+
     /// As torch has written since 1.6.
     fn from_zip(part: &Part<'_>, file: usize) -> Result<Self> {
         let members = zip::members(part)?;
@@ -91,8 +129,7 @@ impl TorchFile {
                 Some((name.strip_prefix(&prefix)?.to_owned(), Member { offset, ..member }))
             })
             .collect();
-        let runs_left = Cell::new(RUNS_MAX);
-        Ok(TorchFile { pickle, what: part.display(), file, storages, runs_left })
+        Ok(Self::new(pickle, part.display(), file, storages))
     }
 
     /// As torch wrote before 1.6: pickles of a magic number, a version, the machine, the object and
@@ -132,8 +169,7 @@ impl TorchFile {
             storages.insert(name.to_owned(), Member { offset: at, bytes });
             offset += bytes;
         }
-        let runs_left = Cell::new(RUNS_MAX);
-        Ok(TorchFile { pickle, what: part.display(), file, storages, runs_left })
+        Ok(Self::new(pickle, part.display(), file, storages))
     }
 
     /// The tensor that a node is, which is to be named so; `None` if it is something else.
@@ -237,8 +273,8 @@ impl TorchFile {
 
     /// All tensors below a node of dicts and lists, by their keys with dots between.
     pub(crate) fn leaves(&self, id: Id) -> Result<Vec<(String, Tensor)>> {
-        let (mut found, mut left) = (Vec::new(), NAMES_BYTES_MAX);
-        self.walk(id, String::new(), 0, &mut left, &mut found)?;
+        let mut found = Vec::new();
+        self.walk(id, String::new(), 0, &mut found)?;
         Ok(found)
     }
 
@@ -247,12 +283,9 @@ impl TorchFile {
         id: Id,
         name: String,
         depth: usize,
-        left: &mut usize,
         found: &mut Vec<(String, Tensor)>,
     ) -> Result<()> {
-        *left = left.checked_sub(VISIT_BYTES + name.len()).ok_or_else(|| {
-            corrupt_name(&self.what, &name, "fewer names, and no dict so often below itself")
-        })?;
+        self.names.count(&name, &self.what)?;
         if depth > DEPTH_MAX {
             return Err(corrupt_name(&self.what, &name, "dicts of 32 levels at most"));
         }
@@ -269,11 +302,11 @@ impl TorchFile {
                     Node::Int(number) => below(&number.to_string()),
                     _ => continue,
                 };
-                self.walk(value, key, depth + 1, left, found)?;
+                self.walk(value, key, depth + 1, found)?;
             }
         } else if let Node::List(items) | Node::Tuple(items) = self.pickle.node(id) {
             for (place, &item) in items.iter().enumerate() {
-                self.walk(item, below(&place.to_string()), depth + 1, left, found)?;
+                self.walk(item, below(&place.to_string()), depth + 1, found)?;
             }
         }
         Ok(())

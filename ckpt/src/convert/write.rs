@@ -182,3 +182,39 @@ impl Job<'_> {
         if made.is_turned() { share } else { share.min(BAND_BYTES) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use storage::sim::{Faults, SimStore};
+
+    use super::*;
+    use crate::convert::source::Extent;
+    use crate::{Dtype, Group};
+
+    /// Elements that are cast to narrower ones take more on their way than when they have come.
+    #[test]
+    fn bands_are_counted_by_the_widest_element() {
+        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let mut source = Source::of_files(&store, String::new());
+        let file = source.add_file(Key::root(), 64);
+        let extents = vec![Extent { file, offset: 0, bytes: 64 }];
+        let tensor = source.add("w".to_owned(), Group::Model, Dtype::F64, vec![2, 4], extents);
+        let mut made = Made::same(&source, tensor.unwrap()).turn().unwrap();
+        let job = Job {
+            store: &*store,
+            folder: &Key::root(),
+            source: &source,
+            made: &[],
+            block_bytes: 4096,
+            codec: None,
+            bounds: Bounds { memory_bytes: 64 << 20, threads: 2, ..Bounds::default() },
+            tell: &|_| (),
+        };
+        for (dtype, due) in [(Dtype::F64, 8 << 20), (Dtype::F32, 4 << 20), (Dtype::BF16, 2 << 20)] {
+            made.dtype = dtype;
+            assert_eq!(job.band_bytes_max(&made), due, "{dtype}");
+        }
+    }
+}

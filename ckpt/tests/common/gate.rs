@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
+use storage::sim::Hooked;
 use storage::{Key, Result, Storage};
-
-use super::hooked::{Hooked, pulled};
 
 /// What a [`Gate`] does with new objects.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,4 +60,9 @@ fn pass(gate: &(Mutex<Way>, Condvar), key: &Key) -> Result<()> {
         Way::Panics => panic!("pulled"),
         Way::Open | Way::Shut | Way::Full => Ok(()),
     }
+}
+
+/// That a device failed.
+pub fn pulled(key: &Key) -> storage::Error {
+    storage::Error::from_io("reach", key.as_str(), std::io::Error::other("pulled"))
 }

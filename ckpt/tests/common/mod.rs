@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+pub mod children;
 pub mod gate;
-pub mod hooked;
 pub mod ranks;
 
 use std::path::PathBuf;
@@ -91,6 +91,13 @@ impl State {
         State { tensors, blobs, meta: json!({ "seed": seed, "loss": 0.1 + 0.2 }) }
     }
 
+    /// The blobs and a few of the tensors, for tests that save hundreds of times.
+    pub fn small(seed: u64) -> Self {
+        let mut state = Self::of_model(seed);
+        state.tensors.drain(..12);
+        state
+    }
+
     pub fn save(&self, steps: &Checkpoints, step: u64) -> Result<SaveReport> {
         let tensors: Vec<_> = self.tensors.iter().map(Tensor::data).collect();
         let blobs: Vec<_> = self.blobs.iter().map(|(name, bytes)| Blob { name, bytes }).collect();
@@ -138,6 +145,9 @@ pub const SMALL: Options = Options {
     codec: None,
 };
 
+/// The same on one thread, so that the n-th call of a store is always the same.
+pub const SERIAL: Options = Options { threads: 1, ..SMALL };
+
 /// A folder that is gone afterwards.
 pub struct Folder {
     pub temp: tempfile::TempDir,
@@ -161,6 +171,30 @@ impl Folder {
     /// The checkpoints in it, below `run`.
     pub fn steps(&self, options: Options) -> Checkpoints {
         Checkpoints::open(self.store(), Key::new("run").unwrap()).with_options(options)
+    }
+
+    /// Saves under each number the state that has it as its seed.
+    pub fn save(&self, steps: &[u64]) {
+        for &step in steps {
+            State::of_model(step).save(&self.steps(SMALL), step).unwrap();
+        }
+    }
+
+    /// The newest step, which is whole and the state that has its number.
+    pub fn newest(&self) -> Option<u64> {
+        let newest = self.steps(SERIAL).newest().unwrap()?;
+        State::of_model(newest.step()).check(&newest);
+        Some(newest.step())
+    }
+
+    /// All processes are gone: once swept, whole steps are all there is.
+    pub fn check_swept(&self) {
+        let steps = self.steps(SERIAL);
+        assert_eq!(steps.sweep().unwrap().kept, [""; 0]);
+        assert!(self.names().iter().all(|name| name.starts_with("step-")), "{:?}", self.names());
+        for step in steps.steps().unwrap() {
+            State::of_model(step).check(&steps.open_step(step).unwrap());
+        }
     }
 
     pub fn path(&self, below: &str) -> PathBuf {

@@ -2,13 +2,49 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ckpt::{
-    Background, Begun, Blob, Checkpoints, Holding, PlanLimits, Region, Result, SavePlan,
+    Background, Begun, Blob, Checkpoints, Holding, Patience, PlanLimits, Region, Result, SavePlan,
     SaveReport, Span, TensorSpec, Together,
 };
+use storage::sim::SimStore;
+use storage::{Key, Storage};
 
-use super::{State, Tensor};
+use super::{SERIAL, State, Tensor};
+
+/// Several files of each writer, and tensors that are cut.
+pub const LIMITS: PlanLimits =
+    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
+
+/// Quick signs of life, and no death by silence unless a test wants it.
+pub const PATIENCE: Patience =
+    Patience { beat: Duration::from_millis(20), silence_max: Duration::from_secs(20) };
+
+/// What one of several writers opens.
+pub fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
+    let steps = Checkpoints::open(store, Key::new("run").unwrap());
+    steps.with_options(SERIAL).with_patience(PATIENCE)
+}
+
+/// One store for all of them.
+pub fn same(store: &SimStore, writers: usize) -> Vec<Arc<dyn Storage>> {
+    (0..writers).map(|_| Arc::new(store.clone()) as Arc<dyn Storage>).collect()
+}
+
+/// Every image that a power cut may leave, at every operation from one on: of the steps 1 and 2 the
+/// newest is whole, and after the last operation it is the second.
+pub fn check_images(store: &SimStore, from: usize, images: u64, (old, new): (&State, &State)) {
+    let to = store.op_count();
+    assert!(to > from + 60, "a save of few operations");
+    for (ops, seed) in (from..=to).flat_map(|ops| (0..images).map(move |seed| (ops, seed))) {
+        let steps = steps_on(Arc::new(store.crash_at(ops, seed)));
+        let newest = steps.newest().unwrap().unwrap();
+        let state = [old, new][newest.step() as usize - 1];
+        assert_eq!(state.differs_from(&newest).unwrap(), None, "after {ops}, image {seed}");
+        assert!(ops < to || newest.step() == 2, "image {seed}: it was there");
+    }
+}
 
 /// What each of several writers holds: of long tensors some rows, of short ones all.
 pub struct Ranks {

@@ -226,8 +226,8 @@ def deepspeed(name, stage, ranks):
 def refused():
     folder = OUT / "refused"
 
-    def one_layer(name, heads, qkv_rows, fc1_rows, args):
-        """A Megatron-Core layer of width 8."""
+    def one_layer(name, heads, qkv_rows, fc1_rows, args, head=None):
+        """A Megatron-Core layer of width 8; with a head of this value, which a tied one has not."""
         shapes = {
             "embedding.word_embeddings.weight": [6, 8],
             "embedding.position_embeddings.weight": [3, 8],
@@ -249,9 +249,12 @@ def refused():
             "mlp.linear_fc2.bias": [8],
         }
         shapes |= {f"decoder.layers.0.{key}": shape for key, shape in layer.items()}
+        tensors = {key: torch.zeros(shape) for key, shape in shapes.items()}
+        if head is not None:
+            tensors["output_layer.weight"] = torch.full([6, 8], head)
         file = {
             "args": argparse.Namespace(num_layers=1, num_attention_heads=heads, **args),
-            "model": {key: torch.zeros(shape) for key, shape in shapes.items()},
+            "model": tensors,
             "checkpoint_version": 3.0,
         }
         (folder / name / "mp_rank_00").mkdir(parents=True)
@@ -264,20 +267,49 @@ def refused():
     one_layer("gated", 4, 24, 32, {})
     one_layer("gated-said", 4, 24, 16, {"swiglu": True})
     one_layer("ranks", 4, 24, 16, {"tensor_model_parallel_size": 2})
+    one_layer("two-rows", 4, 2, 16, {})
+    one_layer("tied", 4, 24, 16, {}, head=0.0)
+    one_layer("untied", 4, 24, 16, {}, head=1.0)
+
+    # Rows without columns, of which there may be any number.
+    rows = {"decoder.layers.0.self_attention.linear_qkv.weight": torch.zeros(3 << 38, 0)}
+    args = argparse.Namespace(num_layers=1, num_attention_heads=1)
+    (folder / "endless" / "mp_rank_00").mkdir(parents=True)
+    torch.save(
+        {"args": args, "model": rows, "checkpoint_version": 1.0},
+        folder / "endless" / "mp_rank_00" / "model_optim_rng.pt",
+    )
+    # Groups that are one, of some hundred parameters, which a pickle has once.
+    group = OrderedDict((f"layers.{i}", torch.Size([1])) for i in range(400))
+    (folder / "shapes").mkdir()
+    torch.save(
+        {"param_shapes": [group] * 6000},
+        folder / "shapes" / "mp_rank_00_model_states.pt",
+    )
+    torch.save(
+        {"optimizer_state_dict": {"zero_stage": 2}},
+        folder / "shapes" / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    )
 
     torch.save({"w": torch.eye(2).to_sparse()}, folder / "sparse.pt")
+    torch.save({"w": torch.zeros([1] * 33)}, folder / "ranked.pt")
+    # Two million runs of one element each.
+    wide = torch.zeros(1).expand(1 << 11, 1 << 10)
+    torch.save({name: wide for name in "abc"}, folder / "runs.pt")
     below = {"w": torch.zeros(2)}
     for _ in range(30):
         below = {"a": below, "b": below}
     torch.save(below, folder / "again.pt")
 
-    dcp.save({"w": torch.arange(24.0).view(6, 4)}, checkpoint_id=str(folder / "overlap"))
-    path = folder / "overlap" / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    entry = metadata.state_dict_metadata["w"]
-    # As many elements as are due, all of them in the first half.
-    entry.size, entry.chunks = torch.Size([12, 4]), entry.chunks * 2
-    path.write_bytes(pickle.dumps(metadata))
+    # As many elements as are due, all of them in the first half; and boxes of more axes than the
+    # tensor has.
+    for name, size, times in [("overlap", [12, 4], 2), ("axes", [24], 1)]:
+        dcp.save({"w": torch.arange(24.0).view(6, 4)}, checkpoint_id=str(folder / name))
+        path = folder / name / ".metadata"
+        metadata = pickle.loads(path.read_bytes())
+        entry = metadata.state_dict_metadata["w"]
+        entry.size, entry.chunks = torch.Size(size), entry.chunks * times
+        path.write_bytes(pickle.dumps(metadata))
 
 
 shutil.rmtree(OUT, ignore_errors=True)

@@ -3,11 +3,12 @@
 #![expect(dead_code, reason = "no test uses all of it")]
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use storage::{Entry, FileEntry, Key, Object, Result, Storage, Upload};
+use storage::sim::Hooked;
+use storage::{Key, Storage};
 
 /// A folder of goldens.
 pub fn golden(folder: &str) -> Arc<dyn Storage> {
@@ -56,101 +57,24 @@ impl Dice {
     }
 }
 
-/// A store that counts the calls that change it, and fails from one to another of them.
-#[derive(Debug)]
-pub struct Failing {
-    pub inner: Arc<dyn Storage>,
-    /// Calls in their order, as `finish a.bin`.
-    pub calls: Arc<Calls>,
-}
+/// The calls that changed a store, in their order, as `finish a.bin`.
+pub type Calls = Arc<Mutex<Vec<String>>>;
 
-#[derive(Debug)]
-pub struct Calls {
-    count: AtomicUsize,
-    fail: std::ops::Range<usize>,
-    pub log: Mutex<Vec<String>>,
-}
-
-impl Failing {
-    /// Fails the calls of these numbers, counted from 0.
-    pub fn new(inner: &Arc<dyn Storage>, fail: std::ops::Range<usize>) -> Arc<Self> {
-        let (count, log) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        let calls = Arc::new(Calls { count, fail, log });
-        Arc::new(Failing { inner: Arc::clone(inner), calls })
-    }
-}
-
-impl Calls {
-    fn enter(&self, what: &str, key: &Key) -> Result<()> {
-        self.log.lock().unwrap().push(format!("{what} {key}"));
-        if self.fail.contains(&self.count.fetch_add(1, Ordering::Relaxed)) {
+/// A store that notes the calls that change it, and fails those of these numbers, counted from 0.
+pub fn failing(inner: &Arc<dyn Storage>, fail: Range<usize>) -> (Arc<dyn Storage>, Calls) {
+    let calls = Calls::default();
+    let heard = Arc::clone(&calls);
+    let store = Hooked::new(Arc::clone(inner), move |_, call, key| {
+        if !["create", "write", "finish", "delete"].contains(&call) {
+            return Ok(());
+        }
+        let mut heard = heard.lock().unwrap();
+        heard.push(format!("{call} {key}"));
+        if fail.contains(&(heard.len() - 1)) {
             let source = std::io::Error::other("as the test wants it");
-            return Err(storage::Error::from_io(what, key.to_string(), source));
+            return Err(storage::Error::from_io("reach", key.to_string(), source));
         }
         Ok(())
-    }
-}
-
-impl Storage for Failing {
-    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.inner.open(key)
-    }
-
-    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        self.calls.enter("create", key)?;
-        let inner = self.inner.create(key, len_bytes_max)?;
-        Ok(Box::new(FailingUpload { inner, key: key.clone(), calls: Arc::clone(&self.calls) }))
-    }
-
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
-        self.inner.list(folder)
-    }
-
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.names(folder)
-    }
-
-    fn delete(&self, key: &Key) -> Result<()> {
-        self.calls.enter("delete", key)?;
-        self.inner.delete(key)
-    }
-
-    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        self.inner.publish(staged, target)
-    }
-
-    fn delete_folder(&self, folder: &Key) -> Result<()> {
-        self.inner.delete_folder(folder)
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.inner.free_bytes()
-    }
-
-    fn display(&self, key: &Key) -> String {
-        self.inner.display(key)
-    }
-}
-
-#[derive(Debug)]
-struct FailingUpload {
-    inner: Box<dyn Upload>,
-    key: Key,
-    calls: Arc<Calls>,
-}
-
-impl Upload for FailingUpload {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.calls.enter("write", &self.key)?;
-        self.inner.write(bytes)
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn finish(self: Box<Self>) -> Result<FileEntry> {
-        self.calls.enter("finish", &self.key)?;
-        self.inner.finish()
-    }
+    });
+    (store, calls)
 }

@@ -48,6 +48,7 @@ struct Plan {
     seed: u64,
     faults: ReadFaults,
     reads: AtomicU64,
+    bytes: AtomicU64,
     failed: AtomicU64,
     /// Reads that touch this hang.
     hung: Mutex<Range<u64>>,
@@ -58,9 +59,10 @@ impl FaultyStore {
     /// A store with these faults. The seed decides which reads meet one.
     #[must_use]
     pub fn new(inner: Arc<dyn Storage>, seed: u64, faults: ReadFaults) -> Self {
-        let (reads, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let [reads, bytes, failed] = [0; 3].map(AtomicU64::new);
         let (hung, released) = (Mutex::new(0..0), Condvar::new());
-        FaultyStore { inner, plan: Arc::new(Plan { seed, faults, reads, failed, hung, released }) }
+        let plan = Plan { seed, faults, reads, bytes, failed, hung, released };
+        FaultyStore { inner, plan: Arc::new(plan) }
     }
 
     /// From now on reads that touch these bytes, of whichever object, hang until
@@ -81,7 +83,13 @@ impl FaultyStore {
         self.plan.reads.load(Ordering::Relaxed)
     }
 
-    /// Those of them that failed.
+    /// The bytes that they asked for.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.plan.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Reads that failed.
     #[must_use]
     pub fn failed_count(&self) -> u64 {
         self.plan.failed.load(Ordering::Relaxed)
@@ -102,6 +110,7 @@ impl Plan {
 
     fn try_meet(&self, what: &str, read: &Read<'_>) -> Result<()> {
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(read.buf.len() as u64, Ordering::Relaxed);
         let mut rng = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let end = read.offset + read.buf.len() as u64;
         let touches = |bytes: &Range<u64>| read.offset < bytes.end && bytes.start < end;

@@ -1,0 +1,179 @@
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{
+    Draft, Entry, FileEntry, Key, Mark, Object, Profile, Result, Storage, Unsynced, Upload,
+};
+
+/// Hears of a call: the store below, the name of the method, and the key, which is that of an
+/// upload for what is done to one.
+type Hook = dyn Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync;
+
+/// Another store, which tells of every call that looks for something or changes something: what
+/// the hook says is what the caller gets, unless it says nothing. Clones are the same store.
+#[derive(Clone)]
+pub struct Hooked {
+    inner: Arc<dyn Storage>,
+    before: Arc<Hook>,
+    after: Arc<Hook>,
+}
+
+impl fmt::Debug for Hooked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl Hooked {
+    /// One that tells before each call, which is not made if the hook fails.
+    #[expect(clippy::new_ret_no_self, reason = "a store is all that anybody wants of it")]
+    pub fn new(
+        inner: Arc<dyn Storage>,
+        before: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,
+    ) -> Arc<dyn Storage> {
+        Self::around(inner, before, |_, _, _| Ok(()))
+    }
+
+    /// One that tells after each call as well, if that has succeeded: what fails then is done.
+    pub fn around(
+        inner: Arc<dyn Storage>,
+        before: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,
+        after: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,
+    ) -> Arc<dyn Storage> {
+        Arc::new(Hooked { inner, before: Arc::new(before), after: Arc::new(after) })
+    }
+
+    fn call<T>(
+        &self,
+        name: &str,
+        key: &Key,
+        call: impl FnOnce(&dyn Storage) -> Result<T>,
+    ) -> Result<T> {
+        (self.before)(&*self.inner, name, key)?;
+        let done = call(&*self.inner)?;
+        (self.after)(&*self.inner, name, key)?;
+        Ok(done)
+    }
+}
+
+impl Storage for Hooked {
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.call("open", key, |inner| inner.open(key))
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        let inner = self.call("create", key, |inner| inner.create(key, len_bytes_max))?;
+        Ok(Box::new(HookedUpload { inner, key: key.clone(), store: self.clone() }))
+    }
+
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+        self.call("list", folder, |inner| inner.list(folder))
+    }
+
+    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.call("names", folder, |inner| inner.names(folder))
+    }
+
+    fn delete(&self, key: &Key) -> Result<()> {
+        self.call("delete", key, |inner| inner.delete(key))
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
+        self.call("publish", target, |inner| inner.publish(staged, target))
+    }
+
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        self.inner.can_publish(folder)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        self.call("replace", key, |inner| inner.replace(key, bytes))
+    }
+
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        self.call("sync_folder", folder, |inner| inner.sync_folder(folder))
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        self.call("delete_folder", folder, |inner| inner.delete_folder(folder))
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.call("free_bytes", &Key::root(), |inner| inner.free_bytes())
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.inner.display(key)
+    }
+
+    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.sweep(folder)
+    }
+
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        self.inner.create_draft(key)
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        self.inner.resume_draft(key, from)
+    }
+
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.inner.open_draft(key)
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        self.inner.discard_draft(key)
+    }
+
+    fn profile(&self) -> &Profile {
+        self.inner.profile()
+    }
+}
+
+#[derive(Debug)]
+struct HookedUpload {
+    inner: Box<dyn Upload>,
+    key: Key,
+    store: Hooked,
+}
+
+impl Upload for HookedUpload {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let HookedUpload { inner, key, store } = self;
+        store.call("write", key, |_| inner.write(bytes))
+    }
+
+    fn write_from(
+        &mut self,
+        object: &dyn Object,
+        range: Range<u64>,
+        crc64: Option<u64>,
+    ) -> Result<()> {
+        let HookedUpload { inner, key, store } = self;
+        store.call("write", key, |_| inner.write_from(object, range, crc64))
+    }
+
+    fn stage_in(&mut self, bytes_max: u64) {
+        self.inner.stage_in(bytes_max);
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.inner.settle()
+    }
+
+    fn finish(self: Box<Self>) -> Result<FileEntry> {
+        let HookedUpload { inner, key, store } = *self;
+        store.call("finish", &key, |_| inner.finish())
+    }
+
+    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+        let HookedUpload { inner, key, store } = *self;
+        store.call("finish", &key, |_| inner.finish_in_folder())
+    }
+}

@@ -246,16 +246,8 @@ impl Commit {
 
     fn bad_line(&self, parcel: &Parcel, line: u64, offset: usize, fault: Fault) -> BadLine {
         let input = &self.inputs[parcel.input_idx];
-        BadLine {
-            input: input.name.clone(),
-            line: parcel.numbered.then_some(input.lines + line + 1),
-            offset: parcel.offset + offset as u64,
-            column: fault.column as u64,
-            decompressed: parcel.decompressed,
-            got: fault.got,
-            due: fault.due,
-            hint: fault.hint,
-        }
+        let line = parcel.numbered.then_some(input.lines + line + 1);
+        parcel.bad_line(&input.name, line, offset, fault)
     }
 
     /// Makes all so far certain: whoever goes on after a crash goes on from here.

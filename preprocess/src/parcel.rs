@@ -4,10 +4,10 @@
 
 use std::mem;
 
-use crate::Error;
 use crate::documents::Documents;
 use crate::input::{Position, Shape, Span};
 use crate::json::Fault;
+use crate::{BadLine, Error};
 
 /// Whole documents of one input, and what became of them.
 #[derive(Debug, Default)]
@@ -49,6 +49,26 @@ pub(crate) enum Stop {
 pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 8 << 20;
 
 impl Parcel {
+    /// What is wrong with a line that begins so many bytes into the parcel.
+    pub(crate) fn bad_line(
+        &self,
+        input: &str,
+        line: Option<u64>,
+        offset: usize,
+        fault: Fault,
+    ) -> BadLine {
+        BadLine {
+            input: input.to_owned(),
+            line,
+            offset: self.offset + offset as u64,
+            column: fault.column as u64,
+            decompressed: self.decompressed,
+            got: fault.got,
+            due: fault.due,
+            hint: fault.hint,
+        }
+    }
+
     /// Empties it for its next round.
     pub(crate) fn reset(&mut self) {
         self.bytes.clear();

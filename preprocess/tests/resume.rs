@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -52,6 +52,17 @@ impl Run {
         command.args(["--json-keys", "text", "title", "--append-eod", "--workers", "2"]);
         command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command
+    }
+
+    /// A run that has committed something, and is not done.
+    fn begun(&self) -> Child {
+        let arguments = ["--block-bytes", "2000", "--commit-interval", "1ms"];
+        let first = self.command("out", &arguments).spawn().unwrap();
+        let journal = self.folder.path().join("out/.p_text_document.journal.draft");
+        while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
+            sleep(Duration::from_millis(1));
+        }
+        first
     }
 
     /// What a run that nothing happens to writes: names and bytes.
@@ -162,7 +173,7 @@ fn asked_to_stop_it_waits_for_nobody() {
         command
     };
     let text = "{\"text\":\"a line of some words\"}\n".repeat(20_000);
-    let feed = |child: &mut std::process::Child, bytes: &str| {
+    let feed = |child: &mut Child, bytes: &str| {
         child.stdin.as_mut().unwrap().write_all(bytes.as_bytes()).unwrap();
     };
     let mut child = command("out").args(["--block-bytes", "10000"]).spawn().unwrap();
@@ -192,20 +203,19 @@ fn asked_to_stop_it_waits_for_nobody() {
     assert_eq!(files(&folder.path().join("out")), files(&folder.path().join("due")));
 }
 
+fn check_refused(second: &Output, how: &[&str]) {
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{how:?}: {said}");
+    assert!(said.contains("another process") || said.contains("at work"), "{said}");
+}
+
 #[test]
 fn a_second_writer_is_refused() {
     let run = Run::new(4, 4000);
-    let arguments = ["--block-bytes", "2000", "--commit-interval", "1ms"];
-    let mut first = run.command("out", &arguments).spawn().unwrap();
-    let journal = run.folder.path().join("out/.p_text_document.journal.draft");
-    while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
-        sleep(Duration::from_millis(1));
-    }
+    let mut first = run.begun();
     for how in [&["--resume"][..], &["--restart"], &[]] {
         let second = run.command("out", how).output().unwrap();
-        let said = String::from_utf8_lossy(&second.stderr);
-        assert_eq!(second.status.code(), Some(2), "{how:?}: {said}");
-        assert!(said.contains("another process") || said.contains("at work"), "{said}");
+        check_refused(&second, how);
     }
     assert!(first.wait().unwrap().success(), "the first was disturbed");
 }
@@ -215,19 +225,12 @@ fn a_second_writer_is_refused() {
 fn a_second_writer_of_other_keys_is_refused() {
     let run = Run::new(6, 4000);
     let due = run.due(&[]);
-    let arguments = ["--block-bytes", "2000", "--commit-interval", "1ms"];
-    let mut first = run.command("out", &arguments).spawn().unwrap();
-    let journal = run.folder.path().join("out/.p_text_document.journal.draft");
-    while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
-        sleep(Duration::from_millis(1));
-    }
+    let mut first = run.begun();
     for how in [&["--resume"][..], &["--restart"], &[]] {
         let mut second = Command::new(env!("CARGO_BIN_EXE_preprocess"));
         second.arg("--json-in").arg(&run.inputs[0]).args(["--json-keys", "title"]).args(how);
         let second = second.arg("--out").arg(run.folder.path().join("out/p")).output().unwrap();
-        let said = String::from_utf8_lossy(&second.stderr);
-        assert_eq!(second.status.code(), Some(2), "{how:?}: {said}");
-        assert!(said.contains("another process") || said.contains("at work"), "{said}");
+        check_refused(&second, how);
     }
     assert!(first.wait().unwrap().success(), "the first was disturbed");
     assert_eq!(files(&run.folder.path().join("out")), due);

@@ -17,7 +17,7 @@ use super::twice::{Bands, Twice};
 use super::{CleanOptions, NearOptions};
 use crate::input::Input;
 use crate::parcel::{Parcel, Stop};
-use crate::{BadLine, Error, Result};
+use crate::{Error, Result};
 
 /// Examples of each cause that a report shows.
 const EXAMPLES_MAX: usize = 5;
@@ -91,16 +91,11 @@ impl Tally {
         match parcel.stop.take() {
             None => Ok(()),
             Some(Stop::Input(error)) => Err(error),
-            Some(Stop::Line { offset, fault }) => Err(Error::BadLine(Box::new(BadLine {
-                input: input.name.clone(),
-                line: Some(input.lines + 1),
-                offset: parcel.offset + offset as u64,
-                column: fault.column as u64,
-                decompressed: parcel.decompressed,
-                got: fault.got,
-                due: fault.due,
-                hint: fault.hint,
-            }))),
+            Some(Stop::Line { offset, fault }) => {
+                let line = Some(input.lines + 1);
+                let bad_line = parcel.bad_line(&input.name, line, offset, fault);
+                Err(Error::BadLine(Box::new(bad_line)))
+            }
         }
     }
 }

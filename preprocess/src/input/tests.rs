@@ -367,17 +367,25 @@ fn files_decompressed_ahead_stay_in_order() {
 fn what_expands_too_much_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let text = "{}\n".repeat(200_000);
-    let path = write(&folder, "a.jsonl.zst", zstd_frame(text.as_bytes(), true));
-    for (ratio_max, free_bytes, passes) in
-        [(Some(100), 10_000, false), (None, 10_000, true), (Some(100), 1 << 30, true)]
-    {
-        let options = InputOptions { expand_ratio_max: ratio_max, ..InputOptions::default() };
-        let mut inputs = find(std::slice::from_ref(&path), &options);
-        inputs[0].expand_free_bytes = free_bytes;
-        let cut = cut(Cutter::new(inputs, 1000, 1 << 20));
-        assert_eq!(cut.stop.is_none(), passes);
-        if let Some(Stop::Input(error)) = cut.stop {
-            assert!(error.to_string().contains("--expand-max"), "{error}");
+    let bombs = [
+        ("a.jsonl.zst", zstd_frame(text.as_bytes(), true)),
+        ("b.jsonl.zst", zstd_frame(text.as_bytes(), false)),
+        ("a.jsonl.gz", gzip(text.as_bytes())),
+        ("b.jsonl.gz", bgzip(text.as_bytes(), 60_000)),
+    ];
+    for (name, bytes) in bombs {
+        let path = write(&folder, name, bytes);
+        for (ratio_max, free_bytes, passes) in
+            [(Some(100), 10_000, false), (None, 10_000, true), (Some(100), 1 << 30, true)]
+        {
+            let options = InputOptions { expand_ratio_max: ratio_max, ..InputOptions::default() };
+            let mut inputs = find(std::slice::from_ref(&path), &options);
+            inputs[0].expand_free_bytes = free_bytes;
+            let cut = cut(Cutter::new(inputs, 1000, 1 << 20));
+            assert_eq!(cut.stop.is_none(), passes, "{name}");
+            if let Some(Stop::Input(error)) = cut.stop {
+                assert!(error.to_string().contains("--expand-max"), "{error}");
+            }
         }
     }
 }

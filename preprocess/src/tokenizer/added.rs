@@ -116,6 +116,20 @@ impl Added {
         }
     }
 
+    /// Appends the ids of a text: those of the tokens, and what `encode` gives for all between.
+    #[inline]
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        ids: &mut Vec<u32>,
+        mut encode: impl FnMut(&str, &mut Vec<u32>),
+    ) {
+        self.split(text, |part| match part {
+            Part::Token(id) => ids.push(id),
+            Part::Text(text) => encode(text, ids),
+        });
+    }
+
     /// Whether the parts of a text are those of its two halves: no token and no white space that a
     /// token takes lies across.
     pub(super) fn may_cut(&self, text: &str, at: usize) -> bool {

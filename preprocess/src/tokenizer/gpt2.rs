@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::added::{Added, AddedToken, Part};
+use super::added::{Added, AddedToken};
 use super::bpe::{Bpe, BpeEncoder};
 use super::keywords::Keywords;
 use super::python::repr_list;
@@ -106,19 +106,6 @@ impl Gpt2 {
         Ok(self)
     }
 
-    #[inline]
-    fn encode_by(
-        &self,
-        text: &str,
-        ids: &mut Vec<u32>,
-        mut encode: impl FnMut(&str, &mut Vec<u32>),
-    ) {
-        self.specials.split(text, |part| match part {
-            Part::Token(id) => ids.push(id),
-            Part::Text(text) => encode(text, ids),
-        });
-    }
-
     fn token(&self, id: u32) -> Option<&[u8]> {
         let more = || id.checked_sub(self.vocab.size()).and_then(|at| self.more.get(at as usize));
         self.vocab.token(id).or_else(|| more().map(String::as_bytes))
@@ -127,7 +114,7 @@ impl Gpt2 {
 
 impl Tokenizer for Gpt2 {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.encode_by(text, ids, |text, ids| self.bpe.encode(text, ids));
+        self.specials.encode(text, ids, |text, ids| self.bpe.encode(text, ids));
     }
 
     fn encoder(&self) -> Box<dyn Encode + '_> {
@@ -204,6 +191,6 @@ impl Tokenizer for Gpt2 {
 impl Encode for Encoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let Encoder { of, bpe } = self;
-        of.encode_by(text, ids, |text, ids| bpe.encode(text, ids));
+        of.specials.encode(text, ids, |text, ids| bpe.encode(text, ids));
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 use storage::Crc64;
 
-use super::added::{Added, AddedToken, Part};
+use super::added::{Added, AddedToken};
 use super::base64;
 use super::bpe::{Bpe, BpeEncoder};
 use super::merge::ID_LIMIT;
@@ -352,7 +352,7 @@ fn fingerprint(tokens: &[Option<Vec<u8>>], pattern: Pattern, recognized: bool) -
 
 impl Tokenizer for Tiktoken {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.encode_by(text, ids, |text, ids| self.bpe.encode(text, ids));
+        self.specials.encode(text, ids, |text, ids| self.bpe.encode(text, ids));
     }
 
     fn encoder(&self) -> Box<dyn Encode + '_> {
@@ -402,24 +402,9 @@ impl Tokenizer for Tiktoken {
     }
 }
 
-impl Tiktoken {
-    #[inline]
-    fn encode_by(
-        &self,
-        text: &str,
-        ids: &mut Vec<u32>,
-        mut encode: impl FnMut(&str, &mut Vec<u32>),
-    ) {
-        self.specials.split(text, |part| match part {
-            Part::Token(id) => ids.push(id),
-            Part::Text(text) => encode(text, ids),
-        });
-    }
-}
-
 impl Encode for TiktokenEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let TiktokenEncoder { tiktoken, bpe } = self;
-        tiktoken.encode_by(text, ids, |text, ids| bpe.encode(text, ids));
+        tiktoken.specials.encode(text, ids, |text, ids| bpe.encode(text, ids));
     }
 }

@@ -8,6 +8,7 @@ pub mod tree;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use indexed::{Census, Format, IndexedDataset, ReadOptions, Source, WriteOptions, Writer};
 use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use storage::Key;
 
@@ -47,6 +48,8 @@ pub fn some_bytes(len: u64) -> Vec<u8> {
 /// Writes a file that is read by its path, in a folder of this process; gives the path.
 pub fn file(name: &str, bytes: &[u8]) -> String {
     let path = folder().join(name);
+    let above = path.parent().expect("below a folder");
+    std::fs::create_dir_all(above).expect("a folder for temporary files");
     std::fs::write(&path, bytes).expect("room for a file");
     path.to_str().expect("a path in UTF-8").to_owned()
 }
@@ -62,17 +65,36 @@ fn folder() -> &'static PathBuf {
     FOLDER.get_or_init(|| {
         let shm = PathBuf::from("/dev/shm");
         let above = if shm.is_dir() { shm } else { std::env::temp_dir() };
-        let folder = above.join(format!("feedline-fuzz-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for temporary files");
-        folder
+        above.join(format!("feedline-fuzz-{}", std::process::id()))
     })
+}
+
+/// Converts `a` of a format to a pair `b` of Megatron's, which is sound and counts the same. `None`
+/// if it is not accepted.
+pub fn converted(store: &Store, format: Format) -> Option<(Source, IndexedDataset)> {
+    let source = Source::open(store, &key("a"), format, &ReadOptions::default()).ok()?;
+    let census = Census::take(&source, None).ok()?;
+    let (to, options) = (key("b"), WriteOptions::default());
+    let mut writer = Writer::create(store, &to, Format::Mmididx, &source, &options).ok()?;
+    // Types that Megatron has not are narrowed, which not every token can be.
+    source.read_into(&mut writer).ok()?;
+    writer.finish().expect("room in memory");
+    let dataset = IndexedDataset::open(store, &to).expect("what we wrote");
+    assert_eq!(dataset.sequence_count(), census.sequences);
+    assert_eq!(dataset.document_count(), census.documents);
+    assert_eq!(dataset.token_count(), census.tokens);
+    Some((source, dataset))
 }
 
 /// Opens a tokenizer of one file; what is accepted encodes soundly.
 pub fn tokenize(kind: &str, name: &str, bytes: &[u8]) {
     let model = Some(file(name, bytes));
-    let spec = TokenizerSpec { kind: kind.to_owned(), model, ..TokenizerSpec::default() };
-    match open_tokenizer(&spec) {
+    tokenize_by(&TokenizerSpec { kind: kind.to_owned(), model, ..TokenizerSpec::default() }, bytes);
+}
+
+/// The same of any files; some of their bytes make up the text.
+pub fn tokenize_by(spec: &TokenizerSpec, bytes: &[u8]) {
+    match open_tokenizer(spec) {
         Ok(tokenizer) => encodes_soundly(tokenizer.as_ref(), bytes),
         Err(error) => {
             let unknown = error.to_string().starts_with("--tokenizer: ");
@@ -83,7 +105,7 @@ pub fn tokenize(kind: &str, name: &str, bytes: &[u8]) {
 
 /// What a vocabulary may look like is its own affair, but ids lie below its size and stand for
 /// bytes, no memory of earlier texts changes them, and neither does a cut where one is allowed.
-pub fn encodes_soundly(tokenizer: &dyn Tokenizer, vocabulary: &[u8]) {
+fn encodes_soundly(tokenizer: &dyn Tokenizer, vocabulary: &[u8]) {
     let last = &vocabulary[vocabulary.len().saturating_sub(200)..];
     let text = format!("{SAMPLE}{}{SAMPLE}", String::from_utf8_lossy(last));
     let encode = |text: &str| {

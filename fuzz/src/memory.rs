@@ -8,7 +8,7 @@ use storage::{Entry, Error, FileEntry, Key, Map, Object, Read, Result, Storage, 
 
 type Files = BTreeMap<String, Arc<Vec<u8>>>;
 
-/// A flat store; what no reader or writer of token files calls it has not.
+/// A flat store; what no reader or writer of token files and checkpoints calls it has not.
 #[derive(Debug)]
 pub struct Memory(Arc<Mutex<Files>>);
 
@@ -60,11 +60,17 @@ impl Storage for Memory {
     }
 
     fn publish(&self, _: &Key, _: &Key) -> Result<()> {
-        Err(unsupported())
+        Err(Error::Unsupported { doing: "rename", what: "files in memory".to_owned() })
     }
 
-    fn delete_folder(&self, _: &Key) -> Result<()> {
-        Err(unsupported())
+    /// As on an object store: a record commits.
+    fn can_publish(&self, _: &Key) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        self.with(|files| files.retain(|name, _| below(folder, name).is_none()));
+        Ok(())
     }
 
     fn free_bytes(&self) -> Result<Option<u64>> {
@@ -81,10 +87,6 @@ fn below<'a>(folder: &Key, name: &'a str) -> Option<&'a str> {
         "" => Some(name),
         folder => name.strip_prefix(folder)?.strip_prefix('/'),
     }
-}
-
-fn unsupported() -> Error {
-    Error::Unsupported { doing: "treat as folders", what: "files in memory".to_owned() }
 }
 
 #[derive(Debug)]

@@ -1,0 +1,48 @@
+//! Checkpoints of others, from safetensors to a rank of Megatron-LM: what is taken is saved as a
+//! step that is whole.
+
+#![no_main]
+
+use ckpt::Checkpoints;
+use ckpt::convert::{Bounds, Format, Import, Made, NewRows};
+use fuzz::{key, store_with};
+use libfuzzer_sys::fuzz_target;
+
+/// Of views a small file can have many.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// The boxes that the metadata of the seeds are of.
+const BOXES: &[u8] = include_bytes!("../../ckpt/tests/golden/refused/overlap/__0_0.distcp");
+
+fuzz_target!(|file: &[u8]| {
+    let alone = fuzz::file("foreign.safetensors", file);
+    let folder = alone.trim_end_matches("foreign.safetensors");
+    fuzz::file("__0_0.distcp", BOXES);
+    fuzz::file(".metadata", file);
+    fuzz::file("mp_rank_00/model_optim_rng.pt", file);
+    for (url, format) in [
+        (alone.as_str(), Format::HuggingFace),
+        (&alone, Format::Torch),
+        (folder, Format::Dcp),
+        (folder, Format::Megatron),
+    ] {
+        if let Ok(import) = Import::open(url, format) {
+            save(import);
+        }
+    }
+});
+
+fn save(mut import: Import) {
+    let bytes = import.made.iter().map(Made::bytes).fold(0, u64::saturating_add);
+    if bytes > BYTES_MAX {
+        return;
+    }
+    if import.normalize().expect("the tensors are there").is_some() {
+        let _ = import.set_vocab(7, &NewRows::Mean);
+    }
+    let steps = Checkpoints::open(store_with(&[]), key("run"));
+    let bounds = Bounds { memory_bytes: 1 << 20, threads: 1, ..Bounds::default() };
+    if steps.save_made(5, &import, &[], serde_json::Value::Null, bounds, &|_| ()).is_ok() {
+        steps.open_step(5).and_then(|step| step.verify()).expect("what we wrote");
+    }
+}

@@ -6,6 +6,7 @@ mod common;
 mod kills;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -25,22 +26,88 @@ fn keys<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&BATCH[..], more].concat()
 }
 
-#[test]
-fn a_run_goes_on_in_any_layout() {
+/// Kills a run in each of these layouts, and ends it on one rank, as a run that never was killed.
+fn check(more: &[(&str, &str)], layouts: &[(usize, &str)]) {
     let lab = Lab::new();
-    assert_success(&train(&lab.config("whole", &keys(&[]))));
+    assert_success(&train(&lab.config("whole", &keys(more))));
     let folder = lab.path("run");
-    let layouts =
-        [(4, "{ zero = 1 }"), (2, "{ pp = 2 }"), (4, "{ pp = 2, zero = 1 }"), (2, "{ zero = 3 }")];
-    for (number, (ranks, parallel)) in layouts.into_iter().enumerate() {
-        let config = lab.config("run", &keys(&[("parallel", parallel)]));
+    for (number, (ranks, parallel)) in layouts.iter().enumerate() {
+        let more = [more, &[("parallel", *parallel)]].concat();
         let pause = Duration::from_millis(3 * number as u64);
-        kill_after(ranks, &config, &folder, 5 + 10 * number, pause);
+        kill_after(*ranks, &lab.config("run", &keys(&more)), &folder, 5 + 10 * number, pause);
     }
-    let output = run(1, &lab.config("run", &keys(&[])));
+    let output = run(1, &lab.config("run", &keys(more)));
     assert_success(&output);
     assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
     lab.assert_same("run", "whole");
+}
+
+#[test]
+fn a_run_goes_on_in_any_layout() {
+    let two = [(4, "{ zero = 1 }"), (2, "{ pp = 2 }")];
+    check(&[], &[&two[..], &[(4, "{ pp = 2, zero = 1 }"), (2, "{ zero = 3 }")]].concat());
+}
+
+#[test]
+fn what_was_dropped_is_dropped_again() {
+    check(&[("model.dropout", "0.1")], &[(4, "{ zero = 1 }"), (2, "{ pp = 2 }")]);
+}
+
+/// The newest complete step of a run.
+fn newest(folder: &Path) -> u64 {
+    let names = fs::read_dir(folder.join("ckpt")).expect("it has saved").flatten();
+    let step = |entry: fs::DirEntry| ckpt::step_of(entry.file_name().to_str()?);
+    names.filter_map(step).max().expect("a step")
+}
+
+/// The norm of the difference of the weights of two runs, in units of the first's.
+fn apart(lab: &Lab, one: &str, other: &str) -> f64 {
+    let weights = |run: &str| {
+        let mut all = lab.final_tensors(run);
+        all.retain(|(name, _)| name.contains("Model"));
+        let bytes = all.into_iter().flat_map(|(_, bytes)| bytes).collect::<Vec<u8>>();
+        let values = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        values.map(f64::from).collect::<Vec<f64>>()
+    };
+    let (one, other) = (weights(one), weights(other));
+    assert_eq!(one.len(), other.len());
+    let squares = one.iter().zip(&other).map(|(a, b)| (a - b) * (a - b));
+    (squares.sum::<f64>() / one.iter().map(|a| a * a).sum::<f64>()).sqrt()
+}
+
+/// Four replicas, then ranks that share matrices in two stages, then one rank, in bf16. Until such
+/// ranks compute, and from where they have ended, bits are as always; what they compute comes near.
+#[test]
+fn a_run_goes_through_ranks_that_share_matrices() {
+    let lab = Lab::new();
+    let layout =
+        |parallel: &'static str| keys(&[("precision.dtype", "'bf16'"), ("parallel", parallel)]);
+    assert_success(&train(&lab.config("whole", &layout("{}"))));
+    let folder = lab.path("run");
+    kill_after(4, &lab.config("run", &layout("{}")), &folder, 10, Duration::ZERO);
+    let first = newest(&folder);
+    let shared = lab.config("run", &layout("{ tp = 2, pp = 2 }"));
+    kill_after(4, &shared, &folder, 28, Duration::ZERO);
+    let second = newest(&folder);
+    assert!(first < second, "{first}, {second}");
+    let copied = Command::new("cp").arg("-r").arg(&folder).arg(lab.path("other")).status();
+    assert!(copied.is_ok_and(|status| status.success()));
+    assert_success(&run(1, &lab.config("run", &layout("{}"))));
+    assert_success(&run(4, &lab.config("other", &layout("{ pp = 2 }"))));
+    lab.assert_same("other", "run");
+
+    let (got, due) = (lab.log_lines("run"), lab.log_lines("whole"));
+    assert_eq!(got.len(), due.len());
+    let loss = |line: &serde_json::Value| line["loss"].as_f64().expect("a loss");
+    for (got, due) in got.iter().zip(&due) {
+        assert_eq!(got["step"], due["step"]);
+        assert!(got["step"].as_u64() > Some(first) || got == due, "{got} is not {due}");
+        assert!((loss(got) / loss(due) - 1.0).abs() < 2e-3, "{got} is far from {due}");
+    }
+    assert_ne!(got, due, "ranks that share matrices add in another order");
+    let weights = apart(&lab, "whole", "run");
+    assert!(weights < 2e-2, "weights are {weights} apart");
+    println!("steps {first} to {second}: weights {weights:.1e} apart");
 }
 
 /// Kills at random moments, within saves too, that several ranks make together behind the run; with

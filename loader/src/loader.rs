@@ -98,8 +98,8 @@ pub struct Loader<A: Assemble> {
 /// being made. The bytes of all others stay as they were read, a tenth of the size.
 const READY_MAX: usize = 2;
 
-/// Addresses for long requests that are not copied: twice the usual window. In a larger one some
-/// are copied, which is right, and a little slower.
+/// Addresses for what is not copied: twice the usual window. In a larger one some is, which is as
+/// right, and a little slower.
 const KEPT_BYTES_MAX: u64 = 1 << 30;
 
 impl<A: Assemble> Loader<A> {
@@ -133,8 +133,9 @@ impl<A: Assemble> Loader<A> {
             failed: None,
             stores: stores.iter().map(counted).collect(),
         };
-        // fits: 64 bits
-        let kept = BufferPool::new(options.window_bytes.min(KEPT_BYTES_MAX) as usize);
+        // fits: a GiB
+        let kept = options.window_bytes.min(KEPT_BYTES_MAX / 9 * 8) as usize;
+        let kept = BufferPool::new(kept + kept / 8); // with free places between
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
             let manner = manner(&options, &limits[nth], limits.len() as u64);

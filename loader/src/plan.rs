@@ -156,11 +156,13 @@ impl Round {
         self.samples.iter().map(|sample| sample.len as u64).sum()
     }
 
-    /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each.
+    /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each. All
+    /// lots are here.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let a_piece = size_of::<PieceRef>() + size_of::<Chunk>() + size_of::<Spot>();
         let known = self.samples.len() * size_of::<Place>() + self.pieces.len() * a_piece;
-        self.len_bytes() + known as u64
+        let lots = self.lots.iter().flatten().map(|lot| lot.memory_bytes());
+        lots.sum::<u64>() + known as u64
     }
 
     /// One sample, when all lots are back with their bytes. `scratch` is for samples that do not

@@ -185,7 +185,7 @@ impl Worker {
             let extent = &lot.extents[lot.begun];
             let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
             // Where there is no memory to keep it in it is copied: what is in flight goes on.
-            let keep = lot.is_worth_keeping(lot.begun).then(|| self.kept.take(len)).flatten();
+            let keep = lot.is_worth_keeping().then(|| self.kept.take(len)).flatten();
             let is_kept = keep.is_some();
             let Some(buf) = keep.or_else(|| self.pool.take(len)) else { return };
             let tag = self.free_tags.pop().unwrap_or(self.flights.len());

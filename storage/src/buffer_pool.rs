@@ -42,6 +42,13 @@ impl BufferPool {
         Some(Buffer(Some(span)))
     }
 
+    /// What a buffer for so many bytes takes.
+    #[must_use]
+    pub fn bytes_of(len: u64) -> u64 {
+        let align = ALIGN_BYTES as u64;
+        len.saturating_add(align - 1).div_ceil(align).saturating_mul(align)
+    }
+
     /// The longest read that a buffer of this pool can have room for.
     #[must_use]
     pub fn len_max(&self) -> usize {

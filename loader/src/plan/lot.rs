@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use storage::{Buffer, Object};
+use storage::{Buffer, BufferPool, Object};
 
 use super::{Limits, Spot};
 use crate::PieceRef;
@@ -50,6 +50,8 @@ pub struct Lot {
     pub(crate) store: usize,
     /// Bytes that are of this round.
     pub(super) used: usize,
+    /// What its buffers take if all of them are kept, where that is worth it.
+    kept_bytes: Option<u64>,
     /// Extents that have been handed to the store.
     pub(crate) begun: usize,
     /// Extents that have not come.
@@ -74,9 +76,6 @@ pub(super) struct Chunk {
     pub(super) piece: usize,
 }
 
-/// Of a shorter extent the whole pages of its buffer would be much more than its bytes.
-const KEPT_BYTES_MIN: u64 = 64 << 10;
-
 impl Chunk {
     fn end(&self) -> u64 {
         self.offset + self.len
@@ -97,13 +96,16 @@ impl Lot {
         }
     }
 
-    /// Whether the bytes of an extent had better stay where they come: it is long, and half of it
-    /// or more is wanted.
+    /// Whether the bytes of its extents had better stay where they come: the buffers, which are
+    /// whole pages and have what nobody wants, take no more than half as much again as the samples.
     #[must_use]
-    pub fn is_worth_keeping(&self, extent: usize) -> bool {
-        let Extent { len_bytes, copies, .. } = &self.extents[extent];
-        let wanted = self.copies[copies.clone()].iter().map(|copy| copy.len as u64);
-        *len_bytes >= KEPT_BYTES_MIN && wanted.sum::<u64>() >= *len_bytes / 2
+    pub fn is_worth_keeping(&self) -> bool {
+        self.kept_bytes.is_some()
+    }
+
+    /// What it keeps in memory.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.kept_bytes.unwrap_or(self.used as u64)
     }
 
     /// Takes what came of an extent as it is: its samples are then looked at in there. Of a buffer
@@ -175,7 +177,7 @@ impl Lot {
         self.objects.clear();
         self.failed.clear();
         (self.used, self.begun, self.left) = (0, 0, 0);
-        (self.due, self.failure) = (None, None);
+        (self.due, self.failure, self.kept_bytes) = (None, None, None);
     }
 
     /// The bytes of its samples.
@@ -212,6 +214,10 @@ impl Lot {
 
     pub(super) fn complete(&mut self, round: u64, store: usize) {
         (self.round, self.store, self.left) = (round, store, self.extents.len());
+        let buffers = self.extents.iter().map(|extent| BufferPool::bytes_of(extent.len_bytes));
+        let buffers = buffers.sum::<u64>();
+        let is_worth = buffers > 0 && 2 * buffers <= 3 * self.used as u64;
+        self.kept_bytes = is_worth.then_some(buffers);
     }
 
     /// Makes extents of the chunks of one file, which are sorted.

@@ -162,13 +162,13 @@ fn read(store: &dyn Storage, key: &Key) -> Result<Option<Record>> {
 
 /// Going on with other settings would make files that no single run makes.
 fn same_run(name: &str, there: &Value, here: &Value) -> Result<()> {
-    let keys = here.as_object().into_iter().flat_map(|run| run.keys());
-    for key in keys.filter(|key| there[key.as_str()] != here[key.as_str()]) {
-        let (got, due) = (&there[key.as_str()], &here[key.as_str()]);
-        bail!(
-            "go on with {name}: {key} was {got}, is {due}; hint: --restart throws away what an \
-             interrupted run has left"
-        );
-    }
-    Ok(())
+    let mut keys = here.as_object().into_iter().flat_map(|run| run.keys());
+    let Some(key) = keys.find(|key| there[key.as_str()] != here[key.as_str()]) else {
+        return Ok(());
+    };
+    let (got, due) = (&there[key.as_str()], &here[key.as_str()]);
+    bail!(
+        "go on with {name}: {key} was {got}, is {due}; hint: --restart throws away what an \
+         interrupted run has left"
+    );
 }

@@ -196,6 +196,16 @@ fn the_loss_goes_down() {
             let got = given.find(|(name, _)| name == key).map(|(_, id)| id);
             assert_eq!(got, Some(*due), "data.special.{key} of {}", task.name);
         }
+        // Who has a decoder answers, from the first token that was recorded to the last.
+        if task.name != MLM.name {
+            let mut command = trainer("generate", std::path::Path::new("--ckpt"));
+            command.arg(lab.path(task.name)).args(["--prompt", "20 21 22 23", "--json"]);
+            command.args(["--temperature", "0", "--tokens", "8"]);
+            let output = command.output().unwrap();
+            assert_success(&output);
+            let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert!(said["tokens"].as_u64().unwrap() > 0, "{said}");
+        }
     }
 }
 

@@ -205,7 +205,7 @@ pub struct KeepConfig {
     pub every: Option<u64>,
 }
 
-/// `[eval]`: the mean loss over validation samples.
+/// `[eval]`: the mean loss over validation samples; of `"mlm"` that of the hidden tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {

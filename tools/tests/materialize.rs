@@ -1,7 +1,6 @@
 //! `feedline materialize` is killed time and again, and ends in the bytes of a run that never was.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-#![expect(clippy::print_stdout, reason = "a failure shows the seed and the kills before it")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -9,7 +9,7 @@ followed by fsync, and then loads it from dropped pages. Then come the numbers t
 checksums cost, what 64 files cost after their data, memory, and two, four and eight processes.
 
 The peers are installed into .bench-venv-ckpt with the versions of scripts/bench_ckpt.txt. DeepSpeed's
-FastFileWriter takes part if `deepspeed` can be imported there, with libaio and a compiler. fio comes
+FastFileWriter takes part where it can be built, with g++ and libaio's headers. fio comes
 from the system. A state of 8 GB takes 16 GB of memory while a peer loads it.
 """
 
@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 VENV = ROOT / ".bench-venv-ckpt"
 FEEDLINE = ROOT / "target/release/feedline"
 PEER = ROOT / "ckpt/benches/peers/state.py"
+DEEPSPEED = "deepspeed==0.19.8"
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 # What is due at least: our rate over theirs.
 DUE = {
@@ -133,6 +134,9 @@ def venv(python):
         subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
         wanted = ["-r", ROOT / "scripts/bench_ckpt.txt"]
         subprocess.run([VENV / "bin/pip", "install", "-q", *wanted], check=True)
+        # It is built by the PyTorch that is there, and left out where it cannot be.
+        more = ["--no-build-isolation", DEEPSPEED]
+        subprocess.run([VENV / "bin/pip", "install", "-q", *more], check=False)
     return VENV / "bin/python"
 
 

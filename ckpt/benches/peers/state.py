@@ -7,6 +7,7 @@ load from dropped pages until every page of every tensor has been there.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -33,6 +34,8 @@ def main():
     act = globals()[f"{args.action}_{args.kind}"]
     if args.action == "save":
         state = fill(gpt(args.bytes))
+        if args.kind == "deepspeed":
+            deepspeed_memory()
         begun = time.perf_counter()
         act(state, args.path)
     else:
@@ -143,13 +146,20 @@ def load_safetensors(_, path):
     return load_file(str(path))
 
 
-def save_deepspeed(state, path):
-    from deepspeed.io import FastFileWriter, FastFileWriterConfig
+@functools.cache
+def deepspeed_memory():
+    """What a run makes once, and for which DeepSpeed compiles C++ the first time of all."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     # Blocks of 8 MiB, 32 at once, from 64 MiB of pinned memory, as its own scripts have it.
     handle = AsyncIOBuilder().load(verbose=False).aio_handle(8 << 20, 32, False, True, 1)
-    memory = handle.new_cpu_locked_tensor(64 << 20, torch.empty(0, dtype=torch.uint8))
+    return handle, handle.new_cpu_locked_tensor(64 << 20, torch.empty(0, dtype=torch.uint8))
+
+
+def save_deepspeed(state, path):
+    from deepspeed.io import FastFileWriter, FastFileWriterConfig
+
+    handle, memory = deepspeed_memory()
     config = FastFileWriterConfig(
         dnvme_handle=handle,
         pinned_tensor=memory,

@@ -51,6 +51,21 @@ fn check(
     }
 }
 
+/// Groups of several threads begin at the same moment, again and again: what libtorch notes of them
+/// in one place for the process would be torn.
+#[test]
+fn groups_begin_at_the_same_time() {
+    for _ in 0..4 {
+        let got = ranks(4, |group| {
+            let mut sum = numbers(group.rank(), 3, Kind::Int64);
+            group.all_reduce(&mut sum, Reduce::Sum).unwrap();
+            values(&sum)
+        });
+        let due = reduced(&all(4, 3), |a, b| a + b);
+        assert!(got.iter().all(|got| *got == due), "{got:?}");
+    }
+}
+
 type Plain = fn(i64, i64) -> i64;
 
 #[test]

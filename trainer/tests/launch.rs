@@ -243,6 +243,20 @@ fn a_wrong_number_of_ranks_ends_all_at_once() {
 }
 
 #[test]
+fn a_rank_told_of_fewer_leaves_the_store_to_the_others() {
+    let port = free_port();
+    let begin = |rank, size| Session::begin(world(port, rank, size), PATIENCE).unwrap_err();
+    let due = "stage/store: rank 1: find the other ranks:\n  rank 1 is of 2 ranks, rank 0 of 3";
+    thread::scope(|scope| {
+        let keeper = scope.spawn(|| begin(0, 3).to_string());
+        scope.spawn(|| begin(1, 2)).join().unwrap();
+        let late = begin(2, 3).to_string();
+        assert!(late.starts_with(due), "{late}");
+        assert!(keeper.join().unwrap().starts_with(due));
+    });
+}
+
+#[test]
 fn a_port_in_use_is_said() {
     let taken = TcpListener::bind("[::]:0").unwrap();
     let port = taken.local_addr().unwrap().port();

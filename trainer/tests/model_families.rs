@@ -300,13 +300,9 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made) {
         };
         let error = (grad - due).abs().max().double_value(&[]) as f32;
         let what = format!("{} on rank {} of {}", spec.name, tp.rank, tp.size);
-        // What is left of what was dropped is larger, and so are its errors, layer upon layer. The
-        // first backward pass of a process on several threads was seen to differ by 1.6e-5 from
-        // all later ones, in one process of forty, where ranks differ by 1e-6.
-        assert!(
-            error <= 3.0 * NEAR * scale,
-            "{what}: off by {error:e}, where values reach {scale:e}"
-        );
+        // What is left of what was dropped is larger, and so are its errors, layer upon layer.
+        let near = if config.dropout > 0.0 { 3.0 * NEAR } else { NEAR };
+        assert!(error <= near * scale, "{what}: off by {error:e}, where values reach {scale:e}");
     }
 }
 
@@ -314,6 +310,8 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made) {
 /// rounding of sums that are cut.
 #[test]
 fn tensor_parallel_ranks_agree_with_one() {
+    // As the trainer does.
+    bridge::runtime::set_deterministic().unwrap();
     let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
     let cases: [(&str, MakeMicro); 8] = [
         ("", gpt_batch),

@@ -102,10 +102,16 @@ impl Session {
 
     fn meet(&self) -> Result<()> {
         if let Err(error) = self.agree() {
-            self.store.fail("stage/store", self.world.rank, &error.to_string())?;
+            self.tell("stage/store", &error);
             return Err(error);
         }
         self.stage(Stage::Store, || Ok(()))
+    }
+
+    /// Tells the others why this rank does not come to a place.
+    fn tell(&self, place: &str, error: &Error) {
+        // Without a store nobody can hear it; what is to be said here is still the reason.
+        _ = self.store.fail(place, self.world.rank, &error.to_string());
     }
 
     /// Each rank is there once, and all were told of the same number.
@@ -202,7 +208,7 @@ impl Session {
         let done = match work() {
             Ok(done) => done,
             Err(error) => {
-                self.store.fail(&place, self.world.rank, &error.to_string())?;
+                self.tell(&place, &error);
                 return Err(error);
             }
         };
@@ -242,13 +248,20 @@ impl Session {
 
     /// Who keeps the store keeps it until the others need it no more, or for a while.
     fn leave(self) {
-        let others = self.world.size as i64 - 1; // fits: at most 2^20
         let keeps = self.world.keeper == Keeper::FirstRank && self.world.rank == 0;
         // That the store has gone means that its keeper has: then there is nothing to wait for.
         if keeps {
-            _ = others == 0 || self.store.wait(&["left/all"], LEAVE_WAIT).unwrap_or(false);
-        } else if self.store.add("left/count", 1).unwrap_or(0) == others {
+            let alone = self.world.size == 1;
+            _ = alone || self.store.wait(&["left/all"], LEAVE_WAIT).unwrap_or(false);
+        } else if self.store.add("left/count", 1).unwrap_or(0) + 1 == self.told_size() {
             _ = self.store.set("left/all", b"");
         }
+    }
+
+    /// How many ranks the first one was told of: one that was told of fewer must not send the
+    /// keeper away while others still ask.
+    fn told_size(&self) -> i64 {
+        let told = self.store.look("size").ok().flatten().unwrap_or_default();
+        String::from_utf8_lossy(&told).parse().unwrap_or(self.world.size as i64) // at most 2^20
     }
 }

@@ -6,12 +6,14 @@
 //!
 //! By default 1,300 samples of 2,048 tokens a second: ten times what a model of a billion
 //! parameters consumes on eight GPUs at 400 TFLOP/s each. Prints what the loader counted; `stalls`
-//! are waits of more than a millisecond for a batch that was due.
+//! are waits of more than a millisecond for a batch that was due. Beside it runs a thread that only
+//! sleeps, a millisecond at a time: where it wakes late too, the machine was taken away from us.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::error::Error;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indexed::{GptIndex, GptIndexConfig, IndexedDataset, Split};
@@ -22,6 +24,9 @@ use storage::sim::{FaultyStore, ReadFaults};
 
 const SEQ_LEN: usize = 2048;
 const MICRO_BATCH: usize = 8;
+
+/// Shorter waits are nothing.
+const LONG: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Cargo passes `--bench`.
@@ -56,9 +61,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     // must have in flight.
     let options = LoaderOptions::new(MICRO_BATCH, 0..samples);
     let mut loader = Loader::start(order, assemble, options)?;
+    let is_done = Arc::new(AtomicBool::new(false));
+    let sleeper = std::thread::spawn({
+        let is_done = Arc::clone(&is_done);
+        move || oversleeps(&is_done)
+    });
     let mut begun = None;
     let mut taken = 0;
-    while let Some(batch) = loader.next_batch()? {
+    let mut waits: Vec<(Instant, Duration)> = Vec::new();
+    loop {
+        let asked = Instant::now();
+        let Some(batch) = loader.next_batch()? else { break };
+        // The wait for the first batch is start-up.
+        if taken > 0 && asked.elapsed() > LONG {
+            waits.push((asked, asked.elapsed()));
+        }
         taken += batch.rows as u64;
         loader.recycle(batch);
         // The first batch starts the clock: nothing could be read ahead of it.
@@ -66,6 +83,46 @@ fn main() -> Result<(), Box<dyn Error>> {
         let due = *begun + Duration::from_secs_f64(taken as f64 / rate);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
+    is_done.store(true, Ordering::Relaxed);
+    let late = sleeper.join().map_err(|_| "the thread that sleeps panicked")?;
     println!("{}", serde_json::to_string_pretty(&loader.metrics())?);
+    print_waits(begun, &waits, &late);
     Ok(())
+}
+
+/// Sleeps until told to end. When it woke late, and by how much.
+fn oversleeps(is_done: &AtomicBool) -> Vec<(Instant, Duration)> {
+    let mut late = Vec::new();
+    while !is_done.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        std::thread::sleep(LONG);
+        let over = begun.elapsed().saturating_sub(LONG);
+        if over > LONG {
+            late.push((begun, over));
+        }
+    }
+    late
+}
+
+/// Each wait, and by how much the thread that only sleeps was late in the same 20 ms.
+fn print_waits(
+    begun: Option<Instant>,
+    waits: &[(Instant, Duration)],
+    late: &[(Instant, Duration)],
+) {
+    let near = Duration::from_millis(20);
+    let longest = late.iter().map(|(_, over)| *over).max().unwrap_or_default();
+    println!("a thread that only sleeps woke late {} times, by {longest:.1?} at most", late.len());
+    let Some(begun) = begun else { return };
+    for (asked, wait) in waits {
+        let over = late
+            .iter()
+            .filter(|(at, over)| *at <= *asked + *wait + near && *at + *over + near >= *asked);
+        let over = over.map(|(_, over)| *over).max();
+        let over = over.map_or("was not late".to_owned(), |over| format!("was late by {over:.1?}"));
+        println!(
+            "at {:.3} s: waited {wait:.1?}; who only sleeps {over}",
+            (*asked - begun).as_secs_f64()
+        );
+    }
 }

@@ -29,6 +29,26 @@ pub struct Place {
     pub pp: usize,
 }
 
+/// One rank of a mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// How the ranks are arranged.
+    pub mesh: Mesh,
+    /// Which of them it is.
+    pub rank: usize,
+}
+
+impl Seat {
+    /// The only rank.
+    pub const ALONE: Seat = Seat { mesh: Mesh::ALONE, rank: 0 };
+
+    /// Where it is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.mesh.place(self.rank)
+    }
+}
+
 /// Which micro-batches of a step one replica computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
@@ -76,13 +96,6 @@ impl Mesh {
     #[must_use]
     pub fn pp_group(&self, of: Place) -> Vec<usize> {
         (0..self.pp).map(|pp| self.rank(Place { pp, ..of })).collect()
-    }
-
-    /// All who have a part of the replica's model.
-    #[must_use]
-    pub fn model_group(&self, of: Place) -> Vec<usize> {
-        let stages = 0..self.pp;
-        stages.flat_map(|pp| self.tp_group(Place { pp, ..of })).collect()
     }
 
     /// Stages that the layers are divided into.

@@ -56,7 +56,7 @@ fn defaults_are_what_the_documentation_says() {
     assert_eq!(config.data.train[0].path, "data/text_document");
     assert_eq!(config.data.split.0, "949,50,1");
     assert_eq!((config.data.tokenizer.as_str(), config.data.prefetch_batches), ("gpt2", 8));
-    assert_eq!(config.batch.accumulation(), 4);
+    assert_eq!(config.batch.micro_batches(), 4);
     assert_eq!((config.optim.betas, config.optim.eps), ([0.9, 0.95], 1e-8));
     assert_eq!((config.optim.weight_decay, config.optim.clip), (0.1, 1.0));
     assert_eq!((config.optim.lr.style, config.optim.lr.floor), (LrStyle::Cosine, 0.0));

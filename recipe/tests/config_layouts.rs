@@ -1,6 +1,7 @@
 //! What a config says of layouts, batches and families.
 
 use std::fs;
+use std::ops::Range;
 
 use recipe::config::Config;
 
@@ -112,7 +113,8 @@ fn layers_are_divided_among_stages_without_a_rest() {
             vec![2, 2, 2, 3],
         ),
     ] {
-        assert_eq!(set(&sets).unwrap().units_per_piece(), due, "{sets:?}");
+        let pieces = set(&sets).unwrap().pieces();
+        assert_eq!(pieces.iter().map(Range::len).collect::<Vec<_>>(), due, "{sets:?}");
     }
 }
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bridge::dist::{Group, Options, Store};
+use logbook::Trace;
 
 use crate::Result;
-use crate::log::Trace;
-use crate::mesh::{Mesh, Place};
+use crate::mesh::{Mesh, Place, Seat};
 
 /// A rank's place in the mesh and its groups. A group of one is absent: there is nobody to talk to.
 #[derive(Clone, Debug)]
@@ -60,10 +60,16 @@ impl Comm {
         })
     }
 
-    /// Where this rank is.
+    /// This rank of the mesh.
+    #[must_use]
+    pub fn seat(&self) -> Seat {
+        Seat { mesh: self.mesh, rank: self.rank }
+    }
+
+    /// Where it is.
     #[must_use]
     pub fn place(&self) -> Place {
-        self.mesh.place(self.rank)
+        self.seat().place()
     }
 }
 

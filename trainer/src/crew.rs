@@ -1,6 +1,8 @@
 //! All ranks of a run, as one of them sees them. It may be the only one, and then nothing here
 //! waits or talks.
 
+use recipe::Mismatch;
+
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::launch::{Session, Stage, Watchdog, World};
@@ -140,10 +142,12 @@ fn machine() -> String {
 
 /// The mesh of the config over so many ranks.
 fn mesh(config: &Config, ranks: usize) -> Result<Mesh> {
-    let division = config.divide(ranks as u64).map_err(|details| Error::Mismatch {
-        doing: format!("divide the run among {ranks} ranks"),
-        details,
-        hint: "`trainer plan --world N` says what would work",
+    let division = config.divide(ranks as u64).map_err(|details| {
+        Error::Mismatch(Mismatch {
+            doing: format!("divide the run among {ranks} ranks"),
+            details,
+            hint: "`trainer plan --world N` says what would work",
+        })
     })?;
     let [tp, pp, dp, virtual_stages] =
         [division.tp, division.pp, division.dp, config.parallel.virtual_stages]

@@ -1,5 +1,7 @@
 use std::fmt;
 
+use recipe::Mismatch;
+
 use crate::config::ConfigError;
 
 /// Why a run, a generation or a plan could not go on.
@@ -17,23 +19,12 @@ pub enum Error {
     Bridge(bridge::Error),
     /// A file could not be read or written.
     Storage(Box<storage::Error>),
-    /// The corpus or its index is not usable.
-    Indexed(Box<indexed::Error>),
-    /// A batch could not be read.
-    Loader(Box<loader::Error>),
+    /// Samples, a corpus or text could not be read.
+    Feed(feed::Error),
     /// A checkpoint could not be read or written.
     Ckpt(ckpt::Error),
-    /// The tokenizer could not be opened, or refused its input.
-    Tokenizer(Box<preprocess::Error>),
     /// The config, the data and the checkpoint do not go together.
-    Mismatch {
-        /// What was being done, and to what.
-        doing: String,
-        /// What came and what was due, one item a line.
-        details: Vec<String>,
-        /// What is likely to help.
-        hint: &'static str,
-    },
+    Mismatch(Mismatch),
     /// A gradient or a loss is no number any more.
     NotFinite {
         /// The step that was being computed; its weights were not changed.
@@ -85,17 +76,9 @@ impl fmt::Display for Error {
             Error::Torch { text } => write!(f, "compute with libtorch: {text}"),
             Error::Bridge(e) => write!(f, "{e}"),
             Error::Storage(e) => write!(f, "{e}"),
-            Error::Indexed(e) => write!(f, "{e}"),
-            Error::Loader(e) => write!(f, "{e}"),
+            Error::Feed(e) => write!(f, "{e}"),
             Error::Ckpt(e) => write!(f, "{e}"),
-            Error::Tokenizer(e) => write!(f, "{e}"),
-            Error::Mismatch { doing, details, hint } => {
-                write!(f, "{doing}:")?;
-                for detail in details {
-                    write!(f, "\n  {detail}")?;
-                }
-                write!(f, "\nhint: {hint}")
-            }
+            Error::Mismatch(e) => write!(f, "{e}"),
             Error::NotFinite { step, what, first_sample, samples } => write!(
                 f,
                 "step {step}: {what} is not finite, after samples {first_sample} to {} of the \
@@ -149,8 +132,17 @@ from!(
     Config: ConfigError,
     Bridge: bridge::Error,
     Storage: storage::Error,
-    Indexed: indexed::Error,
-    Loader: loader::Error,
+    Feed: indexed::Error,
     Ckpt: ckpt::Error,
-    Tokenizer: preprocess::Error
+    Feed: preprocess::Error,
+    Mismatch: Mismatch
 );
+
+impl From<feed::Error> for Error {
+    fn from(error: feed::Error) -> Self {
+        match error {
+            feed::Error::Mismatch(mismatch) => Error::Mismatch(mismatch),
+            other => Error::Feed(other),
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! The loss on held-out data, by all ranks.
 
+use feed::Batches;
+
 use crate::Result;
-use crate::data::Batches;
 use crate::input::Input;
 use crate::model::LossWeights;
 use crate::parallel::norm::all_sum;

@@ -1,9 +1,8 @@
 //! Batches of the loader, as a step takes them.
 
-use loader::batch::{
-    BertAssemble, BertBatch, EncDecAssemble, EncDecBatch, GptAssemble, T5Assemble, T5Batch,
-};
-use loader::{Assemble, Batch, Sample};
+pub use feed::AnyBatch;
+use loader::Batch;
+use loader::batch::{BertBatch, EncDecBatch, T5Batch};
 
 use crate::Result;
 use crate::model::{LossWeights, Micro};
@@ -55,116 +54,25 @@ macro_rules! input {
 
 input!(Batch: Micro::gpt, T5Batch: Micro::t5, EncDecBatch: Micro::encdec, BertBatch: Micro::bert);
 
-/// A kind of batch and its assembler, of each objective.
-macro_rules! any {
-    ($($(#[$of:meta])* $kind:ident: $assemble:ty => $batch:ty),*) => {
-        /// A micro-batch of any objective.
-        #[derive(Clone, Debug, PartialEq)]
-        pub enum AnyBatch { $($(#[$of])* $kind($batch)),* }
-
-        /// Makes batches of one objective.
-        #[derive(Debug)]
-        pub enum AnyAssemble { $($(#[$of])* $kind($assemble)),* }
-
-        impl AnyBatch {
-            fn inner(&self) -> &dyn Input {
-                match self { $(AnyBatch::$kind(batch) => batch),* }
-            }
-        }
-
-        impl Assemble for AnyAssemble {
-            type Batch = AnyBatch;
-
-            fn begin(&mut self, batch: &mut AnyBatch, first_sample: u64, rows: usize) {
-                match self {
-                    $(AnyAssemble::$kind(assemble) => {
-                        if !matches!(batch, AnyBatch::$kind(_)) {
-                            *batch = AnyBatch::$kind(Default::default());
-                        }
-                        if let AnyBatch::$kind(batch) = batch {
-                            assemble.begin(batch, first_sample, rows);
-                        }
-                    })*
-                }
-            }
-
-            fn set_row(
-                &mut self,
-                batch: &mut AnyBatch,
-                row: usize,
-                sample: &Sample<'_>,
-            ) -> loader::Result<()> {
-                match (self, batch) {
-                    $((AnyAssemble::$kind(assemble), AnyBatch::$kind(batch)) => {
-                        assemble.set_row(batch, row, sample)
-                    })*
-                    _ => unreachable!("a batch is of the kind that it was begun as"),
-                }
-            }
-
-            fn finish(&mut self, batch: &mut AnyBatch) -> loader::Result<()> {
-                match (self, batch) {
-                    $((AnyAssemble::$kind(assemble), AnyBatch::$kind(batch)) => {
-                        assemble.finish(batch)
-                    })*
-                    _ => unreachable!("a batch is of the kind that it was begun as"),
-                }
-            }
-        }
-    };
-}
-
-any!(
-    /// Of running text.
-    Lm: GptAssemble => Batch,
-    /// Of sentences, spans of which are hidden as they are read.
-    Spans: T5Assemble => T5Batch,
-    /// Of CPM-2's three token files.
-    Triple: EncDecAssemble => EncDecBatch,
-    /// Of sentences, tokens of which are hidden.
-    Masked: BertAssemble => BertBatch
-);
-
-impl Default for AnyBatch {
-    fn default() -> Self {
-        AnyBatch::Lm(Batch::default())
-    }
-}
-
-impl AnyBatch {
-    /// Every token that the model is given or is to say.
-    pub(crate) fn tokens(&self) -> impl Iterator<Item = i64> + '_ {
-        let (given, said, due, mask) = match self {
-            AnyBatch::Lm(b) => (&b.tokens, &[][..], &b.labels, &b.loss_mask),
-            AnyBatch::Spans(b) => {
-                (&b.encoder_tokens, &b.decoder_tokens[..], &b.labels, &b.loss_mask)
-            }
-            AnyBatch::Triple(b) => {
-                (&b.encoder_tokens, &b.decoder_tokens[..], &b.labels, &b.loss_mask)
-            }
-            AnyBatch::Masked(b) => (&b.tokens, &[][..], &b.labels, &b.loss_mask),
-        };
-        // Where nothing is due, there is a number below 0.
-        let is_due = |(id, counts): &(&i64, &f32)| **id >= 0 || **counts != 0.0;
-        let due = due.iter().zip(mask).filter(is_due).map(|(id, _)| id);
-        given.iter().chain(said).chain(due).copied()
-    }
-}
-
 impl Input for AnyBatch {
     fn first_sample(&self) -> u64 {
-        self.inner().first_sample()
+        AnyBatch::first_sample(self)
     }
 
     fn rows(&self) -> usize {
-        self.inner().rows()
+        AnyBatch::rows(self)
     }
 
     fn loss_mask(&self) -> &[f32] {
-        self.inner().loss_mask()
+        AnyBatch::loss_mask(self)
     }
 
     fn micro(&self, weights: LossWeights) -> Result<Micro> {
-        self.inner().micro(weights)
+        match self {
+            AnyBatch::Lm(batch) => Micro::gpt(batch, weights),
+            AnyBatch::Spans(batch) => Micro::t5(batch, weights),
+            AnyBatch::Triple(batch) => Micro::encdec(batch, weights),
+            AnyBatch::Masked(batch) => Micro::bert(batch, weights),
+        }
     }
 }

@@ -1,24 +1,23 @@
 //! Batches to weights: trains GPT, T5 and BERT on libtorch.
 //!
 //! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries
-//! it out, [`report`] draws it, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write.
-//! The state of a run is its weights, their moments and the number of samples consumed. Everything
-//! else is a function of the config: the order of the samples, the learning rate, the first
-//! weights. A resumed run therefore ends in the bits of one that was never interrupted, on the same
-//! number of threads.
+//! it out, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write. The state of a run
+//! is its weights, their moments and the number of samples consumed. Everything else is a function
+//! of the config: the order of the samples, the learning rate, the first weights. A resumed run
+//! therefore ends in the bits of one that was never interrupted, on the same number of threads.
+//!
+//! What needs no libtorch is elsewhere: what a run is in [`recipe`], what it reads in [`feed`],
+//! what it writes down of itself in [`logbook`].
 //!
 //! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
 //! [`launch`] how several processes become one run, [`accumulate`] and [`optim`] what happens to
-//! its gradients, `data` where the batches come from, `state` what a checkpoint holds, `saver` when
-//! one is made, [`lr`] and [`log`] what their names say, [`rng`] random numbers
-//! without a state.
+//! its gradients, `state` what a checkpoint holds, `saver` when one is made.
 
 #![forbid(unsafe_code)]
 
 pub mod accumulate;
 pub mod comm;
 mod crew;
-mod data;
 mod error;
 pub mod eval;
 mod evaluate;
@@ -26,26 +25,22 @@ pub mod exit;
 pub mod generate;
 mod held;
 pub mod input;
+mod kind;
 pub mod launch;
-pub mod log;
 pub mod model;
 pub mod optim;
 pub mod parallel;
-pub mod plan;
-pub mod report;
 mod resume;
-pub mod rng;
 mod sample;
 mod saver;
-pub mod scaler;
 pub mod state;
 mod step;
 mod train;
 
-pub use recipe::{config, lr, mesh};
+pub use recipe::{config, mesh, plan, rng};
 
-pub use data::{Batches, Corpora, Data, Neighbours, open_corpus, open_tokenizer, with_special};
 pub use error::{Error, Result};
+pub use feed::{Batches, Data, Neighbours, open_corpus, open_tokenizer, with_special};
 pub use held::{Held, HeldMut};
 pub use step::{StepReport, Trainer};
 pub use train::{Host, Outcome, train};

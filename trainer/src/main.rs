@@ -111,14 +111,15 @@ fn launch(args: &LaunchArgs) -> Result<ExitCode> {
 
 fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let config = load(&args.config)?;
-    if_there(trainer::with_special(config.clone()))?;
-    let corpora = if_there(trainer::open_corpus(&config))?;
+    if_there(feed::with_special(config.clone()))?;
+    let corpora = if_there(feed::open_corpus(&config))?;
     let known = Known {
         corpus_tokens: corpora.map(|corpora| corpora.token_count()),
         memory_bytes: args.memory.map(|size| size.0).or_else(memory_bytes),
         tokens_per_s: args.tokens_per_s,
         flop_per_s: args.tflop_per_s.map(|speed| speed * 1e12),
         world: args.world,
+        disk_bytes_per_s: args.disk_per_s.map(|size| size.0 as f64),
     };
     let plan = Plan::new(&config, &known);
     let mut out = io::stdout().lock();
@@ -136,10 +137,10 @@ fn load(args: &ConfigArgs) -> Result<Config> {
 
 /// What a run would refuse is an error now; what is not there yet is not, for a run may be planned
 /// before its corpus is made.
-fn if_there<T>(found: trainer::Result<T>) -> Result<Option<T>> {
+fn if_there<T>(found: feed::Result<T>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(error @ trainer::Error::Mismatch { .. }) => Err(error.into()),
+        Err(error @ feed::Error::Mismatch(_)) => Err(error.into()),
         Err(error) => {
             log::warn!("plan without it: {}", storage::one_line(&error));
             Ok(None)

@@ -1,11 +1,10 @@
-//! AdamW over two groups, and the norm that clips.
+//! AdamW over two groups, and what clips.
 
 use bridge::{AdamWStep, Moments, fused_adamw};
 use tch::Tensor;
 
 use crate::Result;
 use crate::config::OptimConfig;
-use crate::parallel::norm::{block_count, block_sums};
 
 /// Guards the division when every gradient is zero; PyTorch's and Megatron's.
 const CLIP_EPS: f64 = 1e-6;
@@ -76,20 +75,6 @@ pub struct StepSize {
     pub lr: f64,
     /// From [`clip_divisor`].
     pub grad_divisor: f64,
-}
-
-/// The 2-norm of all elements of all tensors, summed in f64.
-///
-/// # Errors
-/// [`crate::Error::Torch`].
-pub fn global_norm(tensors: &[Tensor]) -> Result<f64> {
-    let mut sum = 0.0;
-    for tensor in tensors {
-        let mut blocks = vec![0.0; block_count(tensor.numel() as u64)];
-        block_sums(tensor, tensor.numel() as u64, &mut blocks)?;
-        sum += blocks.iter().sum::<f64>();
-    }
-    Ok(sum.sqrt())
 }
 
 /// What gradients of this norm are divided by so that it is at most `clip`; 1 if it is, or if

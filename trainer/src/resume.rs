@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ckpt::{Checkpoint, Checkpoints, Lease};
+use recipe::Mismatch;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use storage::{Key, Storage};
@@ -84,10 +85,12 @@ impl Place {
             let begin = self.choose(start.config)?;
             Ok(((), serde_json::to_string(&begin).expect("numbers and words have a JSON form")))
         })?;
-        let begin: Begin = serde_json::from_str(&told).map_err(|error| Error::Mismatch {
-            doing: "hear from rank 0 where to begin".to_owned(),
-            details: vec![format!("got {told}: {error}")],
-            hint: "all ranks are to be the same version of this program",
+        let begin: Begin = serde_json::from_str(&told).map_err(|error| {
+            Error::Mismatch(Mismatch::new(
+                "hear from rank 0 where to begin",
+                format!("got {told}: {error}"),
+                "all ranks are to be the same version of this program",
+            ))
         })?;
         match (begin, &start.config.checkpoint.load) {
             (Begin::Newest(steps), _) => self.newest_good(start, crew, trainer, &steps),
@@ -172,11 +175,11 @@ impl Place {
         if bad.is_empty() {
             return Ok(anew(start.config, crew));
         }
-        Err(Error::Mismatch {
+        Err(Error::Mismatch(Mismatch {
             doing: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
             details: bad,
             hint: "restore one, or move them away to start anew",
-        })
+        }))
     }
 
     /// The complete steps, and whether they are in the first store; the newest first, and of those
@@ -206,11 +209,11 @@ impl Place {
         let newest = self.checkpoints.newest()?;
         match newest.filter(|newest| start.is_none_or(|start| newest.step() > start)) {
             None => Ok(()),
-            Some(newest) => Err(Error::Mismatch {
-                doing: format!("start with checkpoint.load = \"{}\"", config.checkpoint.load),
-                details: vec![format!("{} is there, and is not overwritten", newest.display())],
-                hint: "checkpoint.load = \"auto\" goes on from it; another run.dir starts afresh",
-            }),
+            Some(newest) => Err(Error::Mismatch(Mismatch::new(
+                format!("start with checkpoint.load = \"{}\"", config.checkpoint.load),
+                format!("{} is there, and is not overwritten", newest.display()),
+                "checkpoint.load = \"auto\" goes on from it; another run.dir starts afresh",
+            ))),
         }
     }
 }

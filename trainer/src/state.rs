@@ -14,6 +14,8 @@ use std::sync::Arc;
 use bridge::runtime::torch_version;
 use ckpt::layout::Part;
 use ckpt::{Checkpoint, Checkpoints, Dtype, Group, SavePlan, TensorRead, TensorSpec, Want};
+use recipe::Mismatch;
+use recipe::scaler::Scaler;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 use storage::Key;
@@ -22,7 +24,6 @@ use crate::config::{self, Config, Effect};
 use crate::held::{Held, HeldMut};
 use crate::model::ParamSpec;
 use crate::parallel::setup::GROUPS;
-use crate::scaler::Scaler;
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -150,10 +151,12 @@ pub fn load(
     if !is_wanted(config::Part::Data) {
         return Ok(Progress::default());
     }
-    let bad = |detail: String| Error::Mismatch {
-        doing: format!("load {}", checkpoint.display()),
-        details: vec![detail],
-        hint: "it was not saved by this trainer; `feedline inspect` tells what is in it",
+    let bad = |detail: String| {
+        Error::Mismatch(Mismatch::new(
+            format!("load {}", checkpoint.display()),
+            detail,
+            "it was not saved by this trainer; `feedline inspect` tells what is in it",
+        ))
     };
     let meta = checkpoint.meta();
     if let Some(scale) = meta.get("loss_scale").filter(|scale| !scale.is_null()) {
@@ -194,7 +197,7 @@ pub fn load_group(
     if !details.is_empty() {
         let doing = format!("load {}", checkpoint.display());
         let hint = "the checkpoint is of another model, or was not saved by this trainer";
-        return Err(Error::Mismatch { doing, details, hint });
+        return Err(Error::Mismatch(Mismatch { doing, details, hint }));
     }
     let reads = specs.iter().zip(into).map(|(spec, tensor)| {
         let into = &mut bridge::bytes_mut(tensor)?[..4 * spec.numel()];
@@ -240,11 +243,11 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
     if details.is_empty() {
         return Ok(());
     }
-    Err(Error::Mismatch {
+    Err(Error::Mismatch(Mismatch {
         doing: format!("resume from {}", checkpoint.display()),
         details,
         hint: "take the config of that run, or another run.dir for a new one",
-    })
+    }))
 }
 
 /// Opens one checkpoint by the name of its folder, `.../step-000000120`.
@@ -254,10 +257,12 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
 pub fn open_folder(folder: &str) -> Result<Checkpoint> {
     let (store, key) = storage::locate(folder.trim_end_matches('/'))?;
     let step = key.name().strip_prefix("step-").and_then(|digits| digits.parse().ok());
-    let step = step.ok_or_else(|| Error::Mismatch {
-        doing: format!("open the checkpoint {folder}"),
-        details: vec![format!("got a folder '{}', due one step-000000120", key.name())],
-        hint: "name one step, as `ls` of the checkpoints' folder shows them",
+    let step = step.ok_or_else(|| {
+        Error::Mismatch(Mismatch::new(
+            format!("open the checkpoint {folder}"),
+            format!("got a folder '{}', due one step-000000120", key.name()),
+            "name one step, as `ls` of the checkpoints' folder shows them",
+        ))
     })?;
     Ok(Checkpoints::open(store, Key::root()).open_step(step)?)
 }

@@ -1,6 +1,7 @@
 //! One optimizer step: micro-batches in, weights changed.
 
 use ckpt::layout::{Slices, slice_of};
+use recipe::Mismatch;
 use tch::{Kind, Tensor};
 
 use crate::accumulate::{Contribution, tree_sum};
@@ -16,8 +17,8 @@ use crate::parallel::pipe::Pipe;
 use crate::parallel::run::{Parts, Run};
 use crate::parallel::setup::Setup;
 use crate::parallel::weights::Weights;
-use crate::scaler::Scaler;
 use crate::{Error, Result};
+use recipe::scaler::Scaler;
 use recipe::schedule::Action;
 
 /// Everything that training changes, and the constants that it needs for that: all of it, or what
@@ -388,7 +389,11 @@ fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
         Err(refusals) => refusals,
     };
     let doing = format!("divide the run among {} ranks", mesh.ranks());
-    Err(Error::Mismatch { doing, details, hint: "`trainer plan --world N` says what would work" })
+    Err(Error::Mismatch(Mismatch {
+        doing,
+        details,
+        hint: "`trainer plan --world N` says what would work",
+    }))
 }
 
 impl Setup {

@@ -11,6 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ckpt::Lease;
+use feed::{AnyBatch, Batches, Data, Neighbours};
+use logbook::{EvalPerf, EvalRecord, Meter, RunLog, SpikeWatch, StepRecord, Trace};
+use recipe::Mismatch;
+use recipe::lr::LearningRate;
+use recipe::text::thousands;
 use serde_json::Value;
 use storage::Key;
 use tch::Device;
@@ -18,13 +23,8 @@ use tch::Device;
 use crate::comm::Comm;
 use crate::config::{Config, OnSpike, Timers};
 use crate::crew::{self, Crew};
-use crate::data::{self, Batches, Data, Neighbours};
-use crate::input::AnyBatch;
+use crate::kind::peak_flop_per_s;
 use crate::launch::{Stage, Watchdog, World};
-use crate::log::{
-    EvalPerf, EvalRecord, Meter, RunLog, SpikeWatch, StepRecord, Trace, peak_flop_per_s, thousands,
-};
-use crate::lr::LearningRate;
 use crate::plan::{Known, Plan};
 use crate::resume::{Place, Start};
 use crate::saver::Saver;
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Host<'_> {
 /// writing said. The newest checkpoint is then as good as before.
 pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     let begun = Instant::now();
-    let config = data::with_special(config.resolved())?;
+    let config = feed::with_special(config.resolved())?;
     let crew = Crew::gather(host.world.take(), &config)?;
     let done = Run::prepare(&config, host, &crew).and_then(|mut run| {
         let outcome = run.go(begun);
@@ -128,9 +128,9 @@ impl<'a> Run<'a> {
         let (comm, watchdog) = crew.connect(config)?;
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
-            let corpus = data::open_corpus(config)?;
+            let corpus = feed::open_corpus(config)?;
             check_plan(config, corpus.token_count(), ranks)?;
-            Data::new(corpus, config)
+            Ok(Data::new(corpus, config)?)
         };
         // The first rank builds the index, and the others find it.
         let first = crew.stage(Stage::Index, || crew.is_first().then(open).transpose())?;
@@ -203,8 +203,8 @@ impl<'a> Run<'a> {
     fn go(&mut self, begun: Instant) -> Result<Outcome> {
         let total = self.config.steps_total();
         let rate = LearningRate::new(&self.config);
-        let mut batches =
-            self.data.train_batches(&self.config, self.trainer.comm(), self.progress.samples)?;
+        let seat = self.trainer.comm().seat();
+        let mut batches = self.data.train_batches(&self.config, seat, self.progress.samples)?;
         let mut micro = Vec::new();
         while self.progress.step < total {
             // The earliest moment at which a signal may have come that is seen after the step.
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
     fn evaluate(&mut self) -> Result<()> {
         let begun = Instant::now();
         self.doing("evaluates");
-        let valid = self.data.valid_batches(&self.config, self.trainer.comm())?;
+        let valid = self.data.valid_batches(&self.config, self.trainer.comm().seat())?;
         let Some(mut batches) = valid else { return Ok(()) };
         let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -397,7 +397,11 @@ fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64) -> Result<()> {
         return Ok(());
     }
     let hint = "`trainer plan` says what would work";
-    Err(Error::Mismatch { doing: "plan the run".to_owned(), details: plan.refusals, hint })
+    Err(Error::Mismatch(Mismatch {
+        doing: "plan the run".to_owned(),
+        details: plan.refusals,
+        hint,
+    }))
 }
 
 /// Leaves the resolved config in the run's folder, for people; checkpoints have their own.

@@ -6,10 +6,9 @@ mod common;
 use std::ops::Range;
 
 use common::Lab;
-use trainer::comm::Comm;
 use trainer::config::Config;
 use trainer::input::AnyBatch;
-use trainer::mesh::Mesh;
+use trainer::mesh::{Mesh, Seat};
 use trainer::{Data, Neighbours, open_corpus};
 
 /// The micro-batches of steps, as one rank of a mesh reads them.
@@ -26,8 +25,8 @@ fn read(
         let ranks = (0..mesh.ranks()).collect();
         data.share(Neighbours { job: job.to_owned(), ranks });
     }
-    let comm = Comm { mesh, rank, ..Comm::alone() };
-    let mut batches = data.train_batches(config, &comm, samples).expect("enough samples");
+    let mut batches =
+        data.train_batches(config, Seat { mesh, rank }, samples).expect("enough samples");
     let (mut consumed, mut all) = (samples, Vec::new());
     for _ in steps {
         let global = config.batch.at(consumed);
@@ -60,7 +59,7 @@ fn check(lab: &Lab, keys: &[(&str, &str)], mesh: Mesh, zero: &str, job: Option<&
         let threads: Vec<_> = (0..mesh.ranks()).map(read).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
-    let share = trainer::parallel::setup::share(&config, mesh.dp);
+    let share = config.share(mesh.dp);
     for (rank, steps) in ranks.iter().enumerate() {
         for (got, due) in steps.iter().zip(&due[4..]) {
             let share = mesh.share(share, mesh.place(rank).dp, due.len());

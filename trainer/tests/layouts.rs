@@ -15,7 +15,6 @@ use ranks::{Layout, on_ranks};
 use trainer::config::Config;
 use trainer::input::Input;
 use trainer::mesh::Mesh;
-use trainer::parallel::setup;
 use trainer::rng::Stream;
 use trainer::{StepReport, Trainer};
 
@@ -145,7 +144,7 @@ fn run<F: Family>(how: How, layout: &Layout) -> End {
     let ends = on_ranks(mesh, |comm| {
         let replica = comm.place().dp;
         let mut trainer = Trainer::on_mesh(&config, comm).expect("a small model");
-        let share = mesh.share(setup::share(&config, mesh.dp), replica, MICRO_BATCHES);
+        let share = mesh.share(config.share(mesh.dp), replica, MICRO_BATCHES);
         let mut reports = Vec::new();
         for step in 0..steps() {
             let batches: Vec<F> = share.iter().map(|micro| F::batch(step, *micro)).collect();
@@ -349,7 +348,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
     let ends = on_ranks(mesh, |comm| {
         let replica = comm.place().dp;
         let mut trainer = Trainer::on_mesh(&config, comm).unwrap();
-        let share = mesh.share(setup::share(&config, mesh.dp), replica, MICRO_BATCHES);
+        let share = mesh.share(config.share(mesh.dp), replica, MICRO_BATCHES);
         let mut step = |number: u64, poison: bool| {
             let mut batches: Vec<Batch> =
                 share.iter().map(|micro| Batch::batch(number, *micro)).collect();
@@ -391,7 +390,7 @@ fn what_is_no_number_stops_all() {
     let errors = on_ranks(mesh, |comm| {
         let replica = comm.place().dp;
         let mut trainer = Trainer::on_mesh(&config, comm).unwrap();
-        let share = mesh.share(setup::share(&config, mesh.dp), replica, MICRO_BATCHES);
+        let share = mesh.share(config.share(mesh.dp), replica, MICRO_BATCHES);
         let mut batches: Vec<Batch> = share.iter().map(|micro| Batch::batch(5, *micro)).collect();
         if replica == 0 {
             batches[2].loss_mask[0] = f32::NAN;

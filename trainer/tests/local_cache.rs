@@ -11,9 +11,9 @@ use common::{Lab, VOCAB, assert_success, train};
 use indexed::{Builder, Dtype};
 use storage::Key;
 use storage::server::{Fault, Rule, S3Server};
-use trainer::comm::Comm;
 use trainer::config::Config;
 use trainer::input::AnyBatch;
+use trainer::mesh::Seat;
 use trainer::{Batches, Data, open_corpus};
 
 const GLOBAL: u64 = 64;
@@ -66,7 +66,7 @@ fn load(path: &Path) -> Config {
 
 fn begin(config: &Config, step: u64) -> (Data, Batches) {
     let data = Data::new(open_corpus(config).expect("it is there"), config).expect("an order");
-    let batches = data.train_batches(config, &Comm::alone(), step * GLOBAL).expect("enough");
+    let batches = data.train_batches(config, Seat::ALONE, step * GLOBAL).expect("enough");
     (data, batches)
 }
 

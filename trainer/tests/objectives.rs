@@ -16,10 +16,9 @@ use corpora::{ENCDEC, Golden, MLM, SPANS, Task, VOCAB, golden_bert, golden_cpm2,
 use kills::{kill_after, run};
 use samples::{Folded, cases};
 use serde_json::{Value, json};
-use trainer::comm::Comm;
 use trainer::config::{Budget, Config};
 use trainer::input::AnyBatch;
-use trainer::mesh::Mesh;
+use trainer::mesh::{Mesh, Seat};
 use trainer::{Data, Neighbours, Trainer, open_corpus, with_special};
 
 /// Checks every sample of the cases of an objective, one a batch, as a step is given them.
@@ -30,7 +29,7 @@ fn check(file: &str, objective: &str, golden: Golden, fold: impl Fn(&AnyBatch, &
         let data = Data::new(open_corpus(&config).unwrap(), &config).unwrap();
         // The order has whole epochs; a run reads what it needs.
         config.run.budget = Budget::Samples(case["samples"].as_u64().unwrap());
-        let mut batches = data.train_batches(&config, &Comm::alone(), 0).unwrap();
+        let mut batches = data.train_batches(&config, Seat::ALONE, 0).unwrap();
         let (mut folded, mut one) = (Folded::default(), Vec::new());
         for number in 0..case["samples"].as_u64().unwrap() {
             batches.fill(1, &mut one).unwrap();
@@ -114,8 +113,8 @@ fn read(config: &Config, mesh: Mesh, rank: usize, job: Option<&str>) -> Vec<AnyB
         let ranks = (0..mesh.ranks()).collect();
         data.share(Neighbours { job: job.to_owned(), ranks });
     }
-    let comm = Comm { mesh, rank, ..Comm::alone() };
-    let mut batches = data.train_batches(config, &comm, 4 * config.batch.global).unwrap();
+    let mut batches =
+        data.train_batches(config, Seat { mesh, rank }, 4 * config.batch.global).unwrap();
     let mut all = Vec::new();
     for _ in 4..10 {
         let mut step = Vec::new();

@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 
 use common::{Lab, assert_success, text, train, trainer};
+use logbook::report::{RunRecord, html};
 use serde_json::Value;
 
 #[test]
@@ -108,4 +109,21 @@ fn a_sweep_finds_the_rates_that_learn() {
     assert!(rates.windows(2).all(|two| (two[1] / two[0] / factor - 1.0).abs() < 1e-9));
     let refused = trainer("lr-sweep", &config).args(["--from", "2", "--to", "1"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn the_command_writes_the_page() {
+    let lab = Lab::new();
+    let line = "{\"step\":1,\"tokens\":64,\"loss\":2.5,\"perf\":{\"elapsed_s\":1.0}}\n";
+    fs::create_dir(lab.path("run")).unwrap();
+    fs::write(lab.path("run/log.jsonl"), line).unwrap();
+    let run = lab.path("run");
+    assert_success(&trainer("report", &run).output().unwrap());
+    let record = RunRecord::read(run.to_str().unwrap()).unwrap();
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert_eq!(page, html(&[record]));
+    let nine = trainer("report", &run).args([&run; 8]).output().unwrap();
+    assert_eq!(nine.status.code(), Some(2));
+    let absent = trainer("report", &lab.path("nowhere")).output().unwrap();
+    assert_eq!(absent.status.code(), Some(2));
 }

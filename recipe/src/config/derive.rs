@@ -11,12 +11,6 @@ impl BatchConfig {
         self.global / self.micro
     }
 
-    /// Forward and backward passes of one step, if there is one replica.
-    #[must_use]
-    pub fn accumulation(&self) -> u64 {
-        self.micro_batches()
-    }
-
     /// Samples of the step before which so many had been consumed.
     #[must_use]
     pub fn at(&self, samples: u64) -> u64 {

@@ -1,5 +1,6 @@
 //! `[parallel]`: how a run divides among ranks. None of it changes what the run is.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::check::{refused, within};
 use super::node::Refusal;
 use super::{Config, Family, RecomputeMode, Reduce, Schedule, WallTime};
+use crate::mesh::Share;
 
 /// `[parallel]`: a world of `dp x tp x pp` ranks, of which `dp` is what is left over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,16 +97,27 @@ impl ParallelConfig {
 }
 
 impl Config {
-    /// Units of each piece of the pipeline, in the order in which samples pass them: `pp` times
+    /// The units of each piece of the pipeline, in the order in which samples pass them: `pp` times
     /// `virtual_stages` of them, piece `c x pp + r` on stage `r`.
     #[must_use]
-    pub fn units_per_piece(&self) -> Vec<u64> {
-        if !self.parallel.layers_per_stage.is_empty() {
-            return self.parallel.layers_per_stage.clone();
-        }
+    pub fn pieces(&self) -> Vec<Range<usize>> {
         let (units, pieces) = (self.model.units(), self.parallel.pp * self.parallel.virtual_stages);
         let larger = units % pieces;
-        (0..pieces).map(|piece| units / pieces + u64::from(piece >= pieces - larger)).collect()
+        let even = |piece| units / pieces + u64::from(piece >= pieces - larger);
+        let given = &self.parallel.layers_per_stage;
+        let counts = if given.is_empty() { (0..pieces).map(even).collect() } else { given.clone() };
+        let mut first = 0;
+        let ranges = counts.into_iter().map(|count| {
+            first += count as usize; // fits: units of a model
+            first - count as usize..first
+        });
+        ranges.collect()
+    }
+
+    /// Which micro-batches of a step each of so many replicas computes.
+    #[must_use]
+    pub fn share(&self, replicas: usize) -> Share {
+        if self.parallel.zero >= 2 && replicas > 1 { Share::Stride } else { Share::Run }
     }
 
     /// Divides a world of ranks.

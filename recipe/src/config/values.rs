@@ -193,13 +193,19 @@ pub enum Offload {
     Nvme(String),
 }
 
+impl fmt::Display for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Offload::None => f.write_str("none"),
+            Offload::Cpu => f.write_str("cpu"),
+            Offload::Nvme(folder) => write!(f, "nvme:{folder}"),
+        }
+    }
+}
+
 impl Serialize for Offload {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Offload::None => to.serialize_str("none"),
-            Offload::Cpu => to.serialize_str("cpu"),
-            Offload::Nvme(folder) => to.collect_str(&format_args!("nvme:{folder}")),
-        }
+        to.collect_str(self)
     }
 }
 

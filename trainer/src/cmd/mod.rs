@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use feed::open_tokenizer;
 use preprocess::Tokenizer;
 use trainer::config::Config;
 use trainer::generate::Trained;
-use trainer::open_tokenizer;
 
 pub(crate) use eval::{EvalArgs, eval};
 pub(crate) use generate::{GenerateArgs, generate};

@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use trainer::report::{RUNS_MAX, RunRecord, html};
+use logbook::report::{RUNS_MAX, RunRecord, html};
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {

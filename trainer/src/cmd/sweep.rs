@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use trainer::report::{RunRecord, Sweep, html};
+use logbook::report::{RunRecord, Sweep, html};
 
 use crate::cli::{ConfigArgs, TrainArgs};
 

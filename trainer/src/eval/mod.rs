@@ -11,6 +11,7 @@ mod detokenize;
 mod tasks;
 mod windows;
 
+use recipe::Mismatch;
 use tch::{Kind, Tensor};
 
 pub use detokenize::detokenize_wikitext;
@@ -87,5 +88,5 @@ fn said_of(logits: &Tensor, labels: &[i64], said: &mut Vec<Said>) -> Result<()> 
 }
 
 fn refused(doing: String, detail: String, hint: &'static str) -> Error {
-    Error::Mismatch { doing, details: vec![detail], hint }
+    Error::Mismatch(Mismatch::new(doing, detail, hint))
 }

@@ -114,7 +114,7 @@ pub struct CorpusTask {
 /// is never in memory whole.
 ///
 /// # Errors
-/// [`crate::Error::Indexed`], and as [`wikitext`].
+/// [`crate::Error::Feed`], and as [`wikitext`].
 pub fn corpus(
     trained: &Trained,
     corpus: &IndexedDataset,

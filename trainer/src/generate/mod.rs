@@ -10,6 +10,7 @@
 mod trained;
 mod utf8;
 
+use recipe::Mismatch;
 use tch::Tensor;
 
 pub use crate::sample::Sampling;
@@ -108,11 +109,11 @@ impl Trained {
 
     fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
         if prompt.is_empty() {
-            return Err(Error::Mismatch {
-                doing: "go on from the prompt".to_owned(),
-                details: vec!["it has no token".to_owned()],
-                hint: "give a text, or the end-of-document token",
-            });
+            return Err(Error::Mismatch(Mismatch::new(
+                "go on from the prompt",
+                "it has no token",
+                "give a text, or the end-of-document token",
+            )));
         }
         self.check_tokens(prompt)
     }

@@ -1,4 +1,5 @@
 use ckpt::{Checkpoint, Checkpoints, Group};
+use recipe::Mismatch;
 use storage::Key;
 use tch::{Kind, Tensor};
 
@@ -60,11 +61,11 @@ impl Trained {
     /// [`Error::Mismatch`] of a model that is no decoder alone, [`Error::Torch`].
     pub fn hidden(&self, micro: &Micro) -> Result<Tensor> {
         if self.config.model.family != Family::Gpt {
-            return Err(Error::Mismatch {
-                doing: "tell the probability of a running text".to_owned(),
-                details: vec![format!("got model.family {:?}, due gpt", self.config.model.family)],
-                hint: "the loss of the others on their own task is what `eval.every` logs",
-            });
+            return Err(Error::Mismatch(Mismatch::new(
+                "tell the probability of a running text",
+                format!("got model.family {:?}, due gpt", self.config.model.family),
+                "the loss of the others on their own task is what `eval.every` logs",
+            )));
         }
         Ok(self.stage.infer(&self.leaves, micro, Vec::new())?.swap_remove(0))
     }
@@ -85,11 +86,11 @@ impl Trained {
         let vocab = self.config.model.vocab;
         match tokens.iter().find(|token| u64::from(**token) >= vocab) {
             None => Ok(()),
-            Some(token) => Err(Error::Mismatch {
-                doing: "read a text".to_owned(),
-                details: vec![format!("got token {token}, due ids below {vocab}")],
-                hint: "the model was trained with another tokenizer",
-            }),
+            Some(token) => Err(Error::Mismatch(Mismatch::new(
+                "read a text",
+                format!("got token {token}, due ids below {vocab}"),
+                "the model was trained with another tokenizer",
+            ))),
         }
     }
 }
@@ -106,9 +107,9 @@ fn find(place: &str) -> Result<Checkpoint> {
             return Ok(checkpoint);
         }
     }
-    Err(Error::Mismatch {
-        doing: format!("look for a checkpoint in {place}"),
-        details: vec![format!("no complete step-* in it, nor in {place}/ckpt")],
-        hint: "name the folder of a run, of its checkpoints, or of one step",
-    })
+    Err(Error::Mismatch(Mismatch::new(
+        format!("look for a checkpoint in {place}"),
+        format!("no complete step-* in it, nor in {place}/ckpt"),
+        "name the folder of a run, of its checkpoints, or of one step",
+    )))
 }

@@ -6,13 +6,10 @@
 //! waits too long, what each rank does. What ends a rank ends all: a rank that fails says so, and
 //! one that cannot is missed by the others.
 
-mod hosts;
 pub mod local;
 mod session;
 mod watch;
-mod world;
 
-pub use hosts::expand;
+pub use recipe::world::{Keeper, World};
 pub use session::{Session, Stage};
 pub use watch::Watchdog;
-pub use world::{Keeper, World};

@@ -4,8 +4,9 @@ use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::{Duration, Instant};
 
 use bridge::dist::{Listen, Options, Store};
+use recipe::Mismatch;
+use recipe::world::{Keeper, World};
 
-use super::world::{Keeper, World};
 use crate::{Error, Result};
 
 /// How a run starts. All ranks pass each stage together, so that one that is late or lost is named
@@ -117,11 +118,13 @@ impl Session {
     /// Each rank is there once, and all were told of the same number.
     fn agree(&self) -> Result<()> {
         let World { rank, size, .. } = self.world;
-        let refuse = |detail: String| Error::Mismatch {
-            doing: "find the other ranks".to_owned(),
-            details: vec![detail],
-            hint: "look at how the ranks were started, and whether ranks of another run have the \
+        let refuse = |detail: String| {
+            Error::Mismatch(Mismatch::new(
+                "find the other ranks",
+                detail,
+                "look at how the ranks were started, and whether ranks of another run have the \
                    same MASTER_ADDR and MASTER_PORT",
+            ))
         };
         if rank == 0 {
             self.store.set("size", size.to_string().as_bytes())?;

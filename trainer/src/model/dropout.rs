@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 use super::Tp;
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::rng::Stream;
+use recipe::rng::Stream;
 
 /// What a thread draws in the time that it takes to start.
 const THREAD_ELEMENTS_MIN: usize = 1 << 16;

@@ -18,26 +18,13 @@
 //! `dh` is what follows from a rank's own run; its sum over the ranks is taken where the hidden
 //! states entered. Padding of the vocabulary is minus infinity before the largest is taken.
 
+use recipe::model::{HEAD_CHUNK_ROWS, Head};
 use tch::{Kind, Tensor};
 
 use super::Tp;
 use super::micro::Targets;
-use super::spec::{Leaves, UseId};
+use super::parts::Leaves;
 use crate::Result;
-
-/// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. Fewer make the products thin.
-pub const HEAD_CHUNK_ROWS: u64 = 512;
-
-/// Where the head's parameters are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Head {
-    /// `[vocab, hidden]`.
-    pub(super) weight: UseId,
-    /// `[vocab]`.
-    pub(super) bias: Option<UseId>,
-    /// Without padding.
-    pub(super) vocab: i64,
-}
 
 /// What goes back from the head.
 #[derive(Debug)]
@@ -62,80 +49,77 @@ struct Weights<'a> {
     tp: &'a Tp,
 }
 
-impl Head {
-    fn weights<'a>(&self, leaves: Leaves<'a>) -> Weights<'a> {
-        let (weight, tp) = (leaves.get(self.weight), leaves.tp);
-        let first = weight.size()[0] * tp.rank as i64; // fits: ranks are few
-        let vocab = (self.vocab - first).clamp(0, weight.size()[0]);
-        Weights { weight, bias: self.bias.map(|bias| leaves.get(bias)), vocab, first, tp }
-    }
-
-    /// Logits of the rank's part of the vocabulary without its padding: `[tokens, vocab]`, f32.
-    /// `hidden` is `[tokens, hidden]`.
-    pub(super) fn logits(&self, leaves: Leaves<'_>, hidden: &Tensor) -> Result<Tensor> {
-        let weights = self.weights(leaves);
-        Ok(weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?.f_to_kind(Kind::Float)?)
-    }
-
-    /// The weighted sum of the losses.
-    pub(super) fn loss(&self, leaves: Leaves<'_>, hidden: &Tensor, due: &Targets) -> Result<f64> {
-        let _no_grad = tch::no_grad_guard();
-        let weights = self.weights(leaves);
-        let mut sum = 0.0;
-        for (first, rows) in chunks(hidden.size()[0]) {
-            let hidden = hidden.f_narrow(0, first, rows)?;
-            let labels = due.labels.f_narrow(0, first, rows)?;
-            sum += due.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?;
-        }
-        Ok(sum)
-    }
-
-    /// The weighted sum of the losses, the gradient of `hidden`, and those of the parameters. No
-    /// graph is made or needed.
-    pub(super) fn loss_and_grad(
-        &self,
-        leaves: Leaves<'_>,
-        hidden: &Tensor,
-        due: &Targets,
-    ) -> Result<HeadGrad> {
-        let _no_grad = tch::no_grad_guard();
-        let weights = self.weights(leaves);
-        let kind = hidden.kind();
-        let zeros =
-            |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
-        let mut loss = 0.0;
-        let to_hidden = hidden.f_empty_like()?;
-        let mut to_weight = zeros(weights.weight)?;
-        let mut to_bias = weights.bias.map(zeros).transpose()?;
-        for (first, rows) in chunks(hidden.size()[0]) {
-            let chunk = hidden.f_narrow(0, first, rows)?;
-            let labels = due.labels.f_narrow(0, first, rows)?;
-            let (picked, mut residue) = weights.softmax(&chunk, &labels)?;
-            loss += due.weigh(&picked, first, rows)?;
-            weights.subtract_due(&mut residue, &labels)?;
-
-            let counts = due.weights.f_narrow(0, first, rows)?;
-            if let Some(to_bias) = &mut to_bias {
-                _ = to_bias.f_addmv_(&residue.f_tr()?, &counts)?;
-            }
-            let residue = residue.f_to_kind(kind)?;
-            let counts = counts.f_unsqueeze(1)?.f_to_kind(kind)?;
-            let back = residue.f_mm(weights.weight)?.f_mul(&counts)?;
-            to_hidden.f_narrow(0, first, rows)?.f_copy_(&back)?;
-            let weighted = chunk.f_mul(&counts)?;
-            if kind == Kind::Float {
-                _ = to_weight.f_addmm_(&residue.f_tr()?, &weighted)?;
-            } else {
-                _ = to_weight.f_add_(&residue.f_tr()?.f_mm(&weighted)?)?;
-            }
-        }
-        let mut uses = vec![(leaves.place(self.weight), to_weight)];
-        uses.extend(self.bias.map(|bias| leaves.place(bias)).zip(to_bias));
-        Ok(HeadGrad { loss, outs: vec![to_hidden], uses })
-    }
+/// Logits of the rank's part of the vocabulary without its padding: `[tokens, vocab]`, f32.
+/// `hidden` is `[tokens, hidden]`.
+pub(super) fn logits(head: &Head, leaves: Leaves<'_>, hidden: &Tensor) -> Result<Tensor> {
+    let weights = Weights::new(head, leaves);
+    Ok(weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?.f_to_kind(Kind::Float)?)
 }
 
-impl Weights<'_> {
+/// The weighted sum of the losses.
+pub(super) fn loss(head: &Head, leaves: Leaves<'_>, hidden: &Tensor, due: &Targets) -> Result<f64> {
+    let _no_grad = tch::no_grad_guard();
+    let weights = Weights::new(head, leaves);
+    let mut sum = 0.0;
+    for (first, rows) in chunks(hidden.size()[0]) {
+        let hidden = hidden.f_narrow(0, first, rows)?;
+        let labels = due.labels.f_narrow(0, first, rows)?;
+        sum += due.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?;
+    }
+    Ok(sum)
+}
+
+/// The weighted sum of the losses, the gradient of `hidden`, and those of the parameters. No
+/// graph is made or needed.
+pub(super) fn loss_and_grad(
+    head: &Head,
+    leaves: Leaves<'_>,
+    hidden: &Tensor,
+    due: &Targets,
+) -> Result<HeadGrad> {
+    let _no_grad = tch::no_grad_guard();
+    let weights = Weights::new(head, leaves);
+    let kind = hidden.kind();
+    let zeros = |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
+    let mut loss = 0.0;
+    let to_hidden = hidden.f_empty_like()?;
+    let mut to_weight = zeros(weights.weight)?;
+    let mut to_bias = weights.bias.map(zeros).transpose()?;
+    for (first, rows) in chunks(hidden.size()[0]) {
+        let chunk = hidden.f_narrow(0, first, rows)?;
+        let labels = due.labels.f_narrow(0, first, rows)?;
+        let (picked, mut residue) = weights.softmax(&chunk, &labels)?;
+        loss += due.weigh(&picked, first, rows)?;
+        weights.subtract_due(&mut residue, &labels)?;
+
+        let counts = due.weights.f_narrow(0, first, rows)?;
+        if let Some(to_bias) = &mut to_bias {
+            _ = to_bias.f_addmv_(&residue.f_tr()?, &counts)?;
+        }
+        let residue = residue.f_to_kind(kind)?;
+        let counts = counts.f_unsqueeze(1)?.f_to_kind(kind)?;
+        let back = residue.f_mm(weights.weight)?.f_mul(&counts)?;
+        to_hidden.f_narrow(0, first, rows)?.f_copy_(&back)?;
+        let weighted = chunk.f_mul(&counts)?;
+        if kind == Kind::Float {
+            _ = to_weight.f_addmm_(&residue.f_tr()?, &weighted)?;
+        } else {
+            _ = to_weight.f_add_(&residue.f_tr()?.f_mm(&weighted)?)?;
+        }
+    }
+    let mut uses = vec![(leaves.place(head.weight), to_weight)];
+    uses.extend(head.bias.map(|bias| leaves.place(bias)).zip(to_bias));
+    Ok(HeadGrad { loss, outs: vec![to_hidden], uses })
+}
+
+impl<'a> Weights<'a> {
+    fn new(head: &Head, leaves: Leaves<'a>) -> Self {
+        let (weight, tp) = (leaves.get(head.weight), leaves.tp);
+        let first = weight.size()[0] * tp.rank as i64; // fits: ranks are few
+        let vocab = (head.vocab - first).clamp(0, weight.size()[0]);
+        Weights { weight, bias: head.bias.map(|bias| leaves.get(bias)), vocab, first, tp }
+    }
+
     /// `[rows, vocab]` with padding.
     fn product(&self, hidden: &Tensor) -> Result<Tensor> {
         let logits = hidden.f_mm(&self.weight.f_tr()?)?;

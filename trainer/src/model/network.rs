@@ -1,19 +1,19 @@
 use std::cell::RefCell;
-use std::fmt::Debug;
 use std::ops::Range;
 
+use recipe::model::Head;
 use tch::{Kind, Tensor};
 
 use super::attention::{Rope, Sight};
 use super::dropout::{Dropout, Drops};
-use super::head::{Head, HeadGrad};
+use super::head::{self, HeadGrad};
 use super::micro::Text;
-use super::spec::Leaves;
+use super::parts::Leaves;
 use super::{Cache, Micro};
 use crate::Result;
 
 /// A family, seen from a stage: units that take tensors and give tensors.
-pub(super) trait Network: Debug + Send + Sync {
+pub(super) trait Network {
     /// What some units need to know of a micro-batch; `past` tokens are in a cache.
     fn context(
         &self,
@@ -35,7 +35,7 @@ pub(super) trait Network: Debug + Send + Sync {
 
     /// The weighted loss of what the last unit gave.
     fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
-        self.head().loss(leaves, &outs[0], &micro.targets)
+        head::loss(self.head(), leaves, &outs[0], &micro.targets)
     }
 
     /// The same, and its gradients.
@@ -45,7 +45,7 @@ pub(super) trait Network: Debug + Send + Sync {
         micro: &Micro,
         outs: &[Tensor],
     ) -> Result<HeadGrad> {
-        self.head().loss_and_grad(leaves, &outs[0], &micro.targets)
+        head::loss_and_grad(self.head(), leaves, &outs[0], &micro.targets)
     }
 }
 

@@ -1,88 +1,45 @@
-//! What the families are made of. Each part knows the places of its parameters and computes with
-//! the tensors that stand there; `[tokens, width]` goes in and comes out.
+//! What the parts of a network compute with the tensors of their parameters; `[tokens, width]` goes
+//! in and comes out.
 //!
-//! Tensor parallel ranks [`enter`](super::Tp::enter) before the first matrix of a block, which is
-//! cut by its outputs, and [`leave`](super::Tp::leave) after the last, cut by its inputs.
+//! Tensor parallel ranks [`enter`](Tp::enter) before the first matrix of a block, which is cut by
+//! its outputs, and [`leave`](Tp::leave) after the last, cut by its inputs.
 
-use ckpt::layout::Split;
+use recipe::model::{Attention, FeedForward, Linear, Norm, Stored, UseId};
 use tch::Tensor;
 
+use super::Tp;
 use super::attention::{Sight, attend, split_heads};
 use super::dropout::Drops;
-use super::spec::{Builder, Init, Leaves, UseId};
 use crate::Result;
-use crate::config::{Activation, Family, ModelConfig, Norm as NormKind};
+use crate::config::Activation;
 
-/// How a matrix lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
-    /// `[in, out]`, as GPT-2's `Conv1D` has it.
-    InOut,
-    /// `[out, in]`, as a `Linear`.
-    OutIn,
+/// The tensors that a stage computes with, one a use, and who computes.
+#[derive(Clone, Copy)]
+pub(super) struct Leaves<'a> {
+    pub(super) tensors: &'a [Tensor],
+    /// Where the tensor of each use of the model is, if the stage has it.
+    pub(super) places: &'a [Option<usize>],
+    pub(super) tp: &'a Tp,
 }
 
-/// How tensor parallelism cuts a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
-    /// By its outputs, of which there are so many matrices side by side.
-    Outputs(i64),
-    /// By its inputs.
-    Inputs,
-    /// Not at all.
-    Whole,
-}
-
-/// A matrix, and perhaps a bias.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Linear {
-    weight: UseId,
-    bias: Option<UseId>,
-    stored: Stored,
-}
-
-/// What a matrix is to be.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Matrix {
-    pub(super) inputs: i64,
-    pub(super) outputs: i64,
-    pub(super) stored: Stored,
-    pub(super) cut: Cut,
-    pub(super) std: f64,
-    pub(super) bias: bool,
-}
-
-impl Linear {
-    pub(super) fn new(build: &mut Builder, name: &str, spec: &Matrix) -> Self {
-        let Matrix { inputs, outputs, stored, cut, .. } = *spec;
-        let (shape, axis_in, axis_out) = match stored {
-            Stored::InOut => ([inputs, outputs], 0, 1),
-            Stored::OutIn => ([outputs, inputs], 1, 0),
-        };
-        let (split, bias_split) = match cut {
-            Cut::Whole => (Split::Replicate, Split::Replicate),
-            Cut::Inputs => (Split::Axis(axis_in), Split::Replicate),
-            Cut::Outputs(1) => (Split::Axis(axis_out), Split::Axis(0)),
-            Cut::Outputs(count) => {
-                let blocks = vec![(outputs / count) as u64; count as usize]; // fits: of a shape
-                (Split::fused_along(axis_out, &blocks), Split::fused(&blocks))
-            }
-        };
-        let weight = build.param(format!("{name}.weight"), &shape, Init::Normal(spec.std), split);
-        let bias = spec
-            .bias
-            .then(|| build.param(format!("{name}.bias"), &[outputs], Init::Zeros, bias_split));
-        Linear { weight, bias, stored }
+impl<'a> Leaves<'a> {
+    pub(super) fn get(self, at: UseId) -> &'a Tensor {
+        &self.tensors[self.place(at)]
     }
 
-    fn bias<'a>(&self, leaves: Leaves<'a>) -> Option<&'a Tensor> {
-        self.bias.map(|bias| leaves.get(bias))
+    /// Where the tensor of a use is among those of the stage.
+    pub(super) fn place(self, at: UseId) -> usize {
+        self.places[at.0].expect("a unit has what it uses")
+    }
+
+    fn bias(self, matrix: &Linear) -> Option<&'a Tensor> {
+        matrix.bias.map(|bias| self.get(bias))
     }
 
     /// The product, with the bias.
-    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
-        let weight = leaves.get(self.weight);
-        Ok(match (self.stored, self.bias(leaves)) {
+    pub(super) fn linear(self, matrix: &Linear, x: &Tensor) -> Result<Tensor> {
+        let weight = self.get(matrix.weight);
+        Ok(match (matrix.stored, self.bias(matrix)) {
             (Stored::InOut, Some(bias)) => bias.f_addmm(x, weight)?,
             (Stored::InOut, None) => x.f_mm(weight)?,
             (Stored::OutIn, bias) => x.f_linear(weight, bias)?,
@@ -90,20 +47,15 @@ impl Linear {
     }
 
     /// The products with each of some fused matrices.
-    pub(super) fn apply_fused(
-        &self,
-        leaves: Leaves<'_>,
-        x: &Tensor,
-        count: i64,
-    ) -> Result<Vec<Tensor>> {
-        let weight = leaves.get(self.weight);
+    pub(super) fn fused(self, matrix: &Linear, x: &Tensor, count: i64) -> Result<Vec<Tensor>> {
+        let weight = self.get(matrix.weight);
         if weight.dim() == 2 {
-            return Ok(self.apply(leaves, x)?.f_chunk(count, 1)?);
+            return Ok(self.linear(matrix, x)?.f_chunk(count, 1)?);
         }
         // A rank's parts of the fused matrices lie one after the other.
         let (_, inputs, outputs) = weight.size3()?;
         let x = x.f_unsqueeze(0)?.f_expand([count, x.size()[0], inputs], false)?;
-        let products = match self.bias(leaves) {
+        let products = match self.bias(matrix) {
             Some(bias) => bias.f_view([count, 1, outputs])?.f_baddbmm(&x, weight, 1, 1)?,
             None => x.f_bmm(weight)?,
         };
@@ -111,165 +63,68 @@ impl Linear {
     }
 
     /// The product of a matrix cut by its inputs, summed over the ranks, with the bias.
-    pub(super) fn apply_and_leave(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
-        if leaves.tp.is_alone() {
-            return self.apply(leaves, x);
+    pub(super) fn linear_and_leave(self, matrix: &Linear, x: &Tensor) -> Result<Tensor> {
+        if self.tp.is_alone() {
+            return self.linear(matrix, x);
         }
-        let sum = leaves.tp.leave(&Linear { bias: None, ..*self }.apply(leaves, x)?)?;
-        Ok(match self.bias(leaves) {
+        let sum = self.tp.leave(&self.linear(&Linear { bias: None, ..*matrix }, x)?)?;
+        Ok(match self.bias(matrix) {
             Some(bias) => sum.f_add(bias)?,
             None => sum,
         })
     }
-}
 
-/// How the matrices of a stack of layers are made.
-#[derive(Clone, Copy)]
-pub(super) struct Style<'a> {
-    pub(super) config: &'a ModelConfig,
-    pub(super) stored: Stored,
-    /// How many layers write into the residual stream.
-    pub(super) layers: u64,
-}
-
-impl Style<'_> {
-    /// So many matrices side by side that read the residual stream, of so many outputs in all.
-    pub(super) fn reads(&self, build: &mut Builder, name: &str, outputs: i64, of: i64) -> Linear {
-        let (inputs, cut) = (self.config.hidden as i64, Cut::Outputs(of)); // fits: bounded
-        let (stored, std, bias) = (self.stored, self.config.init.std, self.config.bias());
-        Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
-    }
-
-    /// A matrix that writes into the residual stream.
-    pub(super) fn writes(&self, build: &mut Builder, name: &str, inputs: i64) -> Linear {
-        let (outputs, cut) = (self.config.hidden as i64, Cut::Inputs); // fits: bounded
-        let (stored, bias, init) = (self.stored, self.config.bias(), &self.config.init);
-        let shrink = if init.scaled_output { (2.0 * self.layers as f64).sqrt() } else { 1.0 };
-        let std = init.std / shrink;
-        Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
-    }
-}
-
-/// A norm over the width.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Norm {
-    gain: UseId,
-    bias: Option<UseId>,
-    eps: f64,
-}
-
-impl Norm {
-    pub(super) fn new(build: &mut Builder, name: &str, config: &ModelConfig) -> Self {
-        let hidden = [config.hidden as i64]; // fits: the config bounds it
-        let gain = build.param(format!("{name}.weight"), &hidden, Init::Ones, Split::Replicate);
-        let bias = (config.norm() == NormKind::Layernorm)
-            .then(|| build.param(format!("{name}.bias"), &hidden, Init::Zeros, Split::Replicate));
-        Norm { gain, bias, eps: config.norm_eps() }
-    }
-
-    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor) -> Result<Tensor> {
-        let gain = leaves.get(self.gain);
-        Ok(match self.bias {
-            Some(bias) => {
-                x.f_layer_norm(gain.size(), Some(gain), Some(leaves.get(bias)), self.eps, false)?
-            }
-            None => x.f_rms_norm(gain.size(), Some(gain), self.eps)?,
+    /// A norm over the width.
+    pub(super) fn norm(self, norm: &Norm, x: &Tensor) -> Result<Tensor> {
+        let gain = self.get(norm.gain);
+        Ok(match norm.bias.map(|bias| self.get(bias)) {
+            Some(bias) => x.f_layer_norm(gain.size(), Some(gain), Some(bias), norm.eps, false)?,
+            None => x.f_rms_norm(gain.size(), Some(gain), norm.eps)?,
         })
-    }
-}
-
-/// Attention with a matrix each for queries, keys and values.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attention {
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
-    head_dim: i64,
-}
-
-impl Attention {
-    /// `names` are in the order of its fields.
-    pub(super) fn new(build: &mut Builder, style: Style<'_>, names: [&str; 4]) -> Self {
-        // fits: bounded.
-        let (width, head_dim) =
-            (style.config.attention_width() as i64, style.config.head_dim() as i64);
-        let [q, k, v] = [0, 1, 2].map(|at| style.reads(build, names[at], width, 1));
-        Attention { q, k, v, out: style.writes(build, names[3], width), head_dim }
     }
 
     /// Keys and values of what is seen and has entered, `[rows, heads, len, head_dim]` each.
-    pub(super) fn seen(
-        &self,
-        leaves: Leaves<'_>,
-        x: &Tensor,
-        rows: i64,
-    ) -> Result<(Tensor, Tensor)> {
-        let heads = |matrix: &Linear| split_heads(&matrix.apply(leaves, x)?, rows, self.head_dim);
-        Ok((heads(&self.k)?, heads(&self.v)?))
+    pub(super) fn seen(self, of: &Attention, x: &Tensor, rows: i64) -> Result<(Tensor, Tensor)> {
+        let heads = |matrix| split_heads(&self.linear(matrix, x)?, rows, of.head_dim);
+        Ok((heads(&of.k)?, heads(&of.v)?))
     }
 
     /// What `x` makes of what it sees, with what is left of it in training; it has entered.
-    pub(super) fn apply(
-        &self,
-        leaves: Leaves<'_>,
+    pub(super) fn attention(
+        self,
+        of: &Attention,
         x: &Tensor,
         (k, v): &(Tensor, Tensor),
         sight: &Sight,
         scale: Option<f64>,
         drops: Drops<'_>,
     ) -> Result<Tensor> {
-        let q = split_heads(&self.q.apply(leaves, x)?, k.size()[0], self.head_dim)?;
+        let q = split_heads(&self.linear(&of.q, x)?, k.size()[0], of.head_dim)?;
         let mixed = attend(&q, k, v, sight, scale, drops)?;
-        drops.hidden(self.out.apply_and_leave(leaves, &mixed)?)
-    }
-}
-
-/// The block that widens, bends and narrows each token by itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FeedForward {
-    up: Linear,
-    /// Its own matrix, if the two of a gated unit are not one.
-    gate: Option<Linear>,
-    down: Linear,
-    activation: Activation,
-    /// Whether something is dropped between the matrices as well.
-    drops_inner: bool,
-}
-
-impl FeedForward {
-    /// Without a name the gate is one matrix with what it gates, and stands first.
-    pub(super) fn new(
-        build: &mut Builder,
-        style: Style<'_>,
-        gate: Option<&str>,
-        up: &str,
-        down: &str,
-    ) -> Self {
-        let activation = style.config.activation();
-        let width = style.config.ffn() as i64; // fits: bounded
-        let gate = gate.map(|name| style.reads(build, name, width, 1));
-        let fused = if activation.is_gated() && gate.is_none() { 2 } else { 1 };
-        let up = style.reads(build, up, fused * width, fused);
-        let drops_inner = style.config.family == Family::T5;
-        FeedForward { up, gate, down: style.writes(build, down, width), activation, drops_inner }
+        drops.hidden(self.linear_and_leave(&of.out, &mixed)?)
     }
 
-    pub(super) fn apply(&self, leaves: Leaves<'_>, x: &Tensor, drops: Drops<'_>) -> Result<Tensor> {
-        let x = leaves.tp.enter(x)?;
-        let bend = |x: &Tensor| bend(self.activation, x);
-        let mut inner = match self.gate {
-            Some(gate) => bend(&gate.apply(leaves, &x)?)?.f_mul(&self.up.apply(leaves, &x)?)?,
-            None if self.activation.is_gated() => {
-                let parts = self.up.apply_fused(leaves, &x, 2)?;
+    /// The block that works on each token by itself.
+    pub(super) fn feed_forward(
+        self,
+        block: &FeedForward,
+        x: &Tensor,
+        drops: Drops<'_>,
+    ) -> Result<Tensor> {
+        let x = self.tp.enter(x)?;
+        let bend = |x: &Tensor| bend(block.activation, x);
+        let mut inner = match &block.gate {
+            Some(gate) => bend(&self.linear(gate, &x)?)?.f_mul(&self.linear(&block.up, &x)?)?,
+            None if block.activation.is_gated() => {
+                let parts = self.fused(&block.up, &x, 2)?;
                 bend(&parts[0])?.f_mul(&parts[1])?
             }
-            None => bend(&self.up.apply(leaves, &x)?)?,
+            None => bend(&self.linear(&block.up, &x)?)?,
         };
-        if self.drops_inner {
+        if block.drops_inner {
             inner = drops.inner(inner)?;
         }
-        drops.hidden(self.down.apply_and_leave(leaves, &inner)?)
+        drops.hidden(self.linear_and_leave(&block.down, &inner)?)
     }
 }
 

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use recipe::Mismatch;
 use tch::{Kind, Tensor};
 
 use super::network::{Context, Work};
-use super::spec::Leaves;
-use super::{Cache, HeadGrad, Micro, Model, Tp, initialize};
+use super::parts::Leaves;
+use super::{Cache, HeadGrad, Micro, Model, Tp, head, initialize};
 use crate::{Error, Result};
 
 /// A run of units on one rank.
@@ -15,8 +16,8 @@ use crate::{Error, Result};
 /// It owns no tensor. Parameters are lists in the order of [`Stage::params`]; what computes are
 /// leaves, one for each of [`Stage::uses`], that [`Stage::leaves`] makes of them. A micro-batch
 /// goes [`forward`](Stage::forward), in the last stage through
-/// [`loss_and_grad`](Stage::loss_and_grad), and [`backward`](Stage::backward); then
-/// [`Stage::take_grads`] has its gradients.
+/// [`loss_and_grad`](Stage::loss_and_grad), and [`backward`](Stage::backward); then the leaves have
+/// its gradients.
 #[derive(Clone, Debug)]
 pub struct Stage {
     model: Model,
@@ -73,13 +74,6 @@ struct Segment {
     outputs: Option<Vec<Tensor>>,
 }
 
-/// A tensor that comes from the stage before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carried {
-    /// Its shape, on one tensor parallel rank.
-    pub shape: Vec<i64>,
-}
-
 impl Stage {
     pub(super) fn new(
         model: &Model,
@@ -131,7 +125,7 @@ impl Stage {
     /// tensor parallel ranks. `at` is a place in [`Stage::uses`].
     #[must_use]
     pub fn is_partial(&self, at: usize) -> bool {
-        self.model.uses()[self.uses[at]].is_partial(&self.tp)
+        self.model.uses()[self.uses[at]].is_partial(self.tp.size, self.tp.sequence)
     }
 
     /// The shape of its tensor parallel part of a parameter, padding included. `at` is a place in
@@ -149,13 +143,13 @@ impl Stage {
         initialize(&self.model.params()[self.params[at]], self.tp.rank, self.tp.size, seed)
     }
 
-    /// What comes from the stage before, for so many rows: nothing for the first stage.
+    /// The shapes of what comes from the stage before, for so many rows: nothing for the first.
     #[must_use]
-    pub fn carried(&self, rows: i64) -> Vec<Carried> {
+    pub fn carried(&self, rows: i64) -> Vec<Vec<i64>> {
         let tp = if self.tp.sequence { self.tp.size as i64 } else { 1 }; // fits: ranks are few
-        let shape = |len: i64| vec![rows * len / tp, self.model.hidden()];
+        let hidden = self.model.config().hidden as i64; // fits: the config bounds it
         let lens = self.model.carried_lens(self.units.start);
-        lens.into_iter().map(|len| Carried { shape: shape(len) }).collect()
+        lens.into_iter().map(|len| vec![rows * len / tp, hidden]).collect()
     }
 
     /// What computes: the parameters in numbers of this kind, once for each use. Those of the kind
@@ -223,41 +217,6 @@ impl Stage {
         Ok(grads)
     }
 
-    /// The gradients of a micro-batch, f32, one for each of [`Stage::uses`]; `head` are those that
-    /// the last stage has of its head.
-    ///
-    /// # Errors
-    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
-    pub fn take_grads(&self, leaves: &[Tensor], head: Vec<(usize, Tensor)>) -> Result<Vec<Tensor>> {
-        let grads = leaves.iter().map(bridge::take_grad).collect::<bridge::Result<Vec<_>>>()?;
-        let mut grads: Vec<Option<Tensor>> = grads;
-        for (at, grad) in head {
-            grads[at] = Some(grad);
-        }
-        let whole = |(grad, leaf): (Option<Tensor>, &Tensor)| match grad {
-            Some(grad) => Ok(grad.f_to_kind(Kind::Float)?),
-            None => Ok(leaf.f_zeros_like()?.f_to_kind(Kind::Float)?),
-        };
-        grads.into_iter().zip(leaves).map(whole).collect()
-    }
-
-    /// Joins gradients of uses to those of parameters, in the order of [`Stage::params`].
-    ///
-    /// # Errors
-    /// [`crate::Error::Torch`].
-    pub fn join(&self, grads: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        let mut joined: Vec<Option<Tensor>> = self.params.iter().map(|_| None).collect();
-        for (at, grad) in self.uses.iter().zip(grads) {
-            let param = self.model.uses()[*at].param;
-            let place = self.params.binary_search(&param).expect("a stage has what it uses");
-            match &mut joined[place] {
-                Some(sum) => _ = sum.f_add_(&grad)?,
-                empty => *empty = Some(grad),
-            }
-        }
-        Ok(joined.into_iter().map(|sum| sum.expect("every parameter is used")).collect())
-    }
-
     /// [`Stage::forward`] without a way back.
     ///
     /// # Errors
@@ -286,11 +245,11 @@ impl Stage {
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>> {
         let work = Work { leaves: self.bind(leaves), micro, context, cache: None };
-        self.model.network().unit(&work, unit, inputs)
+        self.model.family().unit(&work, unit, inputs)
     }
 
     fn context(&self, leaves: &[Tensor], micro: &Micro) -> Result<Context> {
-        self.model.network().context(micro, &self.units, 0, leaves[0].kind())
+        self.model.family().context(micro, &self.units, 0, leaves[0].kind())
     }
 
     fn bind<'a>(&'a self, tensors: &'a [Tensor]) -> Leaves<'a> {
@@ -305,7 +264,7 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
     pub fn loss(&self, leaves: &[Tensor], micro: &Micro, outs: &[Tensor]) -> Result<f64> {
-        self.model.network().loss(self.bind(leaves), micro, outs)
+        self.model.family().loss(self.bind(leaves), micro, outs)
     }
 
     /// The weighted loss of a micro-batch, and its gradients.
@@ -318,7 +277,7 @@ impl Stage {
         micro: &Micro,
         outs: &[Tensor],
     ) -> Result<HeadGrad> {
-        self.model.network().loss_and_grad(self.bind(leaves), micro, outs)
+        self.model.family().loss_and_grad(self.bind(leaves), micro, outs)
     }
 
     /// Logits of this rank's part of the vocabulary, without padding: `[tokens, vocab]`, f32.
@@ -327,7 +286,7 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn logits(&self, leaves: &[Tensor], hidden: &Tensor) -> Result<Tensor> {
-        self.model.network().head().logits(self.bind(leaves), hidden)
+        head::logits(self.model.family().head(), self.bind(leaves), hidden)
     }
 
     /// An empty cache of what a whole model says to a text, `[rows, len]`, that its encoder reads.
@@ -336,7 +295,7 @@ impl Stage {
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn read(&self, leaves: &[Tensor], text: &Tensor) -> Result<Option<Cache>> {
-        let encoder = self.model.network().decoder().unwrap_or(0);
+        let encoder = self.model.family().decoder().unwrap_or(0);
         if encoder == 0 {
             return Ok(None);
         }
@@ -355,10 +314,12 @@ impl Stage {
     /// # Panics
     /// If there is an encoder, and the cache is not of [`Stage::read`].
     pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
-        let begin = self.model.network().decoder().ok_or_else(|| Error::Mismatch {
-            doing: "go on from a text".to_owned(),
-            details: vec!["got an encoder, due a decoder".to_owned()],
-            hint: "models of the families \"gpt\" and \"t5\" write",
+        let begin = self.model.family().decoder().ok_or_else(|| {
+            Error::Mismatch(Mismatch::new(
+                "go on from a text",
+                "got an encoder, due a decoder",
+                "models of the families \"gpt\" and \"t5\" write",
+            ))
         })?;
         let mut outs = self.pass_by(leaves, tokens, begin..self.units.end, cache)?;
         cache.tokens += tokens.size()[1];
@@ -374,7 +335,7 @@ impl Stage {
         cache: &mut Cache,
     ) -> Result<Vec<Tensor>> {
         let _no_grad = tch::no_grad_guard();
-        let (network, micro) = (self.model.network(), Micro::prompt(tokens)?);
+        let (network, micro) = (self.model.family(), Micro::prompt(tokens)?);
         let context = network.context(&micro, &units, cache.tokens, leaves[0].kind())?;
         let given = cache.given.iter().map(Tensor::shallow_clone).collect();
         let cache = Some(RefCell::new(cache));

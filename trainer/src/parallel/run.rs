@@ -53,12 +53,11 @@ impl Parts<'_> {
     /// The shapes of what an action takes of the one before it.
     pub(crate) fn shapes(&self, action: &Action, rows: i64) -> Vec<Vec<i64>> {
         let chunk = &self.chunks[action.chunk];
-        let carried = match (action.pass, &chunk.next) {
+        match (action.pass, &chunk.next) {
             (Pass::Forward, _) => self.pieces[chunk.pieces[0]].stage.carried(rows),
             (Pass::Backward, Some(next)) => next.carried(rows),
             (Pass::Backward, None) => Vec::new(),
-        };
-        carried.into_iter().map(|tensor| tensor.shape).collect()
+        }
     }
 
     /// One micro-batch through a chunk, without a way back: its outs.

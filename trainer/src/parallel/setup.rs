@@ -13,7 +13,8 @@ use super::tied::Uses;
 use crate::Result;
 use crate::comm::Comm;
 use crate::config::{self, Config};
-use crate::mesh::{Mesh, Share};
+use crate::kind::kind;
+use crate::mesh::Mesh;
 use crate::model::{Model, Stage, Tp};
 use recipe::schedule::{Pipeline, Schedule};
 
@@ -61,7 +62,7 @@ impl Setup {
         let (mesh, place) = (comm.mesh, comm.place());
         // A single replica has nobody to share with.
         let zero = if mesh.dp > 1 { parallel.zero } else { 0 };
-        let stages = stages(config);
+        let stages = config.pieces();
         let rank_of = |unit: usize| {
             let stage = stages.iter().position(|units| units.contains(&unit));
             stage.expect("the stages have every unit")
@@ -106,17 +107,13 @@ impl Setup {
                 config::Reduce::Tree => Order::Tree,
                 config::Reduce::Ring => Order::Any,
             },
-            share: share(config, mesh.dp),
+            share: config.share(mesh.dp),
             sliced: zero > 0,
         };
         Ok(Setup {
             schedule: parallel.schedule,
             shape: Pipeline { ranks: mesh.pp, chunks: mesh.virtual_stages },
-            kind: match config.precision.dtype {
-                config::Dtype::Fp32 => Kind::Float,
-                config::Dtype::Bf16 => Kind::BFloat16,
-                config::Dtype::Fp16 => Kind::Half,
-            },
+            kind: kind(config.precision.dtype),
             rules,
             gathers: zero == 3,
             chunks,
@@ -164,12 +161,6 @@ fn layout(params: Vec<Param>, mesh: Mesh, zero: u64) -> Result<Layout> {
     Ok(Layout::new(mesh, params, &GROUPS.map(|group| (group, Dtype::F32)))?)
 }
 
-/// Which micro-batches of a step each of so many replicas computes.
-#[must_use]
-pub fn share(config: &Config, replicas: usize) -> Share {
-    if config.parallel.zero >= 2 && replicas > 1 { Share::Stride } else { Share::Run }
-}
-
 impl Piece {
     fn new(stage: Stage, own: &mut Vec<usize>) -> Self {
         let first = own.len();
@@ -177,16 +168,6 @@ impl Piece {
         let buckets = vec![0; stage.units().len()];
         Piece { stage, uses: (first..own.len()).collect(), params: Vec::new(), buckets }
     }
-}
-
-/// The units of each stage of the pipeline.
-fn stages(config: &Config) -> Vec<Range<usize>> {
-    let mut first = 0;
-    let ranges = config.units_per_piece().into_iter().map(|count| {
-        first += count as usize; // fits: units of a model
-        first - count as usize..first
-    });
-    ranges.collect()
 }
 
 fn each(units: Range<usize>) -> Vec<Range<usize>> {

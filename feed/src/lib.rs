@@ -1,0 +1,290 @@
+//! What a run reads: the token files of its corpora, the order of their samples, and batches.
+//!
+//! The order is one for all ranks, and a rank's micro-batches are a function of it, of its place in
+//! the mesh and of the samples consumed. Ranks that compute one replica read the same samples.
+//!
+//! In reading order: `special` finds the ids that an objective needs, `orders` makes the order of
+//! samples and says what they become, `any` is a batch of whatever objective, `batches` reads them.
+
+#![forbid(unsafe_code)]
+
+mod any;
+mod batches;
+mod error;
+mod orders;
+mod special;
+
+use std::sync::Arc;
+
+use indexed::{IndexedDataset, Split};
+use loader::Order;
+use loader::cache::{AtFirstUse, CacheOptions};
+use recipe::Mismatch;
+use recipe::config::{Config, Objective};
+use recipe::mesh::Seat;
+use recipe::text::thousands;
+use serde_json::{Value, json};
+use storage::{Crc64, Key, Read, Storage};
+
+use orders::{Assembly, Orders};
+
+pub use any::{AnyAssemble, AnyBatch};
+pub use batches::{Batches, Neighbours};
+pub use error::{Error, Result};
+pub use special::{open_tokenizer, with_special};
+
+/// How much of each end of the `.bin` tells one corpus from another.
+const FINGERPRINT_BYTES: u64 = 1 << 20;
+/// The three token files of a corpus of CPM-2.
+const TRIPLE: [&str; 3] = ["_context", "_target", "_target_offset"];
+/// Ranks of a node share one reader of samples that are not larger: each may have a hundred of them
+/// in memory.
+const SHARED_SAMPLE_BYTES_MAX: u64 = 16 << 20;
+
+/// The token files of a run.
+#[derive(Debug)]
+pub struct Corpora {
+    /// Those of one corpus after those of another.
+    files: Vec<Arc<IndexedDataset>>,
+    /// How many each has.
+    files_each: usize,
+}
+
+impl Corpora {
+    /// Tokens of the text of all of them: of what an encoder reads, where there are answers apart.
+    #[must_use]
+    pub fn token_count(&self) -> u64 {
+        self.each().map(|files| files[0].token_count()).sum()
+    }
+
+    /// The token files of each corpus.
+    fn each(&self) -> impl Iterator<Item = &[Arc<IndexedDataset>]> {
+        self.files.chunks(self.files_each)
+    }
+}
+
+/// Opens the token files of a run.
+///
+/// # Errors
+/// [`Error::Indexed`]; [`Error::Mismatch`] for a corpus of another kind than the objective reads.
+pub fn open_corpus(config: &Config) -> Result<Corpora> {
+    let objective = config.objective();
+    let endings = if objective == Objective::Encdec { &TRIPLE[..] } else { &[""] };
+    let mut files = Vec::new();
+    for corpus in &config.data.train {
+        let (store, prefix) = storage::locate(&corpus.path)?;
+        check_kind(&*store, &prefix, &corpus.path, objective)?;
+        for ending in endings {
+            let file = IndexedDataset::open(&store, &prefix.with_suffix(ending)?)?;
+            log::info!(
+                "data: {} has {} tokens in {} documents",
+                file.display(),
+                thousands(file.token_count() as f64),
+                thousands(file.document_count() as f64)
+            );
+            check_sentences(&file, objective)?;
+            files.push(Arc::new(file));
+        }
+    }
+    Ok(Corpora { files, files_each: endings.len() })
+}
+
+/// Refuses one token file where three are due, and the other way around. What is not there at all
+/// is told when it is opened.
+fn check_kind(store: &dyn Storage, prefix: &Key, path: &str, objective: Objective) -> Result<()> {
+    let is_there = |ending: &str| {
+        let index = prefix.with_suffix(&format!("{ending}.idx"));
+        index.is_ok_and(|index| store.open(&index).is_ok())
+    };
+    let due_three = objective == Objective::Encdec;
+    let (due, other) = if due_three { (TRIPLE[0], "") } else { ("", TRIPLE[0]) };
+    if is_there(due) || !is_there(other) {
+        return Ok(());
+    }
+    let (detail, hint) = if due_three {
+        (
+            "got one token file, due three that end in _context, _target and _target_offset",
+            "`preprocess --objective cpm2` makes them of text; data.objective = \
+             \"span-corruption\" hides spans of one file of sentences",
+        )
+    } else {
+        (
+            "got three token files of contexts and targets, due one",
+            "data.objective = \"encdec\" of model.family = \"t5\" reads them",
+        )
+    };
+    let doing = format!("open the corpus {path}");
+    Err(Error::Mismatch(Mismatch::new(doing, detail, hint)))
+}
+
+/// Refuses whole documents where sentences are due: what is longer than a sample would be lost, and
+/// there would be no parts to tell the order of.
+fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> {
+    let (documents, sequences) = (corpus.document_count(), corpus.sequence_count());
+    if !objective.hides() || sequences > documents {
+        return Ok(());
+    }
+    let detail = format!("got {sequences} sequences in {documents} documents, due sentences");
+    Err(Error::Mismatch(Mismatch::new(
+        format!("open the corpus {}", corpus.display()),
+        detail,
+        "`preprocess --split-sentences` makes every sentence a sequence of its own, as \
+               Megatron's BERT and T5 want them",
+    )))
+}
+
+/// The samples of a part in their order, and what is made of them.
+#[derive(Clone, Debug)]
+struct Samples {
+    order: Arc<dyn Order>,
+    assembly: Assembly,
+    /// Those that are on this node's own disk.
+    local: Option<Arc<AtFirstUse>>,
+}
+
+/// Corpora and the order in which a run reads them.
+#[derive(Debug)]
+pub struct Data {
+    corpora: Corpora,
+    train: Samples,
+    /// `None` if the run never evaluates.
+    valid: Option<Samples>,
+    neighbours: Option<Neighbours>,
+}
+
+impl Data {
+    /// Maps or builds the sample orders that a run of this length needs.
+    ///
+    /// # Errors
+    /// [`Error::Indexed`], [`Error::Tokenizer`] for a tokenizer that is not known,
+    /// [`Error::Mismatch`] for one that has not what the objective needs.
+    pub fn new(corpora: Corpora, config: &Config) -> Result<Self> {
+        let tokenizer = open_tokenizer(&config.data.tokenizer)?;
+        if u64::from(tokenizer.vocab_size()) > config.model.vocab {
+            log::warn!(
+                "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
+                tokenizer.name(),
+                tokenizer.vocab_size(),
+                config.model.vocab
+            );
+        }
+        let assembly = Assembly::new(config, &*tokenizer)?;
+        let cache = storage::open_url(&config.cache_dir())?;
+        let orders = Orders { corpora: &corpora, config, tokenizer: &*tokenizer, cache: &*cache };
+        let open = |which, samples| orders.open(which, samples, assembly.clone());
+        let mut train = open(Split::Train, config.samples_total())?;
+        train.local = local_cache(config, &train.order)?;
+        let evaluates = config.eval.every > 0;
+        let valid = evaluates.then(|| open(Split::Valid, config.eval_samples())).transpose()?;
+        Ok(Data { corpora, train, valid, neighbours: None })
+    }
+
+    /// The cache of training samples on this node's own disk, if the run has one: it is to be told
+    /// of checkpoints.
+    #[must_use]
+    pub fn local_cache(&self) -> Option<Arc<AtFirstUse>> {
+        self.train.local.clone()
+    }
+
+    /// From now on one rank of the node reads for all of them.
+    pub fn share(&mut self, neighbours: Neighbours) {
+        self.neighbours = Some(neighbours);
+    }
+
+    /// What tells these corpora from others, wherever they lie: of each file its counts, and a
+    /// checksum of its first and last MiB.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    pub fn fingerprint(&self) -> Result<Value> {
+        let each = self.corpora.files.iter().map(|file| fingerprint(file));
+        let mut each = each.collect::<Result<Vec<Value>>>()?;
+        Ok(if each.len() == 1 { each.remove(0) } else { Value::Array(each) })
+    }
+
+    /// A rank's training batches after `samples_consumed` samples, to the end of the run.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if the order has too few samples.
+    pub fn train_batches(
+        &self,
+        config: &Config,
+        seat: Seat,
+        samples_consumed: u64,
+    ) -> Result<Batches> {
+        let samples = samples_consumed..config.samples_total();
+        let node = self.neighbours.as_ref().and_then(|node| {
+            let sample_bytes_max = 8 * self.sample_tokens_max(config.model.seq_len);
+            let is_small = sample_bytes_max <= SHARED_SAMPLE_BYTES_MAX;
+            // fits: it is small.
+            is_small.then(|| (node.job("train"), sample_bytes_max as usize))
+        });
+        Batches::new(&self.train, config, seat, samples, node)
+    }
+
+    /// A rank's validation batches: the same ones at every call. None if the run never evaluates.
+    ///
+    /// # Errors
+    /// As [`Data::train_batches`].
+    pub fn valid_batches(&self, config: &Config, seat: Seat) -> Result<Option<Batches>> {
+        let Some(valid) = &self.valid else { return Ok(None) };
+        // As long as all others: without the smaller batches of a ramp.
+        let mut even = config.clone();
+        even.batch.rampup = None;
+        let samples = 0..config.eval_samples();
+        Batches::new(valid, &even, seat, samples, None).map(Some)
+    }
+
+    /// Tokens that are read for a sample, at most.
+    fn sample_tokens_max(&self, seq_len: u64) -> u64 {
+        match &self.train.assembly {
+            Assembly::Lm(..) => seq_len + 1,
+            // The sentence that fills a sample is read whole.
+            Assembly::Spans(..) | Assembly::Masked(..) => {
+                let of = |file: &IndexedDataset| {
+                    (0..file.sequence_count()).map(|at| u64::from(file.sequence_len(at))).max()
+                };
+                seq_len + self.corpora.files.iter().filter_map(|file| of(file)).max().unwrap_or(0)
+            }
+            // With each part of a context all of its document's answer is read: of the documents at
+            // both ends, and of those between, which are no longer than the sample.
+            Assembly::Triple(..) => {
+                let (mut longest, mut densest) = (0, 0);
+                for files in self.corpora.each() {
+                    let len = |file: usize, at| u64::from(files[file].sequence_len(at));
+                    for at in 0..files[0].sequence_count() {
+                        let answer = len(1, at) + len(2, at);
+                        longest = longest.max(answer);
+                        densest = densest.max(answer.div_ceil(len(0, at).max(1)));
+                    }
+                }
+                seq_len + seq_len * densest + 2 * longest
+            }
+        }
+    }
+}
+
+/// The manifests of the data are part of its identity; the order tells itself apart by the seed.
+fn local_cache(config: &Config, order: &Arc<dyn Order>) -> Result<Option<Arc<AtFirstUse>>> {
+    let Some(local) = &config.data.local_cache else { return Ok(None) };
+    let limit_bytes = local.limit.map_or(u64::MAX, |limit| limit.0);
+    let options = CacheOptions { limit_bytes, salt: config.run.seed };
+    let folder = storage::open_url(&local.dir)?;
+    Ok(Some(Arc::new(AtFirstUse::new(folder, Arc::clone(order), options))))
+}
+
+fn fingerprint(corpus: &IndexedDataset) -> Result<Value> {
+    let bin = corpus.bin();
+    let mut buf = vec![0; FINGERPRINT_BYTES.min(bin.len_bytes()) as usize]; // fits: 1 MiB
+    let mut crc = Crc64::new();
+    for offset in [0, bin.len_bytes() - buf.len() as u64] {
+        bin.read_many(&mut [Read { offset, buf: &mut buf }])?;
+        crc.update(&buf);
+    }
+    Ok(json!({
+        "tokens": corpus.token_count(),
+        "sequences": corpus.sequence_count(),
+        "documents": corpus.document_count(),
+        "ends_crc64": format!("{:016x}", crc.value()),
+    }))
+}

@@ -1,0 +1,268 @@
+//! The order of the samples of a run, and what is made of them.
+
+use std::sync::Arc;
+
+use indexed::{
+    BlendConfig, BlendIndex, BlendWeights, Dtype, GptIndex, GptIndexConfig, IndexedDataset,
+    MaskedConfig, MaskedIndex, MaskedKind, Split, blend_sizes, normalize_weights,
+};
+use loader::batch::{
+    BertAssemble, BertConfig, EncDecAssemble, EncDecConfig, EncDecPart, GptAssemble, GptConfig,
+    MaskedPart, Masking, NO_LABEL, NgramLengths, T5Assemble, T5Config, pad_id,
+};
+use loader::{BlendOrder, EncDecOrder, GptOrder, MaskedOrder, Order};
+use preprocess::Tokenizer;
+use recipe::Mismatch;
+use recipe::config::{Config, MaskLengths, Objective};
+use recipe::text::thousands;
+use serde_json::Value;
+use storage::{Key, Storage};
+
+use crate::special::Words;
+use crate::{AnyAssemble, Corpora, Error, Result, Samples, TRIPLE};
+
+/// What is made of samples, and what must be known of each corpus for that.
+#[derive(Clone, Debug)]
+pub(super) enum Assembly {
+    Lm(GptConfig, Vec<Dtype>),
+    Triple(EncDecConfig, Vec<EncDecPart>),
+    Spans(T5Config, Vec<MaskedPart>),
+    Masked(BertConfig, Vec<MaskedPart>),
+}
+
+impl Assembly {
+    /// Of no corpus yet.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the tokenizer has not what the objective needs.
+    pub(super) fn new(config: &Config, tokenizer: &dyn Tokenizer) -> Result<Self> {
+        // fits: the config refuses more than 2^20, and seeds above 32 bits.
+        let (seq_len, seed) = (config.model.seq_len as usize, config.run.seed as u32);
+        let decoder_len = config.model.dec_len.unwrap_or(0) as usize;
+        let data = &config.data;
+        let objective = config.objective();
+        // fits: ids are below the vocabulary's size.
+        let some = |id: Option<u64>| id.map(|id| id as i64);
+        if objective == Objective::Lm {
+            let eod = data.special.eod.or(tokenizer.eod().map(u64::from));
+            let config = GptConfig {
+                eod: some(eod),
+                eod_mask_loss: data.mask_eod_loss,
+                reset_position_ids: data.reset_at_document,
+                reset_attention_mask: data.reset_at_document,
+                ..GptConfig::new(seq_len)
+            };
+            return Ok(Assembly::Lm(config, Vec::new()));
+        }
+        let words = Words::of(tokenizer);
+        let special = words.special(config, tokenizer)?;
+        // What an objective can do without is what no token is.
+        let id = |id: Option<u64>| some(id).unwrap_or(NO_LABEL);
+        let sentinels = special.sentinel_ids().into_iter().map(|id| id as i64).collect();
+        if objective == Objective::Encdec {
+            let config = EncDecConfig {
+                encoder_len: seq_len,
+                decoder_len,
+                vocab_size: tokenizer.vocab_size().into(),
+                bos: id(special.bos),
+                eod: id(special.eod),
+                pad: id(special.pad),
+                sentinels,
+                reset_position_ids: data.reset_at_document,
+                reset_attention_mask: data.reset_at_document,
+            };
+            return Ok(Assembly::Triple(config, Vec::new()));
+        }
+        let masking = Masking {
+            probability: data.mask_prob,
+            ngram_max: config.mask_ngram_max() as usize, // fits: at most 1024
+            lengths: match config.mask_lengths() {
+                MaskLengths::ShorterFirst => NgramLengths::ShorterFirst,
+                MaskLengths::LongerFirst => NgramLengths::LongerFirst,
+                MaskLengths::Geometric => NgramLengths::Geometric,
+            },
+            full_words: config.mask_full_words(),
+            cls: id(special.cls),
+            sep: id(special.sep),
+            mask: id(special.mask),
+            vocabulary: words.vocabulary(),
+        };
+        let pad = pad_id(some(special.pad), &[id(special.eos), id(special.eod)]);
+        Ok(if objective == Objective::Mlm {
+            check_random_tokens(config, tokenizer)?;
+            let two_parts = config.sentence_order();
+            Assembly::Masked(BertConfig { seq_len, pad, seed, two_parts, masking }, Vec::new())
+        } else {
+            let (bos, eos) = (id(special.bos), id(special.eos));
+            let encoder_len = seq_len;
+            let config =
+                T5Config { encoder_len, decoder_len, pad, bos, eos, sentinels, seed, masking };
+            Assembly::Spans(config, Vec::new())
+        })
+    }
+
+    /// Something that makes batches; each reader has its own.
+    pub(super) fn assemble(&self) -> loader::Result<AnyAssemble> {
+        Ok(match self.clone() {
+            Assembly::Lm(config, of) => AnyAssemble::Lm(GptAssemble::new(config, of)?),
+            Assembly::Triple(config, of) => AnyAssemble::Triple(EncDecAssemble::new(config, of)?),
+            Assembly::Spans(config, of) => AnyAssemble::Spans(T5Assemble::new(config, of)?),
+            Assembly::Masked(config, of) => AnyAssemble::Masked(BertAssemble::new(config, of)?),
+        })
+    }
+}
+
+/// `"mlm"` puts any id of the tokenizer in the place of some.
+fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()> {
+    let (got, most) = (u64::from(tokenizer.vocab_size()), config.model.vocab);
+    if got <= most {
+        return Ok(());
+    }
+    Err(Error::Mismatch(Mismatch::new(
+        format!("open data.tokenizer '{}'", config.data.tokenizer),
+        format!("got {got} ids, due at most model.vocab = {most}"),
+        "\"mlm\" puts any id of the tokenizer in the place of some tokens",
+    )))
+}
+
+/// A corpus in the order of its samples, and the name of its cache.
+type Ordered = (Arc<dyn Order>, Value);
+
+/// What orders are made of.
+pub(super) struct Orders<'a> {
+    pub(super) corpora: &'a Corpora,
+    pub(super) config: &'a Config,
+    pub(super) tokenizer: &'a dyn Tokenizer,
+    pub(super) cache: &'a dyn Storage,
+}
+
+impl Orders<'_> {
+    /// The order of a split, with an assembly of no corpus yet.
+    pub(super) fn open(
+        &self,
+        which: Split,
+        samples: u64,
+        mut assembly: Assembly,
+    ) -> Result<Samples> {
+        let needed = thousands(samples as f64);
+        let tell = |count: u64| {
+            let count = thousands(count as f64);
+            log::info!("index: {count} samples for {}, {needed} needed", which.name());
+        };
+        let corpora = &self.config.data.train;
+        let weights = corpora.iter().map(|corpus| corpus.weight).collect::<Vec<_>>();
+        let weights = normalize_weights(&weights)?;
+        let (sizes, size) = match corpora.len() {
+            1 => (vec![samples], samples),
+            _ => blend_sizes(&weights, samples),
+        };
+        let (mut orders, mut datasets, mut available) = (Vec::new(), Vec::new(), Vec::new());
+        for ((corpus, told), size) in self.corpora.each().zip(corpora).zip(sizes) {
+            let (order, description) =
+                self.one(corpus, &told.path, (which, size), &mut assembly)?;
+            available.push(order.sample_count());
+            datasets.push(description);
+            orders.push(order);
+        }
+        if let [only] = &orders[..] {
+            tell(only.sample_count());
+            return Ok(Samples { order: Arc::clone(only), assembly, local: None });
+        }
+        let weights = BlendWeights::Weighted { weights, size };
+        let blend = BlendConfig { datasets, which, weights, available };
+        let blend = BlendIndex::load_or_build(&blend, self.cache, &Key::root())?;
+        tell(blend.sample_count());
+        let order = Arc::new(BlendOrder::new(orders, Arc::new(blend)));
+        Ok(Samples { order, assembly, local: None })
+    }
+
+    /// The order of one corpus, of which the assembly learns what it must know.
+    fn one(
+        &self,
+        corpus: &[Arc<IndexedDataset>],
+        path: &str,
+        part: (Split, u64),
+        assembly: &mut Assembly,
+    ) -> Result<Ordered> {
+        let (config, first) = (self.config, Arc::clone(&corpus[0]));
+        let seq_len = config.model.seq_len;
+        match assembly {
+            Assembly::Lm(_, of) => {
+                let (index, description) = self.gpt(&first, path.to_owned(), seq_len, part)?;
+                of.push(first.dtype());
+                let order = GptOrder::new(first, index, seq_len as usize)?; // fits: at most 2^20
+                Ok((Arc::new(order), description))
+            }
+            Assembly::Triple(told, of) => {
+                // An extra token is one of the encoder's.
+                let path = format!("{path}{}", TRIPLE[0]);
+                let (index, description) = self.gpt(&first, path, seq_len - 1, part)?;
+                let triple = [0, 1, 2].map(|nth| Arc::clone(&corpus[nth]));
+                let order = EncDecOrder::new(triple, index, told.encoder_len)?;
+                of.push(order.part());
+                Ok((Arc::new(order), description))
+            }
+            Assembly::Spans(told, of) => {
+                let kind = MaskedKind::T5 { sequence_length_decoder: told.decoder_len as u64 };
+                self.masked(first, path, part, kind, of)
+            }
+            Assembly::Masked(told, of) => {
+                let kind = MaskedKind::Bert { classification_head: told.two_parts };
+                self.masked(first, path, part, kind, of)
+            }
+        }
+    }
+
+    fn gpt(
+        &self,
+        corpus: &IndexedDataset,
+        dataset_path: String,
+        seq_len: u64,
+        (which, samples): (Split, u64),
+    ) -> Result<(Arc<GptIndex>, Value)> {
+        let order = GptIndexConfig {
+            dataset_path,
+            split: Some(self.config.data.split.0.clone()),
+            seq_len,
+            seed: self.config.run.seed as u32, // fits: the config refuses a larger one
+            num_samples: Some(samples),
+            add_extra_token: true,
+            drop_last_partial_valid: true,
+            tokenizer: self.tokenizer.identifiers(),
+        };
+        let index = GptIndex::load_or_build(corpus, which, &order, self.cache, &Key::root())?;
+        Ok((Arc::new(index), order.description(which)?))
+    }
+
+    fn masked(
+        &self,
+        corpus: Arc<IndexedDataset>,
+        path: &str,
+        (which, samples): (Split, u64),
+        kind: MaskedKind,
+        of: &mut Vec<MaskedPart>,
+    ) -> Result<Ordered> {
+        let config = self.config;
+        let lengths = config.mask_lengths();
+        let order = MaskedConfig {
+            kind,
+            dataset_path: path.to_owned(),
+            split: Some(config.data.split.0.clone()),
+            seq_len: config.model.seq_len,
+            seed: config.run.seed as u32, // fits: the config refuses a larger one
+            num_samples: Some(samples),
+            tokenizer: self.tokenizer.identifiers(),
+            masking_probability: config.data.mask_prob,
+            short_sequence_probability: config.data.short_seq_prob,
+            masking_max_ngram: config.mask_ngram_max() as u32, // fits: at most 1024
+            masking_do_full_word: config.mask_full_words(),
+            masking_do_permutation: false,
+            masking_use_longer_ngrams: lengths == MaskLengths::LongerFirst,
+            masking_use_geometric_distribution: lengths == MaskLengths::Geometric,
+        };
+        let index = MaskedIndex::load_or_build(&corpus, which, &order, self.cache, &Key::root())?;
+        let order_of = MaskedOrder::new(corpus, Arc::new(index))?;
+        of.push(order_of.part());
+        Ok((Arc::new(order_of), order.description(which)?))
+    }
+}

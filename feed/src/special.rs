@@ -1,0 +1,145 @@
+//! The tokenizer of a run, and the ids that its objective needs besides those of the text.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use loader::batch::Vocabulary;
+use preprocess::{Tokenizer, TokenizerSpec};
+use recipe::Mismatch;
+use recipe::config::{Config, Objective, SpecialConfig};
+
+use crate::{Error, Result};
+
+/// Opens a tokenizer by its kind, alone or with its file behind a colon: `gpt2`,
+/// `gpt2:vocab.json,merges.txt`, `hf:tokenizer.json`, `encdec:vocab.txt`; `null:30000` by its size.
+///
+/// # Errors
+/// [`Error::Tokenizer`].
+pub fn open_tokenizer(text: &str) -> Result<Arc<dyn Tokenizer>> {
+    let (kind, files) = text.split_once(':').unwrap_or((text, ""));
+    let mut files = files.split(',').filter(|file| !file.is_empty()).map(str::to_owned);
+    let (file, merge_file) = (files.next(), files.next());
+    // Each kind looks at the one that it knows.
+    let spec = TokenizerSpec {
+        kind: kind.to_owned(),
+        vocab_size: file.as_ref().filter(|_| kind == "null").and_then(|size| size.parse().ok()),
+        model: file.clone(),
+        vocab_file: file,
+        merge_file,
+        ..Default::default()
+    };
+    Ok(preprocess::open_tokenizer(&spec)?)
+}
+
+/// A config with the ids of special tokens that its objective needs, those that it does not give
+/// from its tokenizer: a run records what it found.
+///
+/// # Errors
+/// [`Error::Tokenizer`]; [`Error::Mismatch`] with the keys of those that are not to be found.
+pub fn with_special(mut config: Config) -> Result<Config> {
+    // Running text needs the end of a document at most.
+    if config.objective() != Objective::Lm {
+        let tokenizer = open_tokenizer(&config.data.tokenizer)?;
+        config.data.special = Words::of(&*tokenizer).special(&config, &*tokenizer)?;
+    }
+    Ok(config)
+}
+
+/// How a tokenizer spells each of its ids.
+#[derive(Debug)]
+pub(super) struct Words(Vec<String>);
+
+impl Words {
+    pub(super) fn of(tokenizer: &dyn Tokenizer) -> Self {
+        let mut bytes = Vec::new();
+        let mut spell = |id: u32| {
+            bytes.clear();
+            // There may be gaps between ids.
+            let is_there = tokenizer.decode(&[id], &mut bytes).is_ok();
+            if is_there { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() }
+        };
+        Words((0..tokenizer.vocab_size()).map(&mut spell).collect())
+    }
+
+    /// Which of the ids go on with a word.
+    pub(super) fn vocabulary(&self) -> Vocabulary {
+        Vocabulary::new(&self.0)
+    }
+
+    /// The special tokens that the config gives, and of the others those that are known here.
+    pub(super) fn special(
+        &self,
+        config: &Config,
+        tokenizer: &dyn Tokenizer,
+    ) -> Result<SpecialConfig> {
+        let (given, vocab) = (&config.data.special, config.model.vocab);
+        // Of several ids with one text the first counts.
+        let by_text = self.0.iter().enumerate().map(|(id, text)| (text.as_str(), id as u64));
+        let ids: HashMap<&str, u64> = by_text.rev().collect();
+        let known = |name: &str| ids.get(name).copied().filter(|id| *id < vocab);
+        let find = |given: Option<u64>, names: &[&str]| {
+            given.or_else(|| names.iter().find_map(|name| known(name)))
+        };
+        let pad = find(given.pad, &["[PAD]", "<pad>"]);
+        let cls = find(given.cls, &["[CLS]", "<cls>"]);
+        let bos = find(given.bos, &["[BOS]", "<bos>", "<s>"]);
+        let sep = find(given.sep, &["[SEP]", "<sep>"]);
+        let eos = find(given.eos, &["[EOS]", "<eos>", "</s>"]);
+        let all = SpecialConfig {
+            cls: cls.or(bos),
+            sep: sep.or(eos),
+            mask: find(given.mask, &["[MASK]", "<mask>"]),
+            pad,
+            // T5 has no other.
+            bos: bos.or(cls).or(pad),
+            eos: eos.or(sep),
+            eod: given.eod.or(tokenizer.eod().map(u64::from).filter(|id| *id < vocab)),
+            sentinels: given.sentinels.or_else(|| sentinels(known)),
+        };
+        let needed = match config.objective() {
+            Objective::Lm => vec![],
+            Objective::Mlm => {
+                vec![("cls", all.cls), ("sep", all.sep), ("mask", all.mask)]
+            }
+            Objective::SpanCorruption => vec![("bos", all.bos), ("eos", all.eos)],
+            Objective::Encdec => vec![("bos", all.bos), ("eod", all.eod), ("pad", all.pad)],
+        };
+        let mut missing: Vec<&str> =
+            needed.iter().filter(|(_, id)| id.is_none()).map(|(key, _)| *key).collect();
+        let hides_spans =
+            matches!(config.objective(), Objective::SpanCorruption | Objective::Encdec);
+        missing.extend((hides_spans && all.sentinels.is_none()).then_some("sentinels"));
+        if missing.is_empty() {
+            return Ok(all);
+        }
+        let name = &config.data.tokenizer;
+        let detail = |key: &&str| {
+            format!(
+                "data.special.{key} is not given, and no token below model.vocab = {vocab} has \
+                     one of its usual names"
+            )
+        };
+        Err(Error::Mismatch(Mismatch {
+            doing: format!("find the special tokens of data.tokenizer '{name}'"),
+            details: missing.iter().map(detail).collect(),
+            hint: "give their ids, or the tokenizer that made the corpus, with its file",
+        }))
+    }
+}
+
+/// The first and the last of a run of sentinels, in the order of their names: T5's descend.
+fn sentinels(known: impl Fn(&str) -> Option<u64>) -> Option<[u64; 2]> {
+    let run = |name: &dyn Fn(u64) -> String| {
+        let first = known(&name(0))?;
+        let mut last = first;
+        for (nth, up) in (1..).zip(std::iter::repeat(known(&name(1))? > first)) {
+            let next = if up { Some(first + nth) } else { first.checked_sub(nth) };
+            match known(&name(nth)).filter(|id| Some(*id) == next) {
+                Some(id) => last = id,
+                None => break,
+            }
+        }
+        Some([first, last])
+    };
+    run(&|nth| format!("<extra_id_{nth}>")).or_else(|| run(&|nth| format!("<s_{nth}>")))
+}

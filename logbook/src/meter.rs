@@ -1,0 +1,66 @@
+use std::time::{Duration, Instant};
+
+use recipe::config::Config;
+use recipe::plan::{Known, Plan};
+
+use crate::Perf;
+
+/// Where the time since the last record went.
+#[derive(Debug)]
+pub struct Meter {
+    /// Time of steps, waiting for data included.
+    pub work: Duration,
+    /// Time of waiting for data.
+    pub data_wait: Duration,
+    /// Time that saving held up.
+    pub stall: Duration,
+    /// Steps.
+    pub steps: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    begun: Instant,
+    ranks: u64,
+    /// Operations of a token by both formulas, over those that all ranks could do in a second.
+    of_peak: [f64; 2],
+}
+
+impl Meter {
+    /// For a resolved config on so many ranks, each of which could do so many operations a second.
+    #[must_use]
+    pub fn new(config: &Config, ranks: u64, peak_flop_per_s: f64) -> Self {
+        let flop = Plan::new(config, &Known::default()).flop;
+        let peak = peak_flop_per_s * ranks as f64;
+        let zero = Duration::ZERO;
+        Meter {
+            work: zero,
+            data_wait: zero,
+            stall: zero,
+            steps: 0,
+            tokens: 0,
+            begun: Instant::now(),
+            ranks,
+            of_peak: [flop.per_token_6n_12lhs, flop.per_token_6n_6lhs].map(|f| f as f64 / peak),
+        }
+    }
+
+    /// The means since the last call.
+    pub fn take(&mut self) -> Perf {
+        let steps = self.steps.max(1) as f64;
+        let mean_ms = |time: Duration| time.as_secs_f64() * 1e3 / steps;
+        let tokens_per_s = self.tokens as f64 / self.work.as_secs_f64().max(1e-9);
+        let [mfu_12lct, mfu_6lct] = self.of_peak.map(|part| part * tokens_per_s);
+        let perf = Perf {
+            tokens_per_s,
+            step_ms: mean_ms(self.work + self.stall),
+            data_wait_ms: mean_ms(self.data_wait),
+            ckpt_stall_ms: mean_ms(self.stall),
+            elapsed_s: self.begun.elapsed().as_secs_f64(),
+            ranks: self.ranks,
+            mfu_12lct,
+            mfu_6lct,
+        };
+        (self.work, self.data_wait, self.stall) = Default::default();
+        (self.steps, self.tokens) = (0, 0);
+        perf
+    }
+}

@@ -1,0 +1,140 @@
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
+use std::path::Path;
+
+use ckpt::Checkpoints;
+use recipe::config::Config;
+use serde::Deserialize;
+use storage::{Error, Key, Result};
+
+/// More than a line of ours takes, as [`crate::JsonLog`] bounds it too.
+const LINE_BYTES_MAX: u64 = 1 << 16;
+
+/// A run, as its folder tells it.
+#[derive(Clone, Debug, Default)]
+pub struct RunRecord {
+    /// How it is called: the folder, as it was given.
+    pub name: String,
+    /// Its config, if there is one that this version can read.
+    pub config: Option<Config>,
+    /// Lines of training steps, in their order.
+    pub steps: Vec<Line>,
+    /// Lines of evaluations.
+    pub evals: Vec<Line>,
+    /// The last step before each restart.
+    pub resumes: Vec<u64>,
+    /// Lines that could not be read.
+    pub damaged: u64,
+    /// Steps of which there is a checkpoint, ascending.
+    pub checkpoints: Vec<u64>,
+}
+
+/// What is plotted of a line of `log.jsonl`; the rest of it may be anything.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[expect(missing_docs, reason = "the fields are those of the log's records")]
+#[serde(default)]
+pub struct Line {
+    pub step: u64,
+    pub tokens: u64,
+    pub loss: Option<f64>,
+    pub lr: Option<f64>,
+    pub grad_norm: Option<f64>,
+    pub loss_scale: Option<f64>,
+    pub eval_loss: Option<f64>,
+    pub eval_tokens: Option<u64>,
+    pub perf: PerfLine,
+}
+
+/// The part of a [`Line`] that the clock has made.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[expect(missing_docs, reason = "the fields are those of the log's records")]
+#[serde(default)]
+pub struct PerfLine {
+    pub tokens_per_s: Option<f64>,
+    pub step_ms: Option<f64>,
+    pub data_wait_ms: Option<f64>,
+    pub ckpt_stall_ms: Option<f64>,
+    pub elapsed_s: Option<f64>,
+    pub mfu_12lct: Option<f64>,
+    pub mfu_6lct: Option<f64>,
+    pub ranks: Option<u64>,
+}
+
+impl RunRecord {
+    /// Reads the folder of a run: its log, its config, and the names of its checkpoints. Of these
+    /// only the log must be there.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] and its kin if the log cannot be read.
+    pub fn read(folder: &str) -> Result<Self> {
+        let path = Path::new(folder);
+        let mut run = RunRecord { name: folder.to_owned(), ..RunRecord::default() };
+        run.read_log(&path.join("log.jsonl"))?;
+        match Config::load(&path.join("config.toml").display().to_string(), &[]) {
+            Ok(config) => run.config = Some(config),
+            Err(error) => log::warn!("report without the config: {error}"),
+        }
+        let below = path.join("ckpt").display().to_string();
+        // A run that was moved keeps its checkpoints below it, whatever its config says.
+        let there = run.config.as_ref().and_then(|config| config.checkpoint.dir.clone());
+        let places = [Some(below), there].into_iter().flatten();
+        run.checkpoints =
+            places.map(|place| steps(&place)).find(|s| !s.is_empty()).unwrap_or_default();
+        Ok(run)
+    }
+
+    fn read_log(&mut self, path: &Path) -> Result<()> {
+        let named = |error| Error::from_io("read", path.display().to_string(), error);
+        let file = File::open(path).map_err(named)?;
+        if !file.metadata().map_err(named)?.is_file() {
+            return Err(named(std::io::Error::new(
+                ErrorKind::InvalidInput,
+                "it is no regular file",
+            )));
+        }
+        let mut reader = BufReader::new(file);
+        let mut line = Vec::new();
+        while reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(named)? > 0
+        {
+            match serde_json::from_slice::<Line>(&line) {
+                Ok(line) => self.add(line),
+                Err(_) => self.damaged += 1,
+            }
+            line.clear();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, line: Line) {
+        if line.eval_tokens.is_some() {
+            return self.evals.push(line);
+        }
+        // The clock of a process begins with it.
+        if let Some(last) = self.steps.last()
+            && line.perf.elapsed_s < last.perf.elapsed_s
+        {
+            self.resumes.push(last.step);
+        }
+        self.steps.push(line);
+    }
+
+    /// Seconds of training, over all its processes.
+    #[must_use]
+    pub fn trained_s(&self) -> f64 {
+        let elapsed = |line: &Line| line.perf.elapsed_s.unwrap_or(0.0);
+        let last = self.steps.last().map_or(0.0, elapsed);
+        let ends = self.steps.windows(2).filter(|two| elapsed(&two[1]) < elapsed(&two[0]));
+        last + ends.map(|two| elapsed(&two[0])).sum::<f64>()
+    }
+}
+
+/// The steps of the checkpoints in a folder; none if it cannot be looked into.
+fn steps(place: &str) -> Vec<u64> {
+    let found = storage::open_url(place).map_err(|error| error.to_string()).and_then(|store| {
+        Checkpoints::open(store, Key::root()).steps().map_err(|error| error.to_string())
+    });
+    found.unwrap_or_else(|error| {
+        log::warn!("report without the checkpoints in {place}: {error}");
+        Vec::new()
+    })
+}

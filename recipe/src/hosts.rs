@@ -1,0 +1,83 @@
+//! Slurm's lists of hosts, such as `login,node[1-3,07]`.
+
+use crate::Mismatch;
+
+/// More hosts than any machine has: a list that is longer is a mistake.
+const HOSTS_MAX: usize = 1 << 16;
+
+/// What is wrong with a list, in words.
+type Parsed<T> = Result<T, String>;
+
+/// The hosts of a list, in its order. Leading zeros of a range's first number are kept.
+///
+/// # Errors
+/// For what is no list, or too long a one.
+pub fn expand(list: &str) -> Result<Vec<String>, Mismatch> {
+    let refuse = |why: &str| {
+        let hint = "it comes from SLURM_STEP_NODELIST; set MASTER_ADDR to the first host instead";
+        Mismatch::new(format!("read the list of hosts {list:?}"), why, hint)
+    };
+    let mut hosts = Vec::new();
+    for word in words(list) {
+        expand_word(word, &mut hosts).map_err(|why| refuse(&why))?;
+    }
+    if hosts.is_empty() {
+        return Err(refuse("it names no host"));
+    }
+    Ok(hosts)
+}
+
+/// The parts between commas that are not in brackets.
+fn words(list: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_i32;
+    list.split(move |c| {
+        depth += i32::from(c == '[') - i32::from(c == ']');
+        c == ',' && depth <= 0
+    })
+}
+
+fn expand_word(word: &str, hosts: &mut Vec<String>) -> Parsed<()> {
+    if word.is_empty() {
+        return Err("it has an empty name".to_owned());
+    }
+    let mut names = vec![String::new()];
+    let mut rest = word;
+    while let Some((before, after)) = rest.split_once('[') {
+        let (inside, after) = after.split_once(']').ok_or("a bracket is not closed")?;
+        let numbers = numbers(inside)?;
+        if names.len() * numbers.len() + hosts.len() > HOSTS_MAX {
+            return Err(format!("it names more than {HOSTS_MAX} hosts"));
+        }
+        let with = |name: &String| -> Vec<String> {
+            numbers.iter().map(|number| format!("{name}{before}{number}")).collect()
+        };
+        names = names.iter().flat_map(with).collect();
+        rest = after;
+    }
+    if rest.contains(']') {
+        return Err("a bracket was not opened".to_owned());
+    }
+    hosts.extend(names.into_iter().map(|name| name + rest));
+    Ok(())
+}
+
+/// `1-3,07`: the numbers as they are written.
+fn numbers(inside: &str) -> Parsed<Vec<String>> {
+    let mut all = Vec::new();
+    for range in inside.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let parse = |text: &str| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| text.parse::<usize>().ok()).flatten()
+        };
+        let (Some(from), Some(to)) = (parse(first), parse(last)) else {
+            return Err(format!("{range:?} is no range of numbers"));
+        };
+        if to < from || to - from >= HOSTS_MAX {
+            return Err(format!("the range {range:?} is reversed or too long"));
+        }
+        let width = first.len();
+        all.extend((from..=to).map(|number| format!("{number:0width$}")));
+    }
+    Ok(all)
+}

@@ -1,0 +1,132 @@
+//! The networks as they are written down: GPT, T5 and BERT, without a number in them.
+//!
+//! A [`Blueprint`] says what parameters there are, how each is cut among tensor parallel ranks, who
+//! uses it, and where each part of a network finds its own. A plan counts from it, a trainer
+//! computes by it. Names and shapes are those of Hugging Face's models, so that a checkpoint is
+//! exported by copying, and of the model without parallelism; padding is in a rank's memory only.
+//!
+//! In reading order: `spec` names parameters and their uses, `parts` is what layers are made of,
+//! `gpt`, `t5` and `bert` are the families, `first` the values that parameters begin with.
+
+mod bert;
+mod first;
+mod gpt;
+mod parts;
+mod spec;
+mod t5;
+
+use ckpt::layout::{Param, Split};
+
+pub use bert::{Bert, BertLayer};
+pub use gpt::{Gpt, GptLayer};
+pub use parts::{Attention, FeedForward, Head, Linear, Norm, Stored};
+pub use spec::{Init, ParamSpec, Use, UseId};
+pub use t5::{Buckets, T5, T5Layer, T5Stack};
+
+use crate::config::{Family, ModelConfig};
+use spec::Builder;
+
+/// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. Fewer make the products thin.
+pub const HEAD_CHUNK_ROWS: u64 = 512;
+
+/// What parameters a model has, and how they are used.
+#[derive(Clone, Debug)]
+pub struct Blueprint {
+    config: ModelConfig,
+    network: Network,
+    params: Vec<ParamSpec>,
+    uses: Vec<Use>,
+}
+
+/// The network of a family.
+#[derive(Clone, Debug)]
+pub enum Network {
+    /// A decoder.
+    Gpt(Gpt),
+    /// An encoder and a decoder.
+    T5(T5),
+    /// An encoder.
+    Bert(Bert),
+}
+
+impl Blueprint {
+    /// From a checked config, to be cut among so many tensor parallel ranks.
+    #[must_use]
+    pub fn new(config: &ModelConfig, tp: u64) -> Self {
+        let mut build = Builder::new();
+        let network = match config.family {
+            Family::Gpt => Network::Gpt(Gpt::new(config, tp, &mut build)),
+            Family::T5 => Network::T5(T5::new(config, tp, &mut build)),
+            Family::Bert => Network::Bert(Bert::new(config, tp, &mut build)),
+        };
+        let (params, uses) = build.finish();
+        Blueprint { config: config.clone(), network, params, uses }
+    }
+
+    /// What it was made from.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where each part of the network finds its parameters.
+    #[must_use]
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// How many units there are: layers; of an encoder and a decoder first those of the encoder.
+    /// The first embeds the tokens, the last has the head.
+    #[must_use]
+    pub fn units(&self) -> usize {
+        self.config.units() as usize // fits: the config bounds it
+    }
+
+    /// Every parameter, in the order in which the trainer keeps them: first those that decay, then
+    /// the rest. Within each in the order of their first use.
+    #[must_use]
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.params
+    }
+
+    /// Every use of a parameter, in the order of computing.
+    #[must_use]
+    pub fn uses(&self) -> &[Use] {
+        &self.uses
+    }
+
+    /// The parameters as checkpoints count them, if `stages` has the stage of each unit.
+    ///
+    /// # Panics
+    /// If there are not as many stages as units.
+    #[must_use]
+    pub fn layout(&self, stages: &[u64]) -> Vec<Param> {
+        assert_eq!(stages.len(), self.units(), "every unit has a stage");
+        let param = |spec: &ParamSpec| {
+            let mut of: Vec<u64> = spec.units.iter().map(|unit| stages[*unit]).collect();
+            of.dedup();
+            let (name, split) = (spec.name.clone(), spec.split.clone());
+            Param { name, shape: spec.shape_u64(), split, stages: of }
+        };
+        self.params().iter().map(param).collect()
+    }
+
+    /// Tokens of a row of each tensor that comes to a unit from the one before.
+    #[must_use]
+    pub fn carried_lens(&self, unit: usize) -> Vec<i64> {
+        let config = &self.config;
+        // fits: the config bounds them.
+        let (len, layers) = (config.seq_len as i64, config.layers as usize);
+        let answer_len = config.dec_len.unwrap_or(0) as i64;
+        match unit {
+            0 => Vec::new(),
+            unit if unit <= layers => vec![len],
+            _ => vec![answer_len, len],
+        }
+    }
+}
+
+/// How the vocabulary is cut: padded for all ranks alike.
+fn vocab_split(config: &ModelConfig, tp: u64) -> Split {
+    Split::Padded { rows: config.vocab_rows(tp) * tp }
+}

@@ -1,0 +1,191 @@
+//! What the families are made of: each part knows which parameters are its own.
+
+use ckpt::layout::Split;
+
+use super::spec::{Builder, Init, UseId};
+use crate::config::{Activation, Family, ModelConfig, Norm as NormKind};
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// `[in, out]`, as GPT-2's `Conv1D` has it.
+    InOut,
+    /// `[out, in]`, as a `Linear`.
+    OutIn,
+}
+
+/// How tensor parallelism cuts a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// By its outputs, of which there are so many matrices side by side.
+    Outputs(i64),
+    /// By its inputs.
+    Inputs,
+    /// Not at all.
+    Whole,
+}
+
+/// A matrix, and perhaps a bias.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// The matrix.
+    pub weight: UseId,
+    /// What is added to its products.
+    pub bias: Option<UseId>,
+    /// How it lies in memory.
+    pub stored: Stored,
+}
+
+/// What a matrix is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub(super) inputs: i64,
+    pub(super) outputs: i64,
+    pub(super) stored: Stored,
+    pub(super) cut: Cut,
+    pub(super) std: f64,
+    pub(super) bias: bool,
+}
+
+impl Linear {
+    pub(super) fn new(build: &mut Builder, name: &str, spec: &Matrix) -> Self {
+        let Matrix { inputs, outputs, stored, cut, .. } = *spec;
+        let (shape, axis_in, axis_out) = match stored {
+            Stored::InOut => ([inputs, outputs], 0, 1),
+            Stored::OutIn => ([outputs, inputs], 1, 0),
+        };
+        let (split, bias_split) = match cut {
+            Cut::Whole => (Split::Replicate, Split::Replicate),
+            Cut::Inputs => (Split::Axis(axis_in), Split::Replicate),
+            Cut::Outputs(1) => (Split::Axis(axis_out), Split::Axis(0)),
+            Cut::Outputs(count) => {
+                let blocks = vec![(outputs / count) as u64; count as usize]; // fits: of a shape
+                (Split::fused_along(axis_out, &blocks), Split::fused(&blocks))
+            }
+        };
+        let weight = build.param(format!("{name}.weight"), &shape, Init::Normal(spec.std), split);
+        let bias = spec
+            .bias
+            .then(|| build.param(format!("{name}.bias"), &[outputs], Init::Zeros, bias_split));
+        Linear { weight, bias, stored }
+    }
+}
+
+/// How the matrices of a stack of layers are made.
+#[derive(Clone, Copy)]
+pub(super) struct Style<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) stored: Stored,
+    /// How many layers write into the residual stream.
+    pub(super) layers: u64,
+}
+
+impl Style<'_> {
+    /// So many matrices side by side that read the residual stream, of so many outputs in all.
+    pub(super) fn reads(&self, build: &mut Builder, name: &str, outputs: i64, of: i64) -> Linear {
+        let (inputs, cut) = (self.config.hidden as i64, Cut::Outputs(of)); // fits: bounded
+        let (stored, std, bias) = (self.stored, self.config.init.std, self.config.bias());
+        Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
+    }
+
+    /// A matrix that writes into the residual stream.
+    pub(super) fn writes(&self, build: &mut Builder, name: &str, inputs: i64) -> Linear {
+        let (outputs, cut) = (self.config.hidden as i64, Cut::Inputs); // fits: bounded
+        let (stored, bias, init) = (self.stored, self.config.bias(), &self.config.init);
+        let shrink = if init.scaled_output { (2.0 * self.layers as f64).sqrt() } else { 1.0 };
+        let std = init.std / shrink;
+        Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
+    }
+}
+
+/// A norm over the width: with a bias a layer norm, without one an RMS norm.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// What each number is multiplied with.
+    pub gain: UseId,
+    /// What is added to it.
+    pub bias: Option<UseId>,
+    /// What keeps it finite.
+    pub eps: f64,
+}
+
+impl Norm {
+    pub(super) fn new(build: &mut Builder, name: &str, config: &ModelConfig) -> Self {
+        let hidden = [config.hidden as i64]; // fits: the config bounds it
+        let gain = build.param(format!("{name}.weight"), &hidden, Init::Ones, Split::Replicate);
+        let bias = (config.norm() == NormKind::Layernorm)
+            .then(|| build.param(format!("{name}.bias"), &hidden, Init::Zeros, Split::Replicate));
+        Norm { gain, bias, eps: config.norm_eps() }
+    }
+}
+
+/// Attention with a matrix each for queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Makes queries.
+    pub q: Linear,
+    /// Makes keys.
+    pub k: Linear,
+    /// Makes values.
+    pub v: Linear,
+    /// Takes what was mixed of them.
+    pub out: Linear,
+    /// Width of a head.
+    pub head_dim: i64,
+}
+
+impl Attention {
+    /// `names` are in the order of its fields.
+    pub(super) fn new(build: &mut Builder, style: Style<'_>, names: [&str; 4]) -> Self {
+        // fits: bounded.
+        let (width, head_dim) =
+            (style.config.attention_width() as i64, style.config.head_dim() as i64);
+        let [q, k, v] = [0, 1, 2].map(|at| style.reads(build, names[at], width, 1));
+        Attention { q, k, v, out: style.writes(build, names[3], width), head_dim }
+    }
+}
+
+/// The block that widens, bends and narrows each token by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedForward {
+    /// Widens.
+    pub up: Linear,
+    /// Its own matrix, if the two of a gated unit are not one.
+    pub gate: Option<Linear>,
+    /// Narrows.
+    pub down: Linear,
+    /// What stands between.
+    pub activation: Activation,
+    /// Whether something is dropped between the matrices as well.
+    pub drops_inner: bool,
+}
+
+impl FeedForward {
+    /// Without a name the gate is one matrix with what it gates, and stands first.
+    pub(super) fn new(
+        build: &mut Builder,
+        style: Style<'_>,
+        gate: Option<&str>,
+        up: &str,
+        down: &str,
+    ) -> Self {
+        let activation = style.config.activation();
+        let width = style.config.ffn() as i64; // fits: bounded
+        let gate = gate.map(|name| style.reads(build, name, width, 1));
+        let fused = if activation.is_gated() && gate.is_none() { 2 } else { 1 };
+        let up = style.reads(build, up, fused * width, fused);
+        let drops_inner = style.config.family == Family::T5;
+        FeedForward { up, gate, down: style.writes(build, down, width), activation, drops_inner }
+    }
+}
+
+/// What says the tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// `[vocab, hidden]`.
+    pub weight: UseId,
+    /// `[vocab]`.
+    pub bias: Option<UseId>,
+    /// Tokens, without padding.
+    pub vocab: i64,
+}

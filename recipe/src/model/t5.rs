@@ -1,0 +1,160 @@
+use std::ops::Range;
+
+use ckpt::layout::Split;
+
+use super::parts::{Attention, FeedForward, Head, Norm, Stored, Style};
+use super::spec::{Builder, Init, UseId};
+use super::vocab_split;
+use crate::config::ModelConfig;
+
+/// Encoder and decoder with relative positions: T5 v1.1 and CPM-2, and with other settings T5 v1.0.
+/// Norm before each block, logits of attention not scaled.
+///
+/// Names, shapes and orientation are those of Hugging Face's `T5ForConditionalGeneration`. A
+/// learned number for each head and bucket of distances is added to the logits of self-attention;
+/// the table is of the first layer of each stack, and the others use it.
+#[derive(Clone, Debug)]
+pub struct T5 {
+    /// Reads.
+    pub encoder: T5Stack,
+    /// Answers.
+    pub decoder: T5Stack,
+    /// The head.
+    pub head: Head,
+    /// What the hidden states are multiplied with before the head.
+    pub scale: Option<f64>,
+    /// How distances are told apart.
+    pub buckets: Buckets,
+}
+
+/// One of the two sides of [`T5`].
+#[derive(Clone, Debug)]
+pub struct T5Stack {
+    /// Its use of the word embedding.
+    pub words: UseId,
+    /// One a unit.
+    pub layers: Vec<T5Layer>,
+    /// After the last of them.
+    pub last_norm: Norm,
+}
+
+/// A layer of [`T5`].
+#[derive(Clone, Debug)]
+pub struct T5Layer {
+    /// Its use of its stack's table of relative positions, `[buckets, heads]`.
+    pub relative: UseId,
+    /// Before `own`.
+    pub own_norm: Norm,
+    /// To its own side.
+    pub own: Attention,
+    /// To what the encoder gave, and the norm before it.
+    pub across: Option<(Norm, Attention)>,
+    /// Before `feed_forward`.
+    pub norm: Norm,
+    /// The last block.
+    pub feed_forward: FeedForward,
+}
+
+/// Distances in so many buckets: half of them one distance each, half ranges that grow, up to a
+/// maximum. Where both directions are seen each has half of all.
+#[derive(Clone, Copy, Debug)]
+pub struct Buckets {
+    /// How many there are.
+    pub count: i64,
+    /// From here on all distances share a bucket.
+    pub distance_max: i64,
+}
+
+impl T5 {
+    pub(super) fn new(config: &ModelConfig, tp: u64, build: &mut Builder) -> Self {
+        // fits: the config's maxima are far below 2^63.
+        let (vocab, h) = (config.vocab as i64, config.hidden as i64);
+        let (std, split) = (Init::Normal(config.init.std), vocab_split(config, tp));
+        let (layers, decoder_layers) = (config.layers as usize, config.decoder_layers() as usize);
+        let words = build.param("shared.weight", &[vocab, h], std, split.clone());
+        let encoder = T5Stack::new("encoder", words, 0..layers, config, build);
+        build.unit = layers;
+        let words = build.again(words);
+        let decoder =
+            T5Stack::new("decoder", words, layers..layers + decoder_layers, config, build);
+        let is_tied = config.tie_embeddings();
+        let head = if is_tied {
+            build.again(words)
+        } else {
+            build.param("lm_head.weight", &[vocab, h], std, split)
+        };
+        T5 {
+            encoder,
+            decoder,
+            head: Head { weight: head, bias: None, vocab },
+            scale: is_tied.then(|| (h as f64).powf(-0.5)),
+            buckets: Buckets {
+                count: config.relative_buckets as i64,
+                distance_max: config.relative_max as i64,
+            },
+        }
+    }
+}
+
+impl T5Stack {
+    fn new(
+        name: &str,
+        words: UseId,
+        units: Range<usize>,
+        config: &ModelConfig,
+        build: &mut Builder,
+    ) -> Self {
+        let mut relative = None;
+        let layers = units.clone().enumerate().map(|(at, unit)| {
+            build.unit = unit;
+            let layer = T5Layer::new(name, at, units.len(), relative, config, build);
+            relative = Some(layer.relative);
+            layer
+        });
+        let layers = layers.collect();
+        let last_norm = Norm::new(build, &format!("{name}.final_layer_norm"), config);
+        T5Stack { words, layers, last_norm }
+    }
+}
+
+impl T5Layer {
+    fn new(
+        stack: &str,
+        at: usize,
+        layers: usize,
+        relative: Option<UseId>,
+        config: &ModelConfig,
+        build: &mut Builder,
+    ) -> Self {
+        let name = |part: &str| format!("{stack}.block.{at}.layer.{part}");
+        // fits: the config's maxima are far below 2^63.
+        let relative = match relative {
+            Some(first) => build.again(first),
+            None => {
+                let name = name("0.SelfAttention.relative_attention_bias.weight");
+                let shape = [config.relative_buckets as i64, config.heads as i64];
+                build.param(name, &shape, Init::Normal(config.init.std), Split::Axis(1))
+            }
+        };
+        let style = Style { config, stored: Stored::OutIn, layers: layers as u64 };
+        let mut attention = |place: u32, part: &str| {
+            let names =
+                ["q", "k", "v", "o"].map(|matrix| name(&format!("{place}.{part}.{matrix}")));
+            let part = Attention::new(build, style, names.each_ref().map(String::as_str));
+            (Norm::new(build, &name(&format!("{place}.layer_norm")), config), part)
+        };
+        let (own_norm, own) = attention(0, "SelfAttention");
+        let has_across = stack == "decoder";
+        let across = has_across.then(|| attention(1, "EncDecAttention"));
+        let last = if has_across { 2 } else { 1 };
+        let [gate, up, plain, down] =
+            ["wi_0", "wi_1", "wi", "wo"].map(|of| name(&format!("{last}.DenseReluDense.{of}")));
+        let feed_forward = if config.activation().is_gated() {
+            FeedForward::new(build, style, Some(gate.as_str()), &up, &down)
+        } else {
+            FeedForward::new(build, style, None, &plain, &down)
+        };
+        let norm = Norm::new(build, &name(&format!("{last}.layer_norm")), config);
+        T5Layer { relative, own_norm, own, across, norm, feed_forward }
+    }
+}

@@ -1,0 +1,316 @@
+//! What a run will take, before it takes it: parameters, memory, arithmetic, disk and time.
+//!
+//! A plan is a pure function of the config and of what is [`Known`] about the corpus and the
+//! machine, so it can be made anywhere, for any size. What cannot work is a refusal with its
+//! reason; what will hurt is a warning. Every estimate names its formula, for efficiencies that
+//! come from different formulas cannot be compared.
+
+mod count;
+mod memory;
+mod offload;
+mod table;
+
+use serde::Serialize;
+
+use crate::config::{Config, Division, ModelConfig};
+use crate::model::Blueprint;
+use crate::schedule::Pipeline;
+
+pub use count::{Flop, Parameters};
+pub use memory::{Memory, StagePlan};
+pub use offload::Offloaded;
+
+/// Past so many epochs the same text teaches less than new text would (Muennighoff et al. 2023,
+/// "Scaling data-constrained language models").
+const EPOCHS_MANY: f64 = 4.0;
+
+/// What is known besides the config. All of it is optional, and what is absent is not estimated.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Known {
+    /// Tokens of the text of the corpus.
+    pub corpus_tokens: Option<u64>,
+    /// Memory that each rank has.
+    pub memory_bytes: Option<u64>,
+    /// Measured speed of training, of all ranks together.
+    pub tokens_per_s: Option<f64>,
+    /// Speed of large matrix products on one rank, in floating-point operations a second: what
+    /// efficiency is measured by, and a lower bound of the time if `tokens_per_s` is not known.
+    pub flop_per_s: Option<f64>,
+    /// Ranks. Default: as few as `tp` and `pp` ask for.
+    pub world: Option<u64>,
+    /// What a rank's disk reads and writes in a second, both together, in bytes: for an optimizer
+    /// that is offloaded there.
+    pub disk_bytes_per_s: Option<f64>,
+}
+
+/// What a run will take. Shown as a table for people; serialized with units in the keys.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// The shape of the model, in words.
+    pub model: String,
+    /// Numbers that are learned.
+    pub parameters: Parameters,
+    /// How the ranks divide, if they do.
+    pub layout: Option<Division>,
+    /// The stages of the pipeline, in order.
+    pub stages: Vec<StagePlan>,
+    /// Peak memory of the rank that needs the most.
+    pub memory_bytes: Memory,
+    /// The part of a step that a rank of the pipeline waits for others.
+    pub bubble: f64,
+    /// Floating-point operations.
+    pub flop: Flop,
+    /// How long the run is.
+    pub run: Run,
+    /// What it writes.
+    pub checkpoint: Saving,
+    /// What each update moves, where weights and moments are offloaded.
+    pub offload: Option<Offloaded>,
+    /// How long it takes, if the speed is known.
+    pub time: Option<Time>,
+    /// How much of the ranks' arithmetic is used, if both speeds are known.
+    pub efficiency: Option<Efficiency>,
+    /// The loss of a model that knows nothing: the logarithm of the vocabulary.
+    pub loss_initial_nats: f64,
+    /// Why it cannot run. Empty if it can.
+    pub refusals: Vec<String>,
+    /// What will hurt.
+    pub warnings: Vec<String>,
+}
+
+/// The length of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Run {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Micro-batches of one step that each replica has.
+    pub accumulation: u64,
+    /// Tokens of one step.
+    pub tokens_per_step: u64,
+    /// Samples in all.
+    pub samples: u64,
+    /// Tokens in all.
+    pub tokens: u64,
+    /// Passes over the training share of the corpus, if its size is known.
+    pub epochs: Option<f64>,
+}
+
+/// What the run writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Saving {
+    /// One checkpoint: weights and both moments in f32, 12 bytes a parameter.
+    pub checkpoint_bytes: u64,
+    /// Checkpoints in all, the last included.
+    pub count: u64,
+    /// Most that lies on the disk at once: those that are kept, and the one being written.
+    pub disk_bytes_max: u64,
+}
+
+/// How long the run takes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Time {
+    /// The speed that this rests on.
+    pub tokens_per_s: f64,
+    /// The whole run, without saving and evaluation.
+    pub run_s: f64,
+    /// Where the speed is from.
+    pub basis: String,
+}
+
+/// The part of the ranks' floating-point operations that training uses, recomputation not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Efficiency {
+    /// By `6 N + 12 L h s`.
+    pub mfu_6n_12lhs: f64,
+    /// By `6 N + 6 L h s`.
+    pub mfu_6n_6lhs: f64,
+}
+
+impl Plan {
+    /// Plans a checked config.
+    #[must_use]
+    pub fn new(config: &Config, known: &Known) -> Self {
+        let shape = &config.model;
+        let parallel = &config.parallel;
+        let model = Blueprint::new(shape, parallel.tp);
+        let ranks_min = parallel.tp * parallel.pp;
+        let (layout, refusals) = match config.divide(known.world.unwrap_or(ranks_min)) {
+            Ok(division) => (Some(division), Vec::new()),
+            Err(refusals) => (None, refusals),
+        };
+        // What does not divide is still shown, as one replica of it.
+        let micro_batches = config.batch.micro_batches();
+        let one =
+            Division { world: ranks_min, dp: 1, tp: parallel.tp, pp: parallel.pp, micro_batches };
+        let division = layout.unwrap_or(one);
+        let stages = memory::stages(config, &model, &division);
+        let largest = stages.iter().map(|stage| stage.memory_bytes).max_by_key(|all| all.total);
+        let pipeline = Pipeline {
+            ranks: division.pp as usize,              // fits: at most 1024
+            chunks: parallel.virtual_stages as usize, // fits: at most 64
+        };
+        let micro_batches = usize::try_from(division.micro_batches).unwrap_or(usize::MAX);
+        let bubble = parallel.schedule.bubble(pipeline, micro_batches);
+        let (parameters, flop) = (Parameters::of(&model), Flop::of(config, &model));
+        let run = run(config, known, &division);
+        let time = time(&run, &flop, known, &division, bubble);
+        let step_s = time.as_ref().map(|time| run.tokens_per_step as f64 / time.tokens_per_s);
+        let mut plan = Plan {
+            model: describe(shape),
+            parameters,
+            layout,
+            offload: Offloaded::of(config, known, &division, &stages, step_s),
+            stages,
+            memory_bytes: largest.unwrap_or_default(),
+            bubble,
+            flop,
+            run,
+            checkpoint: saving(config, &parameters),
+            time,
+            efficiency: efficiency(&flop, known, &division),
+            loss_initial_nats: (shape.vocab as f64).ln(),
+            refusals,
+            warnings: Vec::new(),
+        };
+        plan.refuse(config, known);
+        plan.warn(config, known);
+        plan
+    }
+
+    fn refuse(&mut self, config: &Config, known: &Known) {
+        self.refusals.extend(config.not_yet());
+        let seq_len = config.model.seq_len;
+        if let Some(tokens) = known.corpus_tokens.map(|tokens| training_tokens(config, tokens))
+            && tokens <= seq_len as f64
+            && !config.objective().hides()
+        {
+            self.refusals.push(format!(
+                "the training share of the corpus has {tokens:.0} tokens, one sample takes {}; \
+                 hint: a smaller model.seq_len, or another data.split",
+                seq_len + 1
+            ));
+        }
+        let evaluates = config.eval.every > 0 && config.eval.every <= self.run.steps;
+        if evaluates && share(config, 1) == 0.0 {
+            self.refusals.push(format!(
+                "eval.every is {}, and data.split '{}' has no share for validation; \
+                 hint: eval.every=0 never evaluates",
+                config.eval.every, config.data.split.0
+            ));
+        }
+    }
+
+    fn warn(&mut self, config: &Config, known: &Known) {
+        let need = self.memory_bytes.total;
+        if let Some(have) = known.memory_bytes.filter(|have| need > *have) {
+            let (need, have) = (storage::ByteSize(need), storage::ByteSize(have));
+            let all = &self.memory_bytes;
+            let hint = if all.gradients > all.activations {
+                "a larger batch.micro makes fewer sums of gradients wait; then parallel.tp or pp"
+            } else {
+                "a smaller batch.micro, parallel.recompute, precision.dtype = \"bf16\", then \
+                 parallel.tp or pp"
+            };
+            self.warnings.push(format!("a rank needs about {need} and has {have}; hint: {hint}"));
+        }
+        if let Some(epochs) = self.run.epochs.filter(|epochs| *epochs > EPOCHS_MANY) {
+            self.warnings.push(format!(
+                "the run reads its corpus {epochs:.1} times; past {EPOCHS_MANY} times, more text \
+                 helps more than more steps"
+            ));
+        }
+        if self.offload.as_ref().is_some_and(Offloaded::is_behind) {
+            self.warnings.push(
+                "the disk takes longer for an update than the ranks for the rest of a step; hint: \
+                 a larger batch.global, parallel.zero = 1 over more replicas, or a faster disk"
+                    .to_owned(),
+            );
+        }
+        let every = config.checkpoint.every.steps;
+        if config.checkpoint.every.minutes.is_none() && (every == 0 || every > self.run.steps) {
+            self.warnings.push(format!(
+                "checkpoint.every.steps is {every} of {} steps: the run saves at its end only, and \
+                 a kill loses all of it",
+                self.run.steps
+            ));
+        }
+    }
+}
+
+fn describe(model: &ModelConfig) -> String {
+    let layers = match model.decoder_layers() {
+        0 => format!("{} layers", model.layers),
+        decoder => format!("{} and {decoder} layers", model.layers),
+    };
+    let sequence = match model.dec_len {
+        None => format!("sequence {}", model.seq_len),
+        Some(answer) => format!("sequences {} and {answer}", model.seq_len),
+    };
+    format!(
+        "{:?}: {layers}, hidden {}, {} heads of {}, ffn {}, vocabulary {} in {} rows, {sequence}",
+        model.family,
+        model.hidden,
+        model.heads,
+        model.head_dim(),
+        model.ffn(),
+        model.vocab,
+        model.padded_vocab()
+    )
+    .to_lowercase()
+}
+
+fn run(config: &Config, known: &Known, division: &Division) -> Run {
+    let tokens = config.samples_total() * config.model.tokens_per_sample();
+    // What a decoder says is of the same text.
+    let text = config.samples_total() * config.model.seq_len;
+    let corpus = known.corpus_tokens.map(|corpus| training_tokens(config, corpus));
+    Run {
+        steps: config.steps_total(),
+        accumulation: division.micro_batches,
+        tokens_per_step: config.tokens_per_step(),
+        samples: config.samples_total(),
+        tokens,
+        epochs: corpus.filter(|corpus| *corpus > 0.0).map(|corpus| text as f64 / corpus),
+    }
+}
+
+fn saving(config: &Config, parameters: &Parameters) -> Saving {
+    let (steps, every) = (config.steps_total(), config.checkpoint.every.steps);
+    let count = if every == 0 { 1 } else { steps.div_ceil(every) };
+    let checkpoint_bytes = 3 * 4 * parameters.total;
+    // The oldest goes only when the newest stands.
+    let on_disk = count.min(config.checkpoint.keep.last + 1);
+    Saving { checkpoint_bytes, count, disk_bytes_max: on_disk * checkpoint_bytes }
+}
+
+fn time(run: &Run, flop: &Flop, known: &Known, division: &Division, bubble: f64) -> Option<Time> {
+    let measured = known.tokens_per_s.map(|speed| (speed, "the measured tokens/s".to_owned()));
+    let (tokens_per_s, basis) = measured.or_else(|| {
+        let speed = known.flop_per_s?;
+        let text = format!("matrix products at {:.1} GFLOP/s a rank: a lower bound", speed / 1e9);
+        let all = speed * division.world as f64 * (1.0 - bubble);
+        Some((all / flop.per_token_6n_12lhs as f64, text))
+    })?;
+    let run_s = run.tokens as f64 / tokens_per_s;
+    run_s.is_finite().then_some(Time { tokens_per_s, run_s, basis })
+}
+
+fn efficiency(flop: &Flop, known: &Known, division: &Division) -> Option<Efficiency> {
+    let peak = known.flop_per_s.filter(|speed| *speed > 0.0)? * division.world as f64;
+    let used = |per_token: u64| Some(known.tokens_per_s? * per_token as f64 / peak);
+    Some(Efficiency {
+        mfu_6n_12lhs: used(flop.per_token_6n_12lhs)?,
+        mfu_6n_6lhs: used(flop.per_token_6n_6lhs)?,
+    })
+}
+
+/// The split is by documents; by tokens it holds on average.
+fn training_tokens(config: &Config, corpus_tokens: u64) -> f64 {
+    corpus_tokens as f64 * share(config, 0)
+}
+
+/// The part of the documents that a split gets: 0 train, 1 validation, 2 test.
+fn share(config: &Config, which: usize) -> f64 {
+    let shares = config.data.split.shares().unwrap_or_default();
+    shares.get(which).map_or(0.0, |share| share / shares.iter().sum::<f64>())
+}

@@ -1,0 +1,158 @@
+//! Which rank this process is.
+
+use std::fmt;
+
+use crate::Mismatch;
+pub use crate::hosts::expand;
+
+/// With what does not go together.
+type Result<T> = std::result::Result<T, Mismatch>;
+
+/// Who keeps the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// Rank 0.
+    FirstRank,
+    /// Whoever started the ranks.
+    Launcher,
+}
+
+/// The ranks of a run, as one of them is told of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    /// This rank.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// This rank's number among those of its node.
+    pub local_rank: usize,
+    /// Where the store is.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Who keeps it.
+    pub keeper: Keeper,
+    /// How often the ranks have been started anew, which tells their keys from older ones.
+    pub restart: u64,
+    /// Whose variables said so.
+    pub told_by: &'static str,
+}
+
+/// More than any machine has.
+const RANKS_MAX: usize = 1 << 20;
+
+impl World {
+    /// Looks into the environment: first for torchrun's variables, which other launchers set too
+    /// and which are a way to overrule Slurm's, then for those of an `srun`. `None` if this process
+    /// is the only one.
+    ///
+    /// # Errors
+    /// If some of the variables are there and do not go together.
+    pub fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        let told = Told { variable: &variable };
+        if told.has("RANK") || told.has("WORLD_SIZE") {
+            return told.by_torchrun().map(Some);
+        }
+        // In a batch script, outside of any srun, there is a job with tasks, but no step.
+        if told.has("SLURM_STEP_NODELIST") && told.has("SLURM_PROCID") {
+            let world = told.by_slurm()?;
+            return Ok((world.size > 1).then_some(world));
+        }
+        Ok(None)
+    }
+}
+
+struct Told<'a> {
+    variable: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Told<'_> {
+    fn has(&self, name: &str) -> bool {
+        (self.variable)(name).is_some()
+    }
+
+    fn by_torchrun(&self) -> Result<World> {
+        let agent = (self.variable)("TORCHELASTIC_USE_AGENT_STORE");
+        self.checked(World {
+            rank: self.number("RANK")?,
+            size: self.number("WORLD_SIZE")?,
+            local_rank: self.number_or("LOCAL_RANK", 0)?,
+            host: self.text("MASTER_ADDR")?,
+            port: self.number("MASTER_PORT")?,
+            keeper: if agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")) {
+                Keeper::Launcher
+            } else {
+                Keeper::FirstRank
+            },
+            restart: self.number_or("TORCHELASTIC_RESTART_COUNT", 0)?,
+            told_by: "RANK and WORLD_SIZE",
+        })
+    }
+
+    fn by_slurm(&self) -> Result<World> {
+        let tasks = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
+        let tasks = tasks.iter().find(|name| self.has(name)).copied().unwrap_or(tasks[1]);
+        let host = if self.has("MASTER_ADDR") {
+            self.text("MASTER_ADDR")?
+        } else if self.number_or("SLURM_STEP_NUM_NODES", 0)? == 1_u64 {
+            "127.0.0.1".to_owned()
+        } else {
+            // Where task 0 is, unless tasks were distributed in some arbitrary way.
+            expand(&self.text("SLURM_STEP_NODELIST")?)?.swap_remove(0)
+        };
+        let port = if self.has("MASTER_PORT") {
+            self.number("MASTER_PORT")?
+        } else {
+            // Below the ports that systems give out themselves, and another for each of the jobs
+            // and steps that may run side by side.
+            let job = self.number::<u64>("SLURM_JOB_ID")? % 1000;
+            let step = self.number_or::<u64>("SLURM_STEP_ID", 0)? % 16;
+            15_000 + (16 * job + step) as u16 // fits: 15,999 at most is added
+        };
+        self.checked(World {
+            rank: self.number("SLURM_PROCID")?,
+            size: self.number(tasks)?,
+            local_rank: self.number_or("SLURM_LOCALID", 0)?,
+            host,
+            port,
+            keeper: Keeper::FirstRank,
+            restart: self.number_or("SLURM_RESTART_COUNT", 0)?,
+            told_by: "srun",
+        })
+    }
+
+    fn checked(&self, world: World) -> Result<World> {
+        if world.size == 0 || world.size > RANKS_MAX || world.rank >= world.size {
+            let World { rank, size, told_by, .. } = world;
+            return Err(refused(format!("{told_by} say rank {rank} of {size}")));
+        }
+        Ok(world)
+    }
+
+    fn text(&self, name: &str) -> Result<String> {
+        let value = (self.variable)(name).filter(|value| !value.is_empty());
+        value.ok_or_else(|| refused(format!("{name} is not set")))
+    }
+
+    fn number<N: std::str::FromStr>(&self, name: &str) -> Result<N> {
+        let text = self.text(name)?;
+        text.trim().parse().map_err(|_| refused(format!("{name} is {text:?}, due a number")))
+    }
+
+    fn number_or<N: std::str::FromStr>(&self, name: &str, absent: N) -> Result<N> {
+        if self.has(name) { self.number(name) } else { Ok(absent) }
+    }
+}
+
+fn refused(detail: String) -> Mismatch {
+    let hint = "ranks are started by torchrun, by srun, or by `trainer launch -n 8 -- train ...`; \
+                unset RANK and WORLD_SIZE for a run of one process";
+    Mismatch::new("find out which rank this is", detail, hint)
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let World { rank, size, host, port, .. } = self;
+        write!(f, "rank {rank} of {size}, store on {host}:{port}")
+    }
+}

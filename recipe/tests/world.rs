@@ -1,0 +1,114 @@
+//! Which rank a process is, by the variables of whoever started it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::collections::HashMap;
+
+use recipe::Mismatch;
+use recipe::world::{Keeper, World, expand};
+
+#[test]
+fn lists_of_hosts_are_those_of_scontrol() {
+    // As `scontrol show hostnames` writes them.
+    for (list, due) in [
+        ("n1", "n1"),
+        ("n1,n2", "n1 n2"),
+        ("node[1-3,7]", "node1 node2 node3 node7"),
+        ("login,node[08-11]", "login node08 node09 node10 node11"),
+        ("gpu-a[001-002]-ib,x", "gpu-a001-ib gpu-a002-ib x"),
+        ("r[1-2]n[3-4]", "r1n3 r1n4 r2n3 r2n4"),
+        ("a[5],b[6-6,8]", "a5 b6 b8"),
+    ] {
+        assert_eq!(expand(list).unwrap().join(" "), due, "{list}");
+    }
+    for (list, due) in [
+        ("", "it has an empty name"),
+        ("a,,b", "it has an empty name"),
+        ("n[1-3", "a bracket is not closed"),
+        ("n1-3]", "a bracket was not opened"),
+        ("n[3-1]", "reversed"),
+        ("n[a-b]", "is no range of numbers"),
+        ("n[1-+3]", "is no range of numbers"),
+        ("n[]", "is no range of numbers"),
+        ("n[0-99999999]", "too long"),
+        ("n[0-999]x[0-999]", "more than 65536 hosts"),
+        ("n[18446744073709551615-18446744073709551616]", "is no range of numbers"),
+    ] {
+        let text = expand(list).unwrap_err().to_string();
+        assert!(text.contains(due), "{list}: {text}");
+    }
+}
+
+fn find(variables: &[(&str, &str)]) -> Result<Option<World>, Mismatch> {
+    let map: HashMap<&str, &str> = variables.iter().copied().collect();
+    World::find(|name| map.get(name).map(|value| (*value).to_owned()))
+}
+
+const TORCHRUN: [(&str, &str); 5] = [
+    ("RANK", "3"),
+    ("WORLD_SIZE", "4"),
+    ("LOCAL_RANK", "1"),
+    ("MASTER_ADDR", "a.example"),
+    ("MASTER_PORT", "29500"),
+];
+
+const SRUN: [(&str, &str); 7] = [
+    ("SLURM_JOB_ID", "70012"),
+    ("SLURM_STEP_ID", "2"),
+    ("SLURM_STEP_NODELIST", "n[07-09]"),
+    ("SLURM_STEP_NUM_NODES", "3"),
+    ("SLURM_NTASKS", "12"),
+    ("SLURM_PROCID", "5"),
+    ("SLURM_LOCALID", "1"),
+];
+
+#[test]
+fn a_rank_is_what_its_starter_says() {
+    assert_eq!(find(&[]).unwrap(), None);
+    let world = find(&TORCHRUN).unwrap().unwrap();
+    assert_eq!(world.to_string(), "rank 3 of 4, store on a.example:29500");
+    assert_eq!((world.local_rank, world.keeper, world.restart), (1, Keeper::FirstRank, 0));
+
+    // torchrun's agent keeps the store, and says how often it has started the ranks.
+    let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "2")];
+    let world = find(&[&TORCHRUN[..], &agent].concat()).unwrap().unwrap();
+    assert_eq!((world.keeper, world.restart), (Keeper::Launcher, 2));
+
+    let world = find(&SRUN).unwrap().unwrap();
+    assert_eq!(world.to_string(), "rank 5 of 12, store on n07:15194");
+    let over = [("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "7000")];
+    let world = find(&[&SRUN[..], &over].concat()).unwrap().unwrap();
+    assert_eq!(world.to_string(), "rank 5 of 12, store on 10.0.0.1:7000");
+    let one_node = [&SRUN[..], &[("SLURM_STEP_NUM_NODES", "1")]].concat();
+    assert_eq!(find(&one_node).unwrap().unwrap().host, "127.0.0.1");
+    // torchrun inside of an srun.
+    assert_eq!(find(&[&SRUN[..], &TORCHRUN].concat()).unwrap().unwrap().rank, 3);
+    // A batch script has a job with tasks, but is none of them.
+    let batch = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "12")];
+    assert_eq!(find(&batch).unwrap(), None);
+    let single = [&SRUN[..], &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")]].concat();
+    assert_eq!(find(&single).unwrap(), None);
+}
+
+#[test]
+fn variables_that_do_not_go_together_are_named() {
+    let with = |name: &'static str, value: &'static str| {
+        let mut variables = TORCHRUN.to_vec();
+        variables.retain(|(of, _)| *of != name);
+        if !value.is_empty() {
+            variables.push((name, value));
+        }
+        find(&variables).unwrap_err().to_string()
+    };
+    for (text, due) in [
+        (with("RANK", ""), "RANK is not set"),
+        (with("MASTER_PORT", ""), "MASTER_PORT is not set"),
+        (with("MASTER_PORT", "70000"), "MASTER_PORT is \"70000\", due a number"),
+        (with("RANK", "-1"), "RANK is \"-1\", due a number"),
+        (with("RANK", "4"), "RANK and WORLD_SIZE say rank 4 of 4"),
+        (with("WORLD_SIZE", "0"), "say rank 3 of 0"),
+    ] {
+        assert!(text.contains(due), "{text}");
+        assert!(text.contains("find out which rank this is"), "{text}");
+    }
+}

@@ -6,7 +6,7 @@ use indexed::{Dtype, Format};
 use tools::cmd::ckpt::CkptVerb;
 use tools::cmd::index::IndexBuild;
 use tools::cmd::materialize::Materialize;
-use tools::cmd::{Wishes, clean, convert, merge, samples};
+use tools::cmd::{Wishes, bench, clean, convert, merge, samples};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
 /// splits and repairs token files.
@@ -68,6 +68,12 @@ pub enum Verb {
     /// them.
     #[command(subcommand)]
     Ckpt(CkptVerb),
+    /// Measures folders, mounts and buckets by what a training run does to them, and says which to
+    /// use for data, which for checkpoints, and what to set.
+    ///
+    /// Targets are measured in turn, in rounds, around the page cache where there is a way. Nothing
+    /// stays: also after Ctrl-C. Exit 0: measured. 2: it could not be.
+    Bench(Box<bench::BenchArgs>),
     /// Prints a script that completes this command's words in a shell.
     Completions {
         /// The shell: bash, zsh, fish, elvish or powershell.

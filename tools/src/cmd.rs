@@ -1,5 +1,6 @@
 //! One module a verb.
 
+pub mod bench;
 pub mod check;
 pub mod ckpt;
 pub mod clean;

@@ -10,7 +10,7 @@ use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
 use tools::cmd::{
-    check, ckpt, clean, convert, index, inspect, materialize, merge, repair, samples, split,
+    bench, check, ckpt, clean, convert, index, inspect, materialize, merge, repair, samples, split,
 };
 use tools::report::ProgressLine;
 use tools::target::Target;
@@ -86,6 +86,14 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             let answer = answer?;
             tell(answer.json, &answer.value, answer.text)?;
             return Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
+        }
+        Verb::Bench(args) => {
+            let mut line = ProgressLine::new();
+            let told = bench::run(args, &mut line);
+            line.clear();
+            if let Some(report) = told? {
+                tell(args.json, &report, report.text())?;
+            }
         }
         Verb::Completions { shell } => {
             let mut script = Vec::new();

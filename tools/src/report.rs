@@ -65,6 +65,12 @@ impl ProgressLine {
         ProgressLine { is_terminal: io::stderr().is_terminal(), is_open: false }
     }
 
+    /// Nothing is ever shown.
+    #[must_use]
+    pub fn silent() -> Self {
+        ProgressLine { is_terminal: false, is_open: false }
+    }
+
     /// Shows this in place of what was shown before.
     pub fn show(&mut self, what: &str) {
         if self.is_terminal {

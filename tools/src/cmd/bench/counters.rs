@@ -1,0 +1,112 @@
+//! What this process took of the machine: bytes of devices and time of cores.
+//!
+//! Bytes that the device moved by bytes that were delivered is the honesty of a number: far below
+//! 1, a cache was measured; far above, most of what came was for nothing. The kernel counts the
+//! bytes of a process where they go to a block device or over NFS; what FUSE, Lustre and the CephFS
+//! of the kernel move it does not see, and there the requests as they were made stand in for it.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// Who has counted the bytes that were moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Witness {
+    /// The kernel, of this process: what went to and came from below the page cache.
+    Kernel,
+    /// Our own requests, rounding counted in: caches below them are not seen.
+    Requests,
+    /// There is nothing below: the files are in memory.
+    Memory,
+}
+
+/// File systems below which the kernel counts what a process moves.
+const COUNTED: [&str; 7] = ["ext4", "xfs", "btrfs", "f2fs", "overlay", "nfs", "nfs4"];
+
+impl Witness {
+    /// For files of such a file system.
+    #[must_use]
+    pub fn of(file_system: &str) -> Self {
+        match file_system {
+            "tmpfs" | "ramfs" => Witness::Memory,
+            name if COUNTED.contains(&name) && Counters::now().is_counted => Witness::Kernel,
+            _ => Witness::Requests,
+        }
+    }
+}
+
+/// Since the process began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    is_counted: bool,
+    /// Bytes that came from devices.
+    pub read_bytes: u64,
+    /// Bytes that went to them.
+    pub written_bytes: u64,
+    /// Seconds of all cores, those of the kernel for us counted in.
+    pub cpu_s: f64,
+}
+
+/// The unit of times in `/proc`, whatever the kernel's own clock: `USER_HZ` of Linux.
+const TICKS_PER_S: f64 = 100.0;
+
+impl Counters {
+    /// As they stand.
+    #[must_use]
+    pub fn now() -> Self {
+        let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let bytes = |name: &str| {
+            let line = io.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|line| line.trim().parse().ok())
+        };
+        let (read, written): (Option<u64>, Option<u64>) =
+            (bytes("read_bytes:"), bytes("write_bytes:"));
+        Counters {
+            is_counted: read.is_some() && written.is_some(),
+            read_bytes: read.unwrap_or(0),
+            written_bytes: written.unwrap_or(0),
+            cpu_s: ticks_of(&stat).unwrap_or(0.0) / TICKS_PER_S,
+        }
+    }
+
+    /// What came since then.
+    #[must_use]
+    pub fn since(before: &Counters) -> Self {
+        let now = Counters::now();
+        Counters {
+            is_counted: now.is_counted,
+            read_bytes: now.read_bytes.saturating_sub(before.read_bytes),
+            written_bytes: now.written_bytes.saturating_sub(before.written_bytes),
+            cpu_s: now.cpu_s - before.cpu_s,
+        }
+    }
+}
+
+/// `utime` and `stime` of `proc_pid_stat(5)`: the 14th and 15th field, where the second is in
+/// parentheses and may hold blanks.
+fn ticks_of(stat: &str) -> Option<f64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some(ticks()? + ticks()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_found_behind_any_name() {
+        let stat = "77 (a b) c) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0";
+        assert_eq!(ticks_of(stat), Some(175.0));
+        assert_eq!(ticks_of("77 (a"), None);
+    }
+
+    #[test]
+    fn memory_has_no_device() {
+        assert_eq!(Witness::of("tmpfs"), Witness::Memory);
+        assert_eq!(Witness::of("fuse.ceph-fuse"), Witness::Requests);
+        assert_eq!(Witness::of("s3"), Witness::Requests);
+    }
+}

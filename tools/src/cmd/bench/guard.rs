@@ -1,0 +1,83 @@
+//! Work that may hang, watched by a thread that does not: whoever waits in a dead mount cannot be
+//! asked to stop, but he can be left behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use storage::Watch;
+
+/// How often the watcher looks at the flag.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What work has to come to its end when it is told to stop: a save that is under way is finished.
+const STOP_WAIT: Duration = Duration::from_secs(20);
+
+/// Whether all is to stop: by a signal, or because another process has failed.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(pub Arc<AtomicBool>);
+
+impl Stop {
+    /// Whether it is.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Says so to all.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// For loops.
+    ///
+    /// # Errors
+    /// If it is time to stop.
+    pub fn check(&self) -> Result<()> {
+        if self.is_set() {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    /// Does the work on a thread of its own, and gives what it gives.
+    ///
+    /// # Errors
+    /// What the work says; that it was told to stop; or that the limit is past, with the oldest
+    /// read that hangs. The thread is then left to its wait.
+    pub fn guard<T: Send + 'static>(
+        &self,
+        what: &str,
+        limit: Duration,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = sync_channel(1);
+        let act = move || drop(answer.send(work()));
+        thread::Builder::new().name("bench".to_owned()).spawn(act).context("start a thread")?;
+        let until = Instant::now() + limit;
+        loop {
+            match answered.recv_timeout(LOOK) {
+                Ok(given) => return given.with_context(|| what.to_owned()),
+                Err(RecvTimeoutError::Disconnected) => bail!("{what}: the work broke off"),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if self.is_set() {
+                return answered.recv_timeout(STOP_WAIT).unwrap_or_else(|_| bail!("interrupted"));
+            }
+            if Instant::now() > until {
+                let story = Watch::story().map(|story| format!(" ({story})")).unwrap_or_default();
+                // What is only slow ends now, and writes nothing more.
+                self.set();
+                let _ = answered.recv_timeout(STOP_WAIT);
+                bail!(
+                    "{what}: no end after {} s{story}; hint: the target hangs, or is too slow for \
+                     --timeout",
+                    limit.as_secs()
+                );
+            }
+        }
+    }
+}

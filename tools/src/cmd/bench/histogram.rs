@@ -1,0 +1,161 @@
+//! Durations counted by their size: joined over threads and processes by adding, never by taking
+//! the mean of percentiles.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// 64 counts for each doubling: what is read back is at most 1.6 % too long.
+const PER_DOUBLING_BITS: u32 = 6;
+const PER_DOUBLING: u64 = 1 << PER_DOUBLING_BITS;
+
+/// The last one begins at 2^43 ns, 2.4 hours.
+const BUCKETS: usize = (PER_DOUBLING as usize) * (44 - PER_DOUBLING_BITS as usize);
+
+/// How often something took how long, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Sparse", into = "Sparse")]
+pub struct Histogram {
+    counts: Vec<u64>,
+    longest_ns: u64,
+}
+
+/// As it goes from process to process: most counts are 0.
+#[derive(Serialize, Deserialize)]
+struct Sparse {
+    longest_ns: u64,
+    counts: Vec<(usize, u64)>,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { counts: vec![0; BUCKETS], longest_ns: 0 }
+    }
+}
+
+impl Histogram {
+    /// Counts one.
+    pub fn add(&mut self, took: Duration) {
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.counts[bucket(ns)] += 1;
+        self.longest_ns = self.longest_ns.max(ns);
+    }
+
+    /// Counts all that another has counted.
+    pub fn join(&mut self, other: &Histogram) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+    }
+
+    /// How many were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The time in milliseconds that so large a share of all did not exceed; 0 if there are none.
+    #[must_use]
+    pub fn quantile_ms(&self, share: f64) -> f64 {
+        let wanted = (self.count() as f64 * share).ceil().max(1.0);
+        self.steps().find(|(_, seen)| *seen as f64 >= wanted).map_or(0.0, |(ms, _)| ms)
+    }
+
+    /// The longest, in milliseconds.
+    #[must_use]
+    pub fn max_ms(&self) -> f64 {
+        self.longest_ns as f64 / 1e6
+    }
+
+    /// Which share of all took at most so many milliseconds, wherever that grows.
+    #[must_use]
+    pub fn distribution(&self) -> Vec<(f64, f64)> {
+        let total = self.count() as f64;
+        self.steps().map(|(ms, seen)| (ms, seen as f64 / total)).collect()
+    }
+
+    /// The end of each bucket in use, in milliseconds, and the count up to there.
+    fn steps(&self) -> impl Iterator<Item = (f64, u64)> {
+        let used = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        used.scan(0, |seen, (nth, count)| {
+            *seen += count;
+            Some((end_ns(nth).min(self.longest_ns) as f64 / 1e6, *seen))
+        })
+    }
+}
+
+impl From<Sparse> for Histogram {
+    fn from(sparse: Sparse) -> Self {
+        let mut histogram = Histogram { longest_ns: sparse.longest_ns, ..Histogram::default() };
+        for (nth, count) in sparse.counts {
+            // Of a process of another version it may be beyond ours.
+            histogram.counts[nth.min(BUCKETS - 1)] += count;
+        }
+        histogram
+    }
+}
+
+impl From<Histogram> for Sparse {
+    fn from(histogram: Histogram) -> Self {
+        let counts = histogram.counts.iter().copied().enumerate().filter(|(_, count)| *count > 0);
+        Sparse { longest_ns: histogram.longest_ns, counts: counts.collect() }
+    }
+}
+
+/// Below 64 each value has its own bucket; above, the six bits after the first one count.
+fn bucket(ns: u64) -> usize {
+    let nth = if ns < PER_DOUBLING {
+        ns
+    } else {
+        let shift = ns.ilog2() - PER_DOUBLING_BITS;
+        u64::from(shift) * PER_DOUBLING + (ns >> shift)
+    };
+    usize::try_from(nth).unwrap_or(BUCKETS).min(BUCKETS - 1)
+}
+
+/// The longest time that a bucket counts.
+fn end_ns(nth: usize) -> u64 {
+    let nth = nth as u64;
+    if nth < 2 * PER_DOUBLING {
+        return nth;
+    }
+    let shift = nth / PER_DOUBLING - 1;
+    ((nth % PER_DOUBLING + PER_DOUBLING + 1) << shift) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_time_is_counted_where_it_belongs() {
+        for ns in (0..9000).chain([1 << 20, (1 << 30) + 1, (1 << 43) - 1]) {
+            let nth = bucket(ns);
+            assert!(ns <= end_ns(nth), "{ns} is beyond the end of its bucket");
+            assert!(nth == 0 || ns > end_ns(nth - 1), "{ns} is of an earlier bucket");
+            assert!(end_ns(nth) as f64 <= ns as f64 * 1.016 + 1.0, "{ns} is read back too long");
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn joined_ones_are_as_if_counted_together() {
+        let mut all = Histogram::default();
+        let mut halves = [Histogram::default(), Histogram::default()];
+        for us in 1..=1000 {
+            let took = Duration::from_micros(us);
+            all.add(took);
+            halves[(us % 2) as usize].add(took);
+        }
+        let [mut joined, other] = halves;
+        joined.join(&other);
+        assert_eq!(joined, all);
+        let near = |got: f64, due: f64| (got - due).abs() <= due * 0.016;
+        assert!(near(all.quantile_ms(0.5), 0.5) && near(all.quantile_ms(0.99), 0.99));
+        assert_eq!((all.quantile_ms(1.0), all.max_ms()), (1.0, 1.0));
+        assert_eq!(Histogram::default().quantile_ms(0.5), 0.0);
+        let text = serde_json::to_string(&all).unwrap();
+        assert_eq!(serde_json::from_str::<Histogram>(&text).unwrap(), all);
+    }
+}

@@ -1,0 +1,280 @@
+//! Reads: the data that is read, and requests for it, as they come or at a given rate.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use storage::{BufferPool, Came, Key, Object, Reader, ReaderOptions, Want};
+
+use super::counters::{Counters, Witness};
+use super::guard::Stop;
+use super::pattern::Run;
+use super::random::word;
+use super::target::Place;
+
+/// The object that is read.
+const DATA: &str = "tokens.bin";
+
+/// Pieces in which the data is made.
+const PIECE_BYTES: u64 = 4 << 20;
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// How requests follow each other.
+#[derive(Clone, Copy, Debug)]
+pub enum Pace {
+    /// The next when one has come: what is most.
+    AsTheyCome,
+    /// So many a second, whether others have come or not. Each is timed from when it was due: one
+    /// that waits behind a stall has waited for it too.
+    PerSecond(f64),
+}
+
+/// Who reads, and within what bounds.
+#[derive(Debug)]
+pub struct Load<'a> {
+    /// Where the data lies.
+    pub place: &'a Place,
+    /// What the data was made of.
+    pub seed: u64,
+    /// Requests in flight at most.
+    pub depth: usize,
+    /// Bytes of a request at most.
+    pub len_max: usize,
+    /// For so long requests are made.
+    pub seconds: f64,
+    /// A request that takes longer is an error.
+    pub timeout: Duration,
+    /// When to stop.
+    pub stop: &'a Stop,
+}
+
+/// Writes the data: what no device can compress, and of which each part says where it belongs.
+///
+/// # Errors
+/// What the store says.
+pub fn write_data(place: &Place, bytes: u64, seed: u64, stop: &Stop) -> Result<()> {
+    let told = |error| place.told(error);
+    let mut upload = place.store.create(&data_key(place)?, bytes).map_err(told)?;
+    let mut piece = vec![0; PIECE_BYTES.min(bytes) as usize]; // fits: 4 MiB
+    let mut at = 0;
+    while at < bytes {
+        stop.check()?;
+        piece.truncate((bytes - at).min(PIECE_BYTES) as usize); // fits: 4 MiB
+        fill(&mut piece, seed, at);
+        upload.write(&piece).map_err(told)?;
+        at += piece.len() as u64;
+    }
+    upload.finish().map_err(told)?;
+    Ok(())
+}
+
+/// Its name.
+///
+/// # Errors
+/// As [`Place::key`].
+pub fn data_key(place: &Place) -> storage::Result<Key> {
+    place.key(DATA)
+}
+
+/// Opens it.
+///
+/// # Errors
+/// What the store says.
+pub fn open_data(place: &Place) -> Result<Arc<dyn Object>> {
+    Ok(place.store.open(&data_key(place)?)?)
+}
+
+/// Where it lies on this machine.
+#[must_use]
+pub fn data_path(place: &Place) -> Option<std::path::PathBuf> {
+    place.path(DATA)
+}
+
+/// The source of it for a loader.
+///
+/// # Errors
+/// What the store says.
+pub fn data_source(place: &Place) -> Result<loader::Source> {
+    let len_bytes = open_data(place)?.len_bytes();
+    Ok(loader::Source { store: Arc::clone(&place.store), key: data_key(place)?, len_bytes })
+}
+
+/// Fills memory with the bytes that belong at a place, a multiple of 8.
+pub fn fill(piece: &mut [u8], seed: u64, at: u64) {
+    for (nth, bytes) in piece.chunks_mut(8).enumerate() {
+        let word = word(seed, at / 8 + nth as u64).to_le_bytes();
+        bytes.copy_from_slice(&word[..bytes.len()]);
+    }
+}
+
+/// Compares the first whole word of what came.
+fn check(bytes: &[u8], cut: Cut, seed: u64, object: &dyn Object) -> Result<()> {
+    let nth = cut.offset.div_ceil(8);
+    let at = (nth * 8 - cut.offset) as usize; // fits: below 8
+    let Some(got) = bytes.get(at..at + 8) else { return Ok(()) };
+    ensure!(
+        got == word(seed, nth).to_le_bytes(),
+        "{}, at byte {}: other bytes came than were written; hint: the target is broken",
+        object.display(),
+        nth * 8
+    );
+    Ok(())
+}
+
+/// Makes requests and waits for all of them.
+///
+/// # Errors
+/// The first that fails, or that it is time to stop.
+pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Result<Run> {
+    let object = open_data(load.place)?;
+    if load.len_max < READ_AHEAD_FROM {
+        object.expect_random_reads();
+    }
+    let room = BufferPool::bytes_of(load.len_max as u64) as usize; // fits: of memory
+    // Places between buffers can be too small for the next: twice the room is enough for any order.
+    let pool = BufferPool::new(2 * room * load.depth);
+    let mut options = ReaderOptions::new(&pool);
+    options.depth = Some(load.depth);
+    options.timeout = load.timeout;
+    let mut reader = load.place.store.reader(&options)?;
+    let depth = load.depth.min(reader.depth_max());
+    let before = Counters::now();
+    let begun = Instant::now();
+    let mut flight = Flight {
+        schedule: Schedule { pace, begun, seconds: load.seconds },
+        free: (0..depth).rev().collect(),
+        waiting: vec![(begun, Cut { offset: 0, len: 0 }); depth],
+        sent: 0,
+        run: Run::default(),
+    };
+    let mut came = Vec::new();
+    loop {
+        load.stop.check()?;
+        let now = Instant::now();
+        let (wake, is_over) = flight.send(now, &object, &pool, reader.as_mut(), next)?;
+        if reader.in_flight() == 0 {
+            if is_over {
+                break;
+            }
+            thread::sleep(wake.saturating_duration_since(now));
+            continue;
+        }
+        reader.reap(wake, &mut came)?;
+        let now = Instant::now();
+        for came in came.drain(..) {
+            let cut = flight.land(now, &came);
+            let Came { buf, data, outcome, .. } = came;
+            outcome?;
+            check(&buf[data], cut, load.seed, object.as_ref())?;
+        }
+    }
+    let mut run = flight.end();
+    let taken = Counters::since(&before);
+    run.cpu_s = taken.cpu_s;
+    run.moved_bytes = match load.place.witness {
+        Witness::Kernel => taken.read_bytes,
+        _ => reader.counters().moved_bytes,
+    };
+    Ok(run)
+}
+
+/// Shorter reads are from anywhere, and what the system reads ahead of them is for nothing.
+const READ_AHEAD_FROM: usize = 1 << 18;
+
+/// Longest sleep before the flag is looked at again.
+const WAKE_MAX: Duration = Duration::from_millis(100);
+
+/// A backlog is worked off for as long again, and is then given up: its wait counts as it is.
+const BACKLOG_FACTOR: f64 = 2.0;
+
+struct Schedule {
+    pace: Pace,
+    begun: Instant,
+    seconds: f64,
+}
+
+impl Schedule {
+    /// When the next request is due; `None` if there are no more.
+    fn due(&self, nth: u64, now: Instant) -> Option<Instant> {
+        let past_s = (now - self.begun).as_secs_f64();
+        match self.pace {
+            Pace::AsTheyCome => (past_s < self.seconds).then_some(now),
+            Pace::PerSecond(rate) => {
+                let after_s = nth as f64 / rate;
+                let is_due = after_s < self.seconds && past_s < BACKLOG_FACTOR * self.seconds;
+                is_due.then(|| self.begun + Duration::from_secs_f64(after_s))
+            }
+        }
+    }
+}
+
+struct Flight {
+    schedule: Schedule,
+    free: Vec<usize>,
+    /// When the request of each slot was due, and what it was.
+    waiting: Vec<(Instant, Cut)>,
+    sent: u64,
+    run: Run,
+}
+
+impl Flight {
+    /// Sends what is due. Gives when to look again, and whether nothing more will be due.
+    fn send(
+        &mut self,
+        now: Instant,
+        object: &Arc<dyn Object>,
+        pool: &Arc<BufferPool>,
+        reader: &mut dyn Reader,
+        next: &mut dyn FnMut() -> Cut,
+    ) -> Result<(Instant, bool)> {
+        let wake = now + WAKE_MAX;
+        loop {
+            let Some(due) = self.schedule.due(self.sent, now) else { return Ok((wake, true)) };
+            if due > now {
+                return Ok((wake.min(due), false));
+            }
+            let Some(slot) = self.free.pop() else { return Ok((wake, false)) };
+            let cut = next();
+            let buf = pool.take(cut.len).context("a request is larger than was said")?;
+            self.waiting[slot] = (due, cut);
+            let (object, tag) = (Arc::clone(object), slot as u64);
+            reader.submit(Want { object, offset: cut.offset, len: cut.len, buf, tag, due: None });
+            self.sent += 1;
+        }
+    }
+
+    /// Counts what came.
+    fn land(&mut self, now: Instant, came: &Came) -> Cut {
+        let slot = came.tag as usize; // fits: it was one
+        let (due, cut) = self.waiting[slot];
+        self.run.latency.add(now - due);
+        let after_s = (now - self.schedule.begun).as_secs_f64();
+        self.run.came(after_s, came.data.len() as u64);
+        self.run.seconds = after_s;
+        self.free.push(slot);
+        cut
+    }
+
+    /// Counts what was due and never sent, as it has waited until now.
+    fn end(mut self) -> Run {
+        let Pace::PerSecond(rate) = self.schedule.pace else { return self.run };
+        let now = Instant::now();
+        let all = (rate * self.schedule.seconds).ceil() as u64; // fits: a count
+        for nth in self.sent..all {
+            let due = self.schedule.begun + Duration::from_secs_f64(nth as f64 / rate);
+            self.run.latency.add(now.saturating_duration_since(due));
+        }
+        self.run.more.insert("due_per_s".to_owned(), rate);
+        self.run.more.insert("never_sent".to_owned(), all.saturating_sub(self.sent) as f64);
+        self.run
+    }
+}

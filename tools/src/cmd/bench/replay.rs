@@ -1,0 +1,233 @@
+//! Samples in the order of a run through the loader, from data that is as long as we want it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use indexed::{
+    BlendConfig, BlendIndex, BlendWeights, GptIndex, GptIndexConfig, IndexedDataset, Split,
+    blend_sizes, normalize_weights,
+};
+use loader::{
+    BlendOrder, GptOrder, Loader, LoaderOptions, Order, PieceRef, Ranks, RawAssemble, Source,
+};
+use recipe::config::{Config, Objective};
+use serde_json::Value;
+
+use super::counters::{Counters, Witness};
+use super::pattern::Run;
+use super::random::word;
+use super::reads::{Load, data_source};
+
+/// The order of a run, without its data: the `.idx` files are read, the `.bin` files are not.
+///
+/// # Errors
+/// What the config or an index says.
+pub fn order_of(config: &Config) -> Result<Arc<dyn Order>> {
+    let objective = config.objective();
+    ensure!(
+        objective == Objective::Lm,
+        "--from: got a run whose objective is {objective:?}, due \"lm\"; hint: --model measures \
+         with samples of the same length"
+    );
+    let corpora = &config.data.train;
+    let samples = config.samples_total();
+    let weights: Vec<f64> = corpora.iter().map(|corpus| corpus.weight).collect();
+    let weights = normalize_weights(&weights)?;
+    let (sizes, size) = match corpora.len() {
+        1 => (vec![samples], samples),
+        _ => blend_sizes(&weights, samples),
+    };
+    let (mut orders, mut datasets, mut available) = (Vec::new(), Vec::new(), Vec::new());
+    for (corpus, num_samples) in corpora.iter().zip(sizes) {
+        let (order, description) = one(config, &corpus.path, num_samples)?;
+        available.push(order.sample_count());
+        datasets.push(description);
+        orders.push(order);
+    }
+    if let [only] = &orders[..] {
+        return Ok(Arc::clone(only));
+    }
+    let weights = BlendWeights::Weighted { weights, size };
+    let blend = BlendConfig { datasets, which: Split::Train, weights, available };
+    Ok(Arc::new(BlendOrder::new(orders, Arc::new(BlendIndex::build_checked(&blend)?))))
+}
+
+/// In memory: a benchmark leaves no caches beside a corpus.
+fn one(config: &Config, prefix: &str, num_samples: u64) -> Result<(Arc<dyn Order>, Value)> {
+    let (store, key) = storage::locate(prefix)?;
+    let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
+    let of = GptIndexConfig {
+        dataset_path: prefix.to_owned(),
+        split: Some(config.data.split.0.clone()),
+        seq_len: config.model.seq_len,
+        seed: config.run.seed as u32, // fits: the config refuses more
+        num_samples: Some(num_samples),
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: Value::Null,
+    };
+    let index = Arc::new(GptIndex::build(&dataset, Split::Train, &of)?);
+    let seq_len = usize::try_from(config.model.seq_len).context("model.seq_len")?;
+    let order = GptOrder::new(dataset, index, seq_len)?;
+    Ok((Arc::new(order), of.description(Split::Train)?))
+}
+
+/// Samples of one length from anywhere.
+#[derive(Debug)]
+struct Shuffled {
+    source: [Source; 1],
+    sample_bytes: u64,
+    seed: u64,
+}
+
+impl Order for Shuffled {
+    fn sources(&self) -> &[Source] {
+        &self.source
+    }
+
+    fn sample_count(&self) -> u64 {
+        u64::from(u32::MAX)
+    }
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> loader::Result<()> {
+        let places = (self.source[0].len_bytes - self.sample_bytes) / 2 + 1;
+        let offset_bytes = word(self.seed, sample) % places * 2;
+        into.push(PieceRef { file: 0, offset_bytes, len_bytes: self.sample_bytes });
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        "shuffled samples".to_owned()
+    }
+}
+
+/// The pieces of another order, from one file: where that is shorter than all of the order's, its
+/// end is followed by its beginning.
+#[derive(Debug)]
+struct Folded {
+    inner: Arc<dyn Order>,
+    /// Where each file of the order begins, if they are laid one behind the other.
+    begins: Vec<u64>,
+    source: [Source; 1],
+}
+
+impl Folded {
+    fn new(inner: Arc<dyn Order>, source: Source) -> Self {
+        let mut end = 0_u64;
+        let begin = |source: &Source| {
+            let begin = end;
+            end = end.saturating_add(source.len_bytes);
+            begin
+        };
+        let begins = inner.sources().iter().map(begin).collect();
+        Folded { inner, begins, source: [source] }
+    }
+}
+
+impl Order for Folded {
+    fn sources(&self) -> &[Source] {
+        &self.source
+    }
+
+    fn sample_count(&self) -> u64 {
+        self.inner.sample_count()
+    }
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> loader::Result<()> {
+        let first = into.len();
+        self.inner.pieces(sample, into)?;
+        let data_bytes = self.source[0].len_bytes;
+        for piece in &mut into[first..] {
+            piece.len_bytes = piece.len_bytes.min(data_bytes);
+            let at = self.begins[piece.file as usize].saturating_add(piece.offset_bytes);
+            piece.offset_bytes = at % (data_bytes - piece.len_bytes + 1);
+            piece.file = 0;
+        }
+        Ok(())
+    }
+
+    fn together_until(&self, sample: u64) -> u64 {
+        self.inner.together_until(sample)
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+}
+
+/// Whose part of which order is replayed.
+#[derive(Debug)]
+pub struct Replay<'a> {
+    /// The order of a run; else samples of this length from anywhere.
+    pub order: Option<&'a Arc<dyn Order>>,
+    /// Bytes of a sample.
+    pub sample_bytes: u64,
+    /// This process, and how many there are.
+    pub part: (u32, u32),
+    /// Which of the rounds, and how many there are: each begins elsewhere in the order.
+    pub round: (u64, u64),
+}
+
+/// Rows of a batch.
+const MICRO_BATCH: usize = 8;
+
+/// What is read ahead at most: a few seconds of any device, so that a short run is of the device.
+const WINDOW_BYTES: u64 = 32 << 20;
+
+/// Takes batches as they come.
+///
+/// # Errors
+/// What the loader says.
+pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
+    let source = data_source(load.place)?;
+    let order: Arc<dyn Order> = match replay.order {
+        Some(order) => Arc::new(Folded::new(Arc::clone(order), source)),
+        None => {
+            let (sample_bytes, seed) = (replay.sample_bytes, load.seed);
+            Arc::new(Shuffled { source: [source], sample_bytes, seed })
+        }
+    };
+    let count = order.sample_count();
+    let first = count / replay.round.1.max(1) * replay.round.0;
+    let mut options = LoaderOptions::new(MICRO_BATCH, first.min(count)..count);
+    options.ranks = Ranks::one(replay.part.0, replay.part.1);
+    options.window_bytes = WINDOW_BYTES;
+    options.timeout = load.timeout;
+    let before = Counters::now();
+    let begun = Instant::now();
+    let mut loader = Loader::start(order, RawAssemble, options)?;
+    let until = begun + Duration::from_secs_f64(load.seconds);
+    let mut run = Run::default();
+    let mut asked = begun;
+    while let Some(batch) = loader.next_batch()? {
+        load.stop.check()?;
+        let now = Instant::now();
+        run.latency.add(now - asked);
+        let after_s = (now - begun).as_secs_f64();
+        let rows = batch.rows() as u64;
+        loader.recycle(batch);
+        run.came(after_s, rows * replay.sample_bytes);
+        run.ops += rows.saturating_sub(1);
+        run.seconds = after_s;
+        asked = Instant::now();
+        if now >= until {
+            break;
+        }
+    }
+    let metrics = loader.metrics();
+    let taken = Counters::since(&before);
+    run.bytes = metrics.delivered_bytes;
+    run.cpu_s = taken.cpu_s;
+    // What was read ahead and not delivered yet counts on neither side.
+    let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
+    let moved = match load.place.witness {
+        Witness::Kernel => taken.read_bytes as f64,
+        _ => metrics.moved_bytes as f64,
+    };
+    run.moved_bytes = (moved / wanted.max(1.0) * run.bytes as f64) as u64; // fits: of bytes
+    run.more.insert("first_batch_s".to_owned(), metrics.first_batch_us as f64 / 1e6);
+    run.more.insert("depth".to_owned(), metrics.depth as f64);
+    run.more.insert("moved_per_wanted".to_owned(), metrics.moved_per_wanted);
+    Ok(run)
+}

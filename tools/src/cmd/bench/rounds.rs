@@ -1,0 +1,344 @@
+//! The rounds: every pattern on every target, the targets in turn and in another order each time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use loader::Order;
+
+use super::crew::Crew;
+use super::fio;
+use super::guard::Stop;
+use super::names;
+use super::need::Need;
+use super::pattern::{Pattern, Run};
+use super::random::{Random, word};
+use super::reads::{self, Cut, Load, Pace};
+use super::replay::{Replay, replay};
+use super::report::Peer;
+use super::saves::{self, State};
+use super::stats::median;
+use super::target::Place;
+use crate::report::ProgressLine;
+
+/// What all processes know.
+#[derive(Debug)]
+pub struct Settings {
+    /// What it is measured for.
+    pub need: Need,
+    /// The order of a run, if one was given.
+    pub order: Option<Arc<dyn Order>>,
+    /// How many measure at the same time.
+    pub processes: usize,
+    /// What is measured.
+    pub patterns: Vec<Pattern>,
+    /// Rounds that count.
+    pub runs: usize,
+    /// Seconds of a run whose length can be chosen.
+    pub seconds: f64,
+    /// Bytes to read from.
+    pub data_bytes: u64,
+    /// What the writers of this process hold.
+    pub state: State,
+    /// Writers, and readers of checkpoints, of this process.
+    pub writers: usize,
+    /// Small objects of this process.
+    pub files: usize,
+    /// Ranks that this process starts.
+    pub ranks: usize,
+    /// Of all that is drawn.
+    pub seed: u64,
+    /// Whatever takes longer hangs.
+    pub timeout: Duration,
+    /// Whether fio is asked too.
+    pub fio: bool,
+}
+
+/// Requests of a stream: what the loader's longest are, and as many as an upload has.
+const STREAM: (usize, usize) = (1 << 20, 32);
+
+/// Samples in flight: 60,000 a second of a device that takes a millisecond.
+const SAMPLES_DEPTH: usize = 64;
+
+/// At the cluster's rate as many as that takes: a second of waiting is not the store's fault.
+const RATE_DEPTH: usize = 256;
+
+/// Below, a run of seconds has no hundredth: small clusters are measured at this rate.
+const RATE_MIN: f64 = 200.0;
+
+/// All runs, by place and pattern; the first of each warmed up.
+pub type Measured = Vec<BTreeMap<Pattern, Vec<Run>>>;
+
+/// A benchmark under way.
+#[derive(Debug)]
+pub struct Session<'a> {
+    /// How it is done.
+    pub settings: Arc<Settings>,
+    /// Where.
+    pub places: Vec<Arc<Place>>,
+    /// With whom.
+    pub crew: &'a Crew,
+    /// When to stop.
+    pub stop: Stop,
+}
+
+impl Session<'_> {
+    /// Writes what will be read.
+    ///
+    /// # Errors
+    /// The first that a target meets.
+    pub fn prepare(&self, line: &mut ProgressLine) -> Result<()> {
+        for place in self.places.iter().filter(|_| self.crew.member == 0) {
+            line.show(&format!("writing what will be read to {}", place.name));
+            let (settings, place) = (Arc::clone(&self.settings), Arc::clone(place));
+            let (what, stop, members) = (place.name.clone(), self.stop.clone(), self.crew.members);
+            // A store that writes 10 MB/s is slow, and does not hang.
+            let limit = settings.timeout + Duration::from_secs(settings.data_bytes / 10_000_000);
+            self.stop.guard(&what, limit, move || {
+                let all = settings.state.part_bytes() * (settings.writers * members) as u64;
+                place.begin(settings.data_bytes + 3 * all)?;
+                reads::write_data(&place, settings.data_bytes, settings.seed, &stop)?;
+                names::prepare_start(&place)?;
+                saves::prepare_restore(&place, &settings.state)
+            })?;
+        }
+        self.crew.exchange("ready", ())?;
+        Ok(())
+    }
+
+    /// All rounds.
+    ///
+    /// # Errors
+    /// The first that a run meets.
+    pub fn rounds(&self, line: &mut ProgressLine) -> Result<(Measured, Vec<Vec<Peer>>)> {
+        let Settings { runs, patterns, .. } = &*self.settings;
+        let mut measured: Measured = vec![BTreeMap::new(); self.places.len()];
+        let mut peers = vec![Pairs::default(); self.places.len()];
+        let all = (runs + 1) * patterns.len() * self.places.len();
+        let (begun, mut done) = (Instant::now(), 0_u32);
+        for round in 0..=*runs {
+            for (nth, pattern) in patterns.iter().enumerate() {
+                let mut turn: Vec<usize> = (0..self.places.len()).collect();
+                let draw = word(self.settings.seed, (round * Pattern::ALL.len() + nth) as u64);
+                Random::new(draw).shuffle(&mut turn);
+                for at in turn {
+                    let left = begun.elapsed().div_f64(f64::from(done.max(1)));
+                    let left = left.as_secs_f64() * (all as f64 - f64::from(done));
+                    let (name, at_name) = (pattern.name(), &self.places[at].name);
+                    let left = if done > 0 { format!(", {left:.0} s left") } else { String::new() };
+                    line.show(&format!("round {round} of {runs}: {name} on {at_name}{left}"));
+                    let run = self.one(*pattern, at, round)?;
+                    measured[at].entry(*pattern).or_default().push(run);
+                    done += 1;
+                }
+            }
+            if self.settings.fio && round > 0 {
+                for (place, pairs) in self.places.iter().zip(&mut peers) {
+                    line.show(&format!("round {round} of {runs}: fio on {}", place.name));
+                    self.beside_fio(place, round, pairs)?;
+                }
+            }
+        }
+        Ok((measured, peers.iter().map(Pairs::peers).collect()))
+    }
+
+    /// One run of a pattern by all processes.
+    fn one(&self, pattern: Pattern, at: usize, round: usize) -> Result<Run> {
+        let (settings, place) = (Arc::clone(&self.settings), Arc::clone(&self.places[at]));
+        let part = (self.crew.member, self.crew.members);
+        let step = format!("{round}-{}-{at}", pattern.name());
+        let what = format!("{} on {}", pattern.name(), place.name);
+        if pattern == Pattern::SaveOne {
+            if part.0 == 0 {
+                let bytes = settings.state.part_bytes() * (settings.writers * part.1) as u64;
+                let place = Arc::clone(&place);
+                let make = move || saves::prepare_one(&place, bytes);
+                self.stop.guard(&what, self.settings.timeout, make)?;
+            }
+            self.crew.exchange(&format!("{step}-made"), ())?;
+        }
+        self.crew.exchange(&format!("{step}-go"), ())?;
+        let stop = self.stop.clone();
+        let limit = self.settings.timeout + Duration::from_secs_f64(4.0 * self.settings.seconds);
+        let run = self.stop.guard(&what, limit, move || {
+            Once { settings: &settings, place: &place, part, round, stop: &stop }.run(pattern)
+        })?;
+        Ok(Run::joined(self.crew.exchange(&format!("{step}-done"), run)?))
+    }
+
+    /// The same requests by us and by fio, the first of them alternately.
+    fn beside_fio(&self, place: &Arc<Place>, round: usize, pairs: &mut Pairs) -> Result<()> {
+        let Some(file) = reads::data_path(place) else { return Ok(()) };
+        let sample = self.settings.need.sample_bytes.next_multiple_of(4096) as usize; // fits
+        let seconds = self.settings.seconds.min(3.0);
+        let wanted = [
+            (Pattern::Stream, true, STREAM.0, STREAM.1, &mut pairs.stream),
+            (Pattern::Samples, false, sample, SAMPLES_DEPTH, &mut pairs.random),
+        ];
+        for (pattern, in_order, bytes, depth, into) in wanted {
+            if !self.settings.patterns.contains(&pattern) {
+                continue;
+            }
+            let requests = fio::Requests { in_order, bytes, depth, seconds };
+            let mut rates = [0.0; 2];
+            for turn in [round % 2, (round + 1) % 2] {
+                let (settings, place) = (Arc::clone(&self.settings), Arc::clone(place));
+                let (stop, file) = (self.stop.clone(), file.clone());
+                let limit = settings.timeout + Duration::from_secs_f64(4.0 * seconds);
+                rates[turn] = self.stop.guard("beside fio", limit, move || match turn {
+                    0 => aligned(&settings, &place, &requests, &stop),
+                    _ => fio::read(&file, &requests, place.store.profile().direct),
+                })?;
+            }
+            let what = if in_order { "from front to back" } else { "aligned, from anywhere" };
+            into.0 = format!("{what}, {} KiB, {depth} at once", bytes >> 10);
+            into.1.push((rates[0], rates[1]));
+        }
+        Ok(())
+    }
+}
+
+/// Rates of ours and of fio, by round, and what was read.
+#[derive(Clone, Debug, Default)]
+struct Pairs {
+    stream: (String, Vec<(f64, f64)>),
+    random: (String, Vec<(f64, f64)>),
+}
+
+impl Pairs {
+    fn peers(&self) -> Vec<Peer> {
+        let some = [&self.stream, &self.random].into_iter().filter(|(_, pairs)| !pairs.is_empty());
+        let of = |(what, pairs): &(String, Vec<(f64, f64)>)| {
+            let by =
+                |get: fn(&(f64, f64)) -> f64| median(&pairs.iter().map(get).collect::<Vec<_>>());
+            Peer {
+                what: what.clone(),
+                ours_mb_per_s: by(|pair| pair.0) / 1e6,
+                fio_mb_per_s: by(|pair| pair.1) / 1e6,
+                ours_by_fio: by(|pair| pair.0 / pair.1.max(1e-9)),
+            }
+        };
+        some.map(of).collect()
+    }
+}
+
+/// Bytes a second of requests that fio can make too.
+fn aligned(
+    settings: &Settings,
+    place: &Place,
+    requests: &fio::Requests,
+    stop: &Stop,
+) -> Result<f64> {
+    let fio::Requests { in_order, bytes, depth, seconds } = *requests;
+    let load = Load {
+        place,
+        seed: settings.seed,
+        depth,
+        len_max: bytes,
+        seconds,
+        timeout: settings.timeout,
+        stop,
+    };
+    let blocks = settings.data_bytes / bytes as u64;
+    let mut random = Random::new(settings.seed ^ 3);
+    let mut nth = 0;
+    let run = reads::drive(&load, Pace::AsTheyCome, &mut || {
+        let block = if in_order { nth % blocks } else { random.below(blocks) };
+        nth += 1;
+        Cut { offset: block * bytes as u64, len: bytes }
+    })?;
+    Ok(run.bytes as f64 / run.seconds.max(1e-9))
+}
+
+/// One run of one process.
+struct Once<'a> {
+    settings: &'a Settings,
+    place: &'a Place,
+    /// Which process this is, of how many.
+    part: (usize, usize),
+    round: usize,
+    stop: &'a Stop,
+}
+
+impl Once<'_> {
+    fn run(&self, pattern: Pattern) -> Result<Run> {
+        let Settings { state, writers, files, ranks, need, .. } = self.settings;
+        let (place, (member, _)) = (self.place, self.part);
+        let step = self.round as u64 + 1;
+        let sample = usize::try_from(need.sample_bytes).context("--seq")?;
+        match pattern {
+            Pattern::Stream => self.stream(),
+            Pattern::Samples => self.samples(Pace::AsTheyCome, SAMPLES_DEPTH),
+            Pattern::Rate => self.samples(Pace::PerSecond(self.rate()), RATE_DEPTH),
+            Pattern::Replay => self.replay(),
+            Pattern::Save => saves::save_each(place, state, member, step),
+            Pattern::SaveOne => saves::save_one(place, state, member),
+            Pattern::Restore => saves::restore(place, state.part_bytes(), *writers),
+            Pattern::Names => names::names(place, *files, *writers, member),
+            Pattern::Start => names::start(place, *ranks, sample),
+            Pattern::Mix => self.mix(),
+        }
+    }
+
+    fn load(&self, depth: usize, len_max: usize) -> Load<'_> {
+        let Settings { seed, seconds, timeout, .. } = *self.settings;
+        Load { place: self.place, seed, depth, len_max, seconds, timeout, stop: self.stop }
+    }
+
+    /// Samples a second that this process asks for.
+    fn rate(&self) -> f64 {
+        self.settings.need.samples_per_s.max(RATE_MIN) / self.part.1 as f64
+    }
+
+    /// From a place of its own to the end, and on from the beginning.
+    fn stream(&self) -> Result<Run> {
+        let (bytes, depth) = STREAM;
+        let blocks = (self.settings.data_bytes / bytes as u64).max(1);
+        let mut nth = blocks * self.part.0 as u64 / self.part.1 as u64;
+        reads::drive(&self.load(depth, bytes), Pace::AsTheyCome, &mut || {
+            let block = nth % blocks;
+            nth += 1;
+            Cut { offset: block * bytes as u64, len: bytes }
+        })
+    }
+
+    /// Of tokens of two bytes, from any of them on.
+    fn samples(&self, pace: Pace, depth: usize) -> Result<Run> {
+        let sample_bytes = self.settings.need.sample_bytes;
+        let len = usize::try_from(sample_bytes).context("--seq")?;
+        let places = (self.settings.data_bytes - sample_bytes) / 2 + 1;
+        let draw = word(self.settings.seed, (self.round * 1000 + self.part.0) as u64);
+        let mut random = Random::new(draw);
+        reads::drive(&self.load(depth, len), pace, &mut || Cut {
+            offset: random.below(places) * 2,
+            len,
+        })
+    }
+
+    fn replay(&self) -> Result<Run> {
+        let sample_bytes = self.settings.need.sample_bytes;
+        let len = usize::try_from(sample_bytes).context("--seq")?;
+        let part = (self.part.0 as u32, self.part.1 as u32); // fits: processes
+        let round = (self.round as u64, self.settings.runs as u64 + 2);
+        let order = self.settings.order.as_ref();
+        replay(&self.load(SAMPLES_DEPTH, len), &Replay { order, sample_bytes, part, round })
+    }
+
+    /// The cluster's rate, while checkpoints are saved one after the other.
+    fn mix(&self) -> Result<Run> {
+        let over = Stop::default();
+        let Settings { state, .. } = self.settings;
+        std::thread::scope(|scope| {
+            let stops = [&over, self.stop];
+            let place = self.place;
+            let saving = scope.spawn(move || saves::save_until(place, state, self.part.0, &stops));
+            let run = self.samples(Pace::PerSecond(self.rate()), RATE_DEPTH);
+            over.set();
+            let saved = saving.join().ok().context("the writers broke off")??;
+            let mut run = run?;
+            run.more.insert("saved_mb".to_owned(), saved as f64 / 1e6);
+            Ok(run)
+        })
+    }
+}

@@ -1,0 +1,271 @@
+//! Checkpoints: saved by several writers at once, each its file or all one, and read back by all.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use ckpt::{Checkpoints, Dtype, Group, Options, TensorData, TensorRead};
+use storage::{BufferPool, Zeros};
+
+use super::counters::{Counters, Witness};
+use super::guard::Stop;
+use super::pattern::Run;
+use super::reads::fill;
+use super::target::Place;
+
+/// What the writers of this process hold: incompressible, and of each something else.
+#[derive(Debug)]
+pub struct State(Vec<Zeros>);
+
+/// A row of a tensor.
+const ROW_BYTES: u64 = 4096;
+
+/// Tensors have so many bytes at most: a matrix of a layer.
+const TENSOR_BYTES: u64 = 64 << 20;
+
+impl State {
+    /// So many bytes, divided among writers in whole rows; a row each at least.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn new(bytes: u64, writers: usize, seed: u64) -> Result<Self> {
+        let each = (bytes / writers.max(1) as u64 / ROW_BYTES).max(1) * ROW_BYTES;
+        let part = |nth: u64| -> Result<Zeros> {
+            let len = usize::try_from(each).context("--checkpoint")?;
+            let mut memory = Zeros::try_new(len).context("memory for --checkpoint")?;
+            fill(&mut memory, seed ^ (nth + 1), 0);
+            Ok(memory)
+        };
+        Ok(State((0..writers.max(1) as u64).map(part).collect::<Result<_>>()?))
+    }
+
+    /// Bytes of one writer.
+    #[must_use]
+    pub fn part_bytes(&self) -> u64 {
+        self.0[0].len() as u64
+    }
+
+    fn writers(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The tensors that so many bytes are taken for: name and shape.
+fn tensors(bytes: u64) -> Vec<(String, [u64; 2])> {
+    let rows_max = TENSOR_BYTES / ROW_BYTES;
+    let rows = bytes / ROW_BYTES;
+    let count = rows.div_ceil(rows_max);
+    let tensor = |nth| (format!("t{nth}"), [rows_max.min(rows - nth * rows_max), ROW_BYTES / 4]);
+    (0..count).map(tensor).collect()
+}
+
+fn save(steps: &Checkpoints, step: u64, bytes: &[u8]) -> Result<()> {
+    let tensors = tensors(bytes.len() as u64);
+    let mut rest = bytes;
+    let mut data = Vec::with_capacity(tensors.len());
+    for (name, shape) in &tensors {
+        let (bytes, later) = rest.split_at((shape[0] * ROW_BYTES) as usize); // fits: of memory
+        rest = later;
+        data.push(TensorData { name, group: Group::Model, dtype: Dtype::F32, shape, bytes });
+    }
+    steps.save(step, &data, &[], ().into())?;
+    Ok(())
+}
+
+fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
+    // Each writer is a rank with one file at a time.
+    let options = Options { threads: 1, ..Options::default() };
+    Ok(Checkpoints::open(Arc::clone(&place.store), place.key(folder)?).with_options(options))
+}
+
+/// Has one thread do something for each of some things, all from the same moment on, and counts
+/// what they did until the last was done.
+fn all_at_once(
+    count: usize,
+    place: &Place,
+    is_read: bool,
+    act: &(dyn Fn(usize) -> Result<u64> + Sync),
+) -> Result<Run> {
+    let before = Counters::now();
+    let barrier = Barrier::new(count);
+    let one = |nth: usize| {
+        barrier.wait();
+        let begun = Instant::now();
+        act(nth).map(|bytes| (bytes, begun, Instant::now()))
+    };
+    let done: Vec<_> = thread::scope(|scope| {
+        let one = &one;
+        let threads: Vec<_> = (0..count).map(|nth| scope.spawn(move || one(nth))).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a writer broke off")))
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    let taken = Counters::since(&before);
+    let mut run = Run { cpu_s: taken.cpu_s, ..Run::default() };
+    let begun = done.iter().map(|(_, begun, _)| *begun).min();
+    for (bytes, _, ended) in done {
+        let took = begun.map_or(Duration::ZERO, |begun| ended - begun);
+        run.bytes += bytes;
+        run.ops += 1;
+        run.latency.add(took);
+        run.seconds = run.seconds.max(took.as_secs_f64());
+    }
+    run.moved_bytes = match (place.witness, is_read) {
+        (Witness::Kernel, true) => taken.read_bytes,
+        (Witness::Kernel, false) => taken.written_bytes,
+        _ => run.bytes,
+    };
+    Ok(run)
+}
+
+/// Every writer saves its part as a checkpoint of its own, which is removed when all have.
+///
+/// # Errors
+/// The first that a writer meets.
+pub fn save_each(place: &Place, state: &State, member: usize, step: u64) -> Result<Run> {
+    let folder = |nth: usize| format!("save-{member}-{nth}");
+    let run = all_at_once(state.writers(), place, false, &|nth| {
+        save(&steps(place, &folder(nth))?, step, &state.0[nth])?;
+        Ok(state.part_bytes())
+    });
+    for nth in 0..state.writers() {
+        place.store.delete_folder(&place.key(&folder(nth))?)?;
+    }
+    run
+}
+
+/// Saves until it is told to stop; gives how many bytes.
+///
+/// # Errors
+/// As [`save_each`].
+pub fn save_until(place: &Place, state: &State, member: usize, stop: &[&Stop]) -> Result<u64> {
+    let (mut bytes, mut step) = (0, 1);
+    while !stop.iter().any(|stop| stop.is_set()) {
+        bytes += save_each(place, state, member, step)?.bytes;
+        step += 1;
+    }
+    Ok(bytes)
+}
+
+/// Leaves the checkpoint that [`restore`] reads.
+///
+/// # Errors
+/// What the store says.
+pub fn prepare_restore(place: &Place, state: &State) -> Result<()> {
+    save(&steps(place, RESTORED)?, 1, &state.0[0])
+}
+
+const RESTORED: &str = "restore";
+
+/// Every reader reads all of one checkpoint.
+///
+/// # Errors
+/// The first that a reader meets.
+pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
+    let memory = |_| -> Result<Mutex<Zeros>> {
+        let mut memory = Zeros::try_new(part_bytes as usize)?; // fits: it is in memory already
+        // Each page is had before the clock runs.
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        Ok(Mutex::new(memory))
+    };
+    let memory = (0..readers).map(memory).collect::<Result<Vec<_>>>()?;
+    all_at_once(readers, place, true, &|nth| {
+        let mut memory = memory[nth].lock().unwrap_or_else(PoisonError::into_inner);
+        let tensors = tensors(part_bytes);
+        let mut rest: &mut [u8] = &mut memory;
+        let mut reads = Vec::with_capacity(tensors.len());
+        for (name, shape) in &tensors {
+            // fits: of memory
+            let (into, later) = rest.split_at_mut((shape[0] * ROW_BYTES) as usize);
+            rest = later;
+            reads.push(TensorRead { name, group: Group::Model, into });
+        }
+        steps(place, RESTORED)?.open_step(1)?.read_tensors(reads)?;
+        Ok(part_bytes)
+    })
+}
+
+/// The shared file.
+const ONE: &str = "one.bin";
+
+/// Makes the file that all write into, anew; objects are made by their one writer.
+///
+/// # Errors
+/// What the system says.
+pub fn prepare_one(place: &Place, bytes: u64) -> Result<()> {
+    match place.path(ONE) {
+        None => remove_one(place),
+        Some(path) => {
+            let named = || format!("make {}", path.display());
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(e).with_context(named);
+                }
+                _ => {}
+            }
+            let file = OpenOptions::new().write(true).create_new(true).open(&path);
+            file.and_then(|file| file.set_len(bytes)).with_context(named)
+        }
+    }
+}
+
+fn remove_one(place: &Place) -> Result<()> {
+    match place.store.delete(&place.key(ONE)?) {
+        Err(storage::Error::NotFound { .. }) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A request of a writer: what IOR and most checkpoints of one file use or more.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Every writer writes its range of one file, and syncs it.
+///
+/// # Errors
+/// The first that a writer meets.
+pub fn save_one(place: &Place, state: &State, member: usize) -> Result<Run> {
+    match place.path(ONE) {
+        Some(path) => {
+            let direct = place.store.profile().direct;
+            all_at_once(state.writers(), place, false, &|nth| {
+                let first = (member * state.writers() + nth) as u64 * state.part_bytes();
+                write_range(&path, &state.0[nth], first, direct)
+                    .with_context(|| format!("write {}", path.display()))?;
+                Ok(state.part_bytes())
+            })
+        }
+        // An object has one writer, which sends its parts side by side.
+        None if member == 0 => all_at_once(1, place, false, &|_| {
+            let bytes = state.part_bytes() * state.writers() as u64;
+            let mut upload = place.store.create(&place.key(ONE)?, bytes)?;
+            state.0.iter().try_for_each(|part| upload.write(part))?;
+            upload.finish()?;
+            Ok(bytes)
+        }),
+        None => Ok(Run::default()),
+    }
+}
+
+/// Flags of `open(2)`, which differ by machine.
+#[cfg(target_arch = "aarch64")]
+const O_DIRECT: i32 = 0o200_000;
+#[cfg(not(target_arch = "aarch64"))]
+const O_DIRECT: i32 = 0o40_000;
+
+fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool) -> Result<()> {
+    let flags = if direct { O_DIRECT } else { 0 };
+    let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
+    let pool = BufferPool::new(2 * CHUNK_BYTES);
+    let mut buffer = pool.take(CHUNK_BYTES).context("the pool is new")?;
+    for (nth, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
+        // Chunks are of whole rows of 4096 bytes, as direct transfers are.
+        buffer[..chunk.len()].copy_from_slice(chunk);
+        file.write_all_at(&buffer[..chunk.len()], first + (nth * CHUNK_BYTES) as u64)?;
+    }
+    Ok(file.sync_data()?)
+}

@@ -1,0 +1,183 @@
+//! The places that are measured: opened, looked at, and left as they were found.
+//!
+//! All that is written to a target lies in one folder of it, which has a name that nobody else
+//! draws; names for it are made by [`Place::key`] alone, and a [`Key`] cannot leave its folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
+
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use storage::{ByteSize, Key, Storage};
+
+use super::counters::Witness;
+
+/// What the folder in each target begins with; the rest is drawn.
+pub const FOLDER: &str = "feedline-bench-";
+
+/// A folder of a target, as this process sees it.
+#[derive(Debug)]
+pub struct Place {
+    /// How outputs call it.
+    pub name: String,
+    /// As it was given.
+    pub url: String,
+    /// The target.
+    pub store: Arc<dyn Storage>,
+    /// Who counts what is moved.
+    pub witness: Witness,
+    folder: Key,
+    path: Option<PathBuf>,
+}
+
+/// Opens what a URL names. Every store that is measured is opened here.
+///
+/// # Errors
+/// As [`storage::open_url`].
+pub fn open_target(url: &str) -> Result<Arc<dyn Storage>> {
+    Ok(storage::open_url(url)?)
+}
+
+impl Place {
+    /// A place in a target that is there. Nothing is written yet.
+    ///
+    /// # Errors
+    /// If the target is no folder, or not mounted where the machine's table of mounts says that it
+    /// is to be.
+    pub fn open(name: &str, url: &str, id: &str) -> Result<Self> {
+        let path = path_of(url);
+        if let Some(path) = &path {
+            check_folder(url, path)?;
+        }
+        let store = open_target(url)?;
+        if let Some(path) = &path {
+            check_mounted(url, path, &store.profile().mount_point)?;
+        }
+        let witness = Witness::of(&store.profile().file_system);
+        let folder = Key::new(format!("{FOLDER}{id}"))?;
+        let (name, url) = (name.to_owned(), url.to_owned());
+        Ok(Place { name, url, store, witness, folder, path })
+    }
+
+    /// The target opened once more, as another process would.
+    ///
+    /// # Errors
+    /// As [`open_target`].
+    pub fn reopen(&self) -> Result<Arc<dyn Storage>> {
+        open_target(&self.url)
+    }
+
+    /// The name of something in the folder.
+    ///
+    /// # Errors
+    /// As [`Key::join`].
+    pub fn key(&self, name: &str) -> storage::Result<Key> {
+        self.folder.join(name)
+    }
+
+    /// Where that is on this machine, if it is a file.
+    #[must_use]
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
+        Some(self.path.as_ref()?.join(self.folder.as_str()).join(name))
+    }
+
+    /// How messages call the folder.
+    #[must_use]
+    pub fn folder(&self) -> String {
+        self.store.display(&self.folder)
+    }
+
+    /// Makes the folder, and finds out whether anything can be written at all.
+    ///
+    /// # Errors
+    /// What forbids it, or that there is no room for so many bytes.
+    pub fn begin(&self, need_bytes: u64) -> Result<()> {
+        let about = b"Files of a benchmark that runs, or was killed: feedline bench.\n";
+        let store = self.store.as_ref();
+        let wrote = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));
+        wrote.map_err(|error| self.told(error)).context("make a folder in it")?;
+        if let Some(free) = self.store.free_bytes()? {
+            ensure!(
+                free >= need_bytes,
+                "{} are free, {} are needed; hint: --bytes and --checkpoint say how much is \
+                 written",
+                ByteSize(free),
+                ByteSize(need_bytes)
+            );
+        }
+        Ok(())
+    }
+
+    /// Removes the folder and all in it.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn remove(&self) -> Result<()> {
+        self.store.delete_folder(&self.folder).map_err(|error| self.told(error))
+    }
+
+    /// An error of the store, with what to do about it.
+    #[must_use]
+    pub fn told(&self, error: storage::Error) -> Error {
+        let hint = match &error {
+            storage::Error::Denied { .. } => "name a folder of it that you may write to",
+            storage::Error::NoSpace { .. } => "--bytes and --checkpoint say how much is written",
+            _ => return Error::new(error),
+        };
+        anyhow!("{error}; hint: {hint}")
+    }
+}
+
+/// The path that a URL of files names; `None` for all others.
+#[must_use]
+pub fn path_of(url: &str) -> Option<PathBuf> {
+    let Some(rest) = url.strip_prefix("file:") else {
+        return (!url.contains("://")).then(|| PathBuf::from(url));
+    };
+    let path = rest.split('?').next().unwrap_or(rest);
+    Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
+}
+
+fn check_folder(url: &str, path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => bail!("{url}: got a file, due a folder"),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            bail!("{url}: no such folder; hint: is it mounted? a target is made by whoever owns it")
+        }
+        Err(e) if e.raw_os_error() == Some(NOT_CONNECTED) => {
+            bail!("{url}: {e}; hint: the process behind this mount is gone; unmount, mount again")
+        }
+        Err(e) => Err(Error::new(storage::Error::from_io("look at", url, e))),
+    }
+}
+
+/// `ENOTCONN`, what every call on a FUSE mount says whose process has died.
+const NOT_CONNECTED: i32 = 107;
+
+/// A folder that waits for a mount looks like any other, and would measure the disk below it.
+fn check_mounted(url: &str, path: &Path, mount_point: &str) -> Result<()> {
+    let table = fs::read_to_string("/etc/fstab").unwrap_or_default();
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if let Some((point, kind)) = not_mounted(&table, &path, mount_point) {
+        bail!(
+            "{url}: /etc/fstab has {kind} at {point}, which is not mounted: files would go to \
+             {mount_point}; hint: mount {point}"
+        );
+    }
+    Ok(())
+}
+
+/// The entry of `fstab(5)` that should be mounted above a path, nearer than what is.
+#[must_use]
+pub fn not_mounted(table: &str, path: &Path, mount_point: &str) -> Option<(String, String)> {
+    let entries = table.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let entries = entries.filter_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        Some((words.next()?, words.next()?))
+    });
+    let above = entries.filter(|(point, _)| point.starts_with('/') && path.starts_with(point));
+    let nearest = above.max_by_key(|(point, _)| point.len())?;
+    let is_there = Path::new(mount_point).starts_with(nearest.0) || mount_point.is_empty();
+    (!is_there).then(|| (nearest.0.to_owned(), nearest.1.to_owned()))
+}

@@ -1,0 +1,219 @@
+//! `feedline bench` as a user runs it: every pattern, and that nothing stays whatever happens.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use storage::Key;
+use storage::server::{Fault, Rule, S3Server};
+
+/// As little of everything as there can be.
+const SMALL: [&str; 9] = [
+    "--runs=1",
+    "--seconds=0.05",
+    "--bytes=16MiB",
+    "--checkpoint=1MiB",
+    "--writers=2",
+    "--files=8",
+    "--ranks=4",
+    "--no-fio",
+    "--json",
+];
+
+fn command(targets: &[&str], more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    let option = |argument: &str| argument.split('=').next().unwrap().to_owned();
+    let is_told = |small: &&&str| more.iter().any(|more| option(more) == option(small));
+    command.arg("bench").args(targets).args(SMALL.iter().filter(|small| !is_told(small)));
+    command.args(more);
+    command.stdin(Stdio::null());
+    command
+}
+
+fn bench(targets: &[&str], more: &[&str]) -> Output {
+    command(targets, more).output().unwrap()
+}
+
+fn told(output: &Output) -> Value {
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// That it could not be, why, and that nothing stays in a folder.
+fn refused(output: &Output, due: &str, folder: &Path) {
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains(due), "no {due:?} in {err}");
+    assert!(output.stdout.is_empty());
+    nothing_in(folder);
+}
+
+fn nothing_in(folder: &Path) {
+    let left: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+fn name(folder: &Path) -> &str {
+    folder.to_str().unwrap()
+}
+
+const PATTERNS: [&str; 10] =
+    ["stream", "samples", "rate", "replay", "save", "save-one", "restore", "names", "start", "mix"];
+
+fn patterns(target: &Value) -> Vec<&str> {
+    let patterns = target["patterns"].as_array().unwrap();
+    patterns.iter().map(|of| of["pattern"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn every_pattern_is_measured_and_nothing_stays() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let pages = tempfile::tempdir().unwrap();
+    let page = pages.path().join("bench.html");
+    let html = format!("--html={}", page.display());
+    let through = format!("file:{}?direct=off&engine=pread", name(b.path()));
+    let report = told(&bench(&[name(a.path()), &through], &[&html]));
+    nothing_in(a.path());
+    nothing_in(b.path());
+    assert_eq!(report["schema"], 1);
+    for target in report["targets"].as_array().unwrap() {
+        assert_eq!(patterns(target), PATTERNS);
+        for of in target["patterns"].as_array().unwrap() {
+            let median = of["estimate"]["median"].as_f64().unwrap();
+            assert!(median > 0.0, "{of}");
+        }
+    }
+    assert_eq!(report["targets"][1]["direct"], false);
+    assert_eq!(report["comparisons"].as_array().unwrap().len(), PATTERNS.len());
+    let written = fs::read_to_string(&page).unwrap();
+    assert!(written.ends_with("</html>\n") && written.contains("Which store?"));
+    // A page is not overwritten, and that is said before anything is measured.
+    let again = bench(&[name(a.path())], &[&html]);
+    refused(&again, "exists, and is not overwritten", a.path());
+}
+
+#[test]
+fn a_bucket_is_a_target_and_nothing_stays() {
+    let server = S3Server::start().unwrap();
+    let report = told(&bench(&[&server.url("bench")], &[]));
+    assert_eq!(patterns(&report["targets"][0]), PATTERNS);
+    assert_eq!(report["targets"][0]["file_system"], "s3");
+    let store = storage::open_url(&server.url("bench")).unwrap();
+    assert_eq!(store.list(&Key::root()).unwrap(), []);
+    assert_eq!(server.upload_count(), 0);
+    assert!(!report.to_string().contains(server.secret()));
+}
+
+#[test]
+fn what_cannot_be_measured_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let missing = at.join("no/such");
+    refused(&bench(&[name(&missing)], &[]), "no such folder; hint: is it mounted?", at);
+    refused(&bench(&[name(at)], &["--bytes=1000TiB"]), "are needed; hint: --bytes", at);
+    // Root may not make folders there either.
+    refused(&bench(&["/sys/kernel"], &[]), "hint: name a folder of it that you may write", at);
+    refused(&bench(&[name(at)], &["--model=huge"]), "--model huge: due a number with m", at);
+    refused(&bench(&[name(at)], &["--runs=0"]), "--runs: got 0", at);
+    refused(&bench(&[name(at)], &["--bytes=1MiB"]), "--bytes: got 1 MiB", at);
+    refused(&bench(&[name(at)], &["--from=/no/such.toml"]), "/no/such.toml", at);
+    refused(&bench(&["ftp://x/y"], &[]), "the scheme 'ftp' is not known", at);
+    let file = at.join("file");
+    fs::write(&file, "x").unwrap();
+    let output = bench(&[name(&file)], &[]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("got a file, due a folder"));
+}
+
+#[test]
+fn a_server_that_refuses_or_hangs_is_told_of() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let server = S3Server::start().unwrap();
+    let url = server.url("bench");
+    let bad = nowhere.path().join("credentials");
+    fs::write(&bad, "[default]\naws_access_key_id = a\naws_secret_access_key = b\n").unwrap();
+    let (endpoint, bad_name) = (server.endpoint(), name(&bad));
+    let with_bad = format!("s3://test/bench?endpoint={endpoint}&credentials={bad_name}");
+    let output = bench(&[&with_bad], &[]);
+    fs::remove_file(&bad).unwrap();
+    refused(&output, "hint: check the key", nowhere.path());
+    let output = bench(&[&server.url_of("other", "bench")], &[]);
+    refused(&output, "no such bucket", nowhere.path());
+    // Everything is written, and then no read is answered any more.
+    server.inject(Rule::every(1, Fault::Hang).of("GET").to("tokens.bin"));
+    let hanging = format!("{url}&stall=600s&tries=1");
+    let output = bench(&[&hanging], &["--timeout=2", "--patterns=stream"]);
+    refused(&output, "stream on s3://test/bench", nowhere.path());
+    server.heal();
+    let store = storage::open_url(&url).unwrap();
+    assert_eq!(store.list(&Key::root()).unwrap(), []);
+}
+
+/// Waits until it has begun to write; whether it has ended is for the caller to see.
+fn begun(folder: &Path) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while fs::read_dir(folder).unwrap().next().is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn interrupt(child: &Child, signal: &str) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+}
+
+#[test]
+fn an_interrupted_one_leaves_nothing() {
+    for (signal, more) in [("-INT", "--processes=1"), ("-TERM", "--processes=2")] {
+        let folder = tempfile::tempdir().unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let more = ["--patterns=stream,save", "--seconds=20", more];
+        let mut command = command(&[name(folder.path())], &more);
+        command.env("TMPDIR", temporary.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        begun(folder.path());
+        interrupt(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && err.contains("interrupted"), "{err}");
+        nothing_in(folder.path());
+        nothing_in(temporary.path());
+    }
+}
+
+#[test]
+fn several_processes_measure_together() {
+    let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut command = command(&[name(folder.path())], &["--processes=2"]);
+    let report = told(&command.env("TMPDIR", temporary.path()).output().unwrap());
+    assert_eq!(report["method"]["processes"], 2);
+    assert_eq!(patterns(&report["targets"][0]), PATTERNS);
+    // Each writer of each process has written its part.
+    assert_eq!(report["method"]["checkpoint_bytes"], 1 << 20);
+    nothing_in(folder.path());
+    nothing_in(temporary.path());
+}
+
+#[test]
+fn hosts_meet_in_a_folder_and_one_tells() {
+    let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at = format!("--meet={}", name(meet.path()));
+    let start = |member: &str| {
+        let mut command = command(&[name(folder.path())], &[&at, member, "--patterns=samples"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let (first, second) = (start("--member=0/2"), start("--member=1/2"));
+    let (first, second) = (first.wait_with_output().unwrap(), second.wait_with_output().unwrap());
+    assert_eq!(told(&first)["method"]["processes"], 2);
+    assert_eq!(second.status.code(), Some(0), "{}", String::from_utf8_lossy(&second.stderr));
+    assert!(second.stdout.is_empty());
+    nothing_in(folder.path());
+    nothing_in(meet.path());
+    let output = bench(&[name(folder.path())], &[&at]);
+    refused(&output, "due --member NTH/COUNT, or srun", folder.path());
+}

@@ -145,7 +145,7 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
     let output = bench(&[&server.url_of("other", "bench")], &[]);
     refused(&output, "no such bucket", nowhere.path());
     // Everything is written, and then no read is answered any more.
-    server.inject(Rule::every(1, Fault::Hang).of("GET").to("tokens.bin"));
+    server.inject(Rule::every(1, Fault::Stall).of("GET").to("tokens.bin"));
     let hanging = format!("{url}&stall=600s&tries=1");
     let output = bench(&[&hanging], &["--timeout=2", "--patterns=stream"]);
     refused(&output, "stream on s3://test/bench", nowhere.path());

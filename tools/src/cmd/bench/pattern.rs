@@ -111,10 +111,9 @@ impl Pattern {
     #[must_use]
     pub fn direction(self) -> Direction {
         match self {
-            Pattern::Stream | Pattern::Samples | Pattern::Rate => Direction::Read,
-            Pattern::Replay | Pattern::Restore => Direction::Read,
             Pattern::Save | Pattern::SaveOne => Direction::Write,
             Pattern::Names | Pattern::Start | Pattern::Mix => Direction::Both,
+            _ => Direction::Read,
         }
     }
 }

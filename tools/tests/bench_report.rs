@@ -19,11 +19,11 @@ fn noise(random: &mut Random) -> f64 {
     (0..12).map(|_| random.below(1 << 32) as f64 / f64::from(u32::MAX)).sum::<f64>() - 6.0
 }
 
-/// How often in a thousand two targets are told apart, of which one is so much better: in five
+/// How often in 200 two targets are told apart, of which one is so much better: in five
 /// rounds, with noise of so much in each number and a drift of a fifth that both have.
 fn told_apart(ratio: f64, noise_share: f64, rounds: usize) -> usize {
     let mut random = Random::new(7);
-    let trials = (0..1000).map(|seed| {
+    let trials = (0..200).map(|seed| {
         let (mut first, mut second) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             let drift = 1.0 + 0.2 * noise(&mut random).clamp(-2.0, 2.0);
@@ -42,11 +42,11 @@ fn ten_percent_are_told_apart_and_nothing_is_not() {
     for noise in [0.005, 0.01, 0.02] {
         let (better, worse, same) =
             (told_apart(1.1, noise, 5), told_apart(1.0 / 1.1, noise, 5), told_apart(1.0, noise, 5));
-        assert!(better >= 950 && worse >= 950, "{better} and {worse} of 1000 with {noise}");
-        assert!(same <= 10, "{same} of 1000 equal ones with {noise}");
+        assert!(better >= 190 && worse >= 190, "{better} and {worse} of 200 with {noise}");
+        assert!(same <= 2, "{same} of 200 equal ones with {noise}");
     }
     let same = told_apart(1.0, 0.1, 5);
-    assert!(same <= 30, "{same} of 1000 equal ones with much noise");
+    assert!(same <= 6, "{same} of 200 equal ones with much noise");
     assert_eq!(told_apart(1.0 + MARGIN / 2.0, 0.002, 5), 0, "nobody acts upon so little");
     assert_eq!(told_apart(1.5, 0.001, 4), 0, "four rounds are too few");
 }
@@ -142,7 +142,7 @@ fn a_verdict_is_in_terms_of_training() {
     let report = report(vec![quick, shared]);
     let text = report.text();
     for due in [
-        "/nvme: feeds 3.11 clusters of this kind",
+        "/nvme: feeds 3.12 clusters of this kind",
         "a checkpoint of 154 GB blocks 76.8 s",
         "/ceph: feeds 10.0 clusters",
         "data: /ceph (samples: 3.2",
@@ -177,7 +177,7 @@ fn a_cache_is_exposed() {
     assert_eq!(flags, [Some("cached"), None, Some("amplified")]);
     let text = report.text();
     assert!(text.contains("/a: stream is CACHED: the device moved 0.02 of what"), "{text}");
-    assert!(text.contains("/c: stream is AMPLIFIED: 4.00 bytes were moved"), "{text}");
+    assert!(text.contains("/c: stream is AMPLIFIED: 3.99 bytes were moved"), "{text}");
     assert!(html(&report).contains("CACHED"));
 }
 

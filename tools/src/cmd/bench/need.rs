@@ -1,7 +1,8 @@
 //! What a training run wants of a store, in numbers.
 
 use anyhow::{Context as _, Result, ensure};
-use recipe::config::{Config, Dtype, ModelConfig};
+use recipe::config::Config;
+use recipe::plan::{Known, Plan};
 use serde::Serialize;
 
 /// A cluster that trains one model.
@@ -40,7 +41,17 @@ impl Need {
             format!("--model {size}: due a number with m, b or t, such as 350m, 1.3b or 11b")
         })?;
         let name = format!("{} parameters on {ranks} accelerators", size.to_ascii_uppercase());
-        Need::new(name, parameters, BYTES_PER_PARAMETER, ranks, seq_len, 2, flop_per_s)
+        let tokens_per_s = flop_per_s / (6.0 * parameters as f64) * ranks as f64;
+        let need = Need {
+            name,
+            parameters,
+            ranks,
+            seq_len,
+            sample_bytes: seq_len.saturating_add(1).saturating_mul(2),
+            samples_per_s: tokens_per_s / seq_len.max(1) as f64,
+            checkpoint_bytes: parameters.saturating_mul(BYTES_PER_PARAMETER),
+        };
+        need.checked(flop_per_s)
     }
 
     /// Of a run's config.
@@ -48,37 +59,30 @@ impl Need {
     /// # Errors
     /// If nothing can be computed from it.
     pub fn of_config(config: &Config, ranks: u64, flop_per_s: f64) -> Result<Self> {
-        let model = &config.model;
-        let parameters = count(model);
-        let bytes = if config.precision.dtype == Dtype::Fp32 { 12 } else { BYTES_PER_PARAMETER };
-        let name = format!("{:.2e} parameters on {ranks} accelerators", parameters as f64);
+        let plan = Plan::new(config, &Known::default());
+        let (model, parameters) = (&config.model, plan.parameters.total);
+        let name = format!("{}, {parameters} parameters, on {ranks} accelerators", plan.model);
         let token_bytes = if model.vocab < SHORT_VOCABULARY { 2 } else { 4 };
-        Need::new(name, parameters, bytes, ranks, model.seq_len, token_bytes, flop_per_s)
+        let need = Need {
+            name,
+            parameters,
+            ranks,
+            seq_len: model.seq_len,
+            sample_bytes: (model.seq_len + 1) * token_bytes,
+            samples_per_s: flop_per_s / plan.flop.per_token_6n_12lhs as f64 * ranks as f64
+                / model.tokens_per_sample() as f64,
+            checkpoint_bytes: plan.checkpoint.checkpoint_bytes,
+        };
+        need.checked(flop_per_s)
     }
 
-    fn new(
-        name: String,
-        parameters: u64,
-        bytes_per_parameter: u64,
-        ranks: u64,
-        seq_len: u64,
-        token_bytes: u64,
-        flop_per_s: f64,
-    ) -> Result<Self> {
+    fn checked(self, flop_per_s: f64) -> Result<Self> {
+        let (ranks, seq_len) = (self.ranks, self.seq_len);
         ensure!(ranks > 0, "--ranks: got 0, due at least 1");
         ensure!((1..=1 << 20).contains(&seq_len), "--seq: got {seq_len}, due 1 to 1048576");
         let is_rate = flop_per_s.is_finite() && flop_per_s > 0.0;
         ensure!(is_rate, "--flops: got {flop_per_s}, due a number above 0");
-        let tokens_per_s = flop_per_s / (6.0 * parameters as f64) * ranks as f64;
-        Ok(Need {
-            name,
-            parameters,
-            ranks,
-            seq_len,
-            sample_bytes: (seq_len + 1) * token_bytes,
-            samples_per_s: tokens_per_s / seq_len as f64,
-            checkpoint_bytes: parameters.saturating_mul(bytes_per_parameter),
-        })
+        Ok(self)
     }
 }
 
@@ -90,16 +94,4 @@ fn parameters_of(size: &str) -> Option<u64> {
     let count = digits.parse::<f64>().ok()? * unit;
     // fits: below 2^64 by far
     (1e6..=1e15).contains(&count).then_some(count.round() as u64)
-}
-
-/// The matrices, biases left out: within a hundredth of what a model has.
-fn count(model: &ModelConfig) -> u64 {
-    let (hidden, attention) = (model.hidden, 4 * model.hidden * model.attention_width());
-    let matrices = if model.activation().is_gated() { 3 } else { 2 };
-    let feed_forward = matrices * hidden * model.ffn();
-    let heads = if model.tie_embeddings() { 1 } else { 2 };
-    let words = heads * model.padded_vocab() * hidden;
-    // A decoder beside an encoder looks at both.
-    let layers = model.units() * (attention + feed_forward) + model.decoder_layers() * attention;
-    layers + words
 }

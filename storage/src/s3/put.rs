@@ -193,7 +193,11 @@ impl S3Upload {
     fn send_part(&mut self) -> Result<()> {
         if self.multipart.is_none() {
             self.multipart = Some(begin(&self.live, &self.target, &self.mark)?);
-            self.write_state()?;
+            let told = self.write_state();
+            if told.is_err() {
+                self.draft = None; // nobody could go on with it: it is aborted
+            }
+            told?;
         }
         let (live, target) = (&self.live, &self.target);
         let multipart = self.multipart.as_mut().expect("begun above");

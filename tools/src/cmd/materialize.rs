@@ -115,7 +115,13 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
     if args.restart {
         Unfinished::discard(out.as_ref(), &out_key)?;
     }
-    no_manifest_yet(out.as_ref(), &out_key)?;
+    if let Err(error) = no_manifest_yet(out.as_ref(), &out_key) {
+        // It is complete, so that whoever was killed then has left what nobody needs.
+        if matches!(error, storage::Error::Exists { .. }) {
+            Unfinished::discard_or_warn(out.as_ref(), &out_key);
+        }
+        return Err(error.into());
+    }
     let (index, config) = order_of(args, name, &dataset, &store, &prefix)?;
     let samples = args.samples.unwrap_or(index.sample_count());
     ensure!(samples > 0, "{name}: the {} part has no sample to write", args.part);
@@ -151,7 +157,7 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
     }
     // Without it the files stay as they are, for the same command to go on with.
     let outputs = write_manifest_only(out.as_ref(), &out_key, &[built.bin, built.idx], meta)?;
-    Unfinished::discard(out.as_ref(), &out_key)?;
+    Unfinished::discard_or_warn(out.as_ref(), &out_key);
     let elapsed_s = start.elapsed().as_secs_f64();
     Ok(Materialized {
         source: name.to_owned(),

@@ -119,6 +119,13 @@ impl Unfinished {
         Ok(store.delete(&key)?)
     }
 
+    /// The same, of an output that is complete.
+    pub(super) fn discard_or_warn(store: &dyn Storage, prefix: &Key) {
+        if let Err(error) = Unfinished::discard(store, prefix) {
+            log::warn!("{}: what is not needed any more stays: {error}", store.display(prefix));
+        }
+    }
+
     /// Samples that are certain.
     pub(super) fn samples(&self) -> u64 {
         self.record.samples

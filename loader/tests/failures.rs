@@ -198,9 +198,9 @@ fn an_object_that_is_gone_or_another() {
         write_all(&*store, &key(), &contents()).unwrap();
         let other = Arc::clone(&store);
         let error = broken_by(store, move || {
-            other.delete(&key()).unwrap();
-            if is_replaced {
-                write_all(&*other, &key(), &vec![7; FILE_BYTES as usize]).unwrap();
+            match is_replaced {
+                true => other.replace(&key(), &vec![7; FILE_BYTES as usize]).unwrap(),
+                false => other.delete(&key()).unwrap(),
             }
         });
         let is_due = match &error {

@@ -65,6 +65,7 @@ mod hex;
 pub mod layout;
 mod lease;
 mod number;
+pub mod offload;
 mod pace;
 mod parallel;
 mod peak;

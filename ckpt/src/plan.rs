@@ -30,6 +30,10 @@ pub struct PlanLimits {
     /// Bytes of a header's JSON. Default: 50 MB, half of what stock readers take, so that no
     /// estimate can miss it.
     pub header_bytes_max: u64,
+    /// Every tensor begins at a page of its file, not only those of the optimizer of 1 MiB and
+    /// more: for files that are written in place. Default: no.
+    #[serde(default)]
+    pub align_all: bool,
 }
 
 impl Default for PlanLimits {
@@ -38,6 +42,7 @@ impl Default for PlanLimits {
             shard_bytes_max: 4 << 30,
             cut_bytes_min: 1 << 20,
             header_bytes_max: 50_000_000,
+            align_all: false,
         }
     }
 }
@@ -282,8 +287,8 @@ impl PlanCache {
 fn fingerprint(specs: &[TensorSpec], held: &[Vec<Holding>], limits: PlanLimits) -> u64 {
     let mut bytes = Vec::new();
     let mut sum = Crc64::new();
-    let PlanLimits { shard_bytes_max, cut_bytes_min, header_bytes_max } = limits;
-    put(&mut bytes, [shard_bytes_max, cut_bytes_min, header_bytes_max]);
+    let PlanLimits { shard_bytes_max, cut_bytes_min, header_bytes_max, align_all } = limits;
+    put(&mut bytes, [shard_bytes_max, cut_bytes_min, header_bytes_max, u64::from(align_all)]);
     put(&mut bytes, [specs.len() as u64, held.len() as u64]);
     for spec in specs {
         put(&mut bytes, [spec.name.len() as u64, spec.shape.len() as u64]);

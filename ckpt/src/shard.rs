@@ -90,16 +90,18 @@ impl Unplaced {
 /// in the file.
 pub(crate) fn arrange<T>(
     items: &mut Vec<T>,
+    align_all: bool,
     describe: impl Fn(&T) -> Unplaced,
 ) -> Result<(Vec<u8>, Vec<u64>)> {
     let mut order: Vec<(Unplaced, T)> =
         items.drain(..).map(|item| (describe(&item), item)).collect();
     // So each begins at a multiple of its element's size.
-    order.sort_by_key(|(it, _)| (!it.is_aligned(), Reverse(it.dtype.item_bytes())));
+    let is_aligned = |it: &Unplaced| align_all || it.is_aligned();
+    order.sort_by_key(|(it, _)| (!is_aligned(it), Reverse(it.dtype.item_bytes())));
     let (mut entries, mut offsets) = (Vec::with_capacity(order.len()), Vec::new());
     let (mut end, mut pads) = (0_u64, 0);
     for (it, item) in order {
-        let unit = if it.is_aligned() { ALIGN_BYTES } else { it.dtype.item_bytes() };
+        let unit = if is_aligned(&it) { ALIGN_BYTES } else { it.dtype.item_bytes() };
         let begin = end.next_multiple_of(unit);
         if begin > end {
             entries.push(pad(pads, end, begin));

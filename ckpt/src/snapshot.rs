@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::Control;
 use crate::plan::{Recipe, SavePlan};
+use crate::staging::Pieces;
 use crate::{Blob, Checkpoints, Error, Result, SaveReport, Together, parallel};
 use storage::copy_past_cache;
 
@@ -176,11 +177,10 @@ impl Snapshot {
         control: &Control,
     ) -> Result<SaveReport> {
         let (pieces, blobs) = (self.pieces(plan, arena)?, self.blobs(arena)?);
+        let pieces = Pieces::Memory(&pieces);
         let (step, meta) = (self.step, self.meta.clone());
         match self.together() {
-            Some(together) => {
-                steps.save_part(step, plan, &pieces, &blobs, meta, &together, control)
-            }
+            Some(together) => steps.save_part(step, plan, pieces, &blobs, meta, &together, control),
             None => {
                 let begun = Instant::now();
                 steps.save_pieces(begun, step, plan, &[pieces], &blobs, meta, control)

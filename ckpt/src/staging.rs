@@ -1,5 +1,6 @@
 //! The files of a step, streamed from the caller's memory into a hidden folder.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::blocks::Sums;
@@ -14,14 +15,30 @@ use storage::{FileEntry, Key};
 /// Where the bytes lie that belong to no tensor.
 pub(crate) const EXTRA: &str = "extra";
 
+/// What one writer puts into its files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pieces<'a> {
+    /// These bytes, piece by piece.
+    Memory(&'a [&'a [u8]]),
+    /// What is in files already.
+    Files(&'a dyn Ready),
+}
+
+/// Files that hold what a writer is to write.
+pub(crate) trait Ready: fmt::Debug + Sync {
+    /// Makes them files of a folder, durably. Gives them in the order of the plan, and the chunks
+    /// of each.
+    fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>>;
+}
+
 /// The hidden folder that is being filled.
 #[derive(Debug)]
 pub(crate) struct Staging<'a> {
     pub(crate) steps: &'a Checkpoints,
     pub(crate) folder: &'a Key,
     pub(crate) plan: &'a SavePlan,
-    /// What each writer puts into its files, piece by piece.
-    pub(crate) pieces: &'a [Vec<&'a [u8]>],
+    /// Of each writer.
+    pub(crate) pieces: &'a [Pieces<'a>],
     pub(crate) control: &'a Control,
 }
 
@@ -30,7 +47,7 @@ impl Staging<'_> {
     pub(crate) fn write(&self, blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<Written> {
         let mut jobs = Vec::new();
         for (writer, pieces) in self.pieces.iter().enumerate() {
-            jobs.extend(self.shard_jobs(writer, pieces));
+            jobs.extend(self.shard_jobs(writer, *pieces));
         }
         jobs.extend(index.map(|bytes| Job::of_bytes(INDEX.to_owned(), bytes)));
         let (blob_jobs, blobs) = blob_jobs(blobs);
@@ -38,9 +55,8 @@ impl Staging<'_> {
         let (written, sync) = self.engine().write(&jobs)?;
         let mut written = written.into_iter();
         let mut parts = Vec::with_capacity(self.plan.writers());
-        for writer in 0..self.plan.writers() {
-            let shards = self.plan.shards(writer).iter().zip(written.by_ref());
-            parts.push(shards.map(|(shard, file)| Self::entry(shard, file)).collect());
+        for (writer, pieces) in self.pieces.iter().enumerate() {
+            parts.push(self.shards(writer, *pieces, written.by_ref())?);
         }
         let (mut files, tensors) = merge_parts(self.plan, self.steps.options.codec, parts)?;
         files.extend(written.map(|file| file.file));
@@ -51,16 +67,14 @@ impl Staging<'_> {
     pub(crate) fn write_part(
         &self,
         writer: usize,
-        pieces: &[&[u8]],
+        pieces: Pieces<'_>,
         blobs: &[Blob<'_>],
     ) -> Result<Part> {
-        let shards = self.plan.shards(writer);
         let mut jobs = self.shard_jobs(writer, pieces);
         let (blob_jobs, blobs) = blob_jobs(blobs);
         jobs.extend(blob_jobs);
         let mut written = self.engine().write(&jobs)?.0.into_iter();
-        let shards = shards.iter().zip(written.by_ref());
-        let shards = shards.map(|(shard, file)| Self::entry(shard, file)).collect();
+        let shards = self.shards(writer, pieces, written.by_ref())?;
         let blobs = written.zip(blobs).map(|(file, blob)| (file.file, blob)).collect();
         Ok(Part { shards, blobs })
     }
@@ -73,9 +87,26 @@ impl Staging<'_> {
         Ok(self.engine().write(&[job])?.0.pop().map(|file| file.file))
     }
 
-    fn shard_jobs<'b>(&'b self, writer: usize, pieces: &[&'b [u8]]) -> Vec<Job<'b>> {
+    fn shard_jobs<'b>(&'b self, writer: usize, pieces: Pieces<'b>) -> Vec<Job<'b>> {
+        let Pieces::Memory(pieces) = pieces else { return Vec::new() };
         let (plan, codec) = (self.plan, self.steps.options.codec);
         Job::of_shards(plan.shards(writer), plan.specs(), pieces, codec)
+    }
+
+    /// What a manifest says of a writer's files, of which those from memory were written.
+    fn shards(
+        &self,
+        writer: usize,
+        pieces: Pieces<'_>,
+        written: impl Iterator<Item = File>,
+    ) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
+        match pieces {
+            Pieces::Files(files) => files.put(self.steps, self.folder),
+            Pieces::Memory(_) => {
+                let shards = self.plan.shards(writer).iter().zip(written);
+                Ok(shards.map(|(shard, file)| Self::entry(shard, file)).collect())
+            }
+        }
     }
 
     /// What a manifest says of a shard.

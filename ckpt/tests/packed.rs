@@ -373,8 +373,12 @@ fn damage_is_not_packed() {
 /// Writers of one save pack alike, or all say that they do not.
 #[test]
 fn several_pack_together() {
-    let limits =
-        PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
+    let limits = PlanLimits {
+        shard_bytes_max: 3000,
+        cut_bytes_min: 500,
+        header_bytes_max: 1 << 20,
+        align_all: false,
+    };
     let folder = Folder::new();
     let state = state();
     let ranks = Ranks::new(&state, 3, limits);

@@ -115,6 +115,9 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
 
     fn map(&self, len_bytes: u64) -> io::Result<Map>;
 
+    /// How many names it has.
+    fn names(&self) -> io::Result<u64>;
+
     /// The file, if the kernel of this machine has it.
     fn os_file(&self) -> Option<&File> {
         None

@@ -74,6 +74,9 @@ mod upload;
 mod uring;
 mod url;
 mod watch;
+#[expect(unsafe_code, reason = "vector instructions, where the processor has them")]
+mod wide;
+mod work_file;
 
 pub use buf::Zeros;
 pub use buffer_pool::{Buffer, BufferPool};
@@ -94,6 +97,8 @@ pub use sys::prefetch;
 pub use units::{ByteSize, rate_text};
 pub use unsynced::Unsynced;
 pub use watch::{Pending, Watch};
+pub use wide::{Kernel, Width};
+pub use work_file::{Share, WorkFile};
 
 use std::fmt;
 use std::sync::Arc;
@@ -238,7 +243,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     }
 
     /// Opens a draft for reading: what was synced when it was opened, and perhaps more, of which
-    /// nothing may be assumed. Object stores keep drafts that cannot be read.
+    /// nothing may be assumed.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
@@ -252,6 +257,43 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Unsupported`], [`Error::Io`].
     fn discard_draft(&self, key: &Key) -> Result<()> {
         Err(Error::Unsupported { doing: "discard a draft of", what: self.display(key) })
+    }
+
+    /// Makes a file of so many bytes that this process writes in place and no other may; its space
+    /// is reserved. It has the key's name from the start, whatever it holds.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`]; [`Error::Unsupported`] from a store
+    /// that has no such files.
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        let _ = len_bytes;
+        Err(Error::Unsupported {
+            doing: "keep a file that is written in place,",
+            what: self.display(key),
+        })
+    }
+
+    /// Opens such a file again.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Locked`] if another process has it; as
+    /// [`Storage::create_work`] else.
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+        Err(Error::Unsupported {
+            doing: "open a file that is written in place,",
+            what: self.display(key),
+        })
+    }
+
+    /// Makes an object of the bytes of a file of this machine without copying them. All of them are
+    /// to be durable. `None` where that cannot be; then nothing was made.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the key is taken; [`Error::NotFound`] if the file was removed;
+    /// [`Error::Io`].
+    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+        let _ = (key, from, how);
+        Ok(None)
     }
 
     /// Reads in flight on objects of this store. Here: threads that read by
@@ -413,9 +455,7 @@ pub trait Upload: fmt::Debug + Send {
 
 /// An upload that can be gone on with after a crash.
 pub trait Draft: Upload {
-    /// Makes what was written so far durable, without making it visible, and says how far. That is
-    /// all of it, but on object stores, which keep whole parts until the draft is
-    /// [settled](Upload::settle).
+    /// Makes all that was written so far durable, without making it visible.
     ///
     /// # Errors
     /// As [`Upload::write`]; every later call fails then.
@@ -500,19 +540,6 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(object.len_bytes()).map_err(too_big)?];
     object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
     Ok(bytes)
-}
-
-/// Reads a whole object that is to be small, into memory.
-///
-/// # Errors
-/// [`Error::Corrupt`] if it has more bytes than that; as [`read_all`] else.
-pub fn read_small(store: &dyn Storage, key: &Key, bytes_max: u64) -> Result<Vec<u8>> {
-    let bytes = store.open(key)?.len_bytes();
-    if bytes > bytes_max {
-        let (got, due) = (format!("{bytes} bytes"), format!("at most {bytes_max}"));
-        return Err(Error::Corrupt { what: store.display(key), offset: 0, got, due });
-    }
-    read_all(store, key)
 }
 
 /// Writes a whole object.

@@ -351,6 +351,10 @@ impl DiskFile for OsFile {
         map::map(&self.file, len_bytes)
     }
 
+    fn names(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.nlink())
+    }
+
     fn os_file(&self) -> Option<&File> {
         Some(&self.file)
     }

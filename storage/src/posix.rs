@@ -16,9 +16,10 @@ use crate::os::OsDisk;
 use crate::piece::Failure;
 use crate::threads::Threads;
 use crate::url::Location;
+use crate::work_file::PosixWork;
 use crate::{
     Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Reader, ReaderOptions, Result,
-    Storage, Upload, sys, temporary, upload,
+    Share, Storage, Unsynced, Upload, WorkFile, sys, temporary, upload, work_file,
 };
 
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
@@ -259,6 +260,23 @@ impl Storage for Posix {
             outcome => outcome.map_err(failed)?,
         }
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)
+    }
+
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.0.refuse_temporary(key)?;
+        Ok(Arc::new(PosixWork::create(Arc::clone(&self.0), key, len_bytes)?))
+    }
+
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+        Ok(Arc::new(PosixWork::open(Arc::clone(&self.0), key)?))
+    }
+
+    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+        self.0.refuse_temporary(key)?;
+        match from.file() {
+            Some(from) => work_file::share(&self.0, &self.0.path(key), from, how),
+            None => Ok(None),
+        }
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {

@@ -37,7 +37,8 @@ use std::sync::Arc;
 
 use crate::posix::Posix;
 use crate::{
-    Draft, Entry, Key, Mark, Object, Profile, Reader, ReaderOptions, Result, Storage, Upload,
+    Draft, Entry, Key, Mark, Object, Profile, Reader, ReaderOptions, Result, Share, Storage,
+    Unsynced, Upload, WorkFile,
 };
 use disk::SimDisk;
 pub use mount::Mount;
@@ -211,6 +212,18 @@ impl Storage for SimStore {
 
     fn discard_draft(&self, key: &Key) -> Result<()> {
         self.store.discard_draft(key)
+    }
+
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.store.create_work(key, len_bytes)
+    }
+
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+        self.store.open_work(key)
+    }
+
+    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+        self.store.share(key, from, how)
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {

@@ -86,6 +86,23 @@ pub(crate) fn copy_file_range(
     usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }
 
+/// Gives an open file another name, unless that is taken (`EEXIST`). One that has lost all its
+/// names gets none any more (`ENOENT`).
+pub(crate) fn link(file: &File, to: &Path) -> io::Result<()> {
+    let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let (to, cwd) = (c_path(to)?, libc::AT_FDCWD);
+    // SAFETY: both strings end in NUL and live until the call returns.
+    let rc = unsafe { libc::linkat(cwd, from.as_ptr(), cwd, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) };
+    checked(rc)
+}
+
+/// Gives a file all blocks of another in place of its own, where the file system shares them.
+pub(crate) fn clone_blocks(from: &File, to: &File) -> io::Result<()> {
+    // SAFETY: both descriptors are open until the call returns, which takes nothing else.
+    checked(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })
+}
+
 /// What `statfs` tells of the file system that a path is on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSystem {

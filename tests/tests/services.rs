@@ -10,6 +10,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use ckpt::offload::{self, AdamW, Offload, Update, Way, Weights};
 use ckpt::{Blob, Checkpoints, Group, Holding, PlanLimits, Region, SavePlan, TensorSpec, Together};
 use indexed::{
     Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SplicePart, Split, splice,
@@ -133,6 +134,49 @@ fn services_xfs_checkpoint() {
     let Some(mount) = service("services_xfs_checkpoint", XFS) else { return };
     let folder = tempfile::tempdir_in(&mount).unwrap();
     saves_together(folder.path().to_str().unwrap(), true);
+}
+
+/// Files of a state on a disk become a step's by sharing their blocks, and by a second name:
+/// neither takes room, and the state goes on without touching the step.
+#[test]
+fn services_xfs_offload() {
+    let Some(mount) = service("services_xfs_offload", XFS) else { return };
+    let layout = offload::bench::layout(4 << 20).unwrap();
+    let plan = offload::plan(&layout).unwrap();
+    let weights = vec![0x3d; 16 << 20];
+    for prefer in [Way::Clone, Way::Link] {
+        let folder = tempfile::tempdir_in(&mount).unwrap();
+        let store = open_url(folder.path().to_str().unwrap()).unwrap();
+        let (own, plan) = (Arc::clone(&store), Arc::clone(&plan));
+        let options = offload::Options { prefer, ..offload::Options::default() };
+        let mut state = Offload::on_disk(own, key("state"), plan, &layout, 0, options).unwrap();
+        state.fill(&[&weights], 0, ().into()).unwrap();
+        let step = |number: u64, state: &mut Offload| {
+            let adamw = AdamW {
+                step: number,
+                lr: 0.1,
+                beta1: 0.9,
+                beta2: 0.9,
+                eps: 1e-8,
+                grad_divisor: 1.0,
+            };
+            let nowhere = Weights { dtype: ckpt::Dtype::F32, bytes: &mut [] };
+            let (grad, grad_dtype) = (&weights[..], ckpt::Dtype::F32);
+            let update = Update { grad, grad_dtype, weight_decay: 0.0, weights: nowhere };
+            state.step(&adamw, vec![update], ().into()).unwrap();
+            state.settle().unwrap();
+        };
+        step(1, &mut state);
+        let free = || store.free_bytes().unwrap().unwrap();
+        let before = free();
+        let steps = Checkpoints::open(Arc::clone(&store), key("run"));
+        let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None).unwrap();
+        let taken = before.saturating_sub(free());
+        assert_eq!(way, prefer);
+        assert!(taken < 8 << 20, "took {taken} bytes by {way}: nothing is shared");
+        (2..=4).for_each(|number| step(number, &mut state));
+        steps.open_step(1).unwrap().verify().unwrap();
+    }
 }
 
 /// Three writers save two steps together, each with a store of its own, and one of them goes.

@@ -55,7 +55,7 @@ const SHARED: [&str; 9] = [
 const FOR_TESTS: [&str; 1] = ["tempfile"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 11] = [
+const UNSAFE: [&str; 12] = [
     "storage/src/uring.rs",
     "storage/src/buffer_pool.rs",
     "storage/src/ring.rs",
@@ -65,6 +65,7 @@ const UNSAFE: [&str; 11] = [
     "storage/src/shared/memory.rs",
     "storage/src/shared/socket.rs",
     "storage/src/stream.rs",
+    "storage/src/wide.rs",
     "trainer/bridge/src/",
     // A test that counts allocations.
     "loader/tests/allocations.rs",

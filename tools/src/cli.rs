@@ -6,6 +6,7 @@ use indexed::{Dtype, Format};
 use tools::cmd::ckpt::CkptVerb;
 use tools::cmd::index::IndexBuild;
 use tools::cmd::materialize::Materialize;
+use tools::cmd::offload::OffloadVerb;
 use tools::cmd::{Wishes, bench, clean, convert, merge, samples};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
@@ -74,6 +75,9 @@ pub enum Verb {
     /// Targets are measured in turn, in rounds, around the page cache where there is a way. Nothing
     /// stays: also after Ctrl-C. Exit 0: measured. 2: it could not be.
     Bench(Box<bench::BenchArgs>),
+    /// Tells what keeping the optimizer's state in host memory or on a disk would cost here.
+    #[command(subcommand)]
+    Offload(OffloadVerb),
     /// Prints a script that completes this command's words in a shell.
     Completions {
         /// The shell: bash, zsh, fish, elvish or powershell.

@@ -10,6 +10,7 @@ pub mod index;
 pub mod inspect;
 pub mod materialize;
 pub mod merge;
+pub mod offload;
 pub mod repair;
 pub mod samples;
 pub mod split;
@@ -69,8 +70,14 @@ pub(crate) fn write_manifest(
     files: &[FileEntry],
     meta: Value,
 ) -> Result<Vec<Output>> {
+    let manifest = Manifest {
+        format: FORMAT.to_owned(),
+        version: FORMAT_VERSION,
+        files: files.to_vec(),
+        meta,
+    };
     let folder = prefix.parent();
-    let outcome = write_manifest_only(store, prefix, files, meta);
+    let outcome = manifest.write(store, &prefix.with_suffix(".manifest.json")?);
     if outcome.is_err() {
         for file in files.iter().rev() {
             // The first error is the one to tell.
@@ -79,29 +86,11 @@ pub(crate) fn write_manifest(
             }
         }
     }
-    outcome
-}
-
-/// Writes the manifest that makes the files a dataset.
-pub(crate) fn write_manifest_only(
-    store: &dyn Storage,
-    prefix: &Key,
-    files: &[FileEntry],
-    meta: Value,
-) -> Result<Vec<Output>> {
-    let manifest = Manifest {
-        format: FORMAT.to_owned(),
-        version: FORMAT_VERSION,
-        files: files.to_vec(),
-        meta,
-    };
-    let written = manifest.write(store, &prefix.with_suffix(".manifest.json")?)?;
-    let folder = prefix.parent();
     let output = |entry: &FileEntry| {
         let name = store.display(&folder.join(&entry.path)?);
         Ok(Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) })
     };
-    files.iter().chain([&written]).map(output).collect()
+    files.iter().chain([&outcome?]).map(output).collect()
 }
 
 /// The manifest beside a pair of token files; `None` if they came from a tool that writes none.

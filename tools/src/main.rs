@@ -9,8 +9,10 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
+use tools::cmd::ckpt::Answer;
 use tools::cmd::{
-    bench, check, ckpt, clean, convert, index, inspect, materialize, merge, repair, samples, split,
+    bench, check, ckpt, clean, convert, index, inspect, materialize, merge, offload, repair,
+    samples, split,
 };
 use tools::report::ProgressLine;
 use tools::target::Target;
@@ -79,14 +81,8 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             let written = written?;
             tell(args.json, &written, written.text())?;
         }
-        Verb::Ckpt(verb) => {
-            let mut line = ProgressLine::new();
-            let answer = ckpt::run(verb, &mut line);
-            line.clear();
-            let answer = answer?;
-            tell(answer.json, &answer.value, answer.text)?;
-            return Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
-        }
+        Verb::Ckpt(verb) => return answer(|line| ckpt::run(verb, line)),
+        Verb::Offload(verb) => return answer(|line| offload::run(verb, line)),
         Verb::Bench(args) => {
             let mut line = ProgressLine::new();
             let told = bench::run(args, &mut line);
@@ -102,6 +98,16 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Does what is asked, tells what was found, and whether it is as it should be.
+fn answer(ask: impl FnOnce(&mut ProgressLine) -> Result<Answer>) -> Result<ExitCode> {
+    let mut line = ProgressLine::new();
+    let answer = ask(&mut line);
+    line.clear();
+    let answer = answer?;
+    tell(answer.json, &answer.value, answer.text)?;
+    Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 /// The same numbers to a program or to a person.

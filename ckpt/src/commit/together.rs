@@ -25,8 +25,8 @@ use crate::commit::roll::{Roll, label_of};
 use crate::commit::{Part, Place, Pulse};
 use crate::control::Control;
 use crate::plan::SavePlan;
-use crate::save::{check_blobs, check_meta, check_space};
-use crate::staging::{Staging, Written};
+use crate::save::{check_blobs, check_space};
+use crate::staging::{Pieces, Ready, Staging, Written};
 use crate::{Blob, Checkpoints, Error, Peak, Result, SaveReport};
 use storage::{FileEntry, Key, Owner};
 
@@ -48,8 +48,8 @@ struct Joint<'a> {
     steps: &'a Checkpoints,
     step: u64,
     plan: &'a SavePlan,
-    /// What this writer puts into its files, piece by piece.
-    pieces: &'a [&'a [u8]],
+    /// What this writer puts into its files.
+    pieces: Pieces<'a>,
     blobs: &'a [Blob<'a>],
     together: &'a Together<'a>,
     meeting: Meeting<'a>,
@@ -83,7 +83,23 @@ impl Checkpoints {
     ) -> Result<SaveReport> {
         let pieces = self.check_part(step, plan, held, blobs, together)?;
         let control = Control::default();
-        self.save_part(step, plan, &pieces, blobs, meta, together, &control)
+        self.save_part(step, plan, Pieces::Memory(&pieces), blobs, meta, together, &control)
+    }
+
+    /// The same of files that hold this writer's pieces.
+    pub(crate) fn save_files_together(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        files: &dyn Ready,
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &Together<'_>,
+    ) -> Result<SaveReport> {
+        let control = Control::default();
+        let joint = Joint { blobs, ..Joint::new(self, step, plan, together, &control)? };
+        joint.check_call().inspect_err(|error| joint.decline(error))?;
+        self.save_part(step, plan, Pieces::Files(files), blobs, meta, together, &control)
     }
 
     /// The bytes of a writer's pieces. What is wrong with its call is told to the others.
@@ -109,7 +125,7 @@ impl Checkpoints {
         &self,
         step: u64,
         plan: &SavePlan,
-        pieces: &[&[u8]],
+        pieces: Pieces<'_>,
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
         together: &Together<'_>,
@@ -157,7 +173,7 @@ impl<'a> Joint<'a> {
     ) -> Result<Self> {
         let meeting = Meeting::new(steps, step, together.token)?;
         let (owner, begun) = (Owner::new(), Instant::now());
-        let (pieces, blobs): (&[&[u8]], &[Blob<'_>]) = (&[], &[]);
+        let (pieces, blobs): (_, &[Blob<'_>]) = (Pieces::Memory(&[]), &[]);
         Ok(Joint { steps, step, plan, pieces, blobs, together, meeting, owner, begun, control })
     }
 }
@@ -199,12 +215,16 @@ impl Joint<'_> {
     }
 
     fn try_lead(&self, user: serde_json::Value) -> Result<SaveReport> {
-        check_meta(&user)?;
         let steps = self.steps;
         let _alone = steps.begin_change()?;
         steps.clear_meetings(self.meeting.folder.name())?;
         let place = steps.find_place(self.step)?;
-        let bytes: u64 = (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum();
+        let bytes: u64 = match self.pieces {
+            Pieces::Memory(_) => {
+                (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum()
+            }
+            Pieces::Files(_) => 0, // they have their space
+        };
         check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
         let below = |key: &Key| {
             let text = key.as_str().strip_prefix(steps.folder.as_str()).unwrap_or(key.as_str());

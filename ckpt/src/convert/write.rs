@@ -93,7 +93,7 @@ pub(crate) fn lay_out(
 }
 
 fn seal(name: String, mut members: Vec<usize>, made: &[Made]) -> Result<OutFile> {
-    let (header, offsets) = shard::arrange(&mut members, |&place| {
+    let (header, offsets) = shard::arrange(&mut members, false, |&place| {
         let Made { name, group, dtype, shape, .. } = &made[place];
         let (group, dtype, shape) = (*group, *dtype, shape.clone());
         Unplaced { name: group.entry_name(name, None), group, dtype, shape }

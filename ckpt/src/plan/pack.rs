@@ -49,7 +49,7 @@ pub(crate) fn pack(
             }
         }
     }
-    Ok((seal_all(specs, open, &chunks)?, chunks))
+    Ok((seal_all(specs, open, &chunks, limits.align_all)?, chunks))
 }
 
 /// The first words of the names of files.
@@ -112,6 +112,7 @@ fn seal_all(
     specs: &[TensorSpec],
     open: [Vec<Vec<Open>>; FAMILIES.len()],
     chunks: &[usize],
+    align_all: bool,
 ) -> Result<Vec<Vec<Shard>>> {
     let mut shards: Vec<Vec<Shard>> = open[0].iter().map(|_| Vec::new()).collect();
     for (family, writers) in FAMILIES.into_iter().zip(open) {
@@ -121,7 +122,7 @@ fn seal_all(
             for file in files {
                 number += 1;
                 let name = format!("{family}-{number:05}-of-{count:05}.safetensors");
-                shards[writer].push(seal(name, file.pieces, specs, chunks)?);
+                shards[writer].push(seal(name, file.pieces, specs, chunks, align_all)?);
             }
         }
     }
@@ -134,8 +135,9 @@ fn seal(
     mut pieces: Vec<Piece>,
     specs: &[TensorSpec],
     chunks: &[usize],
+    align_all: bool,
 ) -> Result<Shard> {
-    let (header, offsets) = shard::arrange(&mut pieces, |piece| {
+    let (header, offsets) = shard::arrange(&mut pieces, align_all, |piece| {
         let spec = &specs[piece.tensor];
         let k = (chunks[piece.tensor] > 1).then_some(piece.k);
         Unplaced {

@@ -1,8 +1,12 @@
 use super::*;
 use crate::{Dtype, Group};
 
-const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 100, cut_bytes_min: 8, header_bytes_max: 1 << 20 };
+const LIMITS: PlanLimits = PlanLimits {
+    shard_bytes_max: 100,
+    cut_bytes_min: 8,
+    header_bytes_max: 1 << 20,
+    align_all: false,
+};
 
 type Given<'a> = (&'a str, Group, Dtype, &'a [u64]);
 

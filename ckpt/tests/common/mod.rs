@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+pub mod beside;
 pub mod children;
 pub mod gate;
 pub mod ranks;

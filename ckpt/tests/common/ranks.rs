@@ -14,8 +14,12 @@ use storage::{Key, Storage};
 use super::{SERIAL, State, Tensor};
 
 /// Several files of each writer, and tensors that are cut.
-pub const LIMITS: PlanLimits =
-    PlanLimits { shard_bytes_max: 3000, cut_bytes_min: 500, header_bytes_max: 1 << 20 };
+pub const LIMITS: PlanLimits = PlanLimits {
+    shard_bytes_max: 3000,
+    cut_bytes_min: 500,
+    header_bytes_max: 1 << 20,
+    align_all: false,
+};
 
 /// Quick signs of life, and no death by silence unless a test wants it.
 pub const PATIENCE: Patience =

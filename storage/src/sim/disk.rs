@@ -383,4 +383,11 @@ impl DiskFile for SimFile {
     fn map(&self, _len_bytes: u64) -> io::Result<Map> {
         Err(errno(libc::ENODEV))
     }
+
+    fn names(&self) -> io::Result<u64> {
+        let mut names = 0;
+        let count = &mut |_: &str, node| names += u64::from(node == self.node);
+        lock(&self.state).live.walk(super::tree::TOP, "", count);
+        Ok(names)
+    }
 }

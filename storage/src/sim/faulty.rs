@@ -5,7 +5,10 @@ use std::time::Duration;
 use std::{io, thread};
 
 use crate::rng::Rng;
-use crate::{Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Result, Storage, Upload};
+use crate::{
+    Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Result, Share, Storage, Unsynced,
+    Upload, WorkFile,
+};
 
 /// What goes wrong with reads, by itself. By default nothing does.
 #[derive(Clone, Debug, Default)]
@@ -224,6 +227,18 @@ impl Storage for FaultyStore {
 
     fn discard_draft(&self, key: &Key) -> Result<()> {
         self.inner.discard_draft(key)
+    }
+
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.inner.create_work(key, len_bytes)
+    }
+
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+        self.inner.open_work(key)
+    }
+
+    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+        self.inner.share(key, from, how)
     }
 
     fn profile(&self) -> &Profile {

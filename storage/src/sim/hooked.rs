@@ -3,7 +3,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    Draft, Entry, FileEntry, Key, Mark, Object, Profile, Result, Storage, Unsynced, Upload,
+    Draft, Entry, FileEntry, Key, Mark, Object, Profile, Result, Share, Storage, Unsynced, Upload,
+    WorkFile,
 };
 
 /// Hears of a call: the store below, the name of the method, and the key, which is that of an
@@ -125,6 +126,18 @@ impl Storage for Hooked {
 
     fn discard_draft(&self, key: &Key) -> Result<()> {
         self.inner.discard_draft(key)
+    }
+
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.call("create_work", key, |inner| inner.create_work(key, len_bytes))
+    }
+
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+        self.call("open_work", key, |inner| inner.open_work(key))
+    }
+
+    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+        self.call("share", key, |inner| inner.share(key, from, how))
     }
 
     fn profile(&self) -> &Profile {

@@ -97,7 +97,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn new(json: bool, value: &impl Serialize, text: String, ok: bool) -> Result<Self> {
+    pub(crate) fn new(json: bool, value: &impl Serialize, text: String, ok: bool) -> Result<Self> {
         Ok(Answer { json, value: serde_json::to_value(value)?, text, ok })
     }
 }

@@ -1,7 +1,7 @@
 //! `feedline ckpt bench`: how quickly a state is saved into a folder and loaded from it, beside
 //! fio.
 
-mod fio;
+pub(crate) mod fio;
 mod parts;
 
 use std::io::{self, Write as _};
@@ -317,14 +317,14 @@ impl Measured {
 }
 
 /// What this process takes of memory, looked at every few milliseconds.
-struct MemoryWatch {
+pub(crate) struct MemoryWatch {
     before: u64,
     stop: std::sync::Arc<AtomicBool>,
     looking: thread::JoinHandle<u64>,
 }
 
 impl MemoryWatch {
-    fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let stop = std::sync::Arc::new(AtomicBool::new(false));
         let theirs = std::sync::Arc::clone(&stop);
         let before = resident_bytes()?;
@@ -341,7 +341,7 @@ impl MemoryWatch {
     }
 
     /// The most that there was more than at the start.
-    fn stop(self) -> Result<u64> {
+    pub(crate) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let most = self.looking.join().ok().context("watching the memory failed")?;
         Ok(most.saturating_sub(self.before))
@@ -364,7 +364,7 @@ fn drop_pages(folder: &Path) {
     let _ = Command::new("sh").args(["-c", drop]).arg(folder).stderr(Stdio::null()).status();
 }
 
-fn remove_file(path: &Path) -> Result<()> {
+pub(crate) fn remove_file(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e.into()),
         _ => Ok(()),
@@ -380,7 +380,7 @@ fn rate(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / took.as_secs_f64().max(1e-9)
 }
 
-fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);

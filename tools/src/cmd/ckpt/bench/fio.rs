@@ -27,6 +27,11 @@ pub(super) fn read(file: &Path, bytes: u64) -> Result<Option<f64>> {
     run(file, bytes, "read")
 }
 
+/// Bytes a second read and written, half of them each, within a file of so many.
+pub(crate) fn mixed(file: &Path, bytes: u64) -> Result<Option<f64>> {
+    run(file, bytes, "rw")
+}
+
 fn run(file: &Path, bytes: u64, what: &str) -> Result<Option<f64>> {
     let file_name = file.to_str().context("the folder's name is not UTF-8")?;
     let size = bytes >> 20 << 20;
@@ -46,6 +51,10 @@ fn run(file: &Path, bytes: u64, what: &str) -> Result<Option<f64>> {
     // Notes may come before the object.
     let json = text.find('{').map_or("", |at| &text[at..]);
     let told: Value = serde_json::from_str(json).context("what fio printed is no JSON")?;
-    let rate = told["jobs"][0][what]["bw_bytes"].as_f64();
+    let rate = |what: &str| told["jobs"][0][what]["bw_bytes"].as_f64();
+    let rate = match what {
+        "rw" => rate("read").zip(rate("write")).map(|(read, write)| read + write),
+        _ => rate(what),
+    };
     rate.map(Some).with_context(|| format!("fio told no bw_bytes of its {what}"))
 }

@@ -6,9 +6,10 @@ mod common;
 use std::ops::Range;
 
 use common::Lab;
-use feed::{AnyBatch, Data, Neighbours, open_corpus};
-use recipe::config::Config;
-use recipe::mesh::{Mesh, Seat};
+use trainer::config::Config;
+use trainer::input::AnyBatch;
+use trainer::mesh::{Mesh, Seat};
+use trainer::{Data, Neighbours, open_corpus};
 
 /// The micro-batches of steps, as one rank of a mesh reads them.
 fn read(

@@ -1,0 +1,77 @@
+//! A model to measure with, and the rate of the memory itself.
+
+use std::time::{Duration, Instant};
+
+use storage::{Kernel, Width, Zeros};
+
+use crate::layout::{Layout, Mesh, Param, Split};
+use crate::{Dtype, Group, Result, parallel};
+
+/// Parameters of one matrix: 64 MiB of each array.
+const MATRIX: u64 = 1 << 24;
+
+/// The state of a model of so many parameters, in matrices, on one rank.
+///
+/// # Errors
+/// [`crate::Error::BadInput`] for more than a manifest has chunks for.
+pub fn layout(parameters: u64) -> Result<Layout> {
+    let count = parameters.div_ceil(MATRIX);
+    let param = |number: u64| {
+        let elements = MATRIX.min(parameters - number * MATRIX);
+        Param {
+            name: format!("layers.{number}.weight"),
+            shape: vec![elements],
+            split: Split::Replicate,
+            stages: vec![0],
+        }
+    };
+    let groups = [Group::Master, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
+    Layout::new(Mesh::default(), (0..count).map(param).collect(), &groups)
+}
+
+/// Bytes a second of the STREAM triad, `a = b + s * c`, counted as it counts them: 24 for each
+/// element, though a line is read before it is overwritten. The best of some rounds.
+///
+/// # Errors
+/// If there is no memory.
+pub fn triad(bytes: usize, threads: usize, rounds: usize) -> Result<f64> {
+    let each = (bytes / 3).next_multiple_of(ROW_BYTES);
+    let room =
+        || Zeros::try_new(each).map_err(|e| storage::Error::from_io("get", "memory to measure", e));
+    let (mut a, mut b, mut c) = (room()?, room()?, room()?);
+    [&mut a, &mut b, &mut c].into_iter().for_each(|zeros| zeros.fill(1));
+    let width = Width::widest();
+    let mut best = Duration::MAX;
+    for _ in 0..rounds.max(1) {
+        let rows = a.chunks_mut(ROW_BYTES).zip(b.chunks(ROW_BYTES)).zip(c.chunks(ROW_BYTES));
+        let rows = rows.map(|((a, b), c)| Triad { a, b, c }).collect();
+        let begun = Instant::now();
+        parallel::each(rows, threads, |row: Triad<'_>, _| {
+            width.run(row);
+            Ok(())
+        })?;
+        best = best.min(begun.elapsed());
+    }
+    Ok(3.0 * each as f64 / best.as_secs_f64())
+}
+
+/// What a thread does at once.
+const ROW_BYTES: usize = 1 << 20;
+
+struct Triad<'a> {
+    a: &'a mut [u8],
+    b: &'a [u8],
+    c: &'a [u8],
+}
+
+impl Kernel for Triad<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let numbers = self.b.as_chunks::<8>().0.iter().zip(self.c.as_chunks::<8>().0);
+        for (a, (b, c)) in self.a.as_chunks_mut::<8>().0.iter_mut().zip(numbers) {
+            *a = (f64::from_le_bytes(*b) + 3.0 * f64::from_le_bytes(*c)).to_le_bytes();
+        }
+    }
+}

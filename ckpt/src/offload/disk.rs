@@ -1,0 +1,412 @@
+//! A state on a disk: two generations of files in turn, and a record of which of them is whole.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::adamw::Row;
+use super::form::{Form, ITEM_BYTES, Param, ROLES, Segment, Tile};
+use super::generation::{Kept, Sums, number_of, record_name};
+use super::pass::{Buffers, Given, Parts, Pass, sums, update};
+use super::slot::{Slot, remove, slot_of};
+use super::{AdamW, Generation, Options, StepReport, Update, Weights};
+use crate::catalog::is_block_size;
+use crate::{Checkpoint, Dtype, Error, Group, Result, Want};
+use storage::{Key, Storage, Width, WorkFile, crc64};
+
+/// Held by whoever has the folder open.
+const LOCK: &str = "lock";
+
+/// A file of nothing is none, to some file systems.
+const LOCK_BYTES: u64 = 4096;
+
+/// Tiles on their way at once, of which the first steps try each, and the quickest stays. With 16,
+/// 192 MiB, a device of 7 GB/s has 27 ms.
+const DEPTHS: [usize; 4] = [4, 8, 2, 16];
+
+/// A rank's state in a folder.
+#[derive(Debug)]
+pub(super) struct Disk {
+    store: Arc<dyn Storage>,
+    folder: Key,
+    form: Arc<Form>,
+    block_bytes: usize,
+    width: Width,
+    _lock: Arc<dyn WorkFile>,
+    /// What the state is, durable or about to be.
+    last: Option<Arc<Kept>>,
+    /// Files of the generation before it.
+    spare: Option<Slot>,
+    next_slot: u64,
+    /// The generation that is being written.
+    writing: Option<Writing>,
+    /// Makes `last` durable.
+    settling: Option<JoinHandle<Result<()>>>,
+    /// Why nothing is done any more.
+    failed: Option<String>,
+    buffers: Buffers,
+    depths: Vec<Depth>,
+}
+
+/// The next generation, as far as it is.
+#[derive(Debug)]
+struct Writing {
+    slot: Slot,
+    sums: Sums,
+    is_new: bool,
+}
+
+/// How quick a step was.
+#[derive(Clone, Copy, Debug)]
+struct Depth {
+    tiles: usize,
+    time: Option<Duration>,
+}
+
+impl Disk {
+    /// Opens the last generation that is whole, and removes what crashes left.
+    pub(super) fn open(
+        store: Arc<dyn Storage>,
+        folder: Key,
+        form: Arc<Form>,
+        options: Options,
+    ) -> Result<Self> {
+        if !is_block_size(options.block_bytes) {
+            let why = format!("it has blocks of {} bytes", options.block_bytes);
+            return Err(Error::BadInput { what: "a state on a disk".to_owned(), why });
+        }
+        let lock = lock(&*store, &folder)?;
+        let block_bytes = options.block_bytes as usize; // fits: at most 64 MiB
+        let names = store.names(&folder)?;
+        let mut records: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
+        records.sort_unstable();
+        // The one before it is there if a crash came between two records.
+        let open = |number| Kept::open(&*store, &folder, &form, number, options.block_bytes);
+        let last = records.last().map(|number| open(*number)).transpose()?;
+        for number in records.iter().rev().skip(1) {
+            store.delete(&folder.join(&record_name(*number))?)?;
+        }
+        let slots: Vec<u64> = names.iter().filter_map(|name| slot_of(name)).collect();
+        let own = last.as_ref().map(|last| last.slot.number);
+        for slot in slots.iter().filter(|slot| Some(**slot) != own) {
+            remove(&*store, &folder, *slot);
+        }
+        let buffers = Buffers::new(block_bytes);
+        let most = (options.buffer_bytes_max / buffers.tile_bytes() as u64).max(2) as usize; // fits
+        let depth = |tiles: usize| Depth { tiles: tiles.min(most), time: None };
+        let mut depths: Vec<Depth> = DEPTHS.into_iter().map(depth).collect();
+        depths.dedup_by_key(|depth| depth.tiles);
+        Ok(Disk {
+            next_slot: slots.into_iter().max().map_or(0, |slot| slot + 1),
+            store,
+            folder,
+            form,
+            block_bytes,
+            width: options.width,
+            _lock: lock,
+            last: last.map(Arc::new),
+            spare: None,
+            writing: None,
+            settling: None,
+            failed: None,
+            buffers,
+            depths,
+        })
+    }
+
+    pub(super) fn generation(&self) -> Option<&Generation> {
+        self.last.as_ref().map(|last| &last.generation)
+    }
+
+    /// The state, durable.
+    pub(super) fn settled(&mut self) -> Result<Option<Arc<Kept>>> {
+        self.settle()?;
+        Ok(self.last.clone())
+    }
+
+    pub(super) fn form(&self) -> &Arc<Form> {
+        &self.form
+    }
+
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.block_bytes as u64
+    }
+
+    /// Waits until the last generation is durable.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        if let Some(first) = &self.failed {
+            let (what, first) = (self.store.display(&self.folder), first.clone());
+            return Err(storage::Error::Poisoned { what, first }.into());
+        }
+        let Some(settling) = self.settling.take() else { return Ok(()) };
+        let settled = settling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        settled.inspect_err(|error| self.failed = Some(error.to_string()))
+    }
+
+    /// Makes ready the files that the next generation is written into.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        self.give_up();
+        self.settle()?;
+        if let Some(last) = &self.last {
+            last.slot.check_there()?;
+        }
+        let free = match self.spare.take() {
+            Some(spare) if spare.is_free()? => Some(spare),
+            Some(spare) => {
+                remove(&*self.store, &self.folder, spare.number);
+                None
+            }
+            None => None,
+        };
+        let is_new = free.is_none();
+        let slot = match free {
+            Some(slot) => slot,
+            None => {
+                let number = self.next_slot;
+                self.next_slot += 1;
+                Slot::create(&*self.store, &self.folder, &self.form, number)?
+            }
+        };
+        let sums = self.no_sums();
+        self.writing = Some(Writing { slot, sums, is_new });
+        Ok(())
+    }
+
+    /// Removes what was written of a generation that will not be.
+    fn give_up(&mut self) {
+        if let Some(Writing { slot, .. }) = self.writing.take() {
+            remove(&*self.store, &self.folder, slot.number);
+        }
+    }
+
+    pub(super) fn fill(&mut self, weights: &[&[u8]], step: u64, meta: Value) -> Result<()> {
+        self.begin()?;
+        self.write(self.tiles(), false, |tile, mut parts, ()| {
+            for (Segment { param, start, len, .. }, part) in tile.segments.iter().zip(&mut parts) {
+                let [into, exp_avgs, exp_avg_sqs] = part;
+                into.copy_from_slice(&weights[*param][*start..start + len]);
+                exp_avgs.fill(0);
+                exp_avg_sqs.fill(0);
+            }
+            Ok(sums(&parts))
+        })?;
+        self.end(step, meta).map(drop)
+    }
+
+    pub(super) fn load(
+        &mut self,
+        checkpoint: &Checkpoint,
+        groups: &[Group],
+        meta: Value,
+    ) -> Result<()> {
+        self.begin()?;
+        let form = Arc::clone(&self.form);
+        self.write(self.tiles(), false, |tile, mut parts, ()| {
+            let mut wants = Vec::new();
+            for (Segment { param, start, len, .. }, part) in tile.segments.iter().zip(&mut parts) {
+                let Param { name, region, .. } = &form.params[*param];
+                let [first, end] = [*start, start + len].map(|at| (at / ITEM_BYTES) as u64);
+                for (role, into) in part.iter_mut().enumerate() {
+                    let group = form.group(*param, role);
+                    if groups.contains(&group) {
+                        wants.push(Want { name, group, region: region.slice(first..end), into });
+                    } else {
+                        into.fill(0);
+                    }
+                }
+            }
+            checkpoint.read(wants)?;
+            Ok(sums(&parts))
+        })?;
+        self.end(checkpoint.step(), meta).map(drop)
+    }
+
+    pub(super) fn weights(&mut self, into: &mut [Weights<'_>]) -> Result<()> {
+        self.settle()?;
+        let Some(last) = &self.last else {
+            let why = "it is filled or loaded first".to_owned();
+            return Err(Error::BadInput { what: "the weights of no state".to_owned(), why });
+        };
+        last.slot.check_there()?;
+        let block = self.block_bytes / ITEM_BYTES;
+        let mut copies: Vec<_> = into
+            .iter_mut()
+            .map(|Weights { dtype, bytes }| {
+                let item_bytes = dtype.item_bytes() as usize; // fits: 2 or 4
+                (*dtype, bytes.chunks_mut(block * item_bytes))
+            })
+            .collect();
+        let mut own = |segment: &Segment| {
+            let (dtype, copies) = &mut copies[segment.param];
+            (*dtype, copies.next().unwrap_or_default())
+        };
+        let tiles = self.form.tiles(0..self.form.params.len(), self.block_bytes);
+        let tiles = tiles.into_iter().map(|tile| {
+            let own = tile.segments.iter().map(&mut own).collect::<Vec<_>>();
+            (tile, own)
+        });
+        let pass = Pass {
+            form: &self.form,
+            from: Some(last),
+            roles: 1,
+            into: None,
+            buffers: &self.buffers,
+            depth: self.depth(),
+        };
+        let width = self.width;
+        pass.run(tiles.collect(), &mut self.no_sums(), |tile, parts, own| {
+            for ((segment, [weights, ..]), (dtype, copy)) in
+                tile.segments.iter().zip(parts).zip(own)
+            {
+                last.check(tile, segment, &[crc64(weights)])?;
+                if !copy.is_empty() {
+                    Row::copy(weights, copy, dtype, width);
+                }
+            }
+            Ok(Vec::new())
+        })
+    }
+
+    pub(super) fn update(
+        &mut self,
+        adamw: &AdamW,
+        first: usize,
+        updates: Vec<Update<'_>>,
+    ) -> Result<()> {
+        let block = self.block_bytes / ITEM_BYTES;
+        let tiles = self.form.tiles(first..first + updates.len(), self.block_bytes);
+        // fits: 2 or 4
+        let block_bytes = |dtype: Dtype| block * dtype.item_bytes() as usize;
+        let mut updates: Vec<_> = updates
+            .into_iter()
+            .map(|Update { grad, grad_dtype, weight_decay, weights: Weights { dtype, bytes } }| {
+                let grads = (grad_dtype, grad.chunks(block_bytes(grad_dtype)));
+                let copies = (dtype, bytes.chunks_mut(block_bytes(dtype)));
+                (adamw.factors(weight_decay), grads, copies)
+            })
+            .collect();
+        let mut given = |segment: &Segment| {
+            let (factors, (grad_dtype, grads), (copy_dtype, copies)) =
+                &mut updates[segment.param - first];
+            let grads = grads.next().expect("a gradient has as many blocks as its array");
+            let copy = copies.next().unwrap_or_default();
+            let (grad_dtype, copy_dtype, factors) = (*grad_dtype, *copy_dtype, *factors);
+            Given { grads, grad_dtype, copy, copy_dtype, factors }
+        };
+        let tiles = tiles.into_iter().map(|tile| {
+            let given = tile.segments.iter().map(&mut given).collect::<Vec<_>>();
+            (tile, given)
+        });
+        let last = self.last.clone().expect("there is a state, for an update was begun");
+        let width = self.width;
+        self.write(tiles.collect(), true, |tile, parts, given| {
+            let mut sums = Vec::with_capacity(parts.len());
+            for ((segment, state), given) in tile.segments.iter().zip(parts).zip(given) {
+                let [before, after] = update(state, given, width);
+                last.check(tile, segment, &before)?;
+                sums.push(after);
+            }
+            Ok(sums)
+        })
+    }
+
+    /// Ends an update that took so long.
+    pub(super) fn finish(&mut self, step: u64, meta: Value, time: Duration) -> Result<StepReport> {
+        let depth = self.depth();
+        let is_in_new_files = self.end(step, meta)?;
+        // What new files cost would be charged to the depth.
+        if !is_in_new_files
+            && let Some(measured) = self.depths.iter_mut().find(|depth| depth.time.is_none())
+        {
+            measured.time = Some(time);
+        }
+        let bytes = self.form.state_bytes();
+        Ok(StepReport { read_bytes: bytes, write_bytes: bytes, time, depth, is_in_new_files })
+    }
+
+    /// The generation that was written is the state now, and becomes durable. Tells whether it is
+    /// in new files.
+    fn end(&mut self, step: u64, meta: Value) -> Result<bool> {
+        let Writing { slot, sums, is_new } = self.writing.take().expect("an update was begun");
+        if let Err(error) = slot.check_there() {
+            remove(&*self.store, &self.folder, slot.number);
+            return Err(error);
+        }
+        let number = self.generation().map_or(0, |last| last.number + 1);
+        let generation = Generation { number, step, meta };
+        let kept = Arc::new(Kept { generation, slot, sums });
+        let before = self.last.replace(Arc::clone(&kept));
+        self.spare = before.as_ref().map(|before| before.slot.clone());
+        let (store, folder) = (Arc::clone(&self.store), self.folder.clone());
+        let (form, block_bytes) = (Arc::clone(&self.form), self.block_bytes as u64);
+        let settle = move || {
+            kept.slot.sync()?;
+            kept.commit(&*store, &folder, &form, block_bytes)?;
+            let Some(before) = before else { return Ok(()) };
+            Ok(store.delete(&folder.join(&record_name(before.generation.number))?)?)
+        };
+        let thread = thread::Builder::new().name("ckpt-offload".to_owned()).spawn(settle);
+        let thread = thread.map_err(|e| {
+            storage::Error::from_io("start", "the thread that makes a state durable", e)
+        });
+        self.settling = Some(thread.inspect_err(|error| self.failed = Some(error.to_string()))?);
+        Ok(is_new)
+    }
+
+    /// All tiles.
+    fn tiles(&self) -> Vec<(Tile, ())> {
+        let tiles = self.form.tiles(0..self.form.params.len(), self.block_bytes);
+        tiles.into_iter().map(|tile| (tile, ())).collect()
+    }
+
+    fn no_sums(&self) -> Sums {
+        self.form.params.iter().map(|_| Default::default()).collect()
+    }
+
+    /// Has tiles worked on and written, after they were read if they are to be.
+    fn write<T: Send>(
+        &mut self,
+        tiles: Vec<(Tile, T)>,
+        reads: bool,
+        work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
+    ) -> Result<()> {
+        let depth = self.depth();
+        let Writing { slot, sums, .. } = self.writing.as_mut().expect("an update was begun");
+        let pass = Pass {
+            form: &self.form,
+            from: self.last.as_deref().filter(|_| reads),
+            roles: ROLES,
+            into: Some(slot),
+            buffers: &self.buffers,
+            depth,
+        };
+        let written = pass.run(tiles, sums, work);
+        written.inspect_err(|_| self.give_up())
+    }
+
+    /// The first that was not measured, else the quickest.
+    fn depth(&self) -> usize {
+        let best = self.depths.iter().min_by_key(|depth| depth.time);
+        best.map_or(1, |depth| depth.tiles)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.give_up();
+        if let Err(error) = self.settle() {
+            log::error!("the last generation of a state is not durable: {error}");
+        }
+    }
+}
+
+/// Keeps other processes out of the folder.
+fn lock(store: &dyn Storage, folder: &Key) -> Result<Arc<dyn WorkFile>> {
+    let key = folder.join(LOCK)?;
+    match store.open_work(&key) {
+        Err(storage::Error::NotFound { .. }) => Ok(store.create_work(&key, LOCK_BYTES)?),
+        lock => Ok(lock?),
+    }
+}

@@ -1,0 +1,299 @@
+//! What a rank's state is made of, where each array lies in its files, and how it is cut into what
+//! is read, updated and written at once.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::layout::Layout;
+use crate::plan::{PlanLimits, SavePlan};
+use crate::shard::ALIGN_BYTES;
+use crate::{Dtype, Error, Group, Holding, Region, Result, TensorSpec};
+
+/// Weights, running means, running means of squares.
+pub(super) const ROLES: usize = 3;
+
+/// Of an f32.
+pub(super) const ITEM_BYTES: usize = 4;
+
+/// The file of arrays that another rank saves: a tied weight of a later stage, a replica's whole
+/// state. It has no header, for it never becomes part of a checkpoint.
+const KEPT: &str = "kept.bin";
+
+/// What a rank has of a parameter: one array of weights, and two of moments of the same form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// The parameter's name.
+    pub name: String,
+    /// Its weights, of [`SavePlan::specs`].
+    pub tensor: usize,
+    /// Which part of it.
+    pub region: Region,
+    /// How many elements that are.
+    pub elements: usize,
+}
+
+/// Where an array begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+}
+
+/// One file of the state.
+#[derive(Debug)]
+pub(super) struct FileForm {
+    pub(super) name: String,
+    pub(super) header: Vec<u8>,
+    pub(super) bytes: u64,
+    /// Parameter and role of each array, in the order of their bytes.
+    pub(super) arrays: Vec<(usize, usize)>,
+    /// Whether it is one of the plan's.
+    pub(super) is_saved: bool,
+}
+
+/// A rank's state, without its numbers.
+#[derive(Debug)]
+pub(super) struct Form {
+    pub(super) plan: Arc<SavePlan>,
+    pub(super) rank: usize,
+    pub(super) params: Vec<Param>,
+    /// The tensors of each parameter, of the plan's specs.
+    pub(super) tensors: Vec<[usize; ROLES]>,
+    pub(super) places: Vec<[Place; ROLES]>,
+    pub(super) files: Vec<FileForm>,
+    /// What of it the plan has this rank save, as (parameter, role).
+    pub(super) saved: Vec<(usize, usize)>,
+}
+
+/// Plans who saves what of a state that is kept beside the device: every part once, by the first
+/// rank that has it, in one piece that begins at a page of its file. So a rank's files of the state
+/// can become files of a checkpoint.
+///
+/// # Errors
+/// [`Error::BadLayout`] unless every parameter has weights and two moments in f32;
+/// [`Error::BadInput`] for more parts than a manifest may have.
+pub fn plan(layout: &Layout) -> Result<Arc<SavePlan>> {
+    check_groups(layout.specs())?;
+    let limits = PlanLimits { shard_bytes_max: u64::MAX, align_all: true, ..PlanLimits::default() };
+    Ok(Arc::new(SavePlan::new(layout.specs(), &held_once(layout), limits)?))
+}
+
+/// What each rank has that none before it has.
+fn held_once(layout: &Layout) -> Vec<Vec<Holding>> {
+    let mut seen = HashSet::new();
+    let mut held = layout.held();
+    held.iter_mut().for_each(|held| held.retain(|holding| seen.insert(holding.clone())));
+    held
+}
+
+fn role(group: Group) -> Option<usize> {
+    match group {
+        Group::Model | Group::Master => Some(0),
+        Group::ExpAvg => Some(1),
+        Group::ExpAvgSq => Some(2),
+    }
+}
+
+fn check_groups(specs: &[TensorSpec]) -> Result<()> {
+    let bad = |why: String| {
+        Err(Error::BadLayout { what: "a state kept beside the device".to_owned(), why })
+    };
+    if let Some(spec) = specs.iter().find(|spec| spec.dtype != Dtype::F32) {
+        return bad(format!("{} is {}, due {}", spec.label(), spec.dtype, Dtype::F32));
+    }
+    let groups: HashSet<Group> = specs.iter().map(|spec| spec.group).collect();
+    let mut roles: Vec<_> = groups.iter().filter_map(|group| role(*group)).collect();
+    roles.sort_unstable();
+    if roles != [0, 1, 2] && !specs.is_empty() {
+        let due = "one group of weights and both moments";
+        return bad(format!("it has the groups {groups:?}, due {due}"));
+    }
+    Ok(())
+}
+
+impl Form {
+    /// Of one rank.
+    pub(super) fn new(plan: Arc<SavePlan>, layout: &Layout, rank: u64) -> Result<Self> {
+        check_groups(plan.specs())?;
+        let bad = |why: &str| {
+            let what = format!("the state of rank {rank}");
+            Err(Error::BadLayout { what, why: why.to_owned() })
+        };
+        if plan.specs() != layout.specs() || plan.writers() as u64 != layout.mesh().ranks() {
+            return bad("its plan is of another layout");
+        }
+        let (params, tensors) = params(&plan, layout, rank)?;
+        let arrays: HashMap<(usize, Region), (usize, usize)> = tensors
+            .iter()
+            .enumerate()
+            .flat_map(|(param, tensors)| {
+                let region = params[param].region.normal();
+                let key = move |role: usize| ((tensors[role], region.clone()), (param, role));
+                (0..ROLES).map(key)
+            })
+            .collect();
+        let rank = rank as usize; // fits: one of the plan's writers
+        let mut places = vec![[None; ROLES]; params.len()];
+        let mut files = Vec::new();
+        for shard in plan.shards(rank) {
+            let mut own = Vec::new();
+            for piece in &shard.pieces {
+                let key = (piece.tensor, piece.region.clone());
+                let Some(&(param, role)) = arrays.get(&key) else {
+                    return bad("its plan cuts what it holds; due one of `offload::plan`");
+                };
+                let offset = piece.offset;
+                if !offset.is_multiple_of(ALIGN_BYTES) && params[param].elements > 0 {
+                    return bad("its plan puts arrays between pages; due one of `offload::plan`");
+                }
+                places[param][role] = Some(Place { file: files.len(), offset });
+                own.push((param, role));
+            }
+            let (name, header, bytes) = (shard.file.clone(), shard.header.clone(), shard.bytes());
+            files.push(FileForm { name, header, bytes, arrays: own, is_saved: true });
+        }
+        files.extend(kept(&params, &mut places, files.len()));
+        let place = |place: Option<Place>| place.expect("what no plan has is in the kept file");
+        let places = places.into_iter().map(|places| places.map(place)).collect();
+        let held = held_once(layout).swap_remove(rank);
+        let saved = held.iter().map(|it| arrays[&(it.tensor, it.region.normal())]).collect();
+        Ok(Form { plan, rank, params, tensors, places, files, saved })
+    }
+
+    /// Bytes of all arrays.
+    pub(super) fn state_bytes(&self) -> u64 {
+        let elements: usize = self.params.iter().map(|param| param.elements).sum();
+        (elements * ITEM_BYTES * ROLES) as u64
+    }
+
+    /// The group of a role's tensors.
+    pub(super) fn group(&self, param: usize, role: usize) -> Group {
+        self.plan.specs()[self.tensors[param][role]].group
+    }
+
+    /// Cuts some parameters into what is read and written at once: a block of one of them, or
+    /// several that follow one another in all files.
+    pub(super) fn tiles(&self, params: Range<usize>, block_bytes: usize) -> Vec<Tile> {
+        let tile_bytes_max = tile_bytes_max(block_bytes);
+        let mut tiles: Vec<Tile> = Vec::new();
+        for param in params {
+            let bytes = self.params[param].elements * ITEM_BYTES;
+            for (block, start) in (0..bytes).step_by(block_bytes).enumerate() {
+                let len = block_bytes.min(bytes - start);
+                let places = self.places[param]
+                    .map(|Place { file, offset }| Place { file, offset: offset + start as u64 });
+                let segment = Segment { param, block, start, len, at: 0 };
+                if let Some(tile) = tiles.last_mut()
+                    && let Some(at) = tile.room_for(&places, len, tile_bytes_max)
+                {
+                    tile.segments.push(Segment { at, ..segment });
+                    tile.bytes = at + len;
+                    continue;
+                }
+                tiles.push(Tile { segments: vec![segment], bytes: len, places });
+            }
+        }
+        tiles
+    }
+}
+
+/// Bytes of one array that are on their way at once: enough for every device to be at its rate.
+const TILE_BYTES: usize = 4 << 20;
+
+/// The most that a tile has of each of its three arrays.
+pub(super) fn tile_bytes_max(block_bytes: usize) -> usize {
+    block_bytes.max(TILE_BYTES)
+}
+
+/// Part of one parameter: a block of its checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) param: usize,
+    pub(super) block: usize,
+    /// Its first byte in the array, and its length.
+    pub(super) start: usize,
+    pub(super) len: usize,
+    /// Where it begins in the tile, alike in all roles.
+    pub(super) at: usize,
+}
+
+/// What is read, updated and written at once.
+#[derive(Debug)]
+pub(super) struct Tile {
+    pub(super) segments: Vec<Segment>,
+    /// From its begin to the end of its last segment.
+    pub(super) bytes: usize,
+    pub(super) places: [Place; ROLES],
+}
+
+impl Tile {
+    /// Where a segment of such places goes, if it is the next one in all files and there is room.
+    fn room_for(&self, places: &[Place; ROLES], len: usize, bytes_max: usize) -> Option<usize> {
+        let next = self.bytes.next_multiple_of(ALIGN_BYTES as usize);
+        let follows = |(own, other): (&Place, &Place)| {
+            own.file == other.file && own.offset + next as u64 == other.offset
+        };
+        let fits = next + len <= bytes_max && self.places.iter().zip(places).all(follows);
+        fits.then_some(next)
+    }
+}
+
+type Params = (Vec<Param>, Vec<[usize; ROLES]>);
+
+/// The parameters that a rank has, and their tensors.
+fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
+    let mut params = Vec::new();
+    let mut tensors: Vec<[Option<usize>; ROLES]> = Vec::new();
+    let mut known = HashMap::new();
+    let mut moments = Vec::new();
+    for Holding { tensor, region } in layout.holdings(rank) {
+        let TensorSpec { name, group, .. } = &plan.specs()[tensor];
+        match role(*group) {
+            Some(0) => {
+                // fits: it is in memory, or on a disk in files of this machine.
+                let elements = region.count() as usize;
+                known.insert((name.clone(), region.normal()), params.len());
+                params.push(Param { name: name.clone(), tensor, region, elements });
+                tensors.push([Some(tensor), None, None]);
+            }
+            Some(role) => moments.push((name.clone(), region.normal(), role, tensor)),
+            None => {}
+        }
+    }
+    let other = |name: &str| Error::BadLayout {
+        what: format!("'{name}' of rank {rank}"),
+        why: "it has other parts of the moments than of the weights".to_owned(),
+    };
+    for (name, region, role, tensor) in moments {
+        let key = (name, region);
+        let param = known.get(&key).ok_or_else(|| other(&key.0))?;
+        tensors[*param][role] = Some(tensor);
+    }
+    let all = |(param, tensors): (&Param, [Option<usize>; ROLES])| match tensors {
+        [Some(weights), Some(exp_avg), Some(exp_avg_sq)] => Ok([weights, exp_avg, exp_avg_sq]),
+        _ => Err(other(&param.name)),
+    };
+    let tensors = params.iter().zip(tensors).map(all).collect::<Result<_>>()?;
+    Ok((params, tensors))
+}
+
+/// The file of all arrays that have no place yet, if there are any: role after role, so that
+/// parameters follow one another in each.
+fn kept(params: &[Param], places: &mut [[Option<Place>; ROLES]], file: usize) -> Option<FileForm> {
+    let (mut end, mut arrays) = (0_u64, Vec::new());
+    for role in 0..ROLES {
+        for (param, places) in places.iter_mut().enumerate() {
+            if places[role].is_none() {
+                let offset = end.next_multiple_of(ALIGN_BYTES);
+                places[role] = Some(Place { file, offset });
+                end = offset + (params[param].elements * ITEM_BYTES) as u64;
+                arrays.push((param, role));
+            }
+        }
+    }
+    let (name, header) = (KEPT.to_owned(), Vec::new());
+    let bytes = end.max(ALIGN_BYTES);
+    let form = FileForm { name, header, bytes, arrays, is_saved: false };
+    (!form.arrays.is_empty()).then_some(form)
+}

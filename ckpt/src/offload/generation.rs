@@ -1,0 +1,237 @@
+//! The record of a generation: which files it is in, and what they sum to. It is a manifest,
+//! written when they are durable, under a name that no other generation has.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Generation;
+use super::form::{FileForm, Form, ITEM_BYTES, ROLES, Segment, Tile};
+use super::slot::{Slot, slot_name};
+use crate::blocks;
+use crate::catalog::{block_count, join_blocks};
+use crate::{Chunk, Error, Result, hex};
+use storage::{FileEntry, Key, Manifest, Storage, crc64, crc64_join};
+
+const FORMAT: &str = "feedline-offload";
+const VERSION: u32 = 1;
+
+/// Records have this and the number of their generation, in so many digits, as names.
+const RECORD: &str = "generation-";
+const DIGITS: usize = 12;
+
+/// The checksum of every block of every array, by parameter and role.
+pub(super) type Sums = Vec<[Vec<u64>; ROLES]>;
+
+/// A generation that is whole.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) generation: Generation,
+    pub(super) slot: Slot,
+    pub(super) sums: Sums,
+}
+
+/// `meta` of a record.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Meta {
+    number: u64,
+    step: u64,
+    rank: usize,
+    /// Of the plan.
+    #[serde(with = "hex")]
+    fingerprint: u64,
+    block_bytes: u64,
+    slot: u64,
+    /// Of each file, in the order of their bytes.
+    chunks: Vec<Vec<Chunk>>,
+    user: Value,
+}
+
+/// The name of a record.
+pub(super) fn record_name(number: u64) -> String {
+    format!("{RECORD}{number:0DIGITS$}")
+}
+
+/// The number of the generation that it is of, if it is such a name.
+pub(super) fn number_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(RECORD)?;
+    if digits.len() < DIGITS { None } else { digits.parse().ok() }
+}
+
+impl Kept {
+    /// Writes the record of files that are durable.
+    pub(super) fn commit(
+        &self,
+        store: &dyn Storage,
+        folder: &Key,
+        form: &Form,
+        block_bytes: u64,
+    ) -> Result<()> {
+        let Generation { number, step, meta } = &self.generation;
+        let own = slot_name(self.slot.number);
+        let all = form.files.iter().map(|file| entry(form, file, &self.sums, block_bytes));
+        let (mut files, chunks): (Vec<_>, Vec<_>) = all.unzip();
+        files.iter_mut().for_each(|file| file.path = format!("{own}/{}", file.path));
+        let meta = Meta {
+            number: *number,
+            step: *step,
+            rank: form.rank,
+            fingerprint: form.plan.fingerprint(),
+            block_bytes,
+            slot: self.slot.number,
+            chunks,
+            user: meta.clone(),
+        };
+        let meta = serde_json::to_value(meta)
+            .expect("strings, numbers and lists always serialize, and all keys are strings");
+        let record = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
+        record.write(store, &folder.join(&record_name(*number))?)?;
+        Ok(())
+    }
+
+    /// Reads a record, and opens the files that it is of.
+    pub(super) fn open(
+        store: &dyn Storage,
+        folder: &Key,
+        form: &Form,
+        number: u64,
+        block_bytes: u64,
+    ) -> Result<Self> {
+        let key = folder.join(&record_name(number))?;
+        let what = store.display(&key);
+        let bad = |place: &str, got: String, due: String| Error::BadManifest {
+            what: what.clone(),
+            place: place.to_owned(),
+            got,
+            due,
+        };
+        let Manifest { format, version, files, meta } = Manifest::read(store, &key)?;
+        if (format.as_str(), version) != (FORMAT, VERSION) {
+            let due = format!("{FORMAT} {VERSION}");
+            return Err(bad("format and version", format!("{format} {version}"), due));
+        }
+        let meta: Meta = serde_json::from_value(meta)
+            .map_err(|e| bad("meta", e.to_string(), "its fields and no others".to_owned()))?;
+        let of = (meta.number, meta.rank, meta.fingerprint, meta.block_bytes);
+        let due = (number, form.rank, form.plan.fingerprint(), block_bytes);
+        if of != due {
+            let text = |(number, rank, plan, block): (u64, usize, u64, u64)| {
+                format!("generation {number} of rank {rank}, plan {plan:016x}, blocks of {block}")
+            };
+            return Err(bad("meta", text(of), text(due)));
+        }
+        let slot = meta.slot;
+        let mut sums = form.params.iter().map(|_| Default::default()).collect();
+        let mut due_files = Vec::with_capacity(files.len());
+        for (file, chunks) in form.files.iter().zip(&meta.chunks) {
+            take_sums(form, file, chunks, &mut sums, block_bytes)
+                .ok_or_else(|| bad(&file.name, format!("{chunks:?}"), "its arrays".to_owned()))?;
+            let (entry, _) = entry(form, file, &sums, block_bytes);
+            due_files
+                .push(FileEntry { path: format!("{}/{}", slot_name(slot), entry.path), ..entry });
+        }
+        if due_files != files || meta.chunks.len() != form.files.len() {
+            return Err(bad("files", format!("{files:?}"), format!("{due_files:?}")));
+        }
+        let slot = Slot::open(store, folder, form, slot)?;
+        for (file, form) in slot.files.iter().zip(&form.files) {
+            if file.len_bytes() != form.bytes {
+                let (got, due) = (file.len_bytes(), form.bytes);
+                return Err(bad(&form.name, format!("{got} bytes"), format!("{due} bytes")));
+            }
+        }
+        let generation = Generation { number, step: meta.step, meta: meta.user };
+        Ok(Kept { generation, slot, sums })
+    }
+}
+
+impl Kept {
+    /// Refuses bytes that are not those that were written: the sums of a segment in the first
+    /// roles.
+    pub(super) fn check(&self, tile: &Tile, segment: &Segment, sums: &[u64]) -> Result<()> {
+        for (role, &got) in sums.iter().enumerate() {
+            let due = self.sums[segment.param][role][segment.block];
+            if got != due {
+                let place = tile.places[role];
+                return Err(Error::Corrupt {
+                    what: self.slot.files[place.file].display(),
+                    offset: place.offset + segment.at as u64,
+                    got: format!("CRC-64 {got:016x} of {} bytes", segment.len),
+                    due: format!("{due:016x}, as they were written"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a manifest says of a file, with its name as path, and of the arrays in it.
+pub(super) fn entry(
+    form: &Form,
+    file: &FileForm,
+    sums: &Sums,
+    block_bytes: u64,
+) -> (FileEntry, Vec<Chunk>) {
+    let mut sum = crc64(&file.header);
+    let mut end = file.header.len() as u64;
+    let mut chunks = Vec::with_capacity(file.arrays.len());
+    for &(param, role) in &file.arrays {
+        let offset = form.places[param][role].offset;
+        sum = join_zeros(sum, offset - end);
+        let part = array_sums(form, (param, role), &sums[param][role], block_bytes);
+        sum = crc64_join(sum, part.crc64, part.bytes);
+        end = offset + part.bytes;
+        chunks.push(part.chunk(&file.name, &form.params[param].region.normal()));
+    }
+    let crc64 = join_zeros(sum, file.bytes - end);
+    (FileEntry { path: file.name.clone(), bytes: file.bytes, crc64 }, chunks)
+}
+
+/// The sum of what has this one, and of zeros after it, of which there is less than a page or two.
+fn join_zeros(sum: u64, len: u64) -> u64 {
+    const ZEROS: [u8; 8192] = [0; 8192];
+    crc64_join(sum, crc64(&ZEROS[..len as usize]), len) // fits: less than two pages
+}
+
+fn array_sums(
+    form: &Form,
+    (param, role): (usize, usize),
+    sums: &[u64],
+    block_bytes: u64,
+) -> blocks::Sums {
+    let bytes = (form.params[param].elements * ITEM_BYTES) as u64;
+    let crc64 = join_blocks(sums, bytes, block_bytes);
+    let offset = form.places[param][role].offset;
+    let blocks = if block_count(bytes, block_bytes) > 0 { sums.to_vec() } else { Vec::new() };
+    blocks::Sums { offset, bytes, crc64, blocks, packed: None }
+}
+
+/// Takes the sums of a file's arrays from its chunks; `None` if they are no chunks of them.
+fn take_sums(
+    form: &Form,
+    file: &FileForm,
+    chunks: &[Chunk],
+    sums: &mut Sums,
+    block_bytes: u64,
+) -> Option<()> {
+    if chunks.len() != file.arrays.len() {
+        return None;
+    }
+    for (&(param, role), chunk) in file.arrays.iter().zip(chunks) {
+        let bytes = (form.params[param].elements * ITEM_BYTES) as u64;
+        let due = bytes.div_ceil(block_bytes) as usize; // fits: of arrays of this machine
+        let blocks = match chunk.blocks.as_slice() {
+            [] => vec![chunk.crc64; due],
+            blocks => blocks.to_vec(),
+        };
+        if blocks.len() != due {
+            return None;
+        }
+        let own = array_sums(form, (param, role), &blocks, block_bytes);
+        if *chunk != own.chunk(&file.name, &form.params[param].region.normal()) {
+            return None;
+        }
+        sums[param][role] = blocks;
+    }
+    Some(())
+}

@@ -1,0 +1,158 @@
+//! A state in host memory.
+
+use std::ops::Range;
+
+use storage::Zeros;
+
+use super::adamw::Row;
+use super::form::{Form, ITEM_BYTES, ROLES};
+use super::{AdamW, Options, Update, Weights};
+use crate::{Checkpoint, Group, Result, Want, parallel};
+
+/// Arrays begin at lines of the cache, so that vectors do.
+const LINE_BYTES: usize = 64;
+
+/// Elements that a thread updates at once: 1 MiB of each array.
+const ROW_ELEMENTS: usize = 1 << 18;
+
+/// The arrays of one role, end to end.
+#[derive(Debug)]
+pub(super) struct Memory {
+    arenas: [Zeros; ROLES],
+    /// Where each parameter begins in all of them, and where the last one ends.
+    starts: Vec<usize>,
+}
+
+impl Memory {
+    pub(super) fn new(form: &Form) -> Result<Self> {
+        let mut starts = Vec::with_capacity(form.params.len() + 1);
+        let mut end = 0_usize;
+        for param in &form.params {
+            starts.push(end);
+            end += (param.elements * ITEM_BYTES).next_multiple_of(LINE_BYTES);
+        }
+        starts.push(end);
+        let arena = || {
+            let what = || format!("{end} bytes of memory for the state");
+            let room = Zeros::try_new(end.max(1));
+            room.map_err(|e| storage::Error::from_io("get", what(), e))
+        };
+        Ok(Memory { arenas: [arena()?, arena()?, arena()?], starts })
+    }
+
+    /// One array.
+    pub(super) fn array(&self, form: &Form, param: usize, role: usize) -> &[u8] {
+        let start = self.starts[param];
+        &self.arenas[role][start..start + form.params[param].elements * ITEM_BYTES]
+    }
+
+    /// The arrays of some parameters, one after the other.
+    fn arrays(&mut self, form: &Form, params: Range<usize>) -> Vec<[&mut [u8]; ROLES]> {
+        let Memory { arenas, starts } = self;
+        let mut rest = arenas.each_mut().map(|arena| {
+            let (_, rest) = arena.split_at_mut(starts[params.start]);
+            rest
+        });
+        let mut arrays = Vec::with_capacity(params.len());
+        for param in params {
+            let (len, room) =
+                (form.params[param].elements * ITEM_BYTES, starts[param + 1] - starts[param]);
+            let cut = rest.map(|rest| rest.split_at_mut(room));
+            let [(weights, a), (exp_avgs, b), (exp_avg_sqs, c)] = cut;
+            rest = [a, b, c];
+            arrays.push([weights, exp_avgs, exp_avg_sqs].map(|array| &mut array[..len]));
+        }
+        arrays
+    }
+
+    pub(super) fn fill(&mut self, form: &Form, weights: &[&[u8]]) {
+        for (array, given) in self.arrays(form, 0..form.params.len()).into_iter().zip(weights) {
+            let [weights, exp_avgs, exp_avg_sqs] = array;
+            weights.copy_from_slice(given);
+            exp_avgs.fill(0);
+            exp_avg_sqs.fill(0);
+        }
+    }
+
+    pub(super) fn load(
+        &mut self,
+        form: &Form,
+        checkpoint: &Checkpoint,
+        groups: &[Group],
+    ) -> Result<()> {
+        let mut wants = Vec::new();
+        let arrays = self.arrays(form, 0..form.params.len());
+        for (param, arrays) in arrays.into_iter().enumerate() {
+            let it = &form.params[param];
+            for (role, into) in arrays.into_iter().enumerate() {
+                let group = form.group(param, role);
+                match groups.contains(&group) {
+                    true => {
+                        wants.push(Want { name: &it.name, group, region: it.region.clone(), into });
+                    }
+                    false => into.fill(0),
+                }
+            }
+        }
+        checkpoint.read(wants).map(drop)
+    }
+
+    pub(super) fn weights(
+        &self,
+        form: &Form,
+        into: &mut [Weights<'_>],
+        options: Options,
+    ) -> Result<()> {
+        let items = into.iter_mut().enumerate().collect();
+        let Options { threads, width, .. } = options;
+        let copy = |(param, into): (usize, &mut Weights<'_>), _: &mut Vec<u8>| {
+            if !into.bytes.is_empty() {
+                Row::copy(self.array(form, param, 0), into.bytes, into.dtype, width);
+            }
+            Ok(())
+        };
+        parallel::each(items, threads, copy).map(drop)
+    }
+
+    /// Updates the parameters from `first` on.
+    pub(super) fn update(
+        &mut self,
+        form: &Form,
+        adamw: &AdamW,
+        first: usize,
+        updates: Vec<Update<'_>>,
+        options: Options,
+    ) -> Result<()> {
+        let params = first..first + updates.len();
+        let mut rows = Vec::new();
+        for (arrays, update) in self.arrays(form, params).into_iter().zip(updates) {
+            let factors = adamw.factors(update.weight_decay);
+            rows.extend(rows_of(arrays, update).into_iter().map(|row| (row, factors)));
+        }
+        let Options { threads, width, .. } = options;
+        let work = |(row, factors): (Row<'_>, _), _: &mut Vec<u8>| {
+            row.update(&factors, width);
+            Ok(())
+        };
+        parallel::each(rows, threads, work).map(drop)
+    }
+}
+
+/// Cuts one parameter into rows.
+fn rows_of<'a>(arrays: [&'a mut [u8]; ROLES], update: Update<'a>) -> Vec<Row<'a>> {
+    let Update { grad, grad_dtype, weights: Weights { dtype: copy_dtype, bytes: copy }, .. } =
+        update;
+    // fits: 2 or 4
+    let (grad_bytes, copy_bytes) =
+        (grad_dtype.item_bytes() as usize, copy_dtype.item_bytes() as usize);
+    let [weights, exp_avgs, exp_avg_sqs] =
+        arrays.map(|array| array.chunks_mut(ROW_ELEMENTS * ITEM_BYTES));
+    let mut copies = copy.chunks_mut(ROW_ELEMENTS * copy_bytes);
+    let state = weights.zip(exp_avgs).zip(exp_avg_sqs);
+    let rows = state.zip(grad.chunks(ROW_ELEMENTS * grad_bytes));
+    rows.map(|(((weights, exp_avgs), exp_avg_sqs), grads)| {
+        let copy = copies.next().unwrap_or_default();
+        Row { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype }
+    })
+    .collect()
+}

@@ -1,0 +1,453 @@
+//! The state of an optimizer where there is room for it: in host memory, or on a disk, in files
+//! that already are those of a checkpoint.
+//!
+//! A device that computes in bf16 needs 2 of the 14 bytes that a parameter has with Adam. The other
+//! 12 are the weights in f32 and two moments; each step reads them all and writes them all. Here
+//! they stay where they are, gradients come to them, and rounded weights go back.
+//!
+//! On a disk the state is a *generation*: the very files that a [`SavePlan`] has this rank write,
+//! of which every array begins at a page, the checksums of their blocks, and a record that names
+//! them. A step reads one generation and writes the next into other files, so that a crash leaves a
+//! whole one. The record becomes durable behind the run, while it computes the next gradients, and
+//! before a file of the generation before is written again: what a crash can take is the step in
+//! flight and the one before it.
+//!
+//! So a checkpoint is a second name for each file and a manifest of checksums that are known
+//! ([`Checkpoints::save_offloaded`](crate::Checkpoints::save_offloaded)). A file with two names is
+//! never written again: the next step but one takes new ones.
+//!
+//! `adamw` is the arithmetic, `form` what a rank has and how it is cut; `memory` and `disk` keep
+//! it, `pass` carries a step through buffers, `slot` and `generation` are the files and their
+//! record, `save` makes them a checkpoint.
+
+mod adamw;
+pub mod bench;
+mod disk;
+mod form;
+mod generation;
+mod memory;
+mod pass;
+mod save;
+mod slot;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::layout::Layout;
+use crate::{Checkpoint, Dtype, Error, Group, Result, SavePlan};
+use disk::Disk;
+use form::{Form, ITEM_BYTES};
+use memory::Memory;
+use storage::{Key, Storage, Width};
+
+pub use adamw::AdamW;
+pub use form::{Param, plan};
+
+/// How a state is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Threads that compute. Default: as many as there are processors.
+    pub threads: usize,
+    /// Memory for what is on its way from and to a disk. Default: 256 MiB. Less than two tiles, of
+    /// 12 MiB each, is two.
+    pub buffer_bytes_max: u64,
+    /// Bytes under one checksum of a file, as [`Options::block_bytes`](crate::Options::block_bytes)
+    /// of the checkpoints that it is to be part of. Default: 4 MiB.
+    pub block_bytes: u64,
+    /// How files become those of a checkpoint, if it can be so. Default: [`Way::Link`].
+    pub prefer: Way,
+    /// Vectors to compute with, which change the time and no bit. Default: the widest there are.
+    pub width: Width,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            buffer_bytes_max: 256 << 20,
+            block_bytes: crate::Options::default().block_bytes,
+            prefer: Way::Link,
+            width: Width::widest(),
+        }
+    }
+}
+
+/// How files of a state become those of a checkpoint, the cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// By a second name. The state goes on in other files, which cost their space.
+    Link,
+    /// By sharing blocks, where the file system does. Those are copied as the state goes on.
+    Clone,
+    /// By a copy.
+    Copy,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Way::Link => "hard link",
+            Way::Clone => "clone",
+            Way::Copy => "copy",
+        })
+    }
+}
+
+/// One parameter's part of an update.
+#[derive(Debug)]
+pub struct Update<'a> {
+    /// Its gradient, row-major, little-endian. It is not changed.
+    pub grad: &'a [u8],
+    /// F32 or BF16.
+    pub grad_dtype: Dtype,
+    /// Weight decay; zero for none.
+    pub weight_decay: f64,
+    /// Where its new weights go.
+    pub weights: Weights<'a>,
+}
+
+/// Memory for weights. Rounded to nearest even.
+#[derive(Debug)]
+pub struct Weights<'a> {
+    /// F32, BF16 or F16.
+    pub dtype: Dtype,
+    /// As many elements as the parameter has, or none: then they go nowhere.
+    pub bytes: &'a mut [u8],
+}
+
+/// What a state is of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// How many there were before it.
+    pub number: u64,
+    /// The step after which it is the state.
+    pub step: u64,
+    /// What the caller gave with it.
+    pub meta: Value,
+}
+
+/// What a step moved, and how long that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepReport {
+    /// Bytes read from the disk.
+    pub read_bytes: u64,
+    /// Bytes written to it.
+    pub write_bytes: u64,
+    /// In the calls that updated.
+    pub time: Duration,
+    /// Tiles that were on their way at once.
+    pub depth: usize,
+    /// Whether files were made for it: the first step does, and the one after a checkpoint by hard
+    /// link.
+    pub is_in_new_files: bool,
+}
+
+/// A rank's state of the optimizer, beside the device.
+#[derive(Debug)]
+pub struct Offload {
+    form: Arc<Form>,
+    options: Options,
+    home: Home,
+    /// The update that is under way.
+    begun: Option<Begun>,
+}
+
+#[derive(Debug)]
+enum Home {
+    Memory(Memory, Option<Generation>),
+    Disk(Box<Disk>),
+}
+
+#[derive(Debug)]
+struct Begun {
+    adamw: AdamW,
+    /// Which parameters are done.
+    done: Vec<bool>,
+    time: Duration,
+}
+
+impl Offload {
+    /// In host memory: zeros until [`Offload::fill`] or [`Offload::load`]. `plan` is [`plan`] of
+    /// the layout.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] for another plan; [`storage::Error::Io`] within [`Error::Storage`] if
+    /// there is no memory.
+    pub fn in_memory(
+        plan: Arc<SavePlan>,
+        layout: &Layout,
+        rank: u64,
+        options: Options,
+    ) -> Result<Self> {
+        let form = Arc::new(Form::new(plan, layout, rank)?);
+        let home = Home::Memory(Memory::new(&form)?, None);
+        Ok(Offload { form, options, home, begun: None })
+    }
+
+    /// In files of a folder that nobody else uses, not even another rank. Goes on with the last
+    /// generation that is whole, if there is one: [`Offload::generation`] tells.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] if what is there is of another plan or rank;
+    /// [`storage::Error::Locked`] within [`Error::Storage`] if another process has it;
+    /// [`Error::BadManifest`] or [`storage::Error::Corrupt`] if it is damaged; what the store says.
+    pub fn on_disk(
+        store: Arc<dyn Storage>,
+        folder: Key,
+        plan: Arc<SavePlan>,
+        layout: &Layout,
+        rank: u64,
+        options: Options,
+    ) -> Result<Self> {
+        let form = Arc::new(Form::new(plan, layout, rank)?);
+        let disk = Disk::open(store, folder, Arc::clone(&form), options)?;
+        Ok(Offload { form, options, home: Home::Disk(Box::new(disk)), begun: None })
+    }
+
+    /// What the rank has: one for each part of the weights that its layout holds, in that order.
+    #[must_use]
+    pub fn params(&self) -> &[Param] {
+        &self.form.params
+    }
+
+    /// Bytes of all arrays: 12 a parameter.
+    #[must_use]
+    pub fn state_bytes(&self) -> u64 {
+        self.form.state_bytes()
+    }
+
+    /// What the state is of; `None` before the first [`Offload::fill`] or [`Offload::load`].
+    #[must_use]
+    pub fn generation(&self) -> Option<&Generation> {
+        match &self.home {
+            Home::Memory(_, generation) => generation.as_ref(),
+            Home::Disk(disk) => disk.generation(),
+        }
+    }
+
+    /// Makes a state of these weights, in f32, one slice a parameter, and moments of zero.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] for a slice of another length; what the store says.
+    pub fn fill(&mut self, weights: &[&[u8]], step: u64, meta: Value) -> Result<()> {
+        self.check_count(weights.len())?;
+        for (param, weights) in weights.iter().enumerate() {
+            self.check_bytes(param, "weights", weights.len(), ITEM_BYTES)?;
+        }
+        self.begun = None;
+        match &mut self.home {
+            Home::Memory(memory, generation) => {
+                memory.fill(&self.form, weights);
+                *generation = Some(after(generation.as_ref(), step, meta));
+                Ok(())
+            }
+            Home::Disk(disk) => disk.fill(weights, step, meta),
+        }
+    }
+
+    /// Takes a state from a checkpoint of any layout, and its step. Groups that are not among
+    /// `groups` become zeros.
+    ///
+    /// # Errors
+    /// [`Error::OtherModel`]; as [`Checkpoint::read`]; what the store says.
+    pub fn load(&mut self, checkpoint: &Checkpoint, groups: &[Group], meta: Value) -> Result<()> {
+        let specs = self.form.plan.specs().iter().filter(|spec| groups.contains(&spec.group));
+        checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
+        self.begun = None;
+        match &mut self.home {
+            Home::Memory(memory, generation) => {
+                memory.load(&self.form, checkpoint, groups)?;
+                *generation = Some(after(generation.as_ref(), checkpoint.step(), meta));
+                Ok(())
+            }
+            Home::Disk(disk) => disk.load(checkpoint, groups, meta),
+        }
+    }
+
+    /// Gives the weights as they are, one entry a parameter.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] for memory that does not fit; [`Error::Corrupt`] if the disk gives
+    /// other bytes than were written; what the store says.
+    pub fn weights(&mut self, into: &mut [Weights<'_>]) -> Result<()> {
+        self.check_count(into.len())?;
+        for (param, into) in into.iter().enumerate() {
+            self.check_copy(param, into)?;
+        }
+        match &mut self.home {
+            Home::Memory(memory, _) => memory.weights(&self.form, into, self.options),
+            Home::Disk(disk) => disk.weights(into),
+        }
+    }
+
+    /// One update of all parameters, of which `updates` has one each. `meta` is kept with the
+    /// state.
+    ///
+    /// # Errors
+    /// As [`Offload::update`] and [`Offload::finish`].
+    pub fn step(
+        &mut self,
+        adamw: &AdamW,
+        updates: Vec<Update<'_>>,
+        meta: Value,
+    ) -> Result<StepReport> {
+        self.check_count(updates.len())?;
+        self.begin(adamw)?;
+        self.update(0, updates)?;
+        self.finish(meta)
+    }
+
+    /// Begins an update, of which the gradients may come in parts. One that was begun before and
+    /// not finished is given up.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] if there is no state yet; [`storage::Error::NoSpace`] within
+    /// [`Error::Storage`] if there is no room for the next generation; what the store says, also of
+    /// the last generation.
+    pub fn begin(&mut self, adamw: &AdamW) -> Result<()> {
+        self.begun = None;
+        if self.generation().is_none() {
+            let why = "it is filled or loaded first".to_owned();
+            return Err(Error::BadInput { what: "an update of no state".to_owned(), why });
+        }
+        if let Home::Disk(disk) = &mut self.home {
+            disk.begin()?;
+        }
+        let done = vec![false; self.form.params.len()];
+        self.begun = Some(Begun { adamw: *adamw, done, time: Duration::ZERO });
+        Ok(())
+    }
+
+    /// Updates the parameters from `first` on. Returns when their new weights are there.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] for memory that does not fit, or a parameter that was updated already;
+    /// [`Error::Corrupt`] if the disk gives other bytes than were written; what the store says. The
+    /// update is given up then, and the weights that were given are nobody's. The state on a disk
+    /// stays what it was; in memory a part of it is updated.
+    ///
+    /// # Panics
+    /// If no update was begun.
+    pub fn update(&mut self, first: usize, updates: Vec<Update<'_>>) -> Result<()> {
+        let mut begun = self.begun.take().expect("an update was begun");
+        let end = first.saturating_add(updates.len());
+        if end > self.form.params.len() {
+            return Err(self.miscounted(format!("{} from number {first} on", updates.len())));
+        }
+        for (param, update) in (first..).zip(&updates) {
+            self.check_update(param, update)?;
+            if std::mem::replace(&mut begun.done[param], true) {
+                return Err(self.refused(param, "a second update", "one a step"));
+            }
+        }
+        let began = Instant::now();
+        match &mut self.home {
+            Home::Memory(memory, _) => {
+                memory.update(&self.form, &begun.adamw, first, updates, self.options)?;
+            }
+            Home::Disk(disk) => disk.update(&begun.adamw, first, updates)?,
+        }
+        begun.time += began.elapsed();
+        self.begun = Some(begun);
+        Ok(())
+    }
+
+    /// Ends the update: the state is now that of the step. On a disk it becomes durable behind the
+    /// run, which [`Offload::settle`] waits for.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] if a parameter was not updated; what the store says.
+    ///
+    /// # Panics
+    /// If no update was begun.
+    pub fn finish(&mut self, meta: Value) -> Result<StepReport> {
+        let Begun { adamw, done, time } = self.begun.take().expect("an update was begun");
+        if let Some(param) = done.iter().position(|done| !done) {
+            return Err(self.refused(param, "no update", "one a step"));
+        }
+        match &mut self.home {
+            Home::Memory(_, generation) => {
+                *generation = Some(after(generation.as_ref(), adamw.step, meta));
+                Ok(StepReport { time, ..StepReport::default() })
+            }
+            Home::Disk(disk) => disk.finish(adamw.step, meta, time),
+        }
+    }
+
+    /// In memory: what this rank holds of the plan, for [`Checkpoints::save_plan`] and its like.
+    /// `None` on a disk.
+    ///
+    /// [`Checkpoints::save_plan`]: crate::Checkpoints::save_plan
+    #[must_use]
+    pub fn held(&self) -> Option<Vec<&[u8]>> {
+        let Home::Memory(memory, _) = &self.home else { return None };
+        let held = self.form.saved.iter();
+        Some(held.map(|(param, role)| memory.array(&self.form, *param, *role)).collect())
+    }
+
+    /// Waits until the state is durable, where that is on a disk.
+    ///
+    /// # Errors
+    /// What the store says. The state of before is as it was, and this one is used no more.
+    pub fn settle(&mut self) -> Result<()> {
+        match &mut self.home {
+            Home::Memory(..) => Ok(()),
+            Home::Disk(disk) => disk.settle(),
+        }
+    }
+}
+
+/// Refusals.
+impl Offload {
+    fn refused(&self, param: usize, got: &str, due: &str) -> Error {
+        let what = format!("'{}'", self.form.params[param].name);
+        Error::BadRequest { what, got: got.to_owned(), due: due.to_owned() }
+    }
+
+    fn miscounted(&self, got: String) -> Error {
+        let what = "the parameters of a state".to_owned();
+        Error::BadRequest { what, got, due: self.form.params.len().to_string() }
+    }
+
+    fn check_count(&self, got: usize) -> Result<()> {
+        if got == self.form.params.len() { Ok(()) } else { Err(self.miscounted(got.to_string())) }
+    }
+
+    fn check_bytes(&self, param: usize, what: &str, got: usize, item_bytes: usize) -> Result<()> {
+        let due = self.form.params[param].elements * item_bytes;
+        if got == due {
+            return Ok(());
+        }
+        Err(self.refused(param, &format!("{got} bytes of {what}"), &due.to_string()))
+    }
+
+    fn check_copy(&self, param: usize, weights: &Weights<'_>) -> Result<()> {
+        let Weights { dtype, bytes } = weights;
+        if !adamw::is_copy(*dtype) {
+            return Err(self.refused(param, &format!("weights in {dtype}"), "F32, BF16 or F16"));
+        }
+        let item_bytes = dtype.item_bytes() as usize; // fits: 2 or 4
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            self.check_bytes(param, "weights", bytes.len(), item_bytes)
+        }
+    }
+
+    fn check_update(&self, param: usize, update: &Update<'_>) -> Result<()> {
+        let Update { grad, grad_dtype, weights, .. } = update;
+        if !adamw::is_grad(*grad_dtype) {
+            return Err(self.refused(param, &format!("a gradient in {grad_dtype}"), "F32 or BF16"));
+        }
+        // fits: 2 or 4
+        self.check_bytes(param, "gradient", grad.len(), grad_dtype.item_bytes() as usize)?;
+        self.check_copy(param, weights)
+    }
+}
+
+fn after(last: Option<&Generation>, step: u64, meta: Value) -> Generation {
+    Generation { number: last.map_or(0, |last| last.number + 1), step, meta }
+}

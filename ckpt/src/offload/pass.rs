@@ -1,0 +1,189 @@
+//! A pass over the state on a disk, tile by tile: read, compute, write.
+//!
+//! So many threads as the pass is deep carry a tile each through all three stages, in memory of its
+//! own. While some wait for the device to read or to write, others compute; what is bounded is
+//! their number. Tiles share no page of any file, so their order does not matter.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::adamw::{Factors, Row};
+use super::form::{Form, ROLES, Segment, Tile, tile_bytes_max};
+use super::generation::{Kept, Sums};
+use super::slot::Slot;
+use crate::shard::ALIGN_BYTES;
+use crate::{Dtype, Result, parallel};
+use storage::{Crc64, Read, Width, Zeros, crc64};
+
+/// Bytes of an array that are summed, updated and summed again while they are in a near cache.
+const ROW_BYTES: usize = 64 << 10;
+
+/// Memory for tiles, kept from pass to pass.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    role_bytes: usize,
+    idle: Mutex<Vec<Zeros>>,
+}
+
+impl Buffers {
+    pub(super) fn new(block_bytes: usize) -> Self {
+        let role_bytes = tile_bytes_max(block_bytes).next_multiple_of(ALIGN_BYTES as usize);
+        Buffers { role_bytes, idle: Mutex::default() }
+    }
+
+    /// What a tile takes.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.role_bytes * ROLES
+    }
+
+    fn take(&self) -> Result<Zeros> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(idle) => Ok(idle),
+            None => Ok(Zeros::try_new(self.tile_bytes())
+                .map_err(|e| storage::Error::from_io("get", "memory for a tile", e))?),
+        }
+    }
+
+    fn give(&self, buffer: Zeros) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+    }
+}
+
+/// From where to where, and through how much memory.
+#[derive(Debug)]
+pub(super) struct Pass<'a> {
+    pub(super) form: &'a Form,
+    /// What tiles hold before they are worked on; nothing if it is not read.
+    pub(super) from: Option<&'a Kept>,
+    /// Roles that are read, from the first on.
+    pub(super) roles: usize,
+    /// Where they are written.
+    pub(super) into: Option<&'a Slot>,
+    pub(super) buffers: &'a Buffers,
+    pub(super) depth: usize,
+}
+
+/// A tile's memory, by segment.
+pub(super) type Parts<'b> = Vec<[&'b mut [u8]; ROLES]>;
+
+impl Pass<'_> {
+    /// Has every tile worked on. `work` gets the memory of its segments and what belongs to it, and
+    /// gives the checksums of what is to be written. `sums` gets them.
+    pub(super) fn run<T: Send>(
+        &self,
+        tiles: Vec<(Tile, T)>,
+        sums: &mut Sums,
+        work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
+    ) -> Result<()> {
+        let carry = |(tile, own): (Tile, T), _: &mut Vec<u8>| {
+            let mut buffer = self.buffers.take()?;
+            let (weights, rest) = buffer.split_at_mut(self.buffers.role_bytes);
+            let (exp_avgs, exp_avg_sqs) = rest.split_at_mut(self.buffers.role_bytes);
+            let mut roles = [weights, exp_avgs, exp_avg_sqs];
+            self.read(&tile, &mut roles)?;
+            let done = work(&tile, parts(&tile, roles.each_mut().map(|role| &mut **role)), own)?;
+            self.write(&tile, &mut roles)?;
+            self.buffers.give(buffer);
+            Ok((tile.segments, done))
+        };
+        for (segments, done) in parallel::each(tiles, self.depth, carry)? {
+            for (Segment { param, block, .. }, crc64) in segments.into_iter().zip(done) {
+                for (own, crc64) in sums[param].iter_mut().zip(crc64) {
+                    if own.len() <= block {
+                        own.resize(block + 1, 0);
+                    }
+                    own[block] = crc64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a role of a tile, to the end of its last page or of the file.
+    fn len(&self, tile: &Tile, role: usize) -> usize {
+        let place = tile.places[role];
+        let whole = tile.bytes.next_multiple_of(ALIGN_BYTES as usize);
+        let left = self.form.files[place.file].bytes - place.offset;
+        whole.min(usize::try_from(left).unwrap_or(usize::MAX))
+    }
+
+    fn read(&self, tile: &Tile, roles: &mut [&mut [u8]; ROLES]) -> Result<()> {
+        let Some(Kept { slot, .. }) = self.from else { return Ok(()) };
+        for (role, buf) in roles.iter_mut().enumerate().take(self.roles) {
+            let place = tile.places[role];
+            let buf = &mut buf[..self.len(tile, role)];
+            slot.files[place.file].read_many(&mut [Read { offset: place.offset, buf }])?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, tile: &Tile, roles: &mut [&mut [u8]; ROLES]) -> Result<()> {
+        let Some(slot) = self.into else { return Ok(()) };
+        for (role, buf) in roles.iter_mut().enumerate() {
+            let ends = tile.segments.iter().map(|segment| segment.at + segment.len);
+            let begins = tile.segments.iter().skip(1).map(|segment| segment.at);
+            let len = self.len(tile, role);
+            for (end, begin) in ends.zip(begins.chain([len])) {
+                buf[end..begin].fill(0);
+            }
+            let place = tile.places[role];
+            slot.files[place.file].write_at(place.offset, &buf[..len])?;
+        }
+        Ok(())
+    }
+}
+
+/// The memory of a tile's segments.
+fn parts<'b>(tile: &Tile, roles: [&'b mut [u8]; ROLES]) -> Parts<'b> {
+    let (mut rest, mut begin) = (roles, 0);
+    let cut = |segment: &Segment| {
+        let (skip, len) = (segment.at - begin, segment.len);
+        begin = segment.at + len;
+        let own = std::mem::take(&mut rest).map(|role| role[skip..].split_at_mut(len));
+        let [(weights, a), (exp_avgs, b), (exp_avg_sqs, c)] = own;
+        rest = [a, b, c];
+        [weights, exp_avgs, exp_avg_sqs]
+    };
+    tile.segments.iter().map(cut).collect()
+}
+
+/// The checksums of segments that were filled.
+pub(super) fn sums(parts: &Parts<'_>) -> Vec<[u64; ROLES]> {
+    parts.iter().map(|part| part.each_ref().map(|role| crc64(role))).collect()
+}
+
+/// What one segment of an update has of the caller's.
+#[derive(Debug)]
+pub(super) struct Given<'a> {
+    pub(super) grads: &'a [u8],
+    pub(super) grad_dtype: Dtype,
+    pub(super) copy: &'a mut [u8],
+    pub(super) copy_dtype: Dtype,
+    pub(super) factors: Factors,
+}
+
+/// Updates a segment. Gives the sums of what was there, and of what is.
+pub(super) fn update(
+    state: [&mut [u8]; ROLES],
+    given: Given<'_>,
+    width: Width,
+) -> [[u64; ROLES]; 2] {
+    let Given { grads, grad_dtype, copy, copy_dtype, factors } = given;
+    let mut before: [Crc64; ROLES] = std::array::from_fn(|_| Crc64::new());
+    let mut after: [Crc64; ROLES] = std::array::from_fn(|_| Crc64::new());
+    // fits: 2 or 4
+    let row_bytes = |dtype: Dtype| ROW_BYTES / 4 * dtype.item_bytes() as usize;
+    let mut copies = copy.chunks_mut(row_bytes(copy_dtype));
+    let [weights, exp_avgs, exp_avg_sqs] = state.map(|role| role.chunks_mut(ROW_BYTES));
+    let rows = weights.zip(exp_avgs).zip(exp_avg_sqs).zip(grads.chunks(row_bytes(grad_dtype)));
+    for (((weights, exp_avgs), exp_avg_sqs), grads) in rows {
+        let mut state = [weights, exp_avgs, exp_avg_sqs];
+        before.iter_mut().zip(&state).for_each(|(sum, role)| sum.update(role));
+        let [weights, exp_avgs, exp_avg_sqs] = state.each_mut().map(|role| &mut **role);
+        let copy = copies.next().unwrap_or_default();
+        let row = Row { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype };
+        row.update(&factors, width);
+        after.iter_mut().zip(&state).for_each(|(sum, role)| sum.update(role));
+    }
+    [before, after].map(|sums| sums.map(|sum| sum.value()))
+}

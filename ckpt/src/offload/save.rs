@@ -1,0 +1,157 @@
+//! Files of a state as files of a checkpoint.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::form::{FileForm, Form};
+use super::generation::{Kept, entry};
+use super::{Home, Offload, Way};
+use crate::control::Control;
+use crate::staging::{Pieces, Ready};
+use crate::{Blob, Checkpoints, Chunk, Error, Result, SaveReport, Together};
+use storage::{FileEntry, Key, Object, Share, Unsynced, WorkFile};
+
+/// The files of a generation that is durable.
+#[derive(Debug)]
+struct ReadyFiles {
+    form: Arc<Form>,
+    kept: Arc<Kept>,
+    block_bytes: u64,
+    prefer: Way,
+    /// The dearest that was taken.
+    way: Mutex<Option<Way>>,
+}
+
+impl Checkpoints {
+    /// Saves a state that is kept on a disk: its files become files of the step by a hard link,
+    /// where they cannot by sharing their blocks, and where neither works by a copy, which is
+    /// verified. Nothing is summed but what is copied. What is saved is what
+    /// [`Offload::generation`] tells; it is made durable first.
+    ///
+    /// Gives how the files came to be there, which is logged too. `together` as for
+    /// [`Checkpoints::save_together`], where the plan has several writers, of which this is the one
+    /// with the number of the state's rank.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`]; [`Error::BadInput`] for a state in memory, of which
+    /// [`Offload::held`] gives the bytes; for blocks of another length than these checkpoints have,
+    /// and for packed ones.
+    ///
+    /// # Panics
+    /// If the plan has several writers and nothing is said of them.
+    pub fn save_offloaded(
+        &self,
+        step: u64,
+        state: &mut Offload,
+        blobs: &[Blob<'_>],
+        meta: Value,
+        together: Option<&Together<'_>>,
+    ) -> Result<(SaveReport, Way)> {
+        let begun = Instant::now();
+        let plan = Arc::clone(&state.form.plan);
+        let ready = self.ready(step, state).inspect_err(|error| {
+            if let Some(together) = together {
+                self.decline(step, &plan, together, error);
+            }
+        })?;
+        let report = match together {
+            Some(together) if plan.writers() > 1 => {
+                self.save_files_together(step, &plan, &ready, blobs, meta, together)?
+            }
+            _ => {
+                assert_eq!(plan.writers(), 1, "several writers save together");
+                let pieces = [Pieces::Files(&ready)];
+                self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &Control::default())?
+            }
+        };
+        // A rank may have nothing that is saved.
+        let way = ready.way().unwrap_or(ready.prefer);
+        log::info!("step {step}: files of the state are part of it by {way}");
+        Ok((report, way))
+    }
+
+    fn ready(&self, step: u64, state: &mut Offload) -> Result<ReadyFiles> {
+        let bad = |why: String| {
+            Err(Error::BadInput { what: format!("the state on a disk as step {step}"), why })
+        };
+        let prefer = state.options.prefer;
+        let Home::Disk(disk) = &mut state.home else {
+            return bad("it is in memory".to_owned());
+        };
+        let (block_bytes, due) = (disk.block_bytes(), self.options.block_bytes);
+        if block_bytes != due {
+            return bad(format!("its blocks have {block_bytes} bytes, those of the step {due}"));
+        }
+        if let Some(codec) = self.options.codec {
+            return bad(format!("it is not packed, and the step is to be, by {}", codec.name()));
+        }
+        let form = Arc::clone(disk.form());
+        let Some(kept) = disk.settled()? else {
+            return bad("there is none yet".to_owned());
+        };
+        kept.slot.check_there()?;
+        Ok(ReadyFiles { form, kept, block_bytes, prefer, way: Mutex::default() })
+    }
+}
+
+impl ReadyFiles {
+    fn way(&self) -> Option<Way> {
+        *self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes one file part of a folder.
+    fn put_one(
+        &self,
+        steps: &Checkpoints,
+        key: &Key,
+        (file, work): (&FileForm, &dyn WorkFile),
+    ) -> Result<(FileEntry, Vec<Chunk>, Unsynced)> {
+        let (entry, chunks) = entry(&self.form, file, &self.kept.sums, self.block_bytes);
+        let object: &dyn Object = work;
+        for (way, share) in [(Way::Link, Share::Name), (Way::Clone, Share::Blocks)] {
+            if way >= self.prefer
+                && let Some(name) = steps.store.share(key, object, share)?
+            {
+                self.took(way);
+                return Ok((entry, chunks, name));
+            }
+        }
+        let mut upload = steps.store.create(key, entry.bytes)?;
+        upload.write_from(object, 0..entry.bytes, Some(entry.crc64))?;
+        let (copied, name) = upload.finish_in_folder()?;
+        self.took(Way::Copy);
+        if (copied.bytes, copied.crc64) != (entry.bytes, entry.crc64) {
+            return Err(Error::Corrupt {
+                what: work.display(),
+                offset: 0,
+                got: format!("CRC-64 {:016x} of {} bytes", copied.crc64, copied.bytes),
+                due: format!("{:016x} of {}, as they were written", entry.crc64, entry.bytes),
+            });
+        }
+        Ok((entry, chunks, name))
+    }
+
+    fn took(&self, way: Way) {
+        let mut dearest = self.way.lock().unwrap_or_else(PoisonError::into_inner);
+        *dearest = (*dearest).max(Some(way));
+    }
+}
+
+impl Ready for ReadyFiles {
+    fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
+        let mut parts = Vec::new();
+        let mut names = Vec::new();
+        for (file, work) in self.form.files.iter().zip(&self.kept.slot.files) {
+            if file.is_saved {
+                let key = folder.join(&file.name)?;
+                let (entry, chunks, name) = self.put_one(steps, &key, (file, &**work))?;
+                parts.push((entry, chunks));
+                names.push(name);
+            }
+        }
+        Unsynced::sync_all(names)?;
+        Ok(parts)
+    }
+}

@@ -1,0 +1,104 @@
+//! The files that one generation is in.
+
+use std::sync::Arc;
+
+use super::form::Form;
+use crate::{Error, Result, parallel};
+use storage::{Key, Storage, WorkFile};
+
+/// Folders of files begin so.
+const SLOT: &str = "slot-";
+
+/// Files that are made durable at the same time.
+const SYNCS_MAX: usize = 16;
+
+/// All files of a generation, open and locked.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) number: u64,
+    /// In the order of the form's.
+    pub(super) files: Vec<Arc<dyn WorkFile>>,
+}
+
+/// The name of a slot's folder.
+pub(super) fn slot_name(number: u64) -> String {
+    format!("{SLOT}{number}")
+}
+
+/// Its number, if it is such a name.
+pub(super) fn slot_of(name: &str) -> Option<u64> {
+    name.strip_prefix(SLOT)?.parse().ok()
+}
+
+impl Slot {
+    /// Makes the files, with all their space and their headers.
+    pub(super) fn create(
+        store: &dyn Storage,
+        folder: &Key,
+        form: &Form,
+        number: u64,
+    ) -> Result<Self> {
+        let own = folder.join(&slot_name(number))?;
+        let make = || {
+            let mut files = Vec::with_capacity(form.files.len());
+            for file in &form.files {
+                let work = store.create_work(&own.join(&file.name)?, file.bytes)?;
+                work.write_at(0, &file.header)?;
+                files.push(work);
+            }
+            Ok(Slot { number, files })
+        };
+        make().inspect_err(|_| remove(store, folder, number))
+    }
+
+    pub(super) fn open(
+        store: &dyn Storage,
+        folder: &Key,
+        form: &Form,
+        number: u64,
+    ) -> Result<Self> {
+        let own = folder.join(&slot_name(number))?;
+        let open = |name: &str| Ok(store.open_work(&own.join(name)?)?);
+        let files = form.files.iter().map(|file| open(&file.name));
+        Ok(Slot { number, files: files.collect::<Result<_>>()? })
+    }
+
+    /// Makes all files durable.
+    pub(super) fn sync(&self) -> Result<()> {
+        let sync = |file: &Arc<dyn WorkFile>, _: &mut Vec<u8>| Ok(file.sync()?);
+        parallel::each(self.files.iter().collect(), SYNCS_MAX, sync).map(drop)
+    }
+
+    /// Refuses files that were removed: what is written to them would be lost with this process.
+    pub(super) fn check_there(&self) -> Result<()> {
+        for file in &self.files {
+            if file.names()? == 0 {
+                return Err(Error::Corrupt {
+                    what: file.display(),
+                    offset: 0,
+                    got: "a file that was removed while it was in use".to_owned(),
+                    due: "one that nobody else touches".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all files may be written: none is part of a checkpoint, and none was removed.
+    pub(super) fn is_free(&self) -> Result<bool> {
+        for file in &self.files {
+            if file.names()? != 1 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Removes the names of a slot's files. What is part of a checkpoint stays there.
+pub(super) fn remove(store: &dyn Storage, folder: &Key, number: u64) {
+    let removed = folder.join(&slot_name(number)).and_then(|own| store.delete_folder(&own));
+    if let Err(error) = removed {
+        log::warn!("files that are not used any more stay: {error}");
+    }
+}

@@ -1,0 +1,336 @@
+//! `feedline offload`: what keeping the optimizer's state beside the device would cost here.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use ckpt::offload::{self, AdamW, Offload, Options, StepReport, Update, Weights, bench};
+use ckpt::{Checkpoints, Dtype};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use storage::{ByteSize, Key, Width};
+
+use super::ckpt::Answer;
+use super::ckpt::bench::{MemoryWatch, fio, median, remove_file};
+use crate::report::{ProgressLine, table};
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub enum OffloadVerb {
+    /// Measures updates of a state in host memory and on a disk, beside the memory's own rate and
+    /// fio, and a checkpoint of it.
+    ///
+    /// Exit 0: measured. 2: it could not be.
+    Bench(BenchArgs),
+}
+
+/// Where to measure, and what.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// A folder of the file system to be measured; what is written there is removed.
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+    /// Parameters of the model, of 12 bytes each, twice on the disk. 0 leaves the disk out.
+    #[arg(long, default_value_t = 250_000_000)]
+    pub parameters: u64,
+    /// Parameters that are updated in memory. Fewer than the caches hold say nothing of memory.
+    #[arg(long, default_value_t = 64 << 20)]
+    pub host_parameters: u64,
+    /// Times that everything is done; the medians are told.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u64,
+    /// Threads that compute. Default: as many as there are processors.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Memory for what is on its way from and to the disk.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub buffer_bytes: ByteSize,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was measured; `--json` prints it as it is.
+#[derive(Debug, Default, Serialize)]
+struct Measured {
+    folder: String,
+    file_system: String,
+    vectors: String,
+    threads: usize,
+    parameters: u64,
+    host_parameters: u64,
+    triad_bytes_per_s: f64,
+    /// Gradients in bf16, new weights in bf16: 28 bytes a parameter.
+    host_step_bytes_per_s: f64,
+    host_step_of_triad: f64,
+    /// Gradients in f32 and no new weights: as many bytes, and libtorch's work.
+    host_f32_step_bytes_per_s: f64,
+    host_f32_step_of_triad: f64,
+    fio_bytes_per_s: Option<f64>,
+    disk_step_bytes_per_s: f64,
+    disk_step_of_fio: Option<f64>,
+    disk_step_s: f64,
+    /// Tiles on their way in the quickest step.
+    disk_depth: usize,
+    checkpoint_ms: f64,
+    checkpoint_way: String,
+    /// The one that needs new files, by the median of the others.
+    step_after_checkpoint_ratio: f64,
+    memory_peak_bytes: u64,
+}
+
+/// Does what is asked.
+///
+/// # Errors
+/// If it cannot be done.
+pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
+    let OffloadVerb::Bench(args) = verb;
+    ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
+    let folder = args.folder.join(format!(".bench-offload-{}", std::process::id()));
+    let url = folder.to_str().context("the folder's name is not UTF-8")?;
+    let store = storage::open_url(url)?;
+    let mut options = Options { buffer_bytes_max: args.buffer_bytes.0, ..Options::default() };
+    options.threads = args.threads.unwrap_or(options.threads);
+    let mut measured = Measured {
+        folder: args.folder.display().to_string(),
+        file_system: store.profile().file_system.clone(),
+        vectors: format!("{:?}", Width::widest()),
+        threads: options.threads,
+        parameters: args.parameters,
+        host_parameters: args.host_parameters,
+        ..Measured::default()
+    };
+    let outcome = host(args, options, &mut measured, line).and_then(|()| match args.parameters {
+        0 => Ok(()),
+        _ => disk(args, options, &folder, &mut measured, line),
+    });
+    line.clear();
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    outcome?;
+    Answer::new(args.json, &measured, measured.text(), true)
+}
+
+/// Bytes that an update moves between processor and memory: three arrays both ways, a gradient and
+/// a rounded weight of two bytes each.
+const HOST_BYTES: f64 = 28.0;
+
+/// Bytes that an update moves between memory and disk.
+const DISK_BYTES: f64 = 24.0;
+
+fn host(
+    args: &BenchArgs,
+    options: Options,
+    measured: &mut Measured,
+    line: &mut ProgressLine,
+) -> Result<()> {
+    let layout = bench::layout(args.host_parameters)?;
+    let mut state = Offload::in_memory(offload::plan(&layout)?, &layout, 0, options)?;
+    let given = Given::new(&state);
+    state.fill(&given.weights(&state), 0, ().into())?;
+    let mut halves: Vec<Vec<u8>> =
+        state.params().iter().map(|param| vec![0; 2 * param.elements]).collect();
+    let (mut triads, mut rates, mut shares) = (vec![], [vec![], vec![]], [vec![], vec![]]);
+    // The first round touches the pages.
+    for round in 0..=args.rounds {
+        line.show(&format!("round {round}: memory"));
+        let bytes = 24 * args.host_parameters as usize; // fits: of memory
+        let triad = bench::triad(bytes, options.threads, 3)?;
+        let copies = halves.iter_mut().map(|bytes| Weights { dtype: Dtype::BF16, bytes });
+        let first = state.step(&adamw(round + 1), given.updates(&state, copies), ().into())?;
+        let second = state.step(&adamw(round + 1), given.singles(&state), ().into())?;
+        if round > 0 {
+            triads.push(triad);
+            for (way, report) in [first, second].into_iter().enumerate() {
+                let rate = HOST_BYTES * args.host_parameters as f64 / report.time.as_secs_f64();
+                rates[way].push(rate);
+                shares[way].push(rate / triad);
+            }
+        }
+    }
+    measured.triad_bytes_per_s = median(&triads);
+    [measured.host_step_bytes_per_s, measured.host_f32_step_bytes_per_s] =
+        rates.each_ref().map(|rates| median(rates));
+    [measured.host_step_of_triad, measured.host_f32_step_of_triad] =
+        shares.each_ref().map(|shares| median(shares));
+    Ok(())
+}
+
+fn disk(
+    args: &BenchArgs,
+    options: Options,
+    folder: &std::path::Path,
+    measured: &mut Measured,
+    line: &mut ProgressLine,
+) -> Result<()> {
+    let store = storage::open_url(folder.to_str().context("the folder's name is not UTF-8")?)?;
+    let layout = bench::layout(args.parameters)?;
+    let watch = MemoryWatch::start()?;
+    let plan = offload::plan(&layout)?;
+    let state = Key::new("state")?;
+    let mut state = Offload::on_disk(store.clone(), state, plan, &layout, 0, options)?;
+    let given = Given::new(&state);
+    line.show("filling the state");
+    state.fill(&given.weights(&state), 0, ().into())?;
+    let step = |state: &mut Offload, number: u64| -> Result<StepReport> {
+        let updates = given.updates(state, std::iter::empty());
+        Ok(state.step(&adamw(number), updates, ().into())?)
+    };
+    // New files, then one of each depth, of which the quickest stays.
+    const WARM: u64 = 5;
+    for number in 1..=WARM {
+        line.show(&format!("finding the depth: {number} of {WARM}"));
+        step(&mut state, number)?;
+    }
+    let (mut rates, mut fios, mut shares, mut times) = (vec![], vec![], vec![], vec![]);
+    for round in 1..=args.rounds {
+        line.show(&format!("round {round}: the disk"));
+        let file = folder.join("fio");
+        let theirs = fio::mixed(&file, state.state_bytes())?;
+        remove_file(&file)?;
+        let began = Instant::now();
+        let report = step(&mut state, WARM + round)?;
+        state.settle()?;
+        let seconds = began.elapsed().as_secs_f64();
+        let rate = DISK_BYTES * args.parameters as f64 / seconds;
+        shares.extend(theirs.map(|theirs| rate / theirs));
+        fios.extend(theirs);
+        rates.push(rate);
+        times.push(seconds);
+        measured.disk_depth = report.depth;
+    }
+    measured.disk_step_bytes_per_s = median(&rates);
+    measured.disk_step_s = median(&times);
+    measured.fio_bytes_per_s = (!fios.is_empty()).then(|| median(&fios));
+    measured.disk_step_of_fio = (!shares.is_empty()).then(|| median(&shares));
+    line.show("a checkpoint");
+    let steps = Checkpoints::open(store, Key::new("run")?);
+    let began = Instant::now();
+    let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
+    measured.checkpoint_ms = began.elapsed().as_secs_f64() * 1e3;
+    measured.checkpoint_way = way.to_string();
+    // The second step after it cannot write where the checkpoint is.
+    let last = WARM + args.rounds;
+    step(&mut state, last + 1)?;
+    state.settle()?;
+    let began = Instant::now();
+    step(&mut state, last + 2)?;
+    state.settle()?;
+    measured.step_after_checkpoint_ratio = began.elapsed().as_secs_f64() / measured.disk_step_s;
+    measured.memory_peak_bytes = watch.stop()?;
+    Ok(())
+}
+
+fn adamw(step: u64) -> AdamW {
+    AdamW { step, lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, grad_divisor: 1.0 }
+}
+
+/// Numbers for the largest parameter, which serve all: nobody looks at the results.
+struct Given {
+    /// In f32.
+    weights: Vec<u8>,
+    /// In bf16.
+    grads: Vec<u8>,
+}
+
+impl Given {
+    fn new(state: &Offload) -> Self {
+        let most = state.params().iter().map(|param| param.elements).max().unwrap_or(0);
+        let mut word = 1_u64;
+        let mut number = || {
+            word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            ((word >> 40) as f32 / (1 << 23) as f32 - 1.0).to_le_bytes()
+        };
+        let weights: Vec<u8> = (0..most).flat_map(|_| number()).collect();
+        let upper = |number: &[u8; 4]| [number[2], number[3]];
+        let grads = weights.as_chunks().0.iter().flat_map(upper).collect();
+        Given { weights, grads }
+    }
+
+    fn weights(&self, state: &Offload) -> Vec<&[u8]> {
+        state.params().iter().map(|param| &self.weights[..4 * param.elements]).collect()
+    }
+
+    fn updates<'a>(
+        &'a self,
+        state: &Offload,
+        mut copies: impl Iterator<Item = Weights<'a>>,
+    ) -> Vec<Update<'a>> {
+        let update = |param: &offload::Param| Update {
+            grad: &self.grads[..2 * param.elements],
+            grad_dtype: Dtype::BF16,
+            weight_decay: 0.1,
+            weights: copies.next().unwrap_or(Weights { dtype: Dtype::BF16, bytes: &mut [] }),
+        };
+        state.params().iter().map(update).collect()
+    }
+
+    /// The same in f32, and the weights stay where they are.
+    fn singles(&self, state: &Offload) -> Vec<Update<'_>> {
+        let update = |param: &offload::Param| Update {
+            grad: &self.weights[..4 * param.elements],
+            grad_dtype: Dtype::F32,
+            weight_decay: 0.1,
+            weights: Weights { dtype: Dtype::F32, bytes: &mut [] },
+        };
+        state.params().iter().map(update).collect()
+    }
+}
+
+impl Measured {
+    fn text(&self) -> String {
+        let gb = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
+        let row = |what: &str, value: String, beside: String| vec![what.to_owned(), value, beside];
+        let share = |share: Option<f64>, of: &str| {
+            share.map_or_else(String::new, |share| format!("{share:.3} of {of}"))
+        };
+        let mut rows = vec![
+            row("stream triad", gb(self.triad_bytes_per_s), String::new()),
+            row(
+                "update in memory",
+                gb(self.host_step_bytes_per_s),
+                share(Some(self.host_step_of_triad), "the triad"),
+            ),
+            row(
+                "  f32 gradients, no copies",
+                gb(self.host_f32_step_bytes_per_s),
+                share(Some(self.host_f32_step_of_triad), "the triad"),
+            ),
+        ];
+        rows.extend(
+            self.fio_bytes_per_s.map(|rate| row("fio mixed, direct", gb(rate), String::new())),
+        );
+        let disk = [
+            row(
+                "update on the disk, durable",
+                gb(self.disk_step_bytes_per_s),
+                share(self.disk_step_of_fio, "fio"),
+            ),
+            row("  of all parameters", format!("{:.2} s", self.disk_step_s), String::new()),
+            row(
+                "checkpoint of it",
+                format!("{:.1} ms", self.checkpoint_ms),
+                format!("by {}", self.checkpoint_way),
+            ),
+            row(
+                "update into new files",
+                format!("{:.2} s", self.disk_step_s * self.step_after_checkpoint_ratio),
+                format!("{:.2} of the others", self.step_after_checkpoint_ratio),
+            ),
+            row("memory", ByteSize(self.memory_peak_bytes).to_string(), String::new()),
+        ];
+        rows.extend(disk.into_iter().filter(|_| self.parameters > 0));
+        let head = format!(
+            "{} parameters in {} ({}), {} in memory, {}, {} threads, depth {}\n",
+            self.parameters,
+            self.folder,
+            self.file_system,
+            self.host_parameters,
+            self.vectors,
+            self.threads,
+            self.disk_depth
+        );
+        head + &table(&["what", "median", "beside"], &rows)
+    }
+}

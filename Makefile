@@ -1,6 +1,9 @@
 # The front door. `make demo` runs the main job on the text in demo/data; `make test` passes the
 # tests. Each sets up what it needs first.
 
+# What no other build has.
+FEATURES = preprocess/fuzzing,preprocess/parquet
+
 .PHONY: help setup demo test lint bench bench-tokenize bench-ckpt clean
 
 help:
@@ -29,6 +32,7 @@ test: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --locked --features $(FEATURES) -- -D warnings
 
 bench: setup
 	cargo bench --workspace --locked

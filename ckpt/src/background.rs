@@ -196,6 +196,10 @@ impl Background {
             return self.save_alone(step, plan, held, blobs, meta);
         }
         let pieces = self.steps.check_part(step, plan, held, blobs, together)?;
+        if together.writer == 0 {
+            let checked = save::check_meta(&meta);
+            checked.inspect_err(|error| self.steps.decline(step, plan, together, error))?;
+        }
         let mut snapshot = Snapshot::new(step, plan, together.writer, blobs, meta);
         let (token, deadline) = (together.token.to_owned(), together.deadline);
         snapshot.party = Some(Party { token, deadline });
@@ -213,6 +217,7 @@ impl Background {
     ) -> Result<Begun> {
         let pieces = plan.pieces_held(0, held)?;
         save::check_blobs(blobs)?;
+        save::check_meta(&meta)?;
         if self.is_busy() && self.options.when_busy == WhenBusy::Skip {
             return Ok(Begun { save: None, failed: None });
         }

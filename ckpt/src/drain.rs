@@ -172,7 +172,6 @@ impl Drain {
         Ok(lacking)
     }
 
-    /// Between a look at the first store and the pin its retention deletes what it will.
     /// Whether both stores have the step with the same contents.
     fn is_same(&self, step: u64) -> Result<bool> {
         let (near, far) = (self.from.open_step(step)?, self.to.open_step(step)?);

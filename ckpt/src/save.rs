@@ -175,6 +175,7 @@ impl Checkpoints {
     ) -> Result<SaveReport> {
         self.check_options(step)?;
         check_blobs(blobs)?;
+        check_meta(&meta)?;
         let index = weight_index(plan, self.options.codec);
         let _alone = self.begin_change()?;
         let place = self.find_place(step)?;
@@ -250,6 +251,50 @@ pub(crate) fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What is larger is a blob.
+const META_BYTES_MAX: usize = 64 << 20;
+
+/// Readers of JSON stop at 128, of which a manifest has two.
+const META_DEPTH_MAX: usize = 100;
+
+/// Refuses what would make a manifest that no reader opens, before the first byte is written.
+pub(crate) fn check_meta(meta: &serde_json::Value) -> Result<()> {
+    let bad = |why: String| Err(Error::BadInput { what: "the meta of a step".to_owned(), why });
+    if is_deeper(meta, META_DEPTH_MAX) {
+        return bad(format!("its lists and objects lie more than {META_DEPTH_MAX} deep"));
+    }
+    match serde_json::to_writer(Room(META_BYTES_MAX), meta) {
+        Ok(()) => Ok(()),
+        Err(_) => bad(format!("as JSON it has more than {META_BYTES_MAX} bytes; hint: a blob may")),
+    }
+}
+
+fn is_deeper(value: &serde_json::Value, most: usize) -> bool {
+    use serde_json::Value::{Array, Object};
+    let Some(most) = most.checked_sub(1) else {
+        return matches!(value, Array(_) | Object(_));
+    };
+    match value {
+        Array(list) => list.iter().any(|value| is_deeper(value, most)),
+        Object(map) => map.values().any(|value| is_deeper(value, most)),
+        _ => false,
+    }
+}
+
+/// Takes so many bytes, and keeps none.
+struct Room(usize);
+
+impl std::io::Write for Room {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::WriteZero)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// File systems take 255, of which an unfinished upload needs some for its own name.

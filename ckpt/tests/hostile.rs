@@ -105,6 +105,23 @@ fn names_that_are_there_twice() {
     }
 }
 
+/// Longer than any manifest is: refused by its length, and not read.
+#[test]
+fn a_manifest_of_more_than_a_gibibyte_is_not_read() {
+    let victim = Victim::new();
+    let path = victim.folder.path(STEP).join("MANIFEST.json");
+    let len = (1 << 30) + 1;
+    fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let steps = victim.folder.steps(SMALL);
+    let text = steps.open_step(5).unwrap_err().to_string();
+    assert!(
+        text.contains("MANIFEST.json, at byte 0: got 1073741825 bytes, due a manifest"),
+        "{text}"
+    );
+    assert_eq!(steps.newest().unwrap().unwrap().step(), 4);
+    assert!(steps.verify_step(5).is_err());
+}
+
 #[test]
 fn files_that_are_not_in_the_folder() {
     let victim = Victim::new();

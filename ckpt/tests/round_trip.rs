@@ -246,6 +246,30 @@ fn a_tensor_without_elements_is_saved_however_it_is_cut() {
     assert_eq!((newest.tensors()[0].shape.as_slice(), newest.tensors().len()), (&[0, 4][..], 1));
 }
 
+/// What a caller keeps in the manifest comes back, or is refused before a byte is written: a
+/// manifest that no reader of JSON opens would be a step that is lost.
+#[test]
+fn meta_is_read_again_or_refused() {
+    let folder = Folder::new();
+    let steps = folder.steps(SMALL);
+    let nested = |depth: usize| (0..depth).fold(json!(1), |value, _| json!([value]));
+    let long = |bytes: usize| json!({ "note": "\u{8868}\n".repeat(bytes / 5) });
+    for (step, meta) in (1..).zip([nested(100), long(4 << 20)]) {
+        let state = State { meta, ..State::small(step) };
+        state.save(&steps, step).unwrap();
+        state.check(&steps.open_step(step).unwrap());
+    }
+    for (meta, due) in [
+        (nested(101), "lie more than 100 deep"),
+        (json!({ "a": [nested(300)] }), "lie more than 100 deep"),
+        (long(65 << 20), "has more than 67108864 bytes"),
+    ] {
+        let text = State { meta, ..State::small(3) }.save(&steps, 3).unwrap_err().to_string();
+        assert!(text.contains("save the meta of a step: ") && text.contains(due), "{text}");
+    }
+    assert_eq!(folder.names(), ["step-000000000001", "step-000000000002"]);
+}
+
 #[test]
 fn wrong_input_writes_nothing() {
     let folder = Folder::new();

@@ -47,6 +47,36 @@ fn steps_are_saved_read_verified_and_deleted() {
     assert_eq!(server.upload_count(), 0, "an upload was neither completed nor aborted");
 }
 
+/// A bucket has one writer at a time, as a folder has.
+#[test]
+fn two_writers_do_not_meet() {
+    let server = S3Server::start().unwrap();
+    let (mine, yours) = (steps_on(&server, ""), steps_on(&server, "&tries=3"));
+    State::of_model(1).save(&mine, 1).unwrap();
+    let lease = mine.lock().unwrap();
+    for refused in [
+        State::of_model(2).save(&yours, 2).map(drop),
+        yours.retain(1).map(drop),
+        yours.sweep().map(drop),
+    ] {
+        let text = refused.unwrap_err().to_string();
+        let due = format!("process {} on", std::process::id());
+        assert!(text.contains("s3://test/runs/run") && text.contains(&due), "{text}");
+    }
+    drop(lease);
+    // At once, and of the same step: it is there once, and whole.
+    let saved = thread::scope(|scope| {
+        let save = |steps| scope.spawn(move || State::of_model(2).save(steps, 2).is_ok());
+        [save(&mine), save(&yours)].map(|thread| thread.join().unwrap())
+    });
+    let newest = mine.newest().unwrap().unwrap();
+    match saved {
+        [false, false] => assert_eq!(newest.step(), 1, "both gave way"),
+        _ => State::of_model(2).check(&newest),
+    }
+    newest.verify().unwrap();
+}
+
 /// The answer to the request that commits is lost: the step is there, and the save knows it.
 #[test]
 fn a_commit_whose_answer_is_lost_is_still_ours() {

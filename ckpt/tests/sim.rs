@@ -165,6 +165,10 @@ fn a_save_survives_any_failing_operation() {
             store.fail_op(before + nth, how);
             let saved = new.save(&steps_on(&store), 2);
             let context = format!("{how:?} of operation {nth}: {saved:?}");
+            if let Err(error) = &saved {
+                let (text, due) = (error.to_string(), said_by(how));
+                assert!(text.contains("sim:/run") && text.contains(due), "{due}: {context}");
+            }
             let steps = steps_on(&store);
             let newest = check_newest(&steps, &[(1, &old), (2, &new)], &context);
             assert_eq!(newest.is_some_and(|newest| newest == 2), saved.is_ok(), "{context}");
@@ -182,6 +186,14 @@ fn a_save_survives_any_failing_operation() {
                 assert_eq!(check_newest(&steps, &[(1, &old), (2, &new)], &context), Some(2));
             }
         }
+    }
+}
+
+fn said_by(how: Fail) -> &'static str {
+    match how {
+        Fail::NoSpace => "no space left",
+        Fail::Denied => "Permission denied",
+        Fail::Io | Fail::Gone => "Input/output error",
     }
 }
 

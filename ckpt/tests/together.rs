@@ -272,6 +272,60 @@ fn any_failing_operation_gives_one_outcome() {
     }
 }
 
+/// Writer 0 dies anywhere between giving the step its name and saying so: its store takes so many
+/// operations more, fails a few, and is then gone for it. Whatever a follower was told holds in
+/// every image that a power cut may leave after that, also if the name was there and not durable.
+#[test]
+fn a_leader_that_dies_before_the_name_is_durable() {
+    let (old, new) = (State::small(1), State::small(2));
+    let quick =
+        Patience { beat: Duration::from_millis(50), silence_max: Duration::from_millis(300) };
+    for marked in [false, true] {
+        let mut told_of_a_dead_leader = 0;
+        for more in 0..8 {
+            let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
+            let store = SimStore::new(more as u64, faults);
+            old.save(&steps_on(Arc::new(store.clone())), 1).unwrap();
+            let leader = dies_while_it_commits(&store, more);
+            let ranks = Ranks::new(&new, 2, LIMITS);
+            let save = |store: Arc<dyn Storage>, writer| {
+                let steps = steps_on(store).with_patience(quick);
+                ranks.save(&steps, 2, &Together { token: "t", writer, deadline: DEADLINE })
+            };
+            let (lead, follow, ops) = thread::scope(|scope| {
+                let lead = scope.spawn(|| save(leader, 0));
+                let follow = save(Arc::new(store.clone()), 1);
+                (lead.join().unwrap(), follow, store.op_count())
+            });
+            let context = format!("marked {marked}, after {more}: {lead:?} {follow:?}");
+            told_of_a_dead_leader += usize::from(lead.is_err() && follow.is_ok());
+            for seed in 0..20 {
+                let newest = steps_on(Arc::new(store.crash_at(ops, seed))).newest().unwrap();
+                let newest = newest.expect(&context);
+                [&old, &new][newest.step() as usize - 1].check(&newest);
+                assert!(newest.step() == 2 || follow.is_err(), "image {seed}, {context}");
+            }
+        }
+        assert!(told_of_a_dead_leader > 0, "marked {marked}: no name was seen and not durable");
+    }
+}
+
+/// From the call that commits on.
+fn dies_while_it_commits(store: &SimStore, more: usize) -> Arc<dyn Storage> {
+    let (disk, is_dead) = (store.clone(), AtomicBool::new(false));
+    Hooked::new(Arc::new(store.clone()), move |_, call, key| {
+        if is_dead.load(Ordering::SeqCst) {
+            return Err(pulled(key));
+        }
+        if call == "publish" || (call == "finish" && key.name() == "COMMIT") {
+            is_dead.store(true, Ordering::SeqCst);
+            let next = disk.op_count() + more;
+            (next..next + 4).for_each(|op| disk.fail_op(op, Fail::Io));
+        }
+        Ok(())
+    })
+}
+
 /// Every image that a power cut may leave, at every operation that any of the writers makes.
 #[test]
 fn a_power_cut_leaves_the_old_step_or_the_new() {

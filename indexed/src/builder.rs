@@ -1,10 +1,13 @@
-//! Writing a pair of `.bin` and `.idx`, byte for byte as Megatron's writer does.
+//! Writing a pair of `.bin` and `.idx`, byte for byte as Megatron's writer does. `drafts` is about
+//! builders whose process may be killed.
+
+mod drafts;
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use storage::{Draft, FileEntry, Key, Mark, Storage, Upload};
+use storage::{Draft, FileEntry, Key, Storage, Upload};
 
+pub use self::drafts::BuilderMark;
 use crate::dataset::for_each_chunk;
 use crate::outline::{Counts, Event, Outline};
 use crate::{Dtype, Error, IndexedDataset, Result, idx};
@@ -31,6 +34,8 @@ pub struct Builder {
     dtype: Dtype,
     /// Encoded tokens that wait for a write worth its while.
     pending: Vec<u8>,
+    /// Bytes of the `.bin`, after those that sequences were told of, that are there already.
+    present_bytes: u64,
     outline: Outline,
     /// The mode of each sequence, if the set has modes.
     modes: Option<Vec<i8>>,
@@ -42,14 +47,6 @@ enum Bin {
     Draft(Box<dyn Draft>),
     /// An earlier process had finished it.
     Finished(FileEntry),
-}
-
-/// Where a builder of drafts was synced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BuilderMark {
-    bin: Mark,
-    outline: Mark,
-    counts: Counts,
 }
 
 /// A finished dataset.
@@ -86,80 +83,6 @@ impl Builder {
         Ok(Builder { idx: Some(idx), ..builder })
     }
 
-    /// Begins a pair of which a process that is killed loses no more than was written since
-    /// [`Builder::sync`].
-    ///
-    /// # Errors
-    /// As [`Builder::create`]; [`storage::Error::Exists`] too if there are drafts already.
-    pub fn create_draft(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
-        let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
-        drop(store.create(&idx_key, 0)?);
-        let outline_key = prefix.with_suffix(OUTLINE)?;
-        let bin = store.create_draft(&bin_key)?;
-        // An outline without its tokens is what a run left that was killed when it was done.
-        let cleared = store.discard_draft(&outline_key).map_err(Error::from);
-        match cleared.and_then(|()| Outline::create(store, outline_key)) {
-            Ok(outline) => Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline)),
-            Err(error) => {
-                drop(bin);
-                store.discard_draft(&bin_key)?;
-                Err(error)
-            }
-        }
-    }
-
-    /// Goes on from where a builder of drafts was synced.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] if the drafts are not there, or are shorter than they were, or if another
-    /// process writes them.
-    pub fn resume(
-        store: &Arc<dyn Storage>,
-        prefix: &Key,
-        dtype: Dtype,
-        from: &BuilderMark,
-    ) -> Result<Self> {
-        let BuilderMark { bin, outline, counts } = *from;
-        let bin_key = prefix.with_suffix(".bin")?;
-        let bin = match store.resume_draft(&bin_key, bin) {
-            Ok(draft) => Bin::Draft(draft),
-            // A process that was about to finish has come that far.
-            Err(storage::Error::NotFound { .. }) => {
-                let object = store.open(&bin_key)?;
-                if object.len_bytes() != bin.bytes {
-                    return Err(storage::Error::Corrupt {
-                        what: object.display(),
-                        offset: object.len_bytes(),
-                        got: format!("a file of {} bytes", object.len_bytes()),
-                        due: format!("{}, as it was finished with", bin.bytes),
-                    }
-                    .into());
-                }
-                let path = bin_key.name().to_owned();
-                Bin::Finished(FileEntry { path, bytes: bin.bytes, crc64: bin.crc64 })
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let outline = Outline::resume(store, prefix.with_suffix(OUTLINE)?, outline, counts)?;
-        Ok(Builder::new(store, prefix, dtype, bin, outline))
-    }
-
-    /// Removes what builders of drafts have left of this prefix: after an end without success, and
-    /// after one with success when nobody needs to resume any more.
-    ///
-    /// # Errors
-    /// [`Error::Storage`]; [`storage::Error::Locked`] if another process writes them.
-    pub fn discard_drafts(store: &dyn Storage, prefix: &Key) -> Result<()> {
-        let bin_key = prefix.with_suffix(".bin")?;
-        // Held until both are gone.
-        let _bin = match store.resume_draft(&bin_key, Mark::default()) {
-            Err(storage::Error::NotFound { .. }) => None,
-            outcome => Some(outcome?),
-        };
-        store.discard_draft(&bin_key)?;
-        Ok(store.discard_draft(&prefix.with_suffix(OUTLINE)?)?)
-    }
-
     /// The type of its tokens.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
@@ -172,29 +95,6 @@ impl Builder {
         self.outline.counts().tokens
     }
 
-    /// Whether an earlier process had finished its `.bin`, so that nothing may be added.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        matches!(self.bin, Bin::Finished(_))
-    }
-
-    /// Makes all documents so far durable. They are still invisible.
-    ///
-    /// # Errors
-    /// [`Error::Storage`].
-    ///
-    /// # Panics
-    /// If it is not a builder of drafts.
-    pub fn sync(&mut self) -> Result<BuilderMark> {
-        self.flush_at(1)?;
-        let bin = match &mut self.bin {
-            Bin::Draft(draft) => draft.sync()?,
-            Bin::Finished(entry) => Mark { bytes: entry.bytes, crc64: entry.crc64 },
-            Bin::Upload(_) => panic!("a builder that is synced is one of drafts"),
-        };
-        Ok(BuilderMark { bin, outline: self.outline.sync()?, counts: self.outline.counts() })
-    }
-
     fn new(
         store: &Arc<dyn Storage>,
         prefix: &Key,
@@ -203,7 +103,8 @@ impl Builder {
         outline: Outline,
     ) -> Self {
         let (store, prefix) = (Arc::clone(store), prefix.clone());
-        Builder { store, prefix, bin, idx: None, dtype, pending: Vec::new(), outline, modes: None }
+        let (idx, pending, present_bytes, modes) = (None, Vec::new(), 0, None);
+        Builder { store, prefix, bin, idx, dtype, pending, present_bytes, outline, modes }
     }
 
     /// Begins a multimodal dataset, in which each sequence has a mode.
@@ -437,15 +338,25 @@ impl Builder {
             return self.flush_at(WRITE_BYTES);
         }
         self.flush_at(1)?;
-        self.bin.write(bytes)
+        self.put(bytes)
     }
 
     fn flush_at(&mut self, pending_bytes: usize) -> Result<()> {
         if self.pending.len() >= pending_bytes {
-            self.bin.write(&self.pending)?;
-            self.pending.clear();
+            let mut pending = std::mem::take(&mut self.pending);
+            self.put(&pending)?;
+            pending.clear();
+            self.pending = pending;
         }
         Ok(())
+    }
+
+    /// Writes what is not there already.
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let there = self.present_bytes.min(bytes.len() as u64);
+        self.present_bytes -= there;
+        let rest = &bytes[there as usize..]; // fits: at most their length
+        if rest.is_empty() { Ok(()) } else { self.bin.write(rest) }
     }
 
     fn check_len(&self, tokens: u64) -> Result<()> {

@@ -50,7 +50,7 @@ pub(crate) struct Counts {
 enum Side {
     /// Not needed so far.
     Memory(Arc<dyn Storage>, Key),
-    /// The store keeps no drafts.
+    /// The store keeps no drafts that can be read.
     MemoryForGood,
     Draft {
         store: Arc<dyn Storage>,
@@ -145,9 +145,12 @@ impl Outline {
     fn spill(&mut self) -> Result<()> {
         if let Side::Memory(store, key) = &self.side {
             let (store, key) = (Arc::clone(store), key.clone());
+            if matches!(store.open_draft(&key), Err(storage::Error::Unsupported { .. })) {
+                self.side = Side::MemoryForGood;
+                return Ok(());
+            }
             self.side = match store.create_draft(&key) {
                 Ok(draft) => Side::Draft { store, key, draft, keep: false },
-                Err(storage::Error::Unsupported { .. }) => Side::MemoryForGood,
                 // Of a writer that was killed; one that is at work holds it.
                 Err(storage::Error::Exists { .. }) => {
                     let draft = store.resume_draft(&key, Mark::default())?;

@@ -1,7 +1,5 @@
 //! Which rank a process is, by the variables of whoever started it.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
 use std::collections::HashMap;
 
 use recipe::Mismatch;

@@ -243,7 +243,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     }
 
     /// Opens a draft for reading: what was synced when it was opened, and perhaps more, of which
-    /// nothing may be assumed.
+    /// nothing may be assumed. Object stores keep drafts that cannot be read.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
@@ -455,7 +455,9 @@ pub trait Upload: fmt::Debug + Send {
 
 /// An upload that can be gone on with after a crash.
 pub trait Draft: Upload {
-    /// Makes all that was written so far durable, without making it visible.
+    /// Makes what was written so far durable, without making it visible, and says how far. That is
+    /// all of it, but on object stores, which keep whole parts until the draft is
+    /// [settled](Upload::settle).
     ///
     /// # Errors
     /// As [`Upload::write`]; every later call fails then.
@@ -540,6 +542,19 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(object.len_bytes()).map_err(too_big)?];
     object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
     Ok(bytes)
+}
+
+/// Reads a whole object that is to be small, into memory.
+///
+/// # Errors
+/// [`Error::Corrupt`] if it has more bytes than that; as [`read_all`] else.
+pub fn read_small(store: &dyn Storage, key: &Key, bytes_max: u64) -> Result<Vec<u8>> {
+    let bytes = store.open(key)?.len_bytes();
+    if bytes > bytes_max {
+        let (got, due) = (format!("{bytes} bytes"), format!("at most {bytes_max}"));
+        return Err(Error::Corrupt { what: store.display(key), offset: 0, got, due });
+    }
+    read_all(store, key)
 }
 
 /// Writes a whole object.

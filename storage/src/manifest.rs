@@ -5,6 +5,7 @@
 //! last line is `"manifest_crc64"`, the CRC-64/NVME, in 16 hexadecimal digits, of every byte before
 //! that line. So it can be read by anything that reads JSON, and checked by a dozen lines.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::{Crc64, Error, Key, Read, Result, Storage, crc64, read_all, write_all};
@@ -23,8 +24,7 @@ pub struct FileEntry {
 }
 
 /// What a folder must hold to be complete.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Manifest {
     /// What the folder is, such as `feedline-tokens` or `feedline-ckpt`.
     pub format: String,
@@ -33,8 +33,20 @@ pub struct Manifest {
     /// Every file but the manifest itself.
     pub files: Vec<FileEntry>,
     /// What the format wants to say of them.
-    #[serde(deserialize_with = "once::deserialize")]
     pub meta: serde_json::Value,
+}
+
+/// A manifest as its text has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    format: String,
+    version: u32,
+    files: Vec<FileEntry>,
+    #[serde(deserialize_with = "once::deserialize")]
+    meta: serde_json::Value,
+    #[serde(rename = "manifest_crc64")]
+    _crc64: IgnoredAny,
 }
 
 /// What [`Manifest::verify`] read.
@@ -109,11 +121,14 @@ impl Manifest {
     }
 
     fn to_text(&self) -> String {
-        let json =
+        let mut text =
             serde_json::to_string_pretty(self).expect("strings and numbers always serialize");
-        let open = json.strip_suffix("\n}").expect("a pretty object ends so");
-        let sum = crc64(format!("{open},").as_bytes());
-        format!("{open},{SEAL}{sum:016x}\"\n}}\n")
+        let open = text.strip_suffix("\n}").expect("a pretty object ends so").len();
+        text.truncate(open);
+        text.push(',');
+        let sum = crc64(text.as_bytes());
+        text.push_str(&format!("{SEAL}{sum:016x}\"\n}}\n"));
+        text
     }
 
     fn from_bytes(bytes: &[u8], what: &str) -> Result<(Self, u64)> {
@@ -141,10 +156,9 @@ impl Manifest {
                 &format!("{sum:016x}, the sum of what stands before it"),
             ));
         }
-        let body = text[..seal].strip_suffix(',').unwrap_or(&text[..seal]);
-        let manifest = serde_json::from_str(&format!("{body}\n}}"))
+        let Sealed { format, version, files, meta, .. } = serde_json::from_str(text)
             .map_err(|e| corrupt(0, e.to_string(), "the fields of a manifest and no others"))?;
-        Ok((manifest, sum))
+        Ok((Manifest { format, version, files, meta }, sum))
     }
 }
 

@@ -11,7 +11,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use storage::server::{Fault, Rule, S3Server};
-use storage::{Error, Key, RemoteCause, Storage, conformance, open_url, read_all, write_all};
+use storage::{
+    Error, Key, Mark, RemoteCause, Storage, conformance, crc64, open_url, read_all, write_all,
+};
 
 /// A fresh folder of a bucket for each check.
 fn folders<'a>(url: &'a dyn Fn(&str) -> String) -> impl Fn() -> Arc<dyn Storage> + 'a {
@@ -91,6 +93,7 @@ fn services_rgw_keeps_the_contract() {
     let url = |folder: &str| format!("{run}/{folder}?{options}");
     conformance::run_objects(&folders(&|folder| url(folder)));
     conformance::reader::run(&folders(&|folder| url(&format!("r/{folder}"))));
+    drafts_go_on(&*open_url(&url("drafts")).unwrap());
     let store = open_url(&format!("{}?{options}", place.trim_end_matches('/'))).unwrap();
     store.delete_folder(&key(&std::process::id().to_string())).unwrap();
 }
@@ -274,6 +277,109 @@ fn an_upload_whose_answer_is_lost_is_still_ours() {
     server.inject(Rule::nth(1, Fault::InternalError).of("PUT"));
     let taken = upload.finish();
     assert!(matches!(taken, Err(Error::Exists { .. })), "{taken:?}");
+}
+
+/// A draft outlives its writer up to its last whole part, and whole when it is settled.
+fn drafts_go_on(store: &dyn Storage) {
+    let all: Vec<u8> =
+        (0..37_000_001_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let name = key("deep/draft");
+    let absent = store.resume_draft(&name, Mark::default());
+    assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
+    let mut draft = store.create_draft(&name).unwrap();
+    assert_eq!(draft.sync().unwrap(), Mark::default());
+    draft.write(&all[..20_000_000]).unwrap();
+    let mark = draft.sync().unwrap();
+    let due = 16 << 20;
+    assert_eq!(mark, Mark { bytes: due, crc64: crc64(&all[..due as usize]) });
+    // What is after the mark is cut off again, sent or not.
+    draft.write(&vec![7; 20_000_000]).unwrap();
+    draft.sync().unwrap();
+    drop(draft);
+    assert_eq!(store.names(&Key::new("deep").unwrap()).unwrap(), Vec::<String>::new());
+    assert_eq!(store.list(&Key::root()).unwrap(), []);
+    let second = store.create_draft(&name);
+    assert!(matches!(second, Err(Error::Exists { .. })), "{second:?}");
+    for wrong in [
+        Mark { bytes: due + 1, ..mark },
+        Mark { bytes: 9 << 20, ..mark },
+        Mark { crc64: 1, ..mark },
+    ] {
+        let refused = store.resume_draft(&name, wrong);
+        assert!(matches!(refused, Err(Error::Corrupt { .. })), "{wrong:?}: {refused:?}");
+    }
+    let mut draft = store.resume_draft(&name, mark).unwrap();
+    assert_eq!(draft.len_bytes(), due);
+    draft.write(&all[due as usize..]).unwrap();
+    draft.settle().unwrap();
+    let whole = draft.sync().unwrap();
+    assert_eq!(whole, Mark { bytes: all.len() as u64, crc64: crc64(&all) });
+    drop(draft);
+    let entry = store.resume_draft(&name, whole).unwrap().finish().unwrap();
+    assert_eq!((entry.bytes, entry.crc64), (whole.bytes, whole.crc64));
+    assert!(read_all(store, &name).unwrap() == all, "it came back changed");
+    store.discard_draft(&name).unwrap();
+    assert_eq!(store.list(&Key::root()).unwrap().len(), 1);
+}
+
+#[test]
+fn drafts_go_on_by_whole_parts() {
+    let server = S3Server::start().unwrap();
+    drafts_go_on(&*open_url(&server.url("drafts")).unwrap());
+    assert_eq!(server.upload_count(), 0);
+    for (seed, fault) in (1..).zip([Fault::SlowDown, Fault::LoseAnswer, Fault::InternalError]) {
+        server.inject(Rule::per_mille(100, seed, fault));
+    }
+    drafts_go_on(&*open_url(&(server.url("faulty") + "&hedge=off")).unwrap());
+    assert!(server.fault_count() > 3, "only {} faults", server.fault_count());
+}
+
+/// A state is believed only as far as the server has what it says.
+#[test]
+fn parts_that_are_not_there_are_missed() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("gone")).unwrap();
+    let (name, state_key) = (key("a"), key(".a.draft"));
+    let bytes = vec![5; 17 << 20];
+    let begin = || {
+        let mut draft = store.create_draft(&name).unwrap();
+        draft.write(&bytes).unwrap();
+        draft.sync().unwrap()
+    };
+    let mark = begin();
+    let state = read_all(&*store, &state_key).unwrap();
+    let other =
+        String::from_utf8(state.clone()).unwrap().replace("\"etag\":\"\\\"", "\"etag\":\"\\\"0");
+    store.replace(&state_key, other.as_bytes()).unwrap();
+    let told = store.resume_draft(&name, mark).unwrap_err().to_string();
+    assert!(told.contains("part 1 of 16777216 bytes with ETag"), "{told}");
+    store.replace(&state_key, b"{}").unwrap();
+    let told = store.resume_draft(&name, mark).unwrap_err().to_string();
+    assert!(told.contains("/gone/.a.draft, at byte 0: got missing field"), "{told}");
+    // Whoever discards it gives its parts up; a life cycle rule does so too.
+    store.replace(&state_key, &state).unwrap();
+    store.discard_draft(&name).unwrap();
+    assert_eq!(server.upload_count(), 0);
+    store.replace(&state_key, &state).unwrap();
+    let told = store.resume_draft(&name, mark).unwrap_err().to_string();
+    assert!(told.contains("no multipart upload") && told.contains("life cycle"), "{told}");
+    let mut anew = store.resume_draft(&name, Mark::default()).unwrap();
+    anew.write(&bytes).unwrap();
+    // The name is taken meanwhile: what was to be the draft's stays.
+    write_all(&*store, &name, b"taken").unwrap();
+    let late = anew.finish();
+    assert!(matches!(late, Err(Error::Exists { .. })), "{late:?}");
+    assert_eq!(read_all(&*store, &name).unwrap(), b"taken");
+    store.discard_draft(&name).unwrap();
+    assert_eq!(server.upload_count(), 0);
+    // Finished by a process that died before it could say so.
+    store.delete(&name).unwrap();
+    begin();
+    let state = read_all(&*store, &state_key).unwrap();
+    store.resume_draft(&name, mark).unwrap().finish().unwrap();
+    store.replace(&state_key, &state).unwrap();
+    let done = store.resume_draft(&name, mark);
+    assert!(matches!(done, Err(Error::NotFound { .. })), "{done:?}");
 }
 
 /// A late answer is asked for again elsewhere, and the first one that comes counts.

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use indexed::IndexedDataset;
 use serde_json::{Value, json};
@@ -160,4 +161,86 @@ fn safetensors_reads_a_step_as_we_do() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
     assert_ne!(read(), found, "a changed byte is seen");
+}
+
+/// A GPT-2 of two layers, in the layout of the hub, each tensor with values of its own.
+fn save_gpt2(folder: &Path) -> ckpt::Checkpoint {
+    use ckpt::{Checkpoints, Dtype, Group, TensorData};
+    let mut shapes: Vec<(String, Vec<u64>)> = vec![
+        ("transformer.wte.weight".to_owned(), vec![60, 8]),
+        ("transformer.wpe.weight".to_owned(), vec![16, 8]),
+        ("transformer.ln_f.weight".to_owned(), vec![8]),
+        ("transformer.ln_f.bias".to_owned(), vec![8]),
+    ];
+    for layer in 0..2 {
+        for (name, shape) in [
+            ("ln_1.weight", vec![8]),
+            ("ln_1.bias", vec![8]),
+            ("attn.c_attn.weight", vec![8, 24]),
+            ("attn.c_attn.bias", vec![24]),
+            ("attn.c_proj.weight", vec![8, 8]),
+            ("attn.c_proj.bias", vec![8]),
+            ("ln_2.weight", vec![8]),
+            ("ln_2.bias", vec![8]),
+            ("mlp.c_fc.weight", vec![8, 32]),
+            ("mlp.c_fc.bias", vec![32]),
+            ("mlp.c_proj.weight", vec![32, 8]),
+            ("mlp.c_proj.bias", vec![8]),
+        ] {
+            shapes.push((format!("transformer.h.{layer}.{name}"), shape));
+        }
+    }
+    let values = (0..5000_u16).flat_map(|place| f32::from(place).to_le_bytes());
+    let values: Vec<u8> = values.collect();
+    let mut begin = 0;
+    let tensor = |(name, shape): &'_ (String, Vec<u64>)| {
+        let bytes = shape.iter().product::<u64>() as usize * 4;
+        begin += 4;
+        (name.clone(), shape.clone(), values[begin..begin + bytes].to_vec())
+    };
+    let tensors: Vec<(String, Vec<u64>, Vec<u8>)> = shapes.iter().map(tensor).collect();
+    let (group, dtype) = (Group::Model, Dtype::F32);
+    let data = tensors.iter();
+    let data = data.map(|(name, shape, bytes)| TensorData { name, group, dtype, shape, bytes });
+    let tensors: Vec<TensorData<'_>> = data.collect();
+    let store = storage::open_url(folder.to_str().unwrap()).unwrap();
+    let steps = Checkpoints::open(store, Key::root());
+    steps.save(7, &tensors, &[], json!({})).unwrap();
+    steps.open_step(7).unwrap()
+}
+
+/// What is exported is a model to `transformers`, in one file and in several: no weight is missing,
+/// and each has our bytes.
+#[test]
+fn transformers_opens_an_export() {
+    use ckpt::convert::{Bounds, Family, Import, export};
+    let test = "transformers_opens_an_export";
+    let Some(python) = python(test) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let step = save_gpt2(folder.path());
+    let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+    let script = tests::root().join("tests/readers/transformers_read.py");
+    for (name, shard_bytes_max) in [("one", 1 << 30), ("several", 1000)] {
+        let steps = ckpt::Checkpoints::open(Arc::clone(&store), Key::root());
+        let import = Import::of_step(steps.open_step(7).unwrap()).unwrap();
+        let config = import.config_json(Family::Gpt2, Some(2)).unwrap();
+        let companions = [("config.json".to_owned(), config.to_string().into_bytes())];
+        let bounds = Bounds { shard_bytes_max, ..Bounds::default() };
+        export(&import, &companions, &store, &Key::new(name).unwrap(), bounds, &|_| ()).unwrap();
+        let output = Command::new(&python).arg(&script).arg(folder.path().join(name)).output();
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() == Some(77) {
+            return tests::skip(test, &format!("no transformers in {}", python.display()));
+        }
+        assert!(output.status.success(), "{said}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        for tensor in step.tensors() {
+            let mut bytes = vec![0; tensor.bytes() as usize];
+            step.read_tensor(&tensor.name, tensor.group, &mut bytes).unwrap();
+            let digest = Sha256::digest(&bytes);
+            let sum: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(found[&tensor.name], json!([tensor.shape, sum]), "{}", tensor.name);
+        }
+    }
 }

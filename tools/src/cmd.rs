@@ -70,14 +70,8 @@ pub(crate) fn write_manifest(
     files: &[FileEntry],
     meta: Value,
 ) -> Result<Vec<Output>> {
-    let manifest = Manifest {
-        format: FORMAT.to_owned(),
-        version: FORMAT_VERSION,
-        files: files.to_vec(),
-        meta,
-    };
     let folder = prefix.parent();
-    let outcome = manifest.write(store, &prefix.with_suffix(".manifest.json")?);
+    let outcome = write_manifest_only(store, prefix, files, meta);
     if outcome.is_err() {
         for file in files.iter().rev() {
             // The first error is the one to tell.
@@ -86,11 +80,29 @@ pub(crate) fn write_manifest(
             }
         }
     }
+    outcome
+}
+
+/// Writes the manifest that makes the files a dataset.
+pub(crate) fn write_manifest_only(
+    store: &dyn Storage,
+    prefix: &Key,
+    files: &[FileEntry],
+    meta: Value,
+) -> Result<Vec<Output>> {
+    let manifest = Manifest {
+        format: FORMAT.to_owned(),
+        version: FORMAT_VERSION,
+        files: files.to_vec(),
+        meta,
+    };
+    let written = manifest.write(store, &prefix.with_suffix(".manifest.json")?)?;
+    let folder = prefix.parent();
     let output = |entry: &FileEntry| {
         let name = store.display(&folder.join(&entry.path)?);
         Ok(Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) })
     };
-    files.iter().chain([&outcome?]).map(output).collect()
+    files.iter().chain([&written]).map(output).collect()
 }
 
 /// The manifest beside a pair of token files; `None` if they came from a tool that writes none.

@@ -10,7 +10,7 @@ mod ranks;
 use std::collections::BTreeMap;
 
 use loader::Batch;
-use loader::batch::T5Batch;
+use loader::batch::{BertBatch, T5Batch};
 use ranks::{Layout, on_ranks};
 use trainer::config::Config;
 use trainer::input::Input;
@@ -32,23 +32,25 @@ fn is_full() -> bool {
     std::env::var("FEEDLINE_GRID").is_ok_and(|grid| grid == "full")
 }
 
-/// In which numbers a run computes, and more keys of its model.
+/// In which numbers a run computes and sends gradients, and more keys of its model.
 #[derive(Clone, Copy, Debug)]
 struct How {
     dtype: &'static str,
+    reduce: &'static str,
     model: &'static str,
 }
 
-const FP32: How = How { dtype: "fp32", model: "" };
-const BF16: How = How { dtype: "bf16", model: "" };
-const FP16: How = How { dtype: "fp16", model: "" };
+const FP32: How = How { dtype: "fp32", reduce: "fp32", model: "" };
+const BF16: How = How { dtype: "bf16", ..FP32 };
+const FP16: How = How { dtype: "fp16", ..FP32 };
 const DROPPING: How = How { model: "dropout = 0.1\nattention_dropout = 0.2", ..FP32 };
 const DROPPING_BF16: How = How { dtype: "bf16", ..DROPPING };
 
 fn config(family: &str, how: How, layout: &Layout, more: &str) -> Config {
-    let How { dtype, model: keys } = how;
+    let How { dtype, reduce, model: keys } = how;
     let model = match family {
         "gpt" => format!("layers = 8\nseq_len = {SEQ}"),
+        "bert" => format!("layers = 4\nseq_len = {SEQ}"),
         _ => format!("layers = 4\nseq_len = {SEQ}\ndec_len = {DEC}\nhead_dim = 8"),
     };
     let global = MICRO * MICRO_BATCHES;
@@ -67,6 +69,7 @@ fn config(family: &str, how: How, layout: &Layout, more: &str) -> Config {
          vocab = {VOCAB}
          [precision]
          dtype = '{dtype}'
+         reduce_dtype = '{reduce}'
          {more}
          [parallel]
          {}",
@@ -127,6 +130,28 @@ impl Family for T5Batch {
             decoder_tokens,
             loss_mask,
             truncated: vec![false; MICRO],
+        }
+    }
+}
+
+impl Family for BertBatch {
+    const NAME: &'static str = "bert";
+
+    fn batch(step: u64, micro: usize) -> Self {
+        let first_sample = (step * MICRO_BATCHES as u64 + micro as u64) * MICRO as u64;
+        let (tokens_in, loss_mask) = tokens(first_sample, MICRO * SEQ, 0);
+        BertBatch {
+            first_sample,
+            rows: MICRO,
+            seq_len: SEQ,
+            tokens: tokens_in,
+            types: (0..MICRO * SEQ).map(|i| i64::from(i % SEQ > 5)).collect(),
+            labels: tokens(first_sample, MICRO * SEQ, 1).0,
+            padding_mask: (0..MICRO * SEQ).map(|i| i64::from(i % SEQ < SEQ - 2)).collect(),
+            loss_mask,
+            two_parts: true,
+            is_random: (0..MICRO).map(|row| row % 2 == 1).collect(),
+            ..BertBatch::default()
         }
     }
 }
@@ -279,6 +304,7 @@ fn what_is_dropped() {
     let chunks = Layout { pp: 2, virtual_stages: 2, schedule, dp: 2, zero: 1, ..base };
     check::<Batch>(DROPPING, &[&layouts[..], &[chunks]].concat());
     check::<T5Batch>(DROPPING, &layouts[1..]);
+    check::<BertBatch>(DROPPING, &layouts[2..]);
     check::<Batch>(DROPPING_BF16, &layouts[2..4]);
     let [some, none] = [DROPPING, FP32].map(|how| run::<Batch>(how, &base));
     assert!(some.reports != none.reports, "nothing is dropped");
@@ -295,6 +321,36 @@ fn a_ring_is_close() {
     }
     // The order of additions matters here, or the tests above would prove nothing.
     assert!(got.tensors != due.tensors, "the same bits in another order");
+}
+
+/// What replicas send in 16 bits is rounded, but summed in f32, and alike on all of them.
+#[test]
+fn gradients_sent_in_16_bits_are_close() {
+    let due = run::<Batch>(FP32, &Layout::ALONE);
+    let how = How { reduce: "bf16", ..FP32 };
+    let alone = run::<Batch>(how, &Layout::ALONE);
+    assert!(alone == due, "nothing is sent");
+    let base = Layout { dp: 2, ..Layout::ALONE };
+    let whole = run::<Batch>(how, &base);
+    assert!(whole.tensors != due.tensors, "the same bits, though rounded");
+    for layout in [
+        base,
+        Layout { zero: 1, ..base },
+        Layout { zero: 2, ..base },
+        Layout { dp: 4, zero: 3, ..base },
+        Layout { reduce: "ring", ..base },
+        Layout { pp: 2, ..base },
+    ] {
+        let got = run::<Batch>(how, &layout);
+        for ((got, norm), (due, norm_due)) in got.reports.iter().zip(&due.reports) {
+            for (got, due) in [(got, due), (norm, norm_due)] {
+                let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
+                assert!((got / due - 1.0).abs() < 1e-3, "{layout:?}: got {got}, due {due}");
+            }
+        }
+        // What is sent depends on the replicas, not on the stages.
+        assert!(layout.pp == 1 || got == whole, "{layout:?}: other bits than {base:?}");
+    }
 }
 
 /// Tensor parallel ranks divide sums within a product, so they come close; among layouts of as many

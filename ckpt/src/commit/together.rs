@@ -25,7 +25,7 @@ use crate::commit::roll::{Roll, label_of};
 use crate::commit::{Part, Place, Pulse};
 use crate::control::Control;
 use crate::plan::SavePlan;
-use crate::save::{check_blobs, check_space};
+use crate::save::{check_blobs, check_meta, check_space};
 use crate::staging::{Pieces, Ready, Staging, Written};
 use crate::{Blob, Checkpoints, Error, Peak, Result, SaveReport};
 use storage::{FileEntry, Key, Owner};
@@ -215,6 +215,7 @@ impl Joint<'_> {
     }
 
     fn try_lead(&self, user: serde_json::Value) -> Result<SaveReport> {
+        check_meta(&user)?;
         let steps = self.steps;
         let _alone = steps.begin_change()?;
         steps.clear_meetings(self.meeting.folder.name())?;

@@ -94,18 +94,13 @@ pub(crate) fn config_of(source: &Source) -> Option<Value> {
 
 fn read_index(store: &Arc<dyn Storage>) -> Result<Index> {
     let key = Key::new(INDEX)?;
-    let corrupt = |got: String| Error::Corrupt {
+    let bytes = storage::read_small(&**store, &key, SMALL_BYTES_MAX)?;
+    serde_json::from_slice(&bytes).map_err(|error| Error::Corrupt {
         what: store.display(&key),
         offset: 0,
-        got,
+        got: error.to_string(),
         due: "a weight_map of names to files".to_owned(),
-    };
-    let bytes = store.open(&key)?.len_bytes();
-    if bytes > SMALL_BYTES_MAX {
-        return Err(corrupt(format!("{bytes} bytes")));
-    }
-    serde_json::from_slice(&storage::read_all(&**store, &key)?)
-        .map_err(|error| corrupt(error.to_string()))
+    })
 }
 
 /// Adds the tensors of a safetensors file.

@@ -112,6 +112,9 @@ fn open_torch(url: &str) -> Result<Import> {
     Ok(Import { step, ..Import::of(source) })
 }
 
+/// A name or a number.
+const TRACKER_BYTES_MAX: u64 = 4096;
+
 /// The folder that a small text file names, or the given one: `latest` of DeepSpeed, and Megatron's
 /// `latest_checkpointed_iteration.txt`.
 pub(crate) fn folder_by(
@@ -121,7 +124,7 @@ pub(crate) fn folder_by(
 ) -> Result<(Arc<dyn Storage>, Key)> {
     let store = storage::open_url(url)?;
     let key = Key::new(tracker)?;
-    let text = match storage::read_all(&*store, &key) {
+    let text = match storage::read_small(&*store, &key, TRACKER_BYTES_MAX) {
         Ok(text) => text,
         Err(storage::Error::NotFound { .. }) => return Ok((store, Key::root())),
         Err(error) => return Err(error.into()),

@@ -16,8 +16,8 @@ pub struct PrecisionConfig {
     /// Numbers of the matrix multiplications: `"fp32"`, or `"bf16"` or `"fp16"` with weights,
     /// gradients and moments kept in fp32. Default: `"fp32"`.
     pub dtype: Dtype,
-    /// Numbers in which gradients are summed over replicas: `"fp32"` or `"bf16"`. Default:
-    /// `"fp32"`.
+    /// Numbers in which replicas send gradients: `"fp32"`, or `"bf16"` for half the traffic; the
+    /// bits then depend on how many replicas there are, and on `zero`. Default: `"fp32"`.
     pub reduce_dtype: ReduceDtype,
     /// Whether a kernel that gives other bits each time is passed over for a slower one. Default:
     /// true.

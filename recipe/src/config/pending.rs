@@ -1,15 +1,12 @@
 //! Values that a config may have and no code honours yet. Each is refused before a run begins, and
 //! `plan` says so; a line goes when its code has come.
 
-use super::{Config, Offload, ReduceDtype};
+use super::{Config, Offload};
 
 /// The key, and whether a config asks for what is not there.
 type Pending = (&'static str, fn(&Config) -> bool);
 
-const NOT_YET: [Pending; 2] = [
-    ("precision.reduce_dtype = \"bf16\"", |c| c.precision.reduce_dtype != ReduceDtype::Fp32),
-    ("optim.offload", |c| c.optim.offload != Offload::None),
-];
+const NOT_YET: [Pending; 1] = [("optim.offload", |c| c.optim.offload != Offload::None)];
 
 impl Config {
     /// What the config asks for and this version cannot do.

@@ -8,12 +8,13 @@
 //! `address` is the URL, `client` the SDK's client, `bucket` what all stores in a bucket share: how
 //! often a request is tried, how many there may be at once (`limiter`), which is late (`pace`).
 //! `get` is a ranged read that survives what networks do, `object` and `reader` are made of it;
-//! `put` writes. `failed` sorts what went wrong. `runtime` is where futures run, here and nowhere
-//! else: to its callers all of this blocks.
+//! `put` writes, `draft` what outlives its writer. `failed` sorts what went wrong. `runtime` is
+//! where futures run, here and nowhere else: to its callers all of this blocks.
 
 mod address;
 mod bucket;
 mod client;
+mod draft;
 mod failed;
 mod get;
 mod limiter;
@@ -32,7 +33,8 @@ use address::Address;
 use bucket::{Bucket, Live};
 
 use crate::{
-    Engine, Entry, Error, Key, Object, Profile, Reader, ReaderOptions, Result, Storage, Upload,
+    Draft, Engine, Entry, Error, Key, Mark, Object, Profile, Reader, ReaderOptions, Result,
+    Storage, Upload, temporary,
 };
 
 /// Whether this URL is for us.
@@ -88,6 +90,16 @@ impl S3 {
     fn live(&self) -> Result<Arc<Live>> {
         self.bucket.live()
     }
+
+    fn target(&self, key: &Key) -> put::Target {
+        let (path, name) = (self.path(key), self.display(key));
+        put::Target { path, name, file_name: key.name().to_owned() }
+    }
+
+    /// Where the state of a draft is.
+    fn draft_key(key: &Key) -> Result<Key> {
+        key.parent().join(&temporary::draft_name(key.name()))
+    }
 }
 
 impl Storage for S3 {
@@ -98,11 +110,10 @@ impl Storage for S3 {
     }
 
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        let (live, path, name) = (self.live()?, self.path(key), self.display(key));
-        if object::head(&live, &path, &name)?.is_some() {
-            return Err(Error::Exists { what: name });
+        let (live, target) = (self.live()?, self.target(key));
+        if object::head(&live, &target.path, &target.name)?.is_some() {
+            return Err(Error::Exists { what: target.name });
         }
-        let target = put::Target { path, name, file_name: key.name().to_owned() };
         Ok(Box::new(put::S3Upload::new(live, target, len_bytes_max)))
     }
 
@@ -116,7 +127,8 @@ impl Storage for S3 {
             if key.is_none() && !path.ends_with('/') {
                 log::warn!("s3://{}/{path}: passed over, no name of ours", self.bucket.name);
             }
-            Some(Entry { key: key?, bytes })
+            let key = key.filter(|key| !temporary::is_hidden(key.name()))?;
+            Some(Entry { key, bytes })
         });
         let mut entries: Vec<_> = entries.collect();
         entries.sort_by(|a, b| a.key.cmp(&b.key));
@@ -125,7 +137,9 @@ impl Storage for S3 {
 
     fn names(&self, folder: &Key) -> Result<Vec<String>> {
         let live = self.live()?;
-        list::names(&live, &self.below(folder), &self.display(folder))
+        let mut names = list::names(&live, &self.below(folder), &self.display(folder))?;
+        names.retain(|name| !temporary::is_hidden(name));
+        Ok(names)
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
@@ -173,6 +187,25 @@ impl Storage for S3 {
 
     fn profile(&self) -> &Profile {
         &self.profile
+    }
+
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        let (live, target, state) = (self.live()?, self.target(key), Self::draft_key(key)?);
+        if object::head(&live, &target.path, &target.name)?.is_some() {
+            return Err(Error::Exists { what: target.name });
+        }
+        let draft = draft::begin(self, live, target, &state, self.target(&state))?;
+        Ok(Box::new(draft))
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        let (target, state) = (self.target(key), Self::draft_key(key)?);
+        let state_target = self.target(&state);
+        Ok(Box::new(draft::resume(self, self.live()?, target, &state, state_target, from)?))
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        draft::discard(self, &*self.live()?, &self.target(key), &Self::draft_key(key)?)
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {

@@ -6,6 +6,8 @@
 //! we look before and after; two writers that finish the same large object within the same
 //! milliseconds are then not told apart, and the later one stays.
 //!
+//! A draft is the same, but stays when it is dropped: see `draft`.
+//!
 //! An answer may be lost although what it answers was done. So every object of ours carries a mark
 //! of its upload, and whoever finds the name taken looks whose it is.
 
@@ -18,10 +20,12 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use tokio::task::JoinSet;
 
 use super::bucket::{Live, Tries};
+use super::draft::{self, Part, State};
 use super::failed::Failed;
+use super::list;
 use super::object::{head, is_taken};
 use crate::rng::Rng;
-use crate::{Crc64, Error, FileEntry, Result, Upload};
+use crate::{Crc64, Error, FileEntry, Mark, Result, Upload, crc64_join};
 
 /// Smaller parts cost requests, larger ones memory.
 const PART_BYTES_MIN: u64 = 16 << 20;
@@ -38,7 +42,7 @@ const UNDER_WAY_BYTES_MAX: u64 = 64 << 20;
 const PARTS_PER_DOUBLING: u64 = 1250;
 
 /// Where an object carries the mark of its upload.
-const MARK: &str = "feedline-upload";
+pub(super) const MARK: &str = "feedline-upload";
 
 /// Longest that a dropped upload waits for its parts to be forgotten.
 const ABORT_MAX: Duration = Duration::from_secs(10);
@@ -59,10 +63,14 @@ pub(super) struct S3Upload {
     mark: String,
     len_bytes_max: u64,
     len_bytes: u64,
-    crc64: Crc64,
-    /// What is not under way yet.
+    /// What was sent in parts.
+    sent: Mark,
+    /// What is not under way yet, and its sum.
     part: Vec<u8>,
+    part_sum: Crc64,
     multipart: Option<Multipart>,
+    /// Where the state of a draft is.
+    draft: Option<Target>,
     first_failure: Option<String>,
 }
 
@@ -70,8 +78,8 @@ pub(super) struct S3Upload {
 struct Multipart {
     id: String,
     begun: u64,
-    under_way: JoinSet<Result<CompletedPart>>,
-    parts: Vec<CompletedPart>,
+    under_way: JoinSet<Result<Part>>,
+    parts: Vec<Part>,
 }
 
 /// Writes a small object over what is there.
@@ -101,11 +109,67 @@ impl S3Upload {
             mark: format!("{:016x}", Rng::from_entropy().next()),
             len_bytes_max,
             len_bytes: 0,
-            crc64: Crc64::new(),
+            sent: Mark::default(),
             part: Vec::new(),
+            part_sum: Crc64::new(),
             multipart: None,
+            draft: None,
             first_failure: None,
         }
+    }
+
+    pub(super) fn mark(&self) -> &str {
+        &self.mark
+    }
+
+    /// From now on it outlives its writer.
+    pub(super) fn keep_as(&mut self, state: Target) {
+        self.draft = Some(state);
+    }
+
+    /// Takes up the parts of another process.
+    pub(super) fn go_on(&mut self, state: State, from: Mark) {
+        let State { upload, mark, parts } = state;
+        (self.mark, self.sent, self.len_bytes) = (mark, from, from.bytes);
+        let begun = parts.len() as u64;
+        self.multipart = upload.map(|id| Multipart { id, begun, under_way: JoinSet::new(), parts });
+    }
+
+    /// Of all bytes so far.
+    fn crc64(&self) -> u64 {
+        let Mark { bytes, crc64 } = self.sent;
+        crc64_join(crc64, self.part_sum.value(), self.len_bytes - bytes)
+    }
+
+    /// Makes the parts certain that were sent.
+    pub(super) fn sync_parts(&mut self) -> Result<Mark> {
+        self.write(&[])?;
+        let synced = self.wait_for_parts().and_then(|()| self.write_state());
+        self.remember(synced)?;
+        Ok(self.sent)
+    }
+
+    fn write_state(&mut self) -> Result<()> {
+        let (Some(target), Some(multipart)) = (&self.draft, &mut self.multipart) else {
+            return Ok(());
+        };
+        multipart.parts.sort_by_key(|part| part.number);
+        let (upload, parts) = (Some(multipart.id.clone()), multipart.parts.clone());
+        draft::write(&self.live, target, &State { upload, mark: self.mark.clone(), parts })
+    }
+
+    fn wait_for_parts(&mut self) -> Result<()> {
+        while let Some(multipart) = &mut self.multipart
+            && !multipart.under_way.is_empty()
+        {
+            multipart.wait_for_one(&self.live, &self.target.name)?;
+        }
+        Ok(())
+    }
+
+    /// After a failure every later call fails.
+    fn remember<T>(&mut self, outcome: Result<T>) -> Result<T> {
+        outcome.inspect_err(|e| self.first_failure = Some(e.to_string()))
     }
 
     fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
@@ -118,7 +182,7 @@ impl S3Upload {
             }
             let (now, later) = bytes.split_at(bytes.len().min(room as usize)); // fits: 2 GiB
             self.part.extend_from_slice(now);
-            self.crc64.update(now);
+            self.part_sum.update(now);
             self.len_bytes += now.len() as u64;
             bytes = later;
         }
@@ -127,11 +191,16 @@ impl S3Upload {
 
     /// Sends the part on its way, after waiting until there is room for it.
     fn send_part(&mut self) -> Result<()> {
+        if self.multipart.is_none() {
+            self.multipart = Some(begin(&self.live, &self.target, &self.mark)?);
+            let told = self.write_state();
+            if told.is_err() {
+                self.draft = None; // nobody could go on with it: it is aborted
+            }
+            told?;
+        }
         let (live, target) = (&self.live, &self.target);
-        let multipart = match &mut self.multipart {
-            Some(multipart) => multipart,
-            none => none.insert(begin(live, target, &self.mark)?),
-        };
+        let multipart = self.multipart.as_mut().expect("begun above");
         if multipart.begun == PARTS_MAX {
             let why = format!("{PARTS_MAX} parts are full; its length was not told beforehand");
             let source = std::io::Error::other(why);
@@ -145,8 +214,13 @@ impl S3Upload {
         let number = multipart.begun as i32; // fits: at most PARTS_MAX
         // The next one is as large, but for what a doubling adds.
         let next = Vec::with_capacity(self.part.len());
+        let bytes = self.part.len() as u64;
         let body = SdkBody::from(std::mem::replace(&mut self.part, next));
-        let sent = send(Arc::clone(live), target.clone(), multipart.id.clone(), number, body);
+        let crc64 = std::mem::take(&mut self.part_sum).value();
+        let Mark { bytes: before, crc64: sum } = self.sent;
+        self.sent = Mark { bytes: before + bytes, crc64: crc64_join(sum, crc64, bytes) };
+        let part = Part { number, etag: None, bytes, crc64 };
+        let sent = send(Arc::clone(live), target.clone(), multipart.id.clone(), part, body);
         multipart.under_way.spawn_on(sent, live.runtime.handle());
         Ok(())
     }
@@ -171,9 +245,12 @@ impl S3Upload {
         if head(&self.live, &self.target.path, &self.target.name)?.is_some() {
             return Ok(false);
         }
-        multipart.parts.sort_by_key(CompletedPart::part_number);
-        let parts = Some(std::mem::take(&mut multipart.parts));
-        let parts = CompletedMultipartUpload::builder().set_parts(parts).build();
+        multipart.parts.sort_by_key(|part| part.number);
+        let named = multipart.parts.iter().map(|part| {
+            let named = CompletedPart::builder().part_number(part.number);
+            named.set_e_tag(part.etag.clone()).build()
+        });
+        let parts = CompletedMultipartUpload::builder().set_parts(Some(named.collect())).build();
         self.live.runtime.block_on(self.complete(&multipart.id, parts))
     }
 
@@ -261,7 +338,7 @@ impl S3Upload {
             return Err(taken);
         }
         let (path, bytes) = (self.target.file_name.clone(), self.len_bytes);
-        Ok(FileEntry { path, bytes, crc64: self.crc64.value() })
+        Ok(FileEntry { path, bytes, crc64: self.crc64() })
     }
 }
 
@@ -272,10 +349,7 @@ impl Upload for S3Upload {
             return Err(Error::Poisoned { what, first });
         }
         let written = self.append(bytes);
-        if let Err(e) = &written {
-            self.first_failure = Some(e.to_string());
-        }
-        written
+        self.remember(written)
     }
 
     fn len_bytes(&self) -> u64 {
@@ -284,38 +358,35 @@ impl Upload for S3Upload {
 
     fn settle(&mut self) -> Result<()> {
         self.write(&[])?;
-        if self.multipart.is_some() && !self.part.is_empty() {
-            self.send_part()?;
-        }
-        while let Some(multipart) = &mut self.multipart
-            && !multipart.under_way.is_empty()
-        {
-            multipart.wait_for_one(&self.live, &self.target.name)?;
-        }
-        Ok(())
+        let in_parts = self.multipart.is_some() || self.draft.is_some();
+        let sent = if in_parts && !self.part.is_empty() { self.send_part() } else { Ok(()) };
+        let settled = sent.and_then(|()| self.wait_for_parts());
+        self.remember(settled)
     }
 
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
         self.write(&[])?;
-        self.finish_inner()
+        let entry = self.finish_inner()?;
+        if let Some(state) = self.draft.take()
+            && let Err(error) = list::delete(&self.live, &[state.path], &state.name)
+        {
+            log::warn!("the state of a finished draft stays: {error}");
+        }
+        Ok(entry)
     }
 }
 
 impl Drop for S3Upload {
     fn drop(&mut self) {
         let Some(mut multipart) = self.multipart.take() else { return };
-        if !self.live.is_here() {
-            return; // it is the parent's upload
+        // What is kept is gone on with; another process's upload is the parent's.
+        if self.draft.is_some() || !self.live.is_here() {
+            return;
         }
         let aborted = self.live.runtime.block_on(async {
             // A part that arrives after the abort would stay.
             multipart.under_way.shutdown().await;
-            let ask = || async {
-                let abort = self.live.clients.usual.abort_multipart_upload();
-                let abort = abort.bucket(&self.live.bucket).key(&self.target.path);
-                abort.upload_id(&multipart.id).send().await.map(drop).map_err(Failed::of)
-            };
-            let abort = self.live.ask("give up writing", &self.target.name, ask);
+            let abort = abort(&self.live, &self.target, &multipart.id);
             tokio::time::timeout(ABORT_MAX, abort).await
         });
         let why = match aborted {
@@ -357,24 +428,34 @@ fn begin(live: &Arc<Live>, target: &Target, mark: &str) -> Result<Multipart> {
     Ok(Multipart { id, begun: 0, under_way: JoinSet::new(), parts })
 }
 
+/// Has the server forget an upload.
+pub(super) async fn abort(live: &Live, target: &Target, id: &str) -> Result<()> {
+    let ask = || async {
+        let abort = live.clients.usual.abort_multipart_upload().bucket(&live.bucket);
+        let abort = abort.key(&target.path).upload_id(id);
+        abort.send().await.map(drop).map_err(Failed::of)
+    };
+    live.ask("give up writing", &target.name, ask).await
+}
+
 /// One part, until it is there or given up. Sent twice it is the same part.
 async fn send(
     live: Arc<Live>,
     target: Target,
     id: String,
-    number: i32,
+    part: Part,
     body: SdkBody,
-) -> Result<CompletedPart> {
+) -> Result<Part> {
     let max = live.answer_max(body.bytes().map_or(0, <[u8]>::len));
     let mut tries = Tries::default();
     loop {
         let bytes = ByteStream::new(body.try_clone().expect("bytes in memory"));
         let upload = live.clients.usual.upload_part().bucket(&live.bucket).key(&target.path);
-        let sent = upload.upload_id(&id).part_number(number).body(bytes).send();
+        let sent = upload.upload_id(&id).part_number(part.number).body(bytes).send();
         match live.once(&mut tries, max, async { sent.await.map_err(Failed::of) }).await {
             Ok(sent) => {
-                let part = CompletedPart::builder().part_number(number);
-                return Ok(part.set_e_tag(sent.e_tag().map(str::to_owned)).build());
+                let etag = sent.e_tag().map(str::to_owned);
+                return Ok(Part { etag, ..part });
             }
             Err(failed) => {
                 let again = tries.again(&live, failed).await;

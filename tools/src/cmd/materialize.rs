@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use storage::{ByteSize, Key, Read, rate_text};
 
 use crate::cmd::index::tokenizer_of;
-use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
+use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest_only};
 use crate::report::{Facts, thousands};
 use unfinished::Unfinished;
 
@@ -115,7 +115,13 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
     if args.restart {
         Unfinished::discard(out.as_ref(), &out_key)?;
     }
-    no_manifest_yet(out.as_ref(), &out_key)?;
+    if let Err(error) = no_manifest_yet(out.as_ref(), &out_key) {
+        // It is complete, so that whoever was killed then has left what nobody needs.
+        if matches!(error, storage::Error::Exists { .. }) {
+            Unfinished::discard_or_warn(out.as_ref(), &out_key);
+        }
+        return Err(error.into());
+    }
     let (index, config) = order_of(args, name, &dataset, &store, &prefix)?;
     let samples = args.samples.unwrap_or(index.sample_count());
     ensure!(samples > 0, "{name}: the {} part has no sample to write", args.part);
@@ -124,7 +130,9 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
     let mut run = order.clone();
     (run["samples"], run["tokens"]) = (samples.into(), dataset.token_count().into());
     run["files"] = json!(manifest.as_ref().map(|manifest| &manifest.files));
-    let mut unfinished = Unfinished::begin(&out, &out_key, dataset.dtype(), run)?;
+    let mut unfinished = Unfinished::begin(&out, &out_key, dataset.dtype(), run, args.seq_length)?;
+    let is_there = |sample| tokens_of(&dataset, &index, sample);
+    unfinished.tell_present(samples, is_there)?;
     let samples_before = unfinished.samples();
     let wrote = write(args, &dataset, &index, samples, &mut unfinished, &mut tell);
     let read_bytes = match wrote {
@@ -147,9 +155,9 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
         // Which of them a sample is from is not told any more.
         meta.remove("inputs");
     }
-    let outputs = write_manifest(out.as_ref(), &out_key, &[built.bin, built.idx], meta);
-    // The files are a dataset now, or gone: in neither case is there anything to go on with.
-    Unfinished::discard(out.as_ref(), &out_key)?;
+    // Without it the files stay as they are, for the same command to go on with.
+    let outputs = write_manifest_only(out.as_ref(), &out_key, &[built.bin, built.idx], meta)?;
+    Unfinished::discard_or_warn(out.as_ref(), &out_key);
     let elapsed_s = start.elapsed().as_secs_f64();
     Ok(Materialized {
         source: name.to_owned(),
@@ -158,7 +166,7 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
         tokens: built.tokens,
         read_bytes,
         elapsed_s,
-        outputs: outputs?,
+        outputs,
     })
 }
 
@@ -180,12 +188,18 @@ fn write(
         let end = (first + window_samples).min(samples);
         read_bytes += window.fill(dataset, index, first..end)?;
         window.write(dataset, into.builder())?;
-        into.reached(end, args.commit_every.0)?;
+        into.reached(args.commit_every.0)?;
         first = end;
         tell(first, samples);
     }
-    into.commit(samples)?;
+    into.reached_end(samples)?;
     Ok(read_bytes)
+}
+
+fn tokens_of(dataset: &IndexedDataset, index: &GptIndex, sample: u64) -> Result<u64> {
+    let mut tokens = 0;
+    index.for_each_part(dataset, sample, |part, _| tokens += part.token_count)?;
+    Ok(tokens)
 }
 
 fn order_of(

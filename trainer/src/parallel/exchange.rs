@@ -174,13 +174,15 @@ impl Scattering {
         Ok(Scattering { own, packed, received: Some(received), works })
     }
 
-    /// Waits for the rows and adds them.
+    /// Waits for the rows and adds them, in f32 whatever they were sent in.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
     pub fn finish(self) -> Result<Sum> {
         wait_all(self.works)?;
-        let Some(received) = self.received else { return Ok(Sum::All(self.packed)) };
+        let Some(received) = self.received else {
+            return Ok(Sum::All(self.packed.f_to_kind(Kind::Float)?));
+        };
         let add = |left: &mut Tensor, right: &Tensor| {
             _ = left.f_add_(right)?;
             Ok(())
@@ -188,7 +190,7 @@ impl Scattering {
         let mut sum = TreeSum::new();
         for replica in 0..received.size()[0] as usize {
             let of = if replica == self.own { &self.packed } else { &received };
-            sum.push(row(of, replica)?, add)?;
+            sum.push(row(of, replica)?.f_to_kind(Kind::Float)?, add)?;
         }
         Ok(Sum::Own(sum.finish(add)?.expect("a group has a replica")))
     }

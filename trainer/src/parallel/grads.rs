@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use bridge::dist::Group;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::exchange::{Buffer, Gathering, Order, Scattering, Sum};
 use crate::Result;
@@ -39,6 +39,8 @@ pub struct Rules {
     pub share: Share,
     /// Whether every replica keeps its slice of the sum only.
     pub sliced: bool,
+    /// In what numbers they are sent.
+    pub kind: Kind,
 }
 
 /// The gradients of one step on one rank.
@@ -105,7 +107,7 @@ impl<'a> Grads<'a> {
 
     fn send(&mut self, bucket: usize, grads: &[Tensor]) -> Result<()> {
         let group = self.group.expect("there are other replicas");
-        let packed = self.buffers[bucket].pack(grads)?;
+        let packed = self.buffers[bucket].pack(grads)?.f_to_kind(self.rules.kind)?;
         let tag = tag(bucket, Message::Scatter);
         let started = Scattering::start(group, &packed, self.rules.order, tag)?;
         self.under_way.push_back((bucket, started));
@@ -149,6 +151,7 @@ impl<'a> Grads<'a> {
                     Sum::All(rows) => Rows::Here(rows.f_view([-1])?),
                     Sum::Own(row) => {
                         let tag = tag(bucket, Message::GatherSum);
+                        let row = row.f_to_kind(self.rules.kind)?;
                         Rows::Coming(Gathering::start(group, &row, tag)?)
                     }
                 };
@@ -157,7 +160,7 @@ impl<'a> Grads<'a> {
             for (bucket, rows) in gathering {
                 let rows = match rows {
                     Rows::Here(rows) => rows,
-                    Rows::Coming(gathering) => gathering.finish()?,
+                    Rows::Coming(gathering) => gathering.finish()?.f_to_kind(Kind::Float)?,
                 };
                 let tensors = self.buffers[bucket].unpack(&rows)?;
                 all.extend(self.buckets[bucket].uses.iter().copied().zip(tensors));

@@ -109,6 +109,10 @@ impl Setup {
             },
             share: config.share(mesh.dp),
             sliced: zero > 0,
+            kind: match config.precision.reduce_dtype {
+                config::ReduceDtype::Fp32 => Kind::Float,
+                config::ReduceDtype::Bf16 => Kind::BFloat16,
+            },
         };
         Ok(Setup {
             schedule: parallel.schedule,

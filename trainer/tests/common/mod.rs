@@ -1,88 +1,22 @@
-//! A small corpus, a small run of the real binary, and how two runs are compared.
+//! A small run of the real binary on a small corpus, and how two runs are compared.
 
-#![allow(dead_code, reason = "each test binary uses its own part of this")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part of this")]
 
-use std::fmt::Write as _;
+#[path = "../../../feed/tests/common/mod.rs"]
+mod lab;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use ckpt::convert::{Bounds, Format, Import};
 use ckpt::{Checkpoints, Group};
-use indexed::{Builder, Dtype};
 use storage::Key;
 use tempfile::TempDir;
 
-/// Tokens of the test vocabulary.
-pub const VOCAB: u32 = 500;
-
-/// A folder with a corpus, in which runs live side by side.
-pub struct Lab {
-    folder: TempDir,
-}
+pub use lab::{Lab, VOCAB};
 
 impl Lab {
-    pub fn new() -> Self {
-        let lab = Lab { folder: tempfile::tempdir().expect("a folder") };
-        lab.corpus("corpus", 0);
-        lab
-    }
-
-    /// Another corpus beside the first. With a salt it has the last twenty tokens alone.
-    pub fn corpus(&self, name: &str, salt: u32) {
-        let store = storage::open_url(self.path("").to_str().expect("UTF-8")).expect("a store");
-        let mut corpus = Builder::create(&store, &Key::new(name).expect("a key"), Dtype::U16)
-            .expect("a new corpus");
-        // Documents of a few words that repeat: there is something to learn.
-        for document in 0..300_u32 {
-            let token = |i: u32| (document % 7 * 61 + i * (1 + document % 3) * 13 + salt) % VOCAB;
-            let upper = |token: u32| if salt > 0 { VOCAB - 20 + token % 20 } else { token };
-            let tokens: Vec<u32> = (0..20 + document % 37).map(|i| upper(token(i))).collect();
-            corpus.add_sequence(&tokens).expect("room");
-            corpus.end_document().expect("room");
-        }
-        corpus.finish().expect("room");
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Writes the config of a run in its own folder and gives the config's path.
-    pub fn config(&self, run: &str, overrides: &[(&str, &str)]) -> PathBuf {
-        let mut keys = vec![
-            ("run.budget", "{ steps = 48 }".to_owned()),
-            ("run.threads", "1".to_owned()),
-            ("model.layers", "2".to_owned()),
-            ("model.hidden", "64".to_owned()),
-            ("model.heads", "2".to_owned()),
-            ("model.vocab", VOCAB.to_string()),
-            ("model.seq_len", "16".to_owned()),
-            ("data.split", "'90,10,0'".to_owned()),
-            ("batch.global", "12".to_owned()),
-            ("batch.micro", "4".to_owned()),
-            ("optim.lr.peak", "0.003".to_owned()),
-            ("checkpoint.every.steps", "4".to_owned()),
-            ("checkpoint.keep.last", "2".to_owned()),
-            ("eval.every", "8".to_owned()),
-            ("eval.iters", "1".to_owned()),
-            ("log.every", "1".to_owned()),
-            ("run.dir", quoted(&self.path(run))),
-            ("data.train", quoted(&self.path("corpus"))),
-        ];
-        for (key, value) in overrides {
-            keys.retain(|(name, _)| name != key);
-            keys.push((key, (*value).to_owned()));
-        }
-        let mut text = String::new();
-        for (key, value) in keys {
-            writeln!(text, "{key} = {value}").expect("memory");
-        }
-        let path = self.path(&format!("{run}.toml"));
-        fs::write(&path, text).expect("room");
-        path
-    }
-
     /// The lines of a run's log, without what the clock said.
     pub fn log_lines(&self, run: &str) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(self.path(run).join("log.jsonl")).unwrap_or_default();
@@ -122,10 +56,6 @@ impl Lab {
         }
         assert_eq!(got.len(), due.len(), "lines of {run}");
     }
-}
-
-fn quoted(path: &Path) -> String {
-    format!("'{}'", path.display())
 }
 
 /// The real binary, on one thread, with this verb and file.

@@ -4,7 +4,7 @@
 
 The oracle of what is dropped, and where: writes golden/dropout_<model>.safetensors for the GPT-2,
 the T5 v1.1 and the BERT of hf.py. What their modules drop, in the order of their calls, is drawn
-here as trainer/src/rng.rs says, of seed 0 and samples 0 to 2: Philox4x32-10 once more, with numpy.
+here as recipe/src/rng.rs says, of seed 0 and samples 0 to 2: Philox4x32-10 once more, with numpy.
 """
 
 import sys

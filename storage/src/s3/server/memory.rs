@@ -13,6 +13,9 @@ use crate::crc64;
 /// Keys in one page of a listing, as S3 has it.
 const PAGE_KEYS_MAX: usize = 1000;
 
+/// Parts in one page; S3 has a thousand, and tests have few.
+const PAGE_PARTS_MAX: usize = 2;
+
 /// The smallest part but the last, as S3 has it.
 const PART_BYTES_MIN: usize = 5 << 20;
 
@@ -290,6 +293,53 @@ impl S3 for Memory {
         state.put(&input.bucket, &input.key, stored, input.if_none_match.as_ref())?;
         state.uploads.remove(&input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput { e_tag, ..Default::default() }))
+    }
+
+    async fn list_parts(
+        &self,
+        request: S3Request<ListPartsInput>,
+    ) -> S3Result<S3Response<ListPartsOutput>> {
+        let input = request.input;
+        let state = self.state();
+        let upload = state.uploads.get(&input.upload_id);
+        let upload = upload.filter(|u| u.bucket == input.bucket && u.key == input.key);
+        let upload = upload.ok_or_else(|| s3_error!(NoSuchUpload))?;
+        let after = Bound::Excluded(input.part_number_marker.unwrap_or(0));
+        let mut left = upload.parts.range((after, Bound::Unbounded));
+        let part = |(&number, stored): (&i32, &Stored)| Part {
+            part_number: Some(number),
+            e_tag: Some(ETag::Strong(stored.etag.clone())),
+            size: Some(stored.len()),
+            ..Default::default()
+        };
+        let parts: Vec<Part> = left.by_ref().take(PAGE_PARTS_MAX).map(part).collect();
+        Ok(S3Response::new(ListPartsOutput {
+            is_truncated: Some(left.next().is_some()),
+            next_part_number_marker: parts.last().and_then(|part| part.part_number),
+            parts: Some(parts),
+            ..Default::default()
+        }))
+    }
+
+    async fn list_multipart_uploads(
+        &self,
+        request: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        let input = request.input;
+        let prefix = input.prefix.unwrap_or_default();
+        let state = self.state();
+        let ours = |parts: &Parts| parts.bucket == input.bucket && parts.key.starts_with(&prefix);
+        let found = state.uploads.iter().filter(|(_, parts)| ours(parts));
+        let upload = |(id, parts): (&String, &Parts)| MultipartUpload {
+            key: Some(parts.key.clone()),
+            upload_id: Some(id.clone()),
+            ..Default::default()
+        };
+        Ok(S3Response::new(ListMultipartUploadsOutput {
+            is_truncated: Some(false),
+            uploads: Some(found.map(upload).collect()),
+            ..Default::default()
+        }))
     }
 
     async fn abort_multipart_upload(

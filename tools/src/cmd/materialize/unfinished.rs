@@ -1,16 +1,19 @@
-//! An output that is not finished, and what is certain of it: how many samples it has, and where
-//! its builder was synced. That stands in a small object beside it, so that a run that was killed
-//! is gone on with by the next one of the same settings.
+//! An output that is not finished, and what is certain of it: up to where the tokens of its builder
+//! were synced. That stands in a small object beside it, so that a run that was killed is gone on
+//! with by the next one of the same settings. What the sequences are follows from the order.
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail};
-use indexed::{Builder, BuilderMark, Built, Dtype};
+use anyhow::{Context as _, Result, bail, ensure};
+use indexed::{Builder, Built, Dtype};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use storage::{Key, Storage};
+use storage::{Key, Mark, Storage};
 
 const SUFFIX: &str = ".unfinished.json";
+
+/// A record names the files of the source, and settings.
+const RECORD_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(super) struct Unfinished {
@@ -18,18 +21,19 @@ pub(super) struct Unfinished {
     prefix: Key,
     record: Record,
     builder: Builder,
-    /// Whether the store keeps drafts; object stores keep none, and a run there begins anew.
-    keeps: bool,
-    synced_tokens: u64,
+    /// Of all samples but perhaps the last.
+    sample_bytes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Record {
     /// What decides the bytes of the output.
     run: Value,
+    /// Samples that are certain.
     samples: u64,
     /// None before the first sync.
-    builder: Option<BuilderMark>,
+    bin: Option<Mark>,
 }
 
 impl Unfinished {
@@ -39,42 +43,69 @@ impl Unfinished {
         prefix: &Key,
         dtype: Dtype,
         run: Value,
+        seq_len: u64,
     ) -> Result<Self> {
         // Of writers that were killed: the little files, for the large ones are drafts.
         store.sweep(&prefix.parent())?;
-        let bin = prefix.with_suffix(".bin")?;
-        let keeps = !matches!(store.open_draft(&bin), Err(storage::Error::Unsupported { .. }));
         let key = prefix.with_suffix(SUFFIX)?;
-        let left = if keeps { read(store.as_ref(), &key)? } else { None };
-        let anew = |run| Record { run, samples: 0, builder: None };
-        let (record, builder) = match left {
-            _ if !keeps => (anew(run), Builder::create(store, prefix, dtype)?),
+        let (record, builder) = match read(store.as_ref(), &key)? {
             Some(record) => {
                 let name = store.display(&key);
                 same_run(&name, &record.run, &run)?;
-                let builder = match &record.builder {
-                    Some(mark) => Builder::resume(store, prefix, dtype, mark)
-                        .with_context(|| format!("go on with {name} (--restart begins anew)"))?,
-                    None => {
-                        Builder::discard_drafts(store.as_ref(), prefix)?;
-                        Builder::create_draft(store, prefix, dtype)?
+                let mark = record.bin.unwrap_or_default();
+                let builder = match Builder::resume_tokens(store, prefix, dtype, mark) {
+                    // It was killed before it began.
+                    Err(indexed::Error::Storage(storage::Error::NotFound { .. }))
+                        if record.bin.is_none() =>
+                    {
+                        Builder::create_tokens(store, prefix, dtype)?
                     }
+                    resumed => resumed
+                        .with_context(|| format!("go on with {name} (--restart begins anew)"))?,
                 };
                 (record, builder)
             }
             None => {
-                let record = anew(run);
+                let record = Record { run, samples: 0, bin: None };
                 // First of all: drafts that no record speaks of are another program's.
                 record.write(store.as_ref(), &key)?;
-                let builder = Builder::create_draft(store, prefix, dtype).inspect_err(|_| {
+                let builder = Builder::create_tokens(store, prefix, dtype).inspect_err(|_| {
                     let _ = store.delete(&key); // what is in the way is the error to tell
                 })?;
                 (record, builder)
             }
         };
         let (store, prefix) = (Arc::clone(store), prefix.clone());
-        let synced_tokens = builder.token_count();
-        Ok(Unfinished { store, prefix, record, builder, keeps, synced_tokens })
+        let sample_bytes = (seq_len + 1) * dtype.item_bytes();
+        Ok(Unfinished { store, prefix, record, builder, sample_bytes })
+    }
+
+    /// Tells the builder of the samples that it has. The one after them may be there in part.
+    pub(super) fn tell_present(
+        &mut self,
+        samples: u64,
+        tokens_of: impl Fn(u64) -> Result<u64>,
+    ) -> Result<()> {
+        let mut told = 0;
+        while told < samples && self.builder.present_bytes() > 0 {
+            let tokens = tokens_of(told)?;
+            if tokens * self.builder.dtype().item_bytes() > self.builder.present_bytes() {
+                break;
+            }
+            self.builder.add_present(tokens)?;
+            self.builder.end_document()?;
+            told += 1;
+        }
+        let left = self.builder.present_bytes();
+        let is_whole = if told < samples { !self.builder.is_finished() } else { left == 0 };
+        ensure!(
+            is_whole,
+            "go on with {}.bin: it has {told} samples and {left} bytes, due {samples} samples; \
+             hint: --restart begins anew",
+            self.store.display(&self.prefix)
+        );
+        self.record.samples = told;
+        Ok(())
     }
 
     /// Removes what an interrupted run has left, unless it is at work.
@@ -88,6 +119,13 @@ impl Unfinished {
         Ok(store.delete(&key)?)
     }
 
+    /// The same, of an output that is complete.
+    pub(super) fn discard_or_warn(store: &dyn Storage, prefix: &Key) {
+        if let Err(error) = Unfinished::discard(store, prefix) {
+            log::warn!("{}: what is not needed any more stays: {error}", store.display(prefix));
+        }
+    }
+
     /// Samples that are certain.
     pub(super) fn samples(&self) -> u64 {
         self.record.samples
@@ -97,25 +135,26 @@ impl Unfinished {
         &mut self.builder
     }
 
-    /// So many samples are in the builder: they become certain if they are worth a sync.
-    pub(super) fn reached(&mut self, samples: u64, commit_bytes: u64) -> Result<()> {
-        let tokens = self.builder.token_count() - self.synced_tokens;
-        if tokens * self.builder.dtype().item_bytes() >= commit_bytes {
-            self.commit(samples)?;
-        }
-        Ok(())
-    }
-
-    /// Makes so many samples certain.
-    pub(super) fn commit(&mut self, samples: u64) -> Result<()> {
-        if !self.keeps {
+    /// Samples are in the builder: they become certain if they are worth a sync.
+    pub(super) fn reached(&mut self, commit_bytes: u64) -> Result<()> {
+        let bytes = self.builder.token_count() * self.builder.dtype().item_bytes();
+        if bytes - self.record.bin.map_or(0, |mark| mark.bytes.min(bytes)) < commit_bytes {
             return Ok(());
         }
-        let builder = Some(self.builder.sync()?);
-        let record = Record { run: self.record.run.clone(), samples, builder };
+        let mark = self.builder.sync_tokens()?;
+        self.keep(mark.bytes / self.sample_bytes, mark)
+    }
+
+    /// All samples are in the builder: they become certain.
+    pub(super) fn reached_end(&mut self, samples: u64) -> Result<()> {
+        let mark = self.builder.sync_all_tokens()?;
+        self.keep(samples, mark)
+    }
+
+    fn keep(&mut self, samples: u64, mark: Mark) -> Result<()> {
+        let record = Record { run: self.record.run.clone(), samples, bin: Some(mark) };
         record.write(self.store.as_ref(), &self.prefix.with_suffix(SUFFIX)?)?;
         self.record = record;
-        self.synced_tokens = self.builder.token_count();
         Ok(())
     }
 
@@ -127,11 +166,8 @@ impl Unfinished {
 
     /// Ends without success. What is certain stays, and is told.
     pub(super) fn fail(self, error: anyhow::Error) -> anyhow::Error {
-        let Unfinished { store, prefix, record, builder, keeps, .. } = self;
+        let Unfinished { store, prefix, record, builder, .. } = self;
         drop(builder);
-        if !keeps {
-            return error;
-        }
         if record.samples > 0 {
             let samples = record.samples;
             return error.context(format!("{samples} samples stay for the same command to go on"));
@@ -151,7 +187,7 @@ impl Record {
 }
 
 fn read(store: &dyn Storage, key: &Key) -> Result<Option<Record>> {
-    let bytes = match storage::read_all(store, key) {
+    let bytes = match storage::read_small(store, key, RECORD_BYTES_MAX) {
         Err(storage::Error::NotFound { .. }) => return Ok(None),
         bytes => bytes?,
     };

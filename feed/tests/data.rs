@@ -6,10 +6,9 @@ mod common;
 use std::ops::Range;
 
 use common::Lab;
-use trainer::config::Config;
-use trainer::input::AnyBatch;
-use trainer::mesh::{Mesh, Seat};
-use trainer::{Data, Neighbours, open_corpus};
+use feed::{AnyBatch, Data, Neighbours, open_corpus};
+use recipe::config::Config;
+use recipe::mesh::{Mesh, Seat};
 
 /// The micro-batches of steps, as one rank of a mesh reads them.
 fn read(

@@ -197,11 +197,9 @@ fn an_object_that_is_gone_or_another() {
         let store = open_url(&(server.url(place) + "&tries=2")).unwrap();
         write_all(&*store, &key(), &contents()).unwrap();
         let other = Arc::clone(&store);
-        let error = broken_by(store, move || {
-            match is_replaced {
-                true => other.replace(&key(), &vec![7; FILE_BYTES as usize]).unwrap(),
-                false => other.delete(&key()).unwrap(),
-            }
+        let error = broken_by(store, move || match is_replaced {
+            true => other.replace(&key(), &vec![7; FILE_BYTES as usize]).unwrap(),
+            false => other.delete(&key()).unwrap(),
         });
         let is_due = match &error {
             Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,

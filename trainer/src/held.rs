@@ -1,11 +1,15 @@
 //! What of the state a rank holds, for checkpoints.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ckpt::layout::{Layout, Part};
 use tch::Tensor;
 
 use crate::step::Trainer;
+
+/// Bytes of an f32.
+pub(crate) const ITEM_BYTES: u64 = 4;
 
 /// What a rank holds of a tensor of the state.
 #[derive(Debug)]
@@ -32,7 +36,7 @@ impl Trainer {
         &self.setup.layout
     }
 
-    /// What this rank holds.
+    /// What this rank holds; of what is offloaded nothing.
     #[must_use]
     pub fn parts(&self) -> Vec<Held<'_>> {
         let mut parts = self.parts_by_place();
@@ -40,7 +44,7 @@ impl Trainer {
         all.filter_map(|(at, tensor)| Some(Held { parts: parts.remove(&at)?, tensor })).collect()
     }
 
-    /// What this rank holds, to be filled. Then call [`Trainer::loaded`].
+    /// As [`Trainer::parts`], to be filled. Then call [`Trainer::loaded`].
     #[must_use]
     pub fn parts_mut(&mut self) -> Vec<HeldMut<'_>> {
         let mut parts = self.parts_by_place();
@@ -49,7 +53,7 @@ impl Trainer {
     }
 
     /// The rank's parts by the place of their tensor in [`Trainer::state`], end to end.
-    fn parts_by_place(&self) -> BTreeMap<usize, Vec<Part>> {
+    pub(crate) fn parts_by_place(&self) -> BTreeMap<usize, Vec<Part>> {
         let mut by_place = BTreeMap::<usize, Vec<Part>>::new();
         let count = self.model.params().len();
         for part in self.setup.layout.parts(self.comm.rank as u64) {
@@ -60,4 +64,28 @@ impl Trainer {
         }
         by_place
     }
+}
+
+/// Where a part lies in its tensor's memory, in bytes.
+pub(crate) fn range(part: &Part, item_bytes: u64) -> Range<usize> {
+    let elements = part.region.elements().expect("a layout's parts can be counted");
+    // fits: both are within a tensor that is in memory.
+    let start = (part.at * item_bytes) as usize;
+    start..start + (elements * item_bytes) as usize
+}
+
+/// The memory of some parts of a tensor, which follow one another.
+pub(crate) fn cut<'a>(
+    bytes: &'a mut [u8],
+    parts: &[Part],
+    item_bytes: u64,
+) -> impl Iterator<Item = &'a mut [u8]> {
+    let (mut rest, mut begin) = (bytes, 0);
+    parts.iter().map(move |part| {
+        let Range { start, end } = range(part, item_bytes);
+        let (_, after) = std::mem::take(&mut rest).split_at_mut(start - begin);
+        let (own, after) = after.split_at_mut(end - start);
+        (rest, begin) = (after, end);
+        own
+    })
 }

@@ -28,6 +28,7 @@ pub mod input;
 mod kind;
 pub mod launch;
 pub mod model;
+mod offload;
 pub mod optim;
 pub mod parallel;
 mod resume;

@@ -108,7 +108,7 @@ impl Place {
                 tell(crew, || format!("checkpoint: {what} {}", checkpoint.display()));
                 Ok(progress)
             }
-            (Begin::Given(_) | Begin::Anew, _) => Ok(anew(start.config, crew)),
+            (Begin::Given(_) | Begin::Anew, _) => anew(start.config, crew, trainer),
         }
     }
 
@@ -173,7 +173,7 @@ impl Place {
         let named = names.filter(|name| name.starts_with("step-"));
         bad.extend(named.map(|name| format!("{name} is damaged")));
         if bad.is_empty() {
-            return Ok(anew(start.config, crew));
+            return anew(start.config, crew, trainer);
         }
         Err(Error::Mismatch(Mismatch {
             doing: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
@@ -265,13 +265,14 @@ fn tell(crew: &Crew, text: impl FnOnce() -> String) {
     }
 }
 
-fn anew(config: &Config, crew: &Crew) -> Progress {
+fn anew(config: &Config, crew: &Crew, trainer: &mut Trainer) -> Result<Progress> {
     tell(crew, || format!("checkpoint: none, starting anew with seed {}", config.run.seed));
-    Progress::default()
+    trainer.loaded()?;
+    Ok(Progress::default())
 }
 
 /// Whether the bytes are not those that were saved, rather than that they could not be read.
-fn is_damage(error: &Error) -> bool {
+pub(crate) fn is_damage(error: &Error) -> bool {
     use storage::Error as Store;
     match error {
         Error::Ckpt(ckpt::Error::Corrupt { .. } | ckpt::Error::BadManifest { .. }) => true,

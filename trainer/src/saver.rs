@@ -19,7 +19,8 @@ use serde_json::Value;
 use storage::Key;
 
 use crate::Result;
-use crate::config::{BatchConfig, Config};
+use crate::config::{BatchConfig, Config, Offload};
+use crate::offload::Offloaded;
 use crate::state::{self, Parts, Progress};
 use crate::step::Trainer;
 
@@ -85,7 +86,9 @@ impl Saver {
     ) -> Result<Self> {
         let after = After::new(config, Arc::clone(&steps), parts.rank(), start.step, local)?;
         let after = Arc::new(after);
-        let way = if config.checkpoint.background {
+        // What is on a disk is saved by links, for which the run can wait.
+        let is_on_disk = matches!(config.optim.offload, Offload::Nvme(_));
+        let way = if config.checkpoint.background && !is_on_disk {
             let options = BackgroundOptions::default();
             let steps = Arc::clone(&steps);
             let background = match agent.filter(|_| config.checkpoint.agent) {
@@ -123,7 +126,7 @@ impl Saver {
     /// counted.
     pub(crate) fn save(
         &mut self,
-        trainer: &Trainer,
+        trainer: &mut Trainer,
         progress: Progress,
         config: &Config,
         data: &Value,
@@ -134,31 +137,32 @@ impl Saver {
         let seconds = 60 + plan.bytes(writer) / SLOW_BYTES_PER_S;
         let together = Together { token: &token, writer, deadline: Duration::from_secs(seconds) };
         let (step, meta) = (progress.step, state::meta(trainer, progress, data));
-        let held = self.parts.held(trainer)?;
         let text = config.resolved().to_toml();
         // Names of blobs are of the whole step.
         let blobs = [Blob { name: state::CONFIG, bytes: text.as_bytes() }];
         let blobs = if writer == 0 { &blobs[..] } else { &[] };
         self.failure = None;
-        let outcome = match &self.way {
-            Way::Behind(background) => {
+        let outcome = match (&self.way, trainer.offloaded.as_mut().and_then(Offloaded::on_disk)) {
+            (Way::Stuck, _) => Err(ckpt::Error::Cancelled),
+            (_, Some(state)) => {
+                let together = (plan.writers() > 1).then_some(&together);
+                let saved = self.steps.save_offloaded(step, state, blobs, meta, together);
+                saved.map(|(report, _)| self.saved(&report))
+            }
+            (Way::Behind(background), None) => {
+                let held = self.parts.held(trainer)?;
                 let begun = background.save_part(step, &plan, &held, blobs, meta, &together);
                 // Why was told when it happened.
                 begun.map(|begun| self.failures += u64::from(begun.failed.is_some()))
             }
-            Way::Waiting => {
+            (Way::Waiting, None) => {
+                let held = self.parts.held(trainer)?;
                 let saved = match plan.writers() {
                     1 => self.steps.save_plan(step, &plan, &[held], blobs, meta),
                     _ => self.steps.save_together(step, &plan, &held, blobs, meta, &together),
                 };
-                saved.map(|report| {
-                    if writer == 0 {
-                        log::info!("{report}");
-                    }
-                    self.after.committed(&report);
-                })
+                saved.map(|report| self.saved(&report))
             }
-            Way::Stuck => Err(ckpt::Error::Cancelled),
         };
         if let Err(error) = outcome {
             log::error!("step {step} was not saved: {error}");
@@ -166,6 +170,14 @@ impl Saver {
             self.failure = Some(error);
         }
         Ok(())
+    }
+
+    /// What follows a save that the run has waited for.
+    fn saved(&self, report: &SaveReport) {
+        if self.parts.rank() == 0 {
+            log::info!("{report}");
+        }
+        self.after.committed(report);
     }
 
     /// Waits until the last save is over, and what was committed is in the second store.

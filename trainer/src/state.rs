@@ -12,7 +12,6 @@
 use std::sync::Arc;
 
 use bridge::runtime::torch_version;
-use ckpt::layout::Part;
 use ckpt::{Checkpoint, Checkpoints, Dtype, Group, SavePlan, TensorRead, TensorSpec, Want};
 use recipe::Mismatch;
 use recipe::scaler::Scaler;
@@ -21,7 +20,7 @@ use serde_json::{Value, json};
 use storage::Key;
 
 use crate::config::{self, Config, Effect};
-use crate::held::{Held, HeldMut};
+use crate::held::{Held, HeldMut, ITEM_BYTES, cut, range};
 use crate::model::ParamSpec;
 use crate::parallel::setup::GROUPS;
 use crate::step::Trainer;
@@ -29,9 +28,6 @@ use crate::{Error, Result};
 
 /// The blob with the resolved config.
 pub(crate) const CONFIG: &str = "config.toml";
-
-/// Of an f32.
-const ITEM_BYTES: u64 = 4;
 
 // Tensors are lent to the checkpoint as they lie in memory, and it keeps little-endian numbers.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -59,7 +55,10 @@ impl Parts {
     /// [`Error::Ckpt`] if they hold what cannot be saved.
     pub fn new(checkpoints: &Checkpoints, trainer: &Trainer) -> Result<Self> {
         let (layout, limits) = (trainer.layout(), checkpoints.plan_limits());
-        let plan = Arc::new(SavePlan::new(layout.specs(), &layout.held(), limits)?);
+        let plan = match &trainer.offloaded {
+            Some(offloaded) => Arc::clone(&offloaded.plan),
+            None => Arc::new(SavePlan::new(layout.specs(), &layout.held(), limits)?),
+        };
         Ok(Parts { plan, rank: trainer.comm().rank })
     }
 
@@ -75,18 +74,18 @@ impl Parts {
         self.rank
     }
 
-    /// The bytes of this rank's holdings, where they lie.
+    /// The bytes of this rank's holdings, where they lie in memory.
     ///
     /// # Errors
     /// [`Error::Bridge`] if a graph still holds a weight.
     pub fn held<'a>(&self, trainer: &'a Trainer) -> Result<Vec<&'a [u8]>> {
+        if let Some(offloaded) = &trainer.offloaded {
+            return Ok(offloaded.held().unwrap_or_default());
+        }
         let mut held = Vec::new();
         for Held { parts, tensor } in trainer.parts() {
             let bytes = bridge::bytes(tensor)?;
-            held.extend(parts.iter().map(|part| {
-                let (start, len) = range(part);
-                &bytes[start..start + len]
-            }));
+            held.extend(parts.iter().map(|part| &bytes[range(part, ITEM_BYTES)]));
         }
         Ok(held)
     }
@@ -95,27 +94,17 @@ impl Parts {
     fn wants<'a>(&'a self, trainer: &'a mut Trainer, groups: &[Group]) -> Result<Vec<Want<'a>>> {
         let mut wants = Vec::new();
         for HeldMut { parts, tensor } in trainer.parts_mut() {
-            let (mut rest, mut begin) = (bridge::bytes_mut(tensor)?, 0);
-            for part in parts {
-                let (start, len) = range(&part);
-                let (_, after) = rest.split_at_mut(start - begin);
-                let (into, after) = after.split_at_mut(len);
-                (rest, begin) = (after, start + len);
+            let memory = cut(bridge::bytes_mut(tensor)?, &parts, ITEM_BYTES);
+            for (part, into) in parts.iter().zip(memory) {
                 let TensorSpec { name, group, .. } = &self.plan.specs()[part.tensor];
                 if groups.contains(group) {
-                    wants.push(Want { name, group: *group, region: part.region, into });
+                    let region = part.region.clone();
+                    wants.push(Want { name, group: *group, region, into });
                 }
             }
         }
         Ok(wants)
     }
-}
-
-/// Where a part begins in its tensor's memory, and how long it is.
-fn range(part: &Part) -> (usize, usize) {
-    let elements = part.region.elements().expect("a layout's parts can be counted");
-    // fits: both are within a tensor that is in memory.
-    ((part.at * ITEM_BYTES) as usize, (elements * ITEM_BYTES) as usize)
 }
 
 /// What a checkpoint has besides tensors. `data` is the corpus's fingerprint.
@@ -147,7 +136,10 @@ pub fn load(
     let groups = if is_wanted(config::Part::Optim) { &GROUPS[..] } else { &GROUPS[..1] };
     let specs = parts.plan.specs().iter().filter(|spec| groups.contains(&spec.group));
     checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
-    checkpoint.read(parts.wants(trainer, groups)?)?;
+    match &mut trainer.offloaded {
+        Some(offloaded) => offloaded.load(checkpoint, groups)?,
+        None => _ = checkpoint.read(parts.wants(trainer, groups)?)?,
+    }
     if !is_wanted(config::Part::Data) {
         return Ok(Progress::default());
     }

@@ -6,9 +6,10 @@ use tch::{Kind, Tensor};
 
 use crate::accumulate::{Contribution, tree_sum};
 use crate::comm::Comm;
-use crate::config::{Config, Dtype, LossScaleConfig, OptimConfig};
+use crate::config::{Config, Dtype, LossScaleConfig, Offload, OptimConfig};
 use crate::input::Input;
 use crate::model::{LossWeights, Micro, Model, ParamSpec, Stage, Tp};
+use crate::offload::Offloaded;
 use crate::optim::{self, AdamW, StepSize};
 use crate::parallel::exchange::{Buffer, Gathering};
 use crate::parallel::grads::{Grads, Message, tag};
@@ -31,6 +32,9 @@ pub struct Trainer {
     /// f32, by parameter of the rank, padding included: whole, or this replica's slices, flat.
     params: Vec<Tensor>,
     adamw: AdamW,
+    /// Has the f32 weights and the moments, where they are offloaded; then `params` are of the
+    /// numbers of the computation.
+    pub(crate) offloaded: Option<Offloaded>,
     /// Whole parameters in the numbers of the computation, where `params` are slices, unless they
     /// come and go.
     copies: Option<Vec<Tensor>>,
@@ -65,6 +69,13 @@ impl Trainer {
     /// [`Error::Torch`] if the memory does not suffice, [`Error::Ckpt`] if a parameter cannot be
     /// cut as the config says, [`Error::Bridge`] if another rank is gone.
     pub fn on_mesh(config: &Config, comm: Comm) -> Result<Self> {
+        let mut trainer = Self::unloaded(config, comm)?;
+        trainer.loaded()?;
+        Ok(trainer)
+    }
+
+    /// As [`Trainer::on_mesh`], before [`Trainer::loaded`].
+    pub(crate) fn unloaded(config: &Config, comm: Comm) -> Result<Self> {
         check_mesh(config, &comm)?;
         let model = Model::new(&config.model, comm.mesh.tp as u64).seeded(config.run.seed);
         let sequence = config.parallel.sequence_parallel;
@@ -79,14 +90,24 @@ impl Trainer {
         let is_decaying = |param: &usize| model.params()[*param].decays();
         let decaying = setup.params.partition_point(is_decaying);
         assert!(!setup.params[decaying..].iter().any(is_decaying), "those that decay come first");
-        let adamw = AdamW::new(&params, decaying)?;
+        let is_here = config.optim.offload == Offload::None;
+        let adamw = AdamW::new(if is_here { &params } else { &[] }, decaying)?;
         let buffers = setup.buffers(comm.mesh.dp);
         let scale = &config.precision.loss_scale;
         let is_half = config.precision.dtype == Dtype::Fp16;
         let scaler = is_half.then(|| (Scaler::new(scale), scale.clone()));
-        let copies = None;
-        let mut trainer = Trainer { model, comm, setup, params, adamw, copies, buffers, scaler };
-        trainer.loaded()?;
+        let mut trainer = Trainer {
+            model,
+            comm,
+            setup,
+            params,
+            adamw,
+            offloaded: None,
+            copies: None,
+            buffers,
+            scaler,
+        };
+        trainer.offload(config)?;
         Ok(trainer)
     }
 
@@ -109,21 +130,31 @@ impl Trainer {
     }
 
     /// The weights and both moments that the rank has, each in the order of the parameters: whole
-    /// and shaped, padding included, or flat slices.
+    /// and shaped, padding included, or flat slices. Where they are offloaded there are none.
     pub fn state(&self) -> [&[Tensor]; 3] {
-        [&self.params, &self.adamw.exp_avgs, &self.adamw.exp_avg_sqs]
+        let params = if self.offloaded.is_some() { &[] } else { &self.params[..] };
+        [params, &self.adamw.exp_avgs, &self.adamw.exp_avg_sqs]
     }
 
     /// As [`Trainer::state`], to be filled from a checkpoint. Then call [`Trainer::loaded`].
     pub fn state_mut(&mut self) -> [&mut [Tensor]; 3] {
-        [&mut self.params, &mut self.adamw.exp_avgs, &mut self.adamw.exp_avg_sqs]
+        let params = if self.offloaded.is_some() { &mut [] } else { &mut self.params[..] };
+        [params, &mut self.adamw.exp_avgs, &mut self.adamw.exp_avg_sqs]
     }
 
     /// Makes what follows from the weights anew. All ranks call it after they have filled theirs.
     ///
     /// # Errors
-    /// [`Error::Torch`], [`Error::Bridge`].
+    /// [`Error::Torch`], [`Error::Bridge`]; [`Error::Ckpt`] if offloaded weights cannot be read.
     pub fn loaded(&mut self) -> Result<()> {
+        if let Some(offloaded) = &mut self.offloaded {
+            offloaded.weights(&mut self.params)?;
+        }
+        self.gather()
+    }
+
+    /// Brings the replicas' slices together, where what computes is whole.
+    fn gather(&mut self) -> Result<()> {
         if !self.setup.rules.sliced || self.setup.gathers {
             return Ok(());
         }
@@ -208,16 +239,15 @@ impl Trainer {
         let grad_divisor = scale * optim::clip_divisor(grad_norm, config.clip);
         let step = step - self.scaler.as_ref().map_or(0, |(scaler, _)| scaler.skipped_steps);
         self.comm.doing.set(|| "updates weights".to_owned());
-        self.adamw.update(
-            config,
-            &mut self.params,
-            &mut grads,
-            &StepSize { step, lr, grad_divisor },
-        )?;
+        let step = StepSize { step, lr, grad_divisor };
+        match &mut self.offloaded {
+            Some(offloaded) => offloaded.update(config, &mut self.params, grads, &step)?,
+            None => self.adamw.update(config, &mut self.params, &mut grads, &step)?,
+        }
         if let Some((scaler, config)) = &mut self.scaler {
             scaler.good(config);
         }
-        self.loaded()?;
+        self.gather()?;
         Ok(StepReport { loss, grad_norm, skipped: false })
     }
 

@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
         data: Data,
     ) -> Result<Self> {
         let fingerprint = data.fingerprint()?;
-        let mut trainer = Trainer::on_mesh(config, comm)?;
+        let mut trainer = Trainer::unloaded(config, comm)?;
         let place = Place::open(config)?;
         let parts = Parts::new(&place.checkpoints, &trainer)?;
         // The others wait here for the first to have cleared what a killed run has left.
@@ -346,7 +346,7 @@ impl<'a> Run<'a> {
         let begun = Instant::now();
         self.doing("saves");
         self.log.as_mut().map_or(Ok(()), RunLog::sync)?;
-        self.saver.save(&self.trainer, self.progress, &self.config, &self.fingerprint)?;
+        self.saver.save(&mut self.trainer, self.progress, &self.config, &self.fingerprint)?;
         self.saved_step = self.progress.step;
         self.saved_at = Instant::now();
         self.meter.stall += begun.elapsed();

@@ -20,7 +20,6 @@ mod model;
 mod node;
 mod optim;
 mod parallel;
-mod pending;
 mod resume;
 mod values;
 mod words;

@@ -414,10 +414,9 @@ impl Build {
         let missing: Vec<_> =
             REQUIRED.into_iter().filter(|key| get(&self.config, key).is_none()).collect();
         if missing.is_empty() {
-            match Config::from_toml("imported", &toml::to_string(&self.config).unwrap_or_default())
-            {
-                Err(error) => self.refuse("together", error.to_string()),
-                Ok(config) => self.notes.extend(config.not_yet()),
+            let text = toml::to_string(&self.config).unwrap_or_default();
+            if let Err(error) = Config::from_toml("imported", &text) {
+                self.refuse("together", error.to_string());
             }
         }
         self.fates.sort_by_key(|key| key.fate);

@@ -178,7 +178,6 @@ impl Plan {
     }
 
     fn refuse(&mut self, config: &Config, known: &Known) {
-        self.refusals.extend(config.not_yet());
         let seq_len = config.model.seq_len;
         if let Some(tokens) = known.corpus_tokens.map(|tokens| training_tokens(config, tokens))
             && tokens <= seq_len as f64

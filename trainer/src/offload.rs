@@ -1,0 +1,184 @@
+//! Weights in f32 and their moments beside the device: in the host's memory, or in files of a disk.
+//!
+//! What computes stays with the trainer, in the numbers of the computation. An update gives the
+//! gradients away and takes the new weights back, rounded; what is kept elsewhere is saved from
+//! there.
+
+use std::sync::Arc;
+
+use ckpt::layout::{Layout, Part};
+use ckpt::offload::{AdamW, Offload as State, Options, Update, Weights};
+use ckpt::{Checkpoint, Dtype, Group, SavePlan};
+use serde_json::Value;
+use storage::Key;
+use tch::{Device, Kind, Tensor};
+
+use crate::config::{Config, Offload, OptimConfig};
+use crate::held::{ITEM_BYTES, cut, range};
+use crate::optim::StepSize;
+use crate::resume::is_damage;
+use crate::step::Trainer;
+use crate::{Error, Result};
+
+/// The state of a rank's optimizer.
+#[derive(Debug)]
+pub(crate) struct Offloaded {
+    state: State,
+    /// Which rank saves what of it.
+    pub(crate) plan: Arc<SavePlan>,
+    /// Of each of the rank's tensors: the parts that the state has, and whether they decay.
+    tensors: Vec<(Vec<Part>, bool)>,
+    /// Numbers that compute.
+    kind: Kind,
+    /// Whether the first weights are still with the trainer.
+    is_empty: bool,
+}
+
+impl Trainer {
+    /// Opens the place where the config wants the state. It stays empty until the first
+    /// [`Trainer::loaded`], for what is loaded before takes the place of the first weights.
+    pub(crate) fn offload(&mut self, config: &Config) -> Result<()> {
+        if config.optim.offload == Offload::None {
+            return Ok(());
+        }
+        let mut parts = self.parts_by_place();
+        let tensors = self.setup.params.iter().enumerate().map(|(at, param)| {
+            (parts.remove(&at).unwrap_or_default(), self.model.params()[*param].decays())
+        });
+        let (layout, rank) = (&self.setup.layout, self.comm.rank as u64);
+        let (tensors, kind) = (tensors.collect(), self.setup.kind);
+        self.offloaded = Some(Offloaded::open(config, layout, rank, tensors, kind)?);
+        Ok(())
+    }
+}
+
+impl Offloaded {
+    fn open(
+        config: &Config,
+        layout: &Layout,
+        rank: u64,
+        tensors: Vec<(Vec<Part>, bool)>,
+        kind: Kind,
+    ) -> Result<Self> {
+        let plan = ckpt::offload::plan(layout)?;
+        let mut options = Options::default();
+        if config.run.threads > 0 {
+            options.threads = config.run.threads as usize; // fits: at most 1024
+        }
+        let state = match &config.optim.offload {
+            Offload::Nvme(folder) => {
+                let store = storage::open_url(folder)?;
+                let own = Key::new(format!("rank-{rank:05}"))?;
+                let open = || -> Result<State> {
+                    let (store, plan) = (Arc::clone(&store), Arc::clone(&plan));
+                    Ok(State::on_disk(store, own.clone(), plan, layout, rank, options)?)
+                };
+                match open() {
+                    // A run goes on from its checkpoints, whatever layout they are of.
+                    Err(error) if is_damage(&error) => {
+                        log::warn!("offload: {}; begins anew", storage::one_line(&error));
+                        store.delete_folder(&own)?;
+                        open()?
+                    }
+                    state => state?,
+                }
+            }
+            _ => State::in_memory(Arc::clone(&plan), layout, rank, options)?,
+        };
+        Ok(Offloaded { state, plan, tensors, kind, is_empty: true })
+    }
+
+    /// What computes, as a state counts it, and its bytes.
+    fn dtype(&self) -> (Dtype, u64) {
+        match self.kind {
+            Kind::BFloat16 => (Dtype::BF16, 2),
+            Kind::Half => (Dtype::F16, 2),
+            _ => (Dtype::F32, ITEM_BYTES),
+        }
+    }
+
+    fn fill(&mut self, params: &[Tensor]) -> Result<()> {
+        let mut weights = Vec::new();
+        for (param, (parts, _)) in params.iter().zip(&self.tensors) {
+            let bytes = bridge::bytes(param)?;
+            weights.extend(parts.iter().map(|part| &bytes[range(part, ITEM_BYTES)]));
+        }
+        Ok(self.state.fill(&weights, 0, Value::Null)?)
+    }
+
+    /// Takes all of it from a checkpoint of any layout; moments that are not among the groups are
+    /// zeros.
+    pub(crate) fn load(&mut self, checkpoint: &Checkpoint, groups: &[Group]) -> Result<()> {
+        self.state.load(checkpoint, groups, Value::Null)?;
+        self.is_empty = false;
+        Ok(())
+    }
+
+    /// Writes the weights into the tensors that compute. A state of nothing takes them from there
+    /// first, with moments of zero.
+    pub(crate) fn weights(&mut self, params: &mut [Tensor]) -> Result<()> {
+        if std::mem::take(&mut self.is_empty) {
+            self.fill(params)?;
+        }
+        for param in params.iter_mut().filter(|param| param.kind() != self.kind) {
+            // Padding is 0 and stays so.
+            *param = Tensor::f_zeros(param.size(), (self.kind, Device::Cpu))?;
+        }
+        let (dtype, item_bytes) = self.dtype();
+        let mut into = Vec::new();
+        for (param, (parts, _)) in params.iter_mut().zip(&self.tensors) {
+            let parts = cut(bridge::bytes_mut(param)?, parts, item_bytes);
+            into.extend(parts.map(|bytes| Weights { dtype, bytes }));
+        }
+        Ok(self.state.weights(&mut into)?)
+    }
+
+    /// As [`crate::optim::AdamW::update`]; gradients stay as they are.
+    pub(crate) fn update(
+        &mut self,
+        config: &OptimConfig,
+        params: &mut [Tensor],
+        grads: Vec<Tensor>,
+        step: &StepSize,
+    ) -> Result<()> {
+        let StepSize { step, lr, grad_divisor } = *step;
+        let ([beta1, beta2], eps) = (config.betas, config.eps);
+        let adamw = AdamW { step, lr, beta1, beta2, eps, grad_divisor };
+        let (dtype, item_bytes) = self.dtype();
+        let grads = grads.into_iter().map(alone).collect::<Result<Vec<Tensor>>>()?;
+        let mut updates = Vec::new();
+        for ((param, grad), (parts, decays)) in params.iter_mut().zip(&grads).zip(&self.tensors) {
+            let grad = bridge::bytes(grad)?;
+            let weight_decay = if *decays { config.weight_decay } else { 0.0 };
+            let weights = cut(bridge::bytes_mut(param)?, parts, item_bytes);
+            updates.extend(parts.iter().zip(weights).map(|(part, bytes)| Update {
+                grad: &grad[range(part, ITEM_BYTES)],
+                grad_dtype: Dtype::F32,
+                weight_decay,
+                weights: Weights { dtype, bytes },
+            }));
+        }
+        self.state.step(&adamw, updates, Value::Null)?;
+        Ok(())
+    }
+
+    /// What of the plan this rank has, where it lies; `None` on a disk.
+    pub(crate) fn held(&self) -> Option<Vec<&[u8]>> {
+        self.state.held()
+    }
+
+    /// The state if it is on a disk, where its files become those of a checkpoint.
+    pub(crate) fn on_disk(&mut self) -> Option<&mut State> {
+        Some(&mut self.state).filter(|state| state.held().is_none())
+    }
+}
+
+/// A tensor that shares its memory with no other: slices lie in the rows that they came in.
+fn alone(grad: Tensor) -> Result<Tensor> {
+    if bridge::bytes(&grad).is_ok() {
+        return Ok(grad);
+    }
+    let mut own = Tensor::f_empty(grad.size(), (grad.kind(), grad.device()))?;
+    own.f_copy_(&grad)?;
+    Ok::<_, Error>(own)
+}

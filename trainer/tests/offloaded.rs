@@ -1,0 +1,117 @@
+//! An optimizer whose state lies in the host's memory or on a disk: runs end in the bits of those
+//! that keep it beside their weights, killed and resumed wherever the state lay before.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod common;
+#[path = "common/corpora.rs"]
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod corpora;
+#[path = "common/kills.rs"]
+mod kills;
+#[path = "../../loader/tests/common/mod.rs"]
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod samples;
+
+use std::time::Duration;
+
+use common::{Lab, assert_success, text, train, trainer};
+use corpora::SPANS;
+use kills::{kill_after, run};
+
+/// Eight micro-batches a step, which four replicas divide.
+const BATCH: [(&str, &str); 4] = [
+    ("batch.global", "16"),
+    ("batch.micro", "2"),
+    ("eval.every", "0"),
+    ("checkpoint.every.steps", "3"),
+];
+
+/// `optim.offload`, on a disk in a folder of the lab.
+fn on_disk(lab: &Lab, folder: &str) -> String {
+    format!("'nvme:{}'", lab.path(folder).display())
+}
+
+#[test]
+fn a_run_ends_in_the_same_bits_wherever_its_state_lies() {
+    let lab = Lab::new();
+    for dtype in ["'fp32'", "'bf16'", "'fp16'"] {
+        let number = dtype.trim_matches('\'');
+        let keys = |offload| {
+            let own = [("precision.dtype", dtype), ("optim.offload", offload)];
+            [&BATCH[..], &own].concat()
+        };
+        let whole = format!("{number}-none");
+        assert_success(&train(&lab.config(&whole, &keys("'none'"))));
+        let disk = on_disk(&lab, &format!("{number}-state"));
+        for (place, offload) in [("cpu", "'cpu'"), ("disk", &*disk)] {
+            let name = format!("{number}-{place}");
+            assert_success(&train(&lab.config(&name, &keys(offload))));
+            lab.assert_same(&name, &whole);
+        }
+    }
+}
+
+/// Replicas with slices, then stages of a pipeline, then both, then one process: in memory, on a
+/// disk, on the same disk in another layout, beside the weights.
+#[test]
+fn a_run_goes_on_wherever_its_state_lay() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("whole", &BATCH)));
+    let (folder, disk) = (lab.path("run"), on_disk(&lab, "state"));
+    for (number, (ranks, parallel, offload)) in [
+        (4, "{ zero = 1 }", "'cpu'"),
+        (2, "{ pp = 2 }", &*disk),
+        (4, "{ pp = 2, zero = 1 }", &*disk),
+        (2, "{}", &*disk),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let keys = [&BATCH[..], &[("parallel", parallel), ("optim.offload", offload)]].concat();
+        let pause = Duration::from_millis(3 * number as u64);
+        kill_after(ranks, &lab.config("run", &keys), &folder, 5 + 10 * number, pause);
+    }
+    let output = run(1, &lab.config("run", &BATCH));
+    assert_success(&output);
+    assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+    lab.assert_same("run", "whole");
+}
+
+/// An encoder and a decoder, whose table of words three stages use.
+#[test]
+fn t5_ends_in_the_same_bits() {
+    let lab = Lab::new();
+    let common = [("eval.every", "0"), ("precision.dtype", "'bf16'")];
+    assert_success(&train(&SPANS.config(&lab, "whole", &common)));
+    let disk = on_disk(&lab, "state");
+    for (name, ranks, parallel, offload) in
+        [("sliced", 2, "{ zero = 1 }", "'cpu'"), ("cut", 2, "{ pp = 2 }", &*disk)]
+    {
+        let own = [("parallel", parallel), ("optim.offload", offload)];
+        let keys = [&common[..], &own].concat();
+        assert_success(&run(ranks, &SPANS.config(&lab, name, &keys)));
+        lab.assert_same(name, "whole");
+    }
+}
+
+/// A state that another run holds is not touched, and one whose folder cannot be is told.
+#[test]
+fn a_state_that_cannot_be_kept_is_told() {
+    let lab = Lab::new();
+    let file = lab.path("file");
+    std::fs::write(&file, "no folder").unwrap();
+    let offload = format!("'nvme:{}/below'", file.display());
+    let output = train(&lab.config("run", &[("optim.offload", &offload)]));
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("file/below"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_plan_tells_what_the_disk_has_to_do() {
+    let lab = Lab::new();
+    let mut plan = trainer("plan", &lab.config("run", &[("optim.offload", "'nvme:/scratch'")]));
+    let output = plan.args(["--tokens-per-s", "1000", "--disk-per-s", "1GB"]).output().unwrap();
+    assert_success(&output);
+    assert!(text(&output.stdout).contains("read and written of nvme:/scratch"));
+}

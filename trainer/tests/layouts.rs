@@ -345,7 +345,7 @@ fn gradients_sent_in_16_bits_are_close() {
         for ((got, norm), (due, norm_due)) in got.reports.iter().zip(&due.reports) {
             for (got, due) in [(got, due), (norm, norm_due)] {
                 let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
-                assert!((got / due - 1.0).abs() < 1e-3, "{layout:?}: got {got}, due {due}");
+                assert!((got / due - 1.0).abs() < 5e-3, "{layout:?}: got {got}, due {due}");
             }
         }
         // What is sent depends on the replicas, not on the stages.

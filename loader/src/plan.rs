@@ -93,7 +93,7 @@ impl Limits {
     /// than a request. A local disk gains by a join only what the two would round to twice.
     #[must_use]
     pub fn of(profile: &storage::Profile) -> Self {
-        match profile.file_system.as_str() {
+        match profile.kind() {
             "s3" => Limits { gap_bytes: 256 << 10, extent_bytes_max: 8 << 20 },
             "ext4" | "xfs" | "btrfs" | "f2fs" => {
                 Limits { gap_bytes: profile.align_bytes.into(), extent_bytes_max: 1 << 20 }

@@ -11,7 +11,8 @@
 //! systems, by the operations of `disk`, of which `os` has the real ones. There, `engine` carries
 //! batches of `piece`s by `ring` or by `pread`, with `buf`, `behind` and `map` beside it; `profile`
 //! chooses. `s3` keeps the contract on object stores. `sim` is a disk that fails and loses power,
-//! `conformance` what every store must pass.
+//! `conformance` what every store must pass, `simulated` a store with the times of another.
+//! `examine` tells what a place and this machine offer, `lustre` reads and sets layouts.
 //!
 //! A [`Reader`] keeps a window of reads open instead of waiting for batches; [`Watch`] names those
 //! that hang, and a [`Stage`] those steps of a start that do.
@@ -29,6 +30,7 @@ mod copy;
 mod disk;
 mod engine;
 mod error;
+pub mod examine;
 mod flying;
 mod folders;
 mod key;
@@ -36,6 +38,7 @@ mod ladder;
 mod layout;
 #[cfg(feature = "s3")]
 mod local_copy;
+pub mod lustre;
 mod manifest;
 #[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
 mod map;
@@ -51,13 +54,13 @@ mod reader;
 mod remote;
 #[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
 mod ring;
-#[cfg(any(feature = "s3", feature = "sim", test))]
 mod rng;
 #[cfg(feature = "s3")]
 mod s3;
 pub mod shared;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod simulated;
 mod stage;
 mod straight;
 #[expect(unsafe_code, reason = "instructions that write past the cache")]

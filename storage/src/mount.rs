@@ -130,10 +130,14 @@ pub(crate) fn point_of(path: &Path) -> Option<String> {
 
 /// A line of `/proc/self/mountinfo`, as `proc(5)` describes it.
 #[derive(Debug, PartialEq, Eq)]
-struct MountLine<'a> {
-    point: &'a str,
-    kind: &'a str,
-    options: &'a str,
+pub(crate) struct MountLine<'a> {
+    pub(crate) point: &'a str,
+    pub(crate) kind: &'a str,
+    /// What is mounted, such as `/dev/vda` or `10.0.0.2@tcp:/scratch`.
+    pub(crate) source: &'a str,
+    /// Of the mount itself, such as `ro`.
+    pub(crate) flags: &'a str,
+    pub(crate) options: &'a str,
 }
 
 /// Options that change how reads go, without their values.
@@ -158,16 +162,18 @@ const TELLING: [&str; 16] = [
 
 impl<'a> MountLine<'a> {
     /// By the device, not by the path: so links and bind mounts are resolved.
-    fn find(table: &'a str, device: u64) -> Option<Self> {
+    pub(crate) fn find(table: &'a str, device: u64) -> Option<Self> {
         let device = format!("{}:{}", libc::major(device), libc::minor(device));
         table.lines().find_map(|line| {
             let mut words = line.split(' ');
             if words.nth(2)? != device {
                 return None;
             }
-            let point = words.nth(1)?;
+            let (point, flags) = (words.nth(1)?, words.next().unwrap_or(""));
             let mut rest = line.split_once(" - ")?.1.split(' ');
-            Some(MountLine { point, kind: rest.next()?, options: rest.nth(1).unwrap_or("") })
+            let (kind, source) = (rest.next()?, rest.next().unwrap_or(""));
+            let options = rest.next().unwrap_or("");
+            Some(MountLine { point, kind, source, flags, options })
         })
     }
 

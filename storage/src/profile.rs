@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{fmt, fs};
 
 use crate::buf::ALIGN_BYTES;
+use crate::simulated::MARK;
 use crate::url::{Wish, Wishes};
 use crate::{Error, Result, mount, ring, sys};
 
@@ -34,7 +35,7 @@ impl fmt::Display for Engine {
 #[non_exhaustive]
 pub struct Profile {
     /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; for a kind that
-    /// we do not know, its magic number.
+    /// we do not know, its magic number; of a model, as `simulated lustre`.
     pub file_system: String,
     /// What moves the bytes.
     pub engine: Engine,
@@ -93,6 +94,18 @@ pub(crate) fn with_environment(wishes: Wishes) -> Wishes {
 }
 
 impl Profile {
+    /// The kind of file system, also of one that is simulated.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        self.file_system.strip_prefix(MARK).unwrap_or(&self.file_system)
+    }
+
+    /// Whether it is a model of the kind that it says, and not one.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.file_system.starts_with(MARK)
+    }
+
     /// A store that is no file system: what the default of [`crate::Storage::profile`] tells.
     pub(crate) fn unknown() -> &'static Profile {
         static UNKNOWN: std::sync::OnceLock<Profile> = std::sync::OnceLock::new();

@@ -5,7 +5,6 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    #[cfg(any(feature = "server", feature = "sim", test))]
     pub(crate) fn new(seed: u64) -> Self {
         Rng(seed)
     }

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use crate::buf::BUF_BYTES;
 use crate::disk::folder_of;
-use crate::layout::{self, Layout};
+use crate::layout::Layout;
+use crate::lustre::{self, Part};
 use crate::sys;
 
 /// Files from here on are striped by us; what is shorter is laid out as the site has it.
@@ -20,15 +21,6 @@ const TARGETS_MAX: u64 = 4;
 
 /// A stripe is a staging buffer, so that no write is cut in two and no lock is asked for twice.
 const STRIPE_BYTES: u32 = BUF_BYTES as u32;
-
-/// Lustre takes multiples of 64 KiB.
-const _: () = assert!(STRIPE_BYTES.is_multiple_of(64 << 10));
-
-/// The flag by which a new file has no objects until its layout is told: `O_LOV_DELAY_CREATE` of
-/// `lustre_user.h`. It stands for nothing on regular files elsewhere.
-const DELAY_CREATE: i32 = 0o100_000_000 | libc::O_NOCTTY | libc::O_ASYNC;
-
-const ATTRIBUTE: &std::ffi::CStr = c"lustre.lov";
 
 /// A layout that is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,28 +35,18 @@ impl Stripes {
         (targets > 0).then_some(Stripes { targets: targets as u16 }) // fits: at most TARGETS_MAX
     }
 
-    /// `struct lov_user_md_v1`: magic, pattern, owner, stripe size, count, first target.
-    fn to_bytes(self) -> [u8; 32] {
-        const MAGIC: u32 = 0x0bd1_0bd0;
-        const RAID0: u32 = 1;
-        const ANY_TARGET: u16 = u16::MAX;
-        let mut bytes = [0; 32];
-        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4..8].copy_from_slice(&RAID0.to_le_bytes());
-        bytes[24..28].copy_from_slice(&STRIPE_BYTES.to_le_bytes());
-        bytes[28..30].copy_from_slice(&self.targets.to_le_bytes());
-        bytes[30..32].copy_from_slice(&ANY_TARGET.to_le_bytes());
-        bytes
+    fn part(self) -> Part {
+        Part::whole(self.targets, STRIPE_BYTES)
     }
 
     /// Makes a new file with this layout, unless its folder has one that grows with the file, which
     /// whoever runs the site has thought about. `None`: it has none, or Lustre refused.
     pub(crate) fn create(self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
-        if layout::grows(&File::open(folder_of(path))?) {
+        if lustre::grows(&File::open(folder_of(path))?) {
             return Ok(None);
         }
-        let file = options.clone().custom_flags(DELAY_CREATE).open(path)?;
-        let set = sys::set_attribute(&file, ATTRIBUTE, &self.to_bytes());
+        let file = options.clone().custom_flags(lustre::DELAY_CREATE).open(path)?;
+        let set = sys::set_attribute(&file, lustre::ATTRIBUTE, &self.part().to_bytes());
         let told = set.map(|()| Layout::of(&file, "lustre"));
         match told {
             Ok(Layout::Lustre(_)) => Ok(Some(file)),
@@ -94,7 +76,7 @@ mod tests {
     /// Byte for byte what `lfs setstripe -S 8M -c 2` hands to the client.
     #[test]
     fn the_layout_is_as_lustre_reads_it() {
-        let bytes = Stripes { targets: 2 }.to_bytes();
+        let bytes = Stripes { targets: 2 }.part().to_bytes();
         assert_eq!(bytes[..8], [0xd0, 0x0b, 0xd1, 0x0b, 1, 0, 0, 0]);
         assert_eq!(bytes[8..24], [0; 16]);
         assert_eq!(bytes[24..], [0, 0, 0x80, 0, 2, 0, 0xff, 0xff]);

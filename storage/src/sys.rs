@@ -110,6 +110,10 @@ pub(crate) struct FileSystem {
     pub(crate) magic: u32,
     /// Bytes that an unprivileged writer may still use; `None` if it does not keep count.
     pub(crate) free_bytes: Option<u64>,
+    /// All bytes; `None` likewise.
+    pub(crate) total_bytes: Option<u64>,
+    /// Files that may still be made, and all; `None` if they are not counted.
+    pub(crate) files: Option<(u64, u64)>,
 }
 
 /// Asks to keep these bytes out of the page cache, now that they were read: a hint.
@@ -150,6 +154,52 @@ pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Resul
     checked(unsafe { libc::fsetxattr(fd, name, value.as_ptr().cast(), len, 0) })
 }
 
+/// Gives an open folder, or a new file without objects, a layout of Lustre: the bytes of a
+/// `lov_user_md`, which the kernel reads to the length that its magic number says.
+pub(crate) fn set_stripes(file: &File, layout: &[u8]) -> io::Result<()> {
+    /// `LL_IOC_LOV_SETSTRIPE` of `lustre_user.h`: `_IOW('f', 154, long)`.
+    const SET_STRIPE: libc::Ioctl = 0x4008_669a;
+    // SAFETY: the descriptor is open, and the layout is as long as its magic number says and lives
+    // until the call returns. Elsewhere than on Lustre the number stands for nothing.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), SET_STRIPE, layout.as_ptr()) })
+}
+
+/// Lets one file share the blocks of another.
+pub(crate) fn clone_file(from: &File, to: &File) -> io::Result<()> {
+    // SAFETY: both descriptors are open; the request takes a descriptor and no pointer.
+    checked(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })
+}
+
+/// Bytes of a file's first `len_bytes` that are in the page cache. `ENOSYS`: the kernel, before
+/// 6.5, does not tell.
+pub(crate) fn cached_bytes(file: &File, len_bytes: u64) -> io::Result<u64> {
+    /// `cachestat(2)`, which has one number on all machines.
+    const CACHESTAT: libc::c_long = 451;
+    const PAGE_BYTES: u64 = 4096;
+    let range = [0_u64, len_bytes];
+    let mut told = [0_u64; 5];
+    let (fd, range) = (file.as_raw_fd(), range.as_ptr());
+    // SAFETY: a range is an offset and a length, and the answer five numbers, the first of which is
+    // the pages in the cache; both live until the call returns.
+    let rc = unsafe { libc::syscall(CACHESTAT, fd, range, told.as_mut_ptr(), 0) };
+    if rc == 0 { Ok(told[0].saturating_mul(PAGE_BYTES)) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the clock of this machine is kept by some other one, and by how many microseconds it may
+/// be wrong at most.
+pub(crate) fn clock() -> io::Result<(bool, u64)> {
+    let mut told = MaybeUninit::<libc::timex>::zeroed();
+    // SAFETY: all zeros asks for nothing to be changed, and there is room for the answer.
+    let state = unsafe { libc::adjtimex(told.as_mut_ptr()) };
+    if state < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all zeros is a valid `timex`, and the call filled it.
+    let told = unsafe { told.assume_init() };
+    let kept = told.status & libc::STA_UNSYNC == 0;
+    Ok((kept, u64::try_from(told.maxerror).unwrap_or(0)))
+}
+
 pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     let path = c_path(path)?;
     let mut told = MaybeUninit::<libc::statfs>::zeroed();
@@ -159,8 +209,10 @@ pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     let told = unsafe { told.assume_init() };
     let counted = told.f_blocks > 0;
     let free_bytes = counted.then(|| told.f_bavail.saturating_mul(told.f_bsize.unsigned_abs()));
+    let total_bytes = counted.then(|| told.f_blocks.saturating_mul(told.f_bsize.unsigned_abs()));
+    let files = (told.f_files > 0).then_some((told.f_ffree, told.f_files));
     // The magic numbers have 32 bits; `f_type` is wider, and signed, on some machines.
-    Ok(FileSystem { magic: told.f_type as u32, free_bytes })
+    Ok(FileSystem { magic: told.f_type as u32, free_bytes, total_bytes, files })
 }
 
 /// What direct IO on a file asks of memory and of offsets, in bytes. Zero: there is none.

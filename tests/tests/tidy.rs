@@ -39,7 +39,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
 ];
 
 /// External crates that several of ours may use; every other has one owner.
-const SHARED: [&str; 9] = [
+const SHARED: [&str; 10] = [
     "anyhow",
     "clap",
     "clap_complete",
@@ -48,6 +48,7 @@ const SHARED: [&str; 9] = [
     "serde",
     "serde_json",
     "signal-hook",
+    "toml",
     "zstd",
 ];
 

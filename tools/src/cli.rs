@@ -7,7 +7,7 @@ use tools::cmd::ckpt::CkptVerb;
 use tools::cmd::index::IndexBuild;
 use tools::cmd::materialize::Materialize;
 use tools::cmd::offload::OffloadVerb;
-use tools::cmd::{Wishes, bench, clean, convert, merge, samples};
+use tools::cmd::{Wishes, bench, clean, convert, doctor, merge, samples, stripe};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
 /// splits and repairs token files.
@@ -78,6 +78,17 @@ pub enum Verb {
     /// Tells what keeping the optimizer's state in host memory or on a disk would cost here.
     #[command(subcommand)]
     Offload(OffloadVerb),
+    /// Says what will hurt a training run here, what it costs, and the line that mends it.
+    ///
+    /// Of a folder: its mount, space, promises and clock, tried in a folder of our own that is gone
+    /// afterwards. Of a bucket: what may be done, and which promises of S3 it keeps. Of a config:
+    /// every path in it, whether the data is there and the checkpoints fit. What hangs is named
+    /// when its time is up. Exit 0: nothing will hurt. 1: something will, and the output says what.
+    /// 2: the config cannot be read.
+    Doctor(doctor::DoctorArgs),
+    /// Reads, sets and recommends how files are spread over the targets of a Lustre.
+    #[command(subcommand)]
+    Stripe(stripe::StripeVerb),
     /// Prints a script that completes this command's words in a shell.
     Completions {
         /// The shell: bash, zsh, fish, elvish or powershell.

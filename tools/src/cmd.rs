@@ -5,6 +5,7 @@ pub mod check;
 pub mod ckpt;
 pub mod clean;
 pub mod convert;
+pub mod doctor;
 pub mod foreign;
 pub mod index;
 pub mod inspect;
@@ -14,6 +15,7 @@ pub mod offload;
 pub mod repair;
 pub mod samples;
 pub mod split;
+pub mod stripe;
 
 use std::sync::Arc;
 

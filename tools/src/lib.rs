@@ -1,6 +1,7 @@
 //! The command `feedline`: looks into token files and checkpoints and says whether they are whole.
 //!
-//! [`target`] finds out what an argument names, [`cmd`] holds one module a verb, [`report`] prints.
+//! [`target`] finds out what an argument names, [`cmd`] holds one module a verb, [`report`] prints,
+//! [`simulate`] puts a model of a store in place of one.
 //! A verb returns a value that serializes; `--json` prints that value and the human form is made
 //! from it, so the two cannot differ in a number.
 
@@ -8,4 +9,5 @@
 
 pub mod cmd;
 pub mod report;
+pub mod simulate;
 pub mod target;

@@ -11,8 +11,8 @@ use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
 use tools::cmd::ckpt::Answer;
 use tools::cmd::{
-    bench, check, ckpt, clean, convert, index, inspect, materialize, merge, offload, repair,
-    samples, split,
+    bench, check, ckpt, clean, convert, doctor, index, inspect, materialize, merge, offload,
+    repair, samples, split, stripe,
 };
 use tools::report::ProgressLine;
 use tools::target::Target;
@@ -90,6 +90,16 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             if let Some(report) = told? {
                 tell(args.json, &report, report.text())?;
             }
+        }
+        Verb::Doctor(args) => {
+            let found = doctor::doctor(args)?;
+            tell(args.json, &found, found.text())?;
+            return Ok(if found.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
+        }
+        Verb::Stripe(verb) => {
+            let answer = stripe::stripe(verb)?;
+            tell(verb.json(), &answer, answer.text().to_owned())?;
+            return Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
         }
         Verb::Completions { shell } => {
             let mut script = Vec::new();

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use storage::simulated::Model;
 
 fn samples(args: &[&str]) -> Output {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gpt_cache");
@@ -39,6 +40,23 @@ fn the_stream_is_that_of_megatrons_dataset() {
     let from_100 = ["corpus_b", "--seq-length", "7", "--first", "100", "--samples", "300"];
     let theirs = "c4d84d808cd924f16d56fd987c7c51aa863b607db1e4afcbf746a6315ae2f720";
     assert_eq!(read(&from_100)["sha256"], theirs);
+}
+
+/// A simulated store gives the same stream, and says what it is, to programs and to people.
+#[test]
+fn a_simulated_store_gives_the_same_stream() {
+    let whole = ["corpus_a", "--seq-length", "16", "--samples", "190"];
+    for model in Model::NAMES {
+        // The built-in latencies a hundredth as long.
+        let quick = format!("{model},latency_us.read=[10, 90],latency_us.meta=[10, 90],stall=[]");
+        let read = read(&[&whole[..], &["--simulate", &quick]].concat());
+        assert_eq!(read["sha256"], self::read(&whole)["sha256"], "{model}");
+        let label = format!("simulated: {model}, not measured");
+        assert!(read["simulated"].as_str().unwrap().starts_with(&label), "{read:#}");
+        let said = samples(&[&whole[..], &["--simulate", &quick]].concat());
+        assert!(String::from_utf8_lossy(&said.stdout).contains(&label));
+    }
+    assert!(read(&whole).get("simulated").is_none());
 }
 
 /// The ranks' samples together are those of one rank.

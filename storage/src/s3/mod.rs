@@ -8,13 +8,15 @@
 //! `address` is the URL, `client` the SDK's client, `bucket` what all stores in a bucket share: how
 //! often a request is tried, how many there may be at once (`limiter`), which is late (`pace`).
 //! `get` is a ranged read that survives what networks do, `object` and `reader` are made of it;
-//! `put` writes, `draft` what outlives its writer. `failed` sorts what went wrong. `runtime` is
-//! where futures run, here and nowhere else: to its callers all of this blocks.
+//! `put` writes, `draft` what outlives its writer; `examine` tries what a bucket offers. `failed`
+//! sorts what went wrong. `runtime` is where futures run, here and nowhere else: to its callers all
+//! of this blocks.
 
 mod address;
 mod bucket;
 mod client;
 mod draft;
+mod examine;
 mod failed;
 mod get;
 mod limiter;
@@ -31,6 +33,8 @@ use std::sync::Arc;
 
 use address::Address;
 use bucket::{Bucket, Live};
+
+pub(crate) use examine::examine;
 
 use crate::{
     Draft, Engine, Entry, Error, Key, Mark, Object, Profile, Reader, ReaderOptions, Result,

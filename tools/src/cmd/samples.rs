@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use storage::{ByteSize, Key};
 
 use crate::report::{Facts, thousands};
+use crate::simulate::Simulate;
 
 /// The order in which samples are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -87,6 +88,9 @@ pub struct SamplesArgs {
     /// Prints the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
     #[arg(long)]
     pub hash: bool,
+    /// Whether the store is a model.
+    #[command(flatten)]
+    pub simulate: Simulate,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
@@ -95,6 +99,9 @@ pub struct SamplesArgs {
 /// What was read; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Samples {
+    /// What the store was simulated by, if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<String>,
     /// The order's name.
     pub order: String,
     /// Samples that the order has.
@@ -124,7 +131,11 @@ pub struct Samples {
 /// What the dataset, the index or a read say.
 pub fn samples(args: &SamplesArgs) -> Result<Samples> {
     let begun = Instant::now();
-    let (store, key) = storage::locate(&args.prefix)?;
+    let (mut store, key) = storage::locate(&args.prefix)?;
+    let simulation = args.simulate.start()?;
+    if let Some(simulation) = &simulation {
+        store = simulation.wrap(store);
+    }
     let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
     let order = order_of(args, &dataset)?;
     let index_seconds = begun.elapsed().as_secs_f64();
@@ -152,6 +163,7 @@ pub fn samples(args: &SamplesArgs) -> Result<Samples> {
     };
     let seconds = begun.elapsed().as_secs_f64();
     Ok(Samples {
+        simulated: simulation.map(|simulation| simulation.about()),
         order: name,
         samples_of_order: total,
         samples: taken,
@@ -246,6 +258,9 @@ impl Samples {
     pub fn text(&self) -> String {
         let metrics = &self.loader;
         let mut facts = Facts::default();
+        if let Some(about) = &self.simulated {
+            facts.add("store", about);
+        }
         facts.add("order", &self.order);
         let of = thousands(self.samples_of_order);
         facts.add("samples", format!("{} of {of}", thousands(self.samples)));

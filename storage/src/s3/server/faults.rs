@@ -3,11 +3,13 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
 use futures_util::stream;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_RANGE, HeaderValue};
+use hyper::header::{CONTENT_RANGE, DATE, HeaderValue};
 use hyper::{Request, Response};
 use s3s::Body;
 use s3s::dto::StreamingBlob;
@@ -49,6 +51,8 @@ pub enum Fault {
     WrongRange,
     /// What was asked for is done, and the connection closed without an answer.
     LoseAnswer,
+    /// The date of the answer is so many seconds ahead, or behind if it is negative.
+    Clock(i64),
 }
 
 /// Which requests meet which fault.
@@ -187,11 +191,21 @@ impl Faults {
         }
         let id = HeaderValue::from_str(&format!("request-{number}")).map_err(io::Error::other)?;
         answer.headers_mut().insert("x-amz-request-id", id);
-        match fault.filter(|_| answer.status().is_success()) {
+        if let Some(Fault::Clock(ahead_s)) = fault {
+            answer.headers_mut().insert(DATE, date(ahead_s)?);
+        }
+        let in_body = |fault: &Fault| !matches!(fault, Fault::Clock(_));
+        match fault.filter(in_body).filter(|_| answer.status().is_success()) {
             Some(fault) => spoil(answer, fault, reset).await,
             None => Ok(answer),
         }
     }
+}
+
+fn date(ahead_s: i64) -> io::Result<HeaderValue> {
+    let now = DateTime::from(SystemTime::now());
+    let told = DateTime::from_secs(now.secs() + ahead_s).fmt(Format::HttpDate);
+    HeaderValue::from_str(&told.map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
 fn refusal(fault: Fault) -> Option<(u16, &'static str)> {

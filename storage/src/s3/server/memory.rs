@@ -28,6 +28,21 @@ struct State {
     buckets: BTreeMap<String, BTreeMap<String, Stored>>,
     uploads: HashMap<String, Parts>,
     uploads_begun: u64,
+    /// What `If-None-Match` is good for.
+    conditions: Conditions,
+}
+
+/// Which requests keep to `If-None-Match: *`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Conditions {
+    /// All, as AWS does.
+    #[default]
+    Kept,
+    /// Those of one request; the end of a multipart upload overwrites, as with Ceph RGW 16.
+    OfSinglePuts,
+    /// None: everything is overwritten, as with some small servers.
+    Ignored,
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +81,14 @@ impl Memory {
         self.state().uploads.len()
     }
 
+    pub(super) fn keep(&self, conditions: Conditions) {
+        self.state().conditions = conditions;
+    }
+
+    pub(super) fn object_count(&self) -> usize {
+        self.state().buckets.values().map(BTreeMap::len).sum()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -94,8 +117,14 @@ impl State {
         stored: Stored,
         if_none_match: Option<&IfNoneMatch>,
     ) -> S3Result<()> {
+        let in_parts = stored.etag.contains('-');
+        let heeded = match self.conditions {
+            Conditions::Kept => true,
+            Conditions::OfSinglePuts => !in_parts,
+            Conditions::Ignored => false,
+        };
         let objects = self.bucket(bucket)?;
-        let only_new = if_none_match.is_some_and(ETagCondition::is_any);
+        let only_new = heeded && if_none_match.is_some_and(ETagCondition::is_any);
         if only_new && objects.contains_key(key) {
             return Err(s3_error!(PreconditionFailed));
         }

@@ -42,6 +42,7 @@ use crate::rng::Rng;
 use faults::Faults;
 pub use faults::{Fault, Rule};
 use line::Line;
+pub use memory::Conditions;
 use memory::Memory;
 
 /// The bucket that is there from the start.
@@ -124,6 +125,17 @@ impl S3Server {
     /// No more faults.
     pub fn heal(&self) {
         self.faults.clear();
+    }
+
+    /// From now on `If-None-Match` is good for this.
+    pub fn keep(&self, conditions: Conditions) {
+        self.memory.keep(conditions);
+    }
+
+    /// Objects in its bucket.
+    #[must_use]
+    pub fn object_count(&self) -> usize {
+        self.memory.object_count()
     }
 
     /// Requests that a fault hit so far.

@@ -1,0 +1,111 @@
+//! When a request is done: queues of the servers, of the link and of the names, in nanoseconds of
+//! a clock that somebody else has. Pure: the same calls give the same answers.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::model::Model;
+
+/// What is taken, and until when.
+#[derive(Debug)]
+pub(super) struct Books {
+    servers: Vec<Server>,
+    /// When the link of this client has carried all that it was given.
+    link: u64,
+    /// When the next request is let in.
+    gate: u64,
+    /// When the server of the names has done all that it was given.
+    meta: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Server {
+    /// When each request that it works on is done; never more than it takes at once.
+    busy: BinaryHeap<Reverse<u64>>,
+    /// When it has sent or taken all bytes of them.
+    pipe: u64,
+}
+
+/// A part of a file that one request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) server: usize,
+    pub(super) bytes: u64,
+}
+
+impl Books {
+    pub(super) fn new(model: &Model) -> Self {
+        let servers = vec![Server::default(); model.servers.count as usize];
+        Books { servers, link: 0, gate: 0, meta: 0 }
+    }
+
+    /// A read or write that is asked for at `now` and takes `latency` beside its bytes; gives when
+    /// it is done. Bytes keep servers and link busy, latency does not: so one that stalls takes a
+    /// place at its server and no one's rate.
+    pub(super) fn transfer(&mut self, model: &Model, piece: Piece, now: u64, latency: u64) -> u64 {
+        let Piece { server, bytes } = piece;
+        let gate = model.client.requests_per_s.map_or(0, |rate| nanos(1.0, rate));
+        self.gate = self.gate.max(now).saturating_add(gate);
+        self.link = self.link.max(now).saturating_add(transfer_ns(bytes, model.client.mb_per_s));
+        let server = &mut self.servers[server];
+        let mut start = now;
+        if server.busy.len() >= model.servers.in_flight as usize
+            && let Some(Reverse(free)) = server.busy.pop()
+        {
+            start = start.max(free);
+        }
+        let sent = transfer_ns(bytes, model.servers.mb_per_s);
+        server.pipe = server.pipe.max(start).saturating_add(sent);
+        let stream = model.servers.stream_mb_per_s.map_or(0, |rate| transfer_ns(bytes, rate));
+        let carried =
+            [self.gate, self.link, server.pipe, start.saturating_add(stream)].into_iter().max();
+        let done = carried.unwrap_or(start).saturating_add(latency);
+        server.busy.push(Reverse(done));
+        done
+    }
+
+    /// A request about names that begins at `start`, at or after `now`.
+    pub(super) fn name(&mut self, model: &Model, now: u64, start: u64, latency: u64) -> u64 {
+        self.meta = self.meta.max(now).saturating_add(nanos(1.0, model.meta.per_s));
+        self.meta.max(start).saturating_add(latency)
+    }
+}
+
+/// The requests of a range of a file, and the server of each.
+pub(super) fn pieces(
+    model: &Model,
+    file: u64,
+    offset: u64,
+    len: u64,
+) -> impl Iterator<Item = Piece> + use<> {
+    let servers = &model.servers;
+    let (stripe, request) =
+        (u64::from(servers.stripe_kib) << 10, u64::from(servers.request_kib) << 10);
+    let count = u64::from(servers.count);
+    let stripes = if servers.stripes == 0 { count } else { u64::from(servers.stripes) };
+    let end = offset.saturating_add(len);
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let stripe_idx = at / stripe;
+        let mut until = end.min(at.saturating_add(request));
+        if stripes > 1 {
+            until = until.min((stripe_idx + 1).saturating_mul(stripe));
+        }
+        let server = (file % count + stripe_idx % stripes) % count;
+        let piece = Piece { server: server as usize, bytes: until - at }; // fits: below the count
+        at = until;
+        Some(piece)
+    })
+}
+
+fn transfer_ns(bytes: u64, mb_per_s: f64) -> u64 {
+    nanos(bytes as f64 / 1e6, mb_per_s)
+}
+
+/// So many of what comes at this rate a second. Longer than the clock can tell is for ever.
+fn nanos(count: f64, per_s: f64) -> u64 {
+    (count / per_s * 1e9) as u64
+}

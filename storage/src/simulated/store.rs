@@ -1,0 +1,364 @@
+//! What a simulation wraps: stores, objects and uploads, each of whose calls waits for its time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::model::Op;
+use super::{Simulation, Ticket};
+use crate::{
+    Draft, Entry, Error, FileEntry, Key, Map, Mark, Object, Profile, Read, Result, Storage,
+    Unsynced, Upload,
+};
+
+/// What the name of a simulated file system begins with.
+pub(crate) const MARK: &str = "simulated ";
+
+/// A store with the times of a model.
+#[derive(Debug)]
+pub(super) struct Simulated {
+    inner: Arc<dyn Storage>,
+    sim: Arc<Simulation>,
+    profile: Profile,
+}
+
+impl Simulated {
+    pub(super) fn new(inner: Arc<dyn Storage>, sim: Arc<Simulation>) -> Self {
+        let mut profile = inner.profile().clone();
+        profile.file_system = format!("{MARK}{}", sim.model.name);
+        Simulated { inner, sim, profile }
+    }
+
+    /// One request about a name.
+    fn named<T>(&self, doing: &str, key: &Key, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let ticket = self.sim.ask(Op::Meta, 1, 0);
+        self.sim.carry(ticket, doing, || self.display(key), work)
+    }
+
+    /// As many as it takes to tell of so many names.
+    fn listed<T>(&self, key: &Key, names: Result<Vec<T>>) -> Result<Vec<T>> {
+        let names = names?;
+        let page = self.sim.model.meta.list_page as usize;
+        let ticket = self.sim.ask(Op::Meta, names.len().div_ceil(page).max(1) as u64, 0);
+        self.sim.carry(ticket, "list", || self.display(key), || Ok(names))
+    }
+
+    fn object(&self, inner: Arc<dyn Object>, key: &Key) -> Arc<dyn Object> {
+        Arc::new(SimObject { inner, sim: Arc::clone(&self.sim), file: self.file(key) })
+    }
+
+    fn upload<U: ?Sized + Upload>(&self, inner: Box<U>, key: &Key) -> Box<SimUpload<U>> {
+        let at = inner.len_bytes();
+        Box::new(SimUpload {
+            inner,
+            sim: Arc::clone(&self.sim),
+            file: self.file(key),
+            name: self.display(key),
+            at,
+            flying: VecDeque::new(),
+            flying_bytes: 0,
+            last: Ticket { done: 0, failure: None },
+        })
+    }
+
+    /// By which servers a file lies: the FNV-1a hash of its name.
+    fn file(&self, key: &Key) -> u64 {
+        let mix = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.display(key).as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix)
+    }
+
+    fn drafts(&self, doing: &'static str, key: &Key) -> Result<()> {
+        match self.sim.model.meta.can_draft {
+            true => Ok(()),
+            false => Err(Error::Unsupported { doing, what: self.display(key) }),
+        }
+    }
+}
+
+impl Storage for Simulated {
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        let inner = self.named("open", key, || self.inner.open(key))?;
+        Ok(self.object(inner, key))
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        let inner = self.named("create", key, || self.inner.create(key, len_bytes_max))?;
+        Ok(self.upload(inner, key))
+    }
+
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+        self.listed(folder, self.inner.list(folder))
+    }
+
+    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.listed(folder, self.inner.names(folder))
+    }
+
+    fn delete(&self, key: &Key) -> Result<()> {
+        self.named("delete", key, || self.inner.delete(key))
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
+        if !self.sim.model.meta.can_publish {
+            return Err(Error::Unsupported { doing: "publish", what: self.display(target) });
+        }
+        self.named("publish", target, || self.inner.publish(staged, target))
+    }
+
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        Ok(self.sim.model.meta.can_publish && self.inner.can_publish(folder)?)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        let sim = &self.sim;
+        let written = sim.transfer(Op::Write, self.file(key), 0, bytes.len() as u64);
+        let ticket = written.and(sim.ask(Op::Commit, 1, written.done));
+        sim.carry(ticket, "replace", || self.display(key), || self.inner.replace(key, bytes))
+    }
+
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        self.named("sync", folder, || self.inner.sync_folder(folder))
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        let page = u64::from(self.sim.model.meta.delete_page);
+        let count = self.inner.list(folder)?.len() as u64;
+        let ticket = self.sim.ask(Op::Meta, count.div_ceil(page) + 1, 0);
+        let doing = "delete the folder";
+        self.sim.carry(ticket, doing, || self.display(folder), || self.inner.delete_folder(folder))
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.named("look at", &Key::root(), || self.inner.free_bytes())
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.inner.display(key)
+    }
+
+    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+        self.named("sweep", folder, || self.inner.sweep(folder))
+    }
+
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        self.drafts("begin a draft of", key)?;
+        let inner = self.named("create", key, || self.inner.create_draft(key))?;
+        Ok(self.upload(inner, key))
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        self.drafts("go on with a draft of", key)?;
+        let inner = self.named("open", key, || self.inner.resume_draft(key, from))?;
+        Ok(self.upload(inner, key))
+    }
+
+    fn resume_draft_by(
+        &self,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+    ) -> Result<Box<dyn Draft>> {
+        self.drafts("go on with a draft of", key)?;
+        let inner = self.named("open", key, || self.inner.resume_draft_by(key, find))?;
+        Ok(self.upload(inner, key))
+    }
+
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.drafts("open a draft of", key)?;
+        let inner = self.named("open", key, || self.inner.open_draft(key))?;
+        Ok(self.object(inner, key))
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        self.drafts("discard a draft of", key)?;
+        self.named("delete", key, || self.inner.discard_draft(key))
+    }
+
+    fn reader_group(&self) -> Option<String> {
+        Some(format!("simulation {:p}", Arc::as_ptr(&self.sim)))
+    }
+
+    fn metrics(&self) -> Vec<(String, u64)> {
+        let done = self.sim.counters();
+        [
+            ("simulated_reads", done.reads),
+            ("simulated_writes", done.writes),
+            ("simulated_commits", done.commits),
+            ("simulated_metas", done.metas),
+            ("simulated_stalls", done.stalls),
+            ("simulated_failures", done.failures),
+            ("simulated_late_ops", done.late_ops),
+            ("simulated_late_us", done.late_us),
+        ]
+        .map(|(name, count)| (name.to_owned(), count))
+        .into()
+    }
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+}
+
+#[derive(Debug)]
+struct SimObject {
+    inner: Arc<dyn Object>,
+    sim: Arc<Simulation>,
+    file: u64,
+}
+
+impl SimObject {
+    fn ask(&self, offset: u64, len: u64) -> Ticket {
+        self.sim.transfer(Op::Read, self.file, offset, len)
+    }
+}
+
+impl Object for SimObject {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+        let asked = reads.iter().map(|read| self.ask(read.offset, read.buf.len() as u64));
+        let Some(ticket) = asked.reduce(Ticket::and) else { return Ok(()) };
+        let (offset, bytes) = (reads[0].offset, reads.iter().map(|read| read.buf.len()).sum());
+        let doing = Reading { offset, bytes };
+        self.sim.carry(ticket, doing, || self.display(), || self.inner.read_many(reads))
+    }
+
+    /// Whoever maps a file wants all of it.
+    fn map(&self) -> Result<Map> {
+        let ticket = self.ask(0, self.len_bytes());
+        self.sim.carry(ticket, "map", || self.display(), || self.inner.map())
+    }
+
+    fn display(&self) -> String {
+        self.inner.display()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.inner.memory_align()
+    }
+}
+
+/// Said of a read that fails, and not put into words for those that do not.
+struct Reading {
+    offset: u64,
+    bytes: usize,
+}
+
+impl std::fmt::Display for Reading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "read {} bytes at {} of", self.bytes, self.offset)
+    }
+}
+
+/// An upload whose bytes go out in whole requests, behind its writer's back as far as the model's
+/// client lets them.
+#[derive(Debug)]
+struct SimUpload<U: ?Sized> {
+    inner: Box<U>,
+    sim: Arc<Simulation>,
+    file: u64,
+    name: String,
+    /// Where what was not yet asked for begins.
+    at: u64,
+    /// When each request is done, and its bytes.
+    flying: VecDeque<(u64, u64)>,
+    flying_bytes: u64,
+    /// When all of them are, and whether one fails.
+    last: Ticket,
+}
+
+impl<U: ?Sized + Upload> SimUpload<U> {
+    /// Sends all that makes a whole request, or all; then waits as the client would.
+    fn send(&mut self, all: bool) -> Result<()> {
+        let before = self.sim.elapsed_ns();
+        let request = u64::from(self.sim.model.servers.request_kib) << 10;
+        let len = self.inner.len_bytes();
+        let until = if all { len } else { len / request * request };
+        while self.at < until {
+            let bytes = (request - self.at % request).min(until - self.at);
+            let ticket = self.sim.transfer(Op::Write, self.file, self.at, bytes);
+            self.at += bytes;
+            self.flying.push_back((ticket.done, bytes));
+            self.flying_bytes += bytes;
+            self.last = self.last.and(ticket);
+        }
+        let room = u64::from(self.sim.model.client.in_flight_mib) << 20;
+        while self.flying_bytes > room
+            && let Some((done, bytes)) = self.flying.pop_front()
+        {
+            self.flying_bytes -= bytes;
+            // What was done before this call is not late because its writer was.
+            if done > before { self.sim.finish(done) } else { self.sim.wait(done) }
+        }
+        self.check("write")
+    }
+
+    /// After a failure every call fails.
+    fn check(&self, doing: &str) -> Result<()> {
+        let Ticket { failure, .. } = self.last;
+        match failure {
+            None => Ok(()),
+            Some(_) => self.sim.carry(self.last, doing, || self.name.clone(), || Ok(())),
+        }
+    }
+
+    /// Sends the rest and asks to make it durable.
+    fn commit(&mut self) -> Result<Ticket> {
+        self.send(true)?;
+        let start = self.last.done;
+        Ok(self.last.and(self.sim.ask(Op::Commit, 1, start)))
+    }
+}
+
+impl<U: ?Sized + Upload> Upload for SimUpload<U> {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.inner.write(bytes)?;
+        self.send(false)
+    }
+
+    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
+        let sum = self.inner.write_summed(bytes)?;
+        self.send(false).map(|()| sum)
+    }
+
+    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        self.inner.write_given(bytes, crc64)?;
+        self.send(false)
+    }
+
+    fn stage_in(&mut self, bytes_max: u64) {
+        self.inner.stage_in(bytes_max);
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.send(true)?;
+        let (last, name) = (self.last, self.name.clone());
+        let Self { inner, sim, .. } = self;
+        sim.carry(last, "write", || name, || inner.settle())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<FileEntry> {
+        let ticket = self.commit()?;
+        let Self { inner, sim, name, .. } = *self;
+        sim.carry(ticket, "finish", || name, || inner.finish())
+    }
+
+    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+        let ticket = self.commit()?;
+        let Self { inner, sim, name, .. } = *self;
+        sim.carry(ticket, "finish", || name, || inner.finish_in_folder())
+    }
+}
+
+impl<U: ?Sized + Draft> Draft for SimUpload<U> {
+    fn sync(&mut self) -> Result<Mark> {
+        let ticket = self.commit()?;
+        let name = self.name.clone();
+        let Self { inner, sim, .. } = self;
+        sim.carry(ticket, "sync", || name, || inner.sync())
+    }
+}

@@ -1,0 +1,35 @@
+//! `--simulate`: which models there are, and what is refused.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+use tools::simulate::Simulate;
+
+fn simulate(asked: &str) -> anyhow::Result<String> {
+    let asked = Simulate { simulate: Some(asked.to_owned()), simulate_seed: 7 };
+    Ok(asked.start()?.expect("one was asked for").about())
+}
+
+#[test]
+fn models_are_named_or_read_from_files_and_changed() {
+    let none = Simulate { simulate: None, simulate_seed: 1 };
+    assert!(none.start().unwrap().is_none());
+    let about = simulate("lustre,servers.stripes=8,latency_us.read=[250, 1000]").unwrap();
+    assert!(about.starts_with("simulated: lustre, not measured: reads 0.25 ms"), "{about}");
+    assert!(about.contains("on 8 of 16 servers") && about.ends_with("seed 7"), "{about}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ours.toml");
+    let text = storage::simulated::Model::built_in("nfs").unwrap();
+    std::fs::write(&file, text.replace("\"nfs\"", "\"ours\"")).unwrap();
+    let about = simulate(&format!("{},client.mb_per_s=5000", file.display())).unwrap();
+    assert!(about.starts_with("simulated: ours"), "{about}");
+
+    for (asked, due) in [
+        ("tape", "due lustre, ceph, s3, nfs, or a file"),
+        ("lustre,servers.stripes=99", "servers.stripes"),
+        ("lustre,stripes", "no '='"),
+        ("", "or a file"),
+    ] {
+        let told = format!("{:#}", simulate(asked).unwrap_err());
+        assert!(told.contains(due), "{asked:?}: {told}");
+    }
+}

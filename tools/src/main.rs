@@ -39,8 +39,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
         Verb::Check(subject) => {
             let verdict = check::check(&Target::find(&subject.name)?, &subject.wishes())?;
-            tell(subject.json, &verdict, verdict.text())?;
-            return Ok(if verdict.ok() { ExitCode::SUCCESS } else { ExitCode::from(1) });
+            return judge(subject.json, &verdict, verdict.text(), verdict.ok());
         }
         Verb::Convert(args) => {
             let converted = convert::convert(&args.request())?;
@@ -93,19 +92,13 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         }
         Verb::Doctor(args) => {
             let found = doctor::doctor(args)?;
-            tell(args.json, &found, found.text())?;
-            return Ok(if found.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
+            return judge(args.json, &found, found.text(), found.ok);
         }
         Verb::Stripe(verb) => {
             let answer = stripe::stripe(verb)?;
-            tell(verb.json(), &answer, answer.text().to_owned())?;
-            return Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) });
+            return judge(verb.json(), &answer, answer.text().to_owned(), answer.ok);
         }
-        Verb::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "feedline", &mut script);
-            io::stdout().lock().write_all(&script)?;
-        }
+        Verb::Completions { shell } => complete(*shell)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -116,8 +109,19 @@ fn answer(ask: impl FnOnce(&mut ProgressLine) -> Result<Answer>) -> Result<ExitC
     let answer = ask(&mut line);
     line.clear();
     let answer = answer?;
-    tell(answer.json, &answer.value, answer.text)?;
-    Ok(if answer.ok { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    judge(answer.json, &answer.value, answer.text, answer.ok)
+}
+
+/// The same of what is known already.
+fn judge(json: bool, value: &impl Serialize, text: String, ok: bool) -> Result<ExitCode> {
+    tell(json, value, text)?;
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn complete(shell: clap_complete::Shell) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "feedline", &mut script);
+    Ok(io::stdout().lock().write_all(&script)?)
 }
 
 /// The same numbers to a program or to a person.

@@ -2,7 +2,6 @@
 //! mounts that are not at hand.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
 
 #[path = "../../storage/tests/fuse/mod.rs"]
 #[expect(dead_code, reason = "of its faults one is enough here")]

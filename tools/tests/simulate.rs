@@ -1,7 +1,5 @@
 //! `--simulate`: which models there are, and what is refused.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
 use tools::simulate::Simulate;
 
 fn simulate(asked: &str) -> anyhow::Result<String> {

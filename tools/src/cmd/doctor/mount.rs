@@ -151,7 +151,7 @@ fn options(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
             "writes",
             "mounted with sync",
             "every write of a save waits for the disk by itself",
-            &format!("mount -o remount,async {}: a save syncs what it must", facts.point),
+            &format!("mount {} -o remount,async: a save syncs what it must", facts.point),
         );
     }
     if facts.has("nobarrier") || facts.value("barrier") == Some("0") {

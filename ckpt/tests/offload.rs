@@ -1,6 +1,8 @@
 //! A state beside the device: the arithmetic is libtorch's, a disk is as memory, what was stopped
 //! goes on, and its files are a checkpoint's that any layout reads.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::path::Path;

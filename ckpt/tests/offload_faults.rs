@@ -1,5 +1,7 @@
 //! A state on a disk that fails, fills up, loses power or is tampered with.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::path::PathBuf;

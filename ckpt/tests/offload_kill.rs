@@ -1,5 +1,7 @@
 //! A process that updates a state on a disk without end, and SIGKILL.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::process::{Command, Stdio};

@@ -98,6 +98,48 @@ fn every_pattern_is_measured_and_nothing_stays() {
     refused(&again, "exists, and is not overwritten", a.path());
 }
 
+/// Documents, tokenized as a user does, and the config of a run over them; gives its name.
+fn config(folder: &Path) -> String {
+    let text: String = (0..200).map(|n| format!("{{\"text\":\"line {n} of a page\"}}\n")).collect();
+    fs::write(folder.join("in.jsonl"), text).unwrap();
+    let (input, out) = (folder.join("in.jsonl"), folder.join("out"));
+    let options = preprocess::Options::new(vec![name(&input).to_owned()], name(&out));
+    preprocess::run(&options, &mut |_| {}).unwrap();
+    let config = folder.join("run.toml");
+    let text = format!(
+        "run = {{ dir = 'elsewhere', budget = {{ steps = 100 }} }}
+         model = {{ layers = 2, hidden = 64, heads = 2, vocab = 50257, seq_len = 64 }}
+         data = {{ train = '{}_text_document' }}
+         batch = {{ global = 16, micro = 4 }}
+         optim = {{ lr = {{ peak = 0.001 }} }}",
+        name(&out)
+    );
+    fs::write(&config, text).unwrap();
+    name(&config).to_owned()
+}
+
+#[test]
+fn the_order_of_a_run_is_replayed_and_its_folder_is_as_it_was() {
+    let (run, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = format!("--from={}", config(run.path()));
+    let there = || {
+        let names = fs::read_dir(run.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    let before = there();
+    let report = told(&bench(&[name(target.path())], &[&from, "--patterns=replay,rate"]));
+    assert_eq!(there(), before);
+    nothing_in(target.path());
+    assert_eq!(report["need"]["sample_bytes"], 65 * 2);
+    // Two layers of 64, 50,304 words and 64 places: what the plan of the run counts.
+    let parameters = report["need"]["parameters"].as_u64().unwrap();
+    assert!((3_300_000..3_340_000).contains(&parameters), "{parameters}");
+    let order = report["method"]["order"].as_str().unwrap();
+    assert!(order.ends_with("out_text_document"), "{order}");
+}
+
 #[test]
 fn a_bucket_is_a_target_and_nothing_stays() {
     let server = S3Server::start().unwrap();

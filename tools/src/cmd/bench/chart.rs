@@ -90,7 +90,7 @@ impl Lines<'_> {
 
     fn axes(&self, svg: &mut String, x: &Axis, y: &Axis) {
         for at in y.ticks(5) {
-            let (place, text) = (y.place(at), short(at));
+            let (place, text) = (y.place(at), round_text(at));
             _ = writeln!(
                 svg,
                 "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{place:.1}\" \
@@ -101,7 +101,7 @@ impl Lines<'_> {
             );
         }
         for at in x.ticks(6) {
-            let (place, text, under) = (x.place(at), short(at), BOTTOM + 14.0);
+            let (place, text, under) = (x.place(at), round_text(at), BOTTOM + 14.0);
             _ = writeln!(
                 svg,
                 "<text class=\"tick\" x=\"{place:.1}\" y=\"{under}\" \
@@ -115,6 +115,16 @@ impl Lines<'_> {
              <text class=\"tick\" x=\"{RIGHT}\" y=\"{under}\" text-anchor=\"end\">{name}</text>"
         );
     }
+}
+
+/// A round value, without the zeros behind it.
+fn round_text(value: f64) -> String {
+    if value.abs() >= 1e4 {
+        return short(value);
+    }
+    let text = format!("{value:.6}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "0" && value != 0.0 { format!("{value:e}") } else { text.to_owned() }
 }
 
 fn begin(height: f64) -> String {

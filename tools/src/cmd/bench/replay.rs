@@ -181,11 +181,15 @@ const WINDOW_BYTES: u64 = 32 << 20;
 /// What the loader says.
 pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
     let source = data_source(load.place)?;
-    let order: Arc<dyn Order> = match replay.order {
-        Some(order) => Arc::new(Folded::new(Arc::clone(order), source)),
+    let data_bytes = source.len_bytes;
+    let (order, corpus_bytes): (Arc<dyn Order>, u64) = match replay.order {
+        Some(order) => {
+            let corpus_bytes = order.sources().iter().map(|source| source.len_bytes).sum();
+            (Arc::new(Folded::new(Arc::clone(order), source)), corpus_bytes)
+        }
         None => {
             let (sample_bytes, seed) = (replay.sample_bytes, load.seed);
-            Arc::new(Shuffled { source: [source], sample_bytes, seed })
+            (Arc::new(Shuffled { source: [source], sample_bytes, seed }), u64::MAX)
         }
     };
     let count = order.sample_count();
@@ -194,6 +198,10 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
     options.ranks = Ranks::one(replay.part.0, replay.part.1);
     options.window_bytes = WINDOW_BYTES;
     options.timeout = load.timeout;
+    if corpus_bytes > data_bytes {
+        // Samples that are neighbours here would be far apart in the corpus, and not read as one.
+        options.gap_bytes = Some(0);
+    }
     let before = Counters::now();
     let begun = Instant::now();
     let mut loader = Loader::start(order, RawAssemble, options)?;

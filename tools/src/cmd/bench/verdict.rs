@@ -226,6 +226,20 @@ fn settings(
                     .to_owned(),
             );
         }
+        let others = standings.iter().zip(targets).filter(|(_, of)| !is_local(of));
+        let clusters = |of: &Standing| of.feeds_clusters.map_or(0.0, |feeds| feeds.median);
+        let shared = others.max_by(|(a, _), (b, _)| clusters(a).total_cmp(&clusters(b)));
+        if is_local(&target)
+            && let Some((shared, _)) = shared
+        {
+            lines.push(format!(
+                "keep the token files on {}, which feeds {} clusters, and set \
+                 data.local_cache.dir on {}: a disk of one node serves that node alone",
+                shared.name,
+                short(clusters(shared)),
+                target.name
+            ));
+        }
         if kind(target).contains("lustre") {
             lines.push(format!(
                 "set stripes for token files: lfs setstripe -c 8 -S 4M FOLDER on {}",

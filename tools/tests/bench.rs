@@ -259,3 +259,47 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     let output = bench(&[name(folder.path())], &[&at]);
     refused(&output, "due --member NTH/COUNT, or srun", folder.path());
 }
+
+/// In memory where there is such a folder: a model cannot be quicker than what is below it.
+fn quick_folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// What five rounds say of two models of a link of so many megabytes a second.
+fn two_links(first: u32, second: u32) -> Value {
+    let folder = quick_folder();
+    let links = [first, second].map(|link| format!("--simulate=lustre,client.mb_per_s={link}"));
+    let more = [&links[0], &links[1], "--patterns=stream", "--runs=5", "--seconds=0.4"];
+    let report = told(&bench(&[name(folder.path())], &more));
+    nothing_in(folder.path());
+    assert_eq!(report["simulated"], true);
+    let target = &report["targets"][0];
+    assert_eq!(target["simulated"], "simulated: lustre");
+    assert!(target["name"].as_str().unwrap().contains("(simulated)"), "{target}");
+    report["comparisons"][0].clone()
+}
+
+#[test]
+fn models_that_differ_by_a_tenth_are_told_apart_and_equal_ones_are_not() {
+    let apart = two_links(60, 66);
+    assert_eq!(apart["told_apart"], true, "{apart}");
+    assert!(apart["better"].as_str().unwrap().contains("mb_per_s=66"), "{apart}");
+    let same = two_links(60, 60);
+    assert_eq!(same["told_apart"], false, "{same}");
+}
+
+#[test]
+fn a_target_that_hangs_is_told_of_and_nothing_stays() {
+    let (folder, models) = (quick_folder(), tempfile::tempdir().unwrap());
+    let model = models.path().join("hung.toml");
+    let stall = "\n[[stall]]\nof = \"read\"\nper_million = 1000000\nms = 3600000\n";
+    let text = storage::simulated::Model::built_in("nfs").unwrap().to_owned() + stall;
+    fs::write(&model, text).unwrap();
+    let simulate = format!("--simulate={}", model.display());
+    let more = [&simulate, "--patterns=samples", "--timeout=1"];
+    let output = bench(&[name(folder.path())], &more);
+    refused(&output, "no answer for 1 s", folder.path());
+    let more = [&simulate, "--patterns=start", "--timeout=1"];
+    let output = bench(&[name(folder.path())], &more);
+    refused(&output, "no end after 1 s", folder.path());
+}

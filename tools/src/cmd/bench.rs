@@ -38,8 +38,10 @@ use clap::Args;
 use recipe::config::Config;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use storage::ByteSize;
+use storage::simulated::Simulation;
 
 use crate::report::ProgressLine;
+use crate::simulate::Simulate;
 use crew::Crew;
 use guard::Stop;
 use need::Need;
@@ -104,6 +106,12 @@ pub struct BenchArgs {
     /// Which of the processes that meet this is, `0/4` the first of four. Default: what srun says.
     #[arg(long, value_name = "NTH/COUNT", value_parser = member, requires = "meet")]
     pub member: Option<(usize, usize)>,
+    /// Lets the targets answer as another kind of store would: lustre, ceph, s3, nfs, or the file
+    /// of a model, with other values behind commas, as lustre,servers.stripes=8. Given several
+    /// times, each target is measured as each of them. What is measured then follows from the
+    /// model's figures, and every output says so. A target should be quick, such as /dev/shm.
+    #[arg(long, value_name = "lustre|ceph|s3|nfs|FILE[,KEY=VALUE]...")]
+    pub simulate: Vec<String>,
     /// The seed of all that is drawn.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -187,6 +195,9 @@ fn check(args: &BenchArgs) -> Result<()> {
     ensure!(args.timeout > 0, "--timeout: got 0, due at least 1");
     ensure!(args.bytes.0 >= 16 << 20, "--bytes: got {}, due at least 16MiB", args.bytes);
     let together = args.meet.is_some() && !args.child && args.processes > 1;
+    let count = args.targets.len() * args.simulate.len().max(1);
+    let most = page::TARGETS_MAX;
+    ensure!(count <= most, "got {count} targets, each as each model, due at most {most}");
     ensure!(!together, "--processes and --meet: due one of them; start more of the command");
     if let Some(file) = &args.html {
         ensure!(!file.exists(), "--html {}: exists, and is not overwritten", file.display());
@@ -284,10 +295,11 @@ fn measure(
     line: &mut ProgressLine,
 ) -> Result<(Measured, Vec<Vec<Peer>>)> {
     let id = crew.exchange("id", drawn())?.swap_remove(0);
-    for (url, name) in args.targets.iter().zip(names_of(&args.targets)) {
-        let (url, id) = (url.clone(), id.clone());
+    for (url, name, model) in wanted(args) {
+        let simulate = Simulate { simulate: model, simulate_seed: args.seed };
+        let (simulation, id) = (simulate.start()?, id.clone());
         let limit = Duration::from_secs(args.timeout);
-        let open = move || Place::open(&name, &url, &id);
+        let open = move || Place::open(&name, &url, simulation, &id);
         places.push(Arc::new(stop.guard("open a target", limit, open)?));
     }
     let (settings, stop) = (Arc::clone(settings), stop.clone());
@@ -329,13 +341,13 @@ fn report(
         TargetReport {
             name: place.name.clone(),
             url: place.url.clone(),
-            simulated: None,
+            simulated: place.simulation.as_ref().map(|model| model.label()),
             file_system: profile.file_system.clone(),
             mount_point: profile.mount_point.clone(),
             engine: profile.engine.to_string(),
             direct: profile.direct,
             witness: place.witness,
-            notes: Vec::new(),
+            notes: place.simulation.iter().flat_map(model_notes).collect(),
             patterns: measured.iter().map(of).collect(),
             peers: peers.clone(),
         }
@@ -357,6 +369,24 @@ fn report(
     Report::new(settings.need.clone(), method, targets.collect())
 }
 
+/// What the model assumes, and whether what is below it was quick enough.
+fn model_notes(model: &Arc<Simulation>) -> Vec<String> {
+    let counted = model.counters();
+    let ops = counted.reads + counted.writes + counted.commits + counted.metas;
+    let mut notes = vec![model.about()];
+    if counted.late_ops * LATE_SHARE > ops {
+        notes.push(format!(
+            "{} of {ops} operations came later than the model has it: the target below it was \
+             measured too; hint: --simulate on /dev/shm",
+            counted.late_ops
+        ));
+    }
+    notes
+}
+
+/// One in so many operations may be late.
+const LATE_SHARE: u64 = 20;
+
 fn machine() -> String {
     let cores = available_parallelism().map_or(1, std::num::NonZero::get);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -369,17 +399,42 @@ fn drawn() -> String {
     format!("{:x}-{:x}", std::process::id(), since.as_nanos())
 }
 
+/// Every target, as each model: URL, name and model.
+fn wanted(args: &BenchArgs) -> Vec<(String, String, Option<String>)> {
+    let models: Vec<Option<&String>> = match args.simulate.as_slice() {
+        [] => vec![None],
+        some => some.iter().map(Some).collect(),
+    };
+    let short = names_of(&args.targets);
+    let each = args.targets.iter().zip(&short);
+    let each = each.flat_map(|(url, name)| models.iter().map(move |model| (url, name, *model)));
+    let all: Vec<_> = each.collect();
+    let said = |(_, name, model): &(&String, &String, Option<&String>)| match model {
+        Some(model) => format!("{name} as {model} (simulated)"),
+        None => (*name).clone(),
+    };
+    let names = distinct(all.iter().map(said));
+    let all = all.into_iter().zip(names);
+    all.map(|((url, _, model), name)| (url.clone(), name, model.cloned())).collect()
+}
+
 /// URLs without options, where these are not all that tells two of them apart.
 fn names_of(targets: &[String]) -> Vec<String> {
     let short = |url: &String| url.split('?').next().unwrap_or(url).to_owned();
     let is_one = |name: &String| targets.iter().filter(|url| short(url) == *name).count() == 1;
-    let mut names: Vec<String> = Vec::with_capacity(targets.len());
-    for url in targets {
-        let name = Some(short(url)).filter(is_one).unwrap_or_else(|| url.clone());
-        let again = names.iter().filter(|other| **other == name).count();
-        names.push(if again > 0 { format!("{name} ({})", again + 1) } else { name });
-    }
-    names
+    let name = |url: &String| Some(short(url)).filter(is_one).unwrap_or_else(|| url.clone());
+    distinct(targets.iter().map(name))
+}
+
+/// Names with a number where one comes again.
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen: Vec<String> = Vec::new();
+    let number = |name: String| {
+        let again = seen.iter().filter(|other| **other == name).count();
+        seen.push(name.clone());
+        if again > 0 { format!("{name} ({})", again + 1) } else { name }
+    };
+    names.map(number).collect()
 }
 
 fn write_page(file: &Path, report: &Report) -> Result<()> {

@@ -57,7 +57,7 @@ pub fn html(report: &Report) -> String {
 fn legend(page: &mut String, targets: &[TargetReport]) {
     page.push_str("<ul class=\"legend\">\n");
     for (place, target) in targets.iter().enumerate() {
-        let model = target.simulated.as_ref().map(|of| format!(" (simulated: {of})"));
+        let model = target.simulated.as_ref().map(|of| format!(" ({of})"));
         _ = writeln!(
             page,
             "<li><svg viewBox=\"0 0 28 8\"><polyline class=\"line s{place}\" \

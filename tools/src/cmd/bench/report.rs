@@ -237,9 +237,9 @@ impl TargetReport {
 
     /// Finds what must be told beside its numbers.
     pub fn note(&mut self) {
-        let mut notes = Vec::new();
-        if let Some(model) = &self.simulated {
-            notes.push(format!("simulated: a model of {model}, not a measurement of one"));
+        let mut notes = std::mem::take(&mut self.notes);
+        if let Some(label) = &self.simulated {
+            notes.insert(0, format!("{label}: a model, not a measurement of one"));
         }
         match self.witness {
             Witness::Memory => notes.push("its files are in memory: no device was measured".into()),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::{fs, io};
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use storage::simulated::Simulation;
 use storage::{ByteSize, Key, Storage};
 
 use super::counters::Witness;
@@ -26,16 +27,23 @@ pub struct Place {
     pub store: Arc<dyn Storage>,
     /// Who counts what is moved.
     pub witness: Witness,
+    /// What it is a model of, if it is one.
+    pub simulation: Option<Arc<Simulation>>,
     folder: Key,
     path: Option<PathBuf>,
 }
 
-/// Opens what a URL names. Every store that is measured is opened here.
+/// Opens what a URL names, to answer as a model does if there is one. Every store that is measured
+/// is opened here.
 ///
 /// # Errors
 /// As [`storage::open_url`].
-pub fn open_target(url: &str) -> Result<Arc<dyn Storage>> {
-    Ok(storage::open_url(url)?)
+pub fn open_target(url: &str, model: Option<&Arc<Simulation>>) -> Result<Arc<dyn Storage>> {
+    let store = storage::open_url(url)?;
+    Ok(match model {
+        Some(model) => model.wrap(store),
+        None => store,
+    })
 }
 
 impl Place {
@@ -44,19 +52,26 @@ impl Place {
     /// # Errors
     /// If the target is no folder, or not mounted where the machine's table of mounts says that it
     /// is to be.
-    pub fn open(name: &str, url: &str, id: &str) -> Result<Self> {
+    pub fn open(
+        name: &str,
+        url: &str,
+        simulation: Option<Arc<Simulation>>,
+        id: &str,
+    ) -> Result<Self> {
         let path = path_of(url);
         if let Some(path) = &path {
             check_folder(url, path)?;
         }
-        let store = open_target(url)?;
+        let store = open_target(url, simulation.as_ref())?;
         if let Some(path) = &path {
             check_mounted(url, path, &store.profile().mount_point)?;
         }
         let witness = Witness::of(&store.profile().file_system);
         let folder = Key::new(format!("{FOLDER}{id}"))?;
         let (name, url) = (name.to_owned(), url.to_owned());
-        Ok(Place { name, url, store, witness, folder, path })
+        // What goes by the path would go past the model.
+        let path = path.filter(|_| simulation.is_none());
+        Ok(Place { name, url, store, witness, simulation, folder, path })
     }
 
     /// The target opened once more, as another process would.
@@ -64,7 +79,7 @@ impl Place {
     /// # Errors
     /// As [`open_target`].
     pub fn reopen(&self) -> Result<Arc<dyn Storage>> {
-        open_target(&self.url)
+        open_target(&self.url, self.simulation.as_ref())
     }
 
     /// The name of something in the folder.

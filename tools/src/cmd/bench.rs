@@ -295,9 +295,9 @@ fn measure(
     line: &mut ProgressLine,
 ) -> Result<(Measured, Vec<Vec<Peer>>)> {
     let id = crew.exchange("id", drawn())?.swap_remove(0);
-    for (url, name, model) in wanted(args) {
+    for (nth, (url, name, model)) in wanted(args).into_iter().enumerate() {
         let simulate = Simulate { simulate: model, simulate_seed: args.seed };
-        let (simulation, id) = (simulate.start()?, id.clone());
+        let (simulation, id) = (simulate.start()?, format!("{id}-{nth}"));
         let limit = Duration::from_secs(args.timeout);
         let open = move || Place::open(&name, &url, simulation, &id);
         places.push(Arc::new(stop.guard("open a target", limit, open)?));

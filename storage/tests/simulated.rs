@@ -133,7 +133,7 @@ fn a_server_takes_so_many_requests_at_once() {
     let of = |in_flight: u32| {
         let made = made(PLAIN, &[&format!("servers.in_flight={in_flight}")], 1);
         let object = made.object("a", 4096);
-        let mut bufs = vec![[0; 1]; 8];
+        let mut bufs = [[0; 1]; 8];
         let mut reads: Vec<Read<'_>> =
             bufs.iter_mut().map(|buf| Read { offset: 0, buf: &mut buf[..] }).collect();
         made.ms(|| object.read_many(&mut reads).unwrap())

@@ -12,6 +12,6 @@ mod page;
 mod run;
 mod sweep;
 
-pub use page::{RUNS_MAX, html};
+pub use page::{BASE_STYLE, RUNS_MAX, escaped, html};
 pub use run::{Line, PerfLine, RunRecord};
 pub use sweep::Sweep;

@@ -7,8 +7,12 @@ use recipe::text::{thousands, time_text};
 use super::chart::{Chart, Scale};
 use super::{Line, RunRecord};
 
-/// Colours and dashes of lines, light and dark, and the printer's.
+/// What this page has beside what all have.
 const STYLE: &str = include_str!("page.css");
+
+/// What all pages of ours look like, in the light, in the dark and on paper: text, tables, lines.
+pub const BASE_STYLE: &str = include_str!("base.css");
+
 /// Tells the values under the pointer. The page is whole without it.
 const SCRIPT: &str = include_str!("page.js");
 
@@ -51,7 +55,7 @@ pub fn html(runs: &[RunRecord]) -> String {
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
+         <title>{}</title>\n<style>\n{BASE_STYLE}{STYLE}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
         names.join(", "),
         if runs.len() == 1 { &names[0] } else { "Training runs" }
     );
@@ -264,7 +268,8 @@ fn duration(seconds: f64) -> String {
 }
 
 /// A text as HTML shows it, in an element or in an attribute.
-fn escaped(text: &str) -> String {
+#[must_use]
+pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -4,11 +4,13 @@
 
 use std::fmt::Write as _;
 
+use logbook::report::{BASE_STYLE, escaped};
+
 use super::chart::{Lines, bars};
 use super::pattern::{Figure, Pattern};
 use super::report::{PatternReport, Report, TargetReport, short};
 
-/// Colours and dashes of lines, light and dark, and the printer's.
+/// What this page has beside what all have.
 const STYLE: &str = include_str!("page.css");
 
 /// Targets of one page: as many as the style has colours for.
@@ -22,7 +24,8 @@ pub fn html(report: &Report) -> String {
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+         <title>{title}</title>\n<style>\n{BASE_STYLE}{STYLE}</style>\n</head>\n<body>\n\
+         <h1>{title}</h1>\n"
     );
     if report.simulated {
         page.push_str(
@@ -196,21 +199,4 @@ fn notes(page: &mut String, report: &Report) {
     );
     _ = writeln!(page, "<li>{}</li>", escaped(&how));
     page.push_str("</ul>\n");
-}
-
-/// A text as HTML shows it, in an element or in an attribute.
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push(char::REPLACEMENT_CHARACTER),
-            c => out.push(c),
-        }
-    }
-    out
 }

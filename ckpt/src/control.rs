@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::{Error, Result};
@@ -6,12 +7,17 @@ use crate::{Error, Result};
 /// that watch it.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
-    bytes: AtomicU64,
+    bytes: Arc<AtomicU64>,
     cancelled: AtomicBool,
     given_up: AtomicBool,
 }
 
 impl Control {
+    /// Counts where another looks.
+    pub(crate) fn counting(bytes: Arc<AtomicU64>) -> Self {
+        Control { bytes, ..Control::default() }
+    }
+
     /// So many more bytes went to the store.
     ///
     /// # Errors

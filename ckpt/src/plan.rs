@@ -18,6 +18,8 @@ use crate::spec::{Holding, TensorSpec, check_specs};
 use crate::{Error, Region, Result};
 use storage::Crc64;
 
+pub(crate) use pack::spread;
+
 /// What a plan may do. All writers must have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,6 +36,14 @@ pub struct PlanLimits {
     /// more: for files that are written in place. Default: no.
     #[serde(default)]
     pub align_all: bool,
+    /// Folders that the files of each writer are meant for, which have about as many bytes each: a
+    /// state on several disks. Default: 1. Minimum: 1.
+    #[serde(default = "one")]
+    pub folders: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 impl Default for PlanLimits {
@@ -43,6 +53,7 @@ impl Default for PlanLimits {
             cut_bytes_min: 1 << 20,
             header_bytes_max: 50_000_000,
             align_all: false,
+            folders: one(),
         }
     }
 }
@@ -69,6 +80,8 @@ pub struct Piece {
 pub struct Shard {
     /// Its name.
     pub file: String,
+    /// Which of its writer's folders it is meant for, counted from 0.
+    pub folder: usize,
     /// Length prefix, JSON and padding: all that comes before the first tensor.
     pub header: Vec<u8>,
     /// The tensors, in the order of their bytes.
@@ -241,6 +254,11 @@ impl SavePlan {
         self.chunks.iter().sum()
     }
 
+    /// Folders that the files of each writer are meant for.
+    pub(crate) fn folders(&self) -> usize {
+        self.recipe.limits.folders.max(1) as usize
+    }
+
     /// A hash of all that the plan follows from. Writers with the same have the same plan.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
@@ -287,8 +305,10 @@ impl PlanCache {
 fn fingerprint(specs: &[TensorSpec], held: &[Vec<Holding>], limits: PlanLimits) -> u64 {
     let mut bytes = Vec::new();
     let mut sum = Crc64::new();
-    let PlanLimits { shard_bytes_max, cut_bytes_min, header_bytes_max, align_all } = limits;
+    let PlanLimits { shard_bytes_max, cut_bytes_min, header_bytes_max, align_all, folders } =
+        limits;
     put(&mut bytes, [shard_bytes_max, cut_bytes_min, header_bytes_max, u64::from(align_all)]);
+    put(&mut bytes, [u64::from(folders)]);
     put(&mut bytes, [specs.len() as u64, held.len() as u64]);
     for spec in specs {
         put(&mut bytes, [spec.name.len() as u64, spec.shape.len() as u64]);

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -111,13 +112,29 @@ impl Checkpoints {
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
+        self.save_counted(step, tensors, blobs, meta, &Arc::default())
+    }
+
+    /// The same for somebody who watches: to `wrote` is added what goes to the store, as it goes.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`].
+    pub fn save_counted(
+        &self,
+        step: u64,
+        tensors: &[TensorData<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        wrote: &Arc<AtomicU64>,
+    ) -> Result<SaveReport> {
         let begun = Instant::now();
         self.check_options(step)?;
         let plan = self.plan_whole(tensors)?;
         let held: Vec<_> = tensors.iter().map(|tensor| tensor.bytes).collect();
         let pieces = plan.pieces_held(0, &held)?;
         let pieces = [Pieces::Memory(&pieces)];
-        self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &Control::default())
+        let control = Control::counting(Arc::clone(wrote));
+        self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &control)
     }
 
     /// The plan of one writer that holds all tensors whole. It is made once and then remembered.

@@ -7,7 +7,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ckpt::offload::Weights;
+use ckpt::offload::Folder as Place;
 use ckpt::{Checkpoints, Error, Result};
 use common::beside::{Rank, SMALL, contents, meshes};
 use serde_json::Value;
@@ -16,8 +16,17 @@ use storage::{Key, Storage};
 
 const STEPS: u64 = 3;
 
+/// On so many disks, which lose their power together.
+fn open_on(store: &SimStore, disks: usize) -> Result<Rank> {
+    let folder = |disk| {
+        let key = Key::new(format!("disk-{disk}/state")).unwrap();
+        Place { store: Arc::new(store.clone()), key }
+    };
+    Rank::on_disks((0..disks).map(folder).collect(), "test", meshes()[0], 0, SMALL)
+}
+
 fn open(store: &SimStore) -> Result<Rank> {
-    Rank::on_disk(Arc::new(store.clone()), meshes()[0], 0, SMALL)
+    open_on(store, 1)
 }
 
 fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
@@ -25,19 +34,11 @@ fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
     Checkpoints::open(Arc::clone(store), Key::new("run").unwrap()).with_options(options)
 }
 
-fn weights(rank: &mut Rank) -> Result<Vec<Vec<u8>>> {
-    let mut weights: Vec<Vec<u8>> = rank.weights.iter().map(|w| vec![0; w.len()]).collect();
-    let mut into: Vec<_> =
-        weights.iter_mut().map(|bytes| Weights { dtype: ckpt::Dtype::F32, bytes }).collect();
-    rank.state.weights(&mut into)?;
-    Ok(weights)
-}
-
 /// The weights after each step.
 fn due() -> Vec<Vec<Vec<u8>>> {
     let mut rank = Rank::in_memory(meshes()[0], 0, SMALL);
     rank.fill().unwrap();
-    let mut all = vec![weights(&mut rank).unwrap()];
+    let mut all = vec![rank.kept().unwrap()];
     for step in 1..=STEPS + 1 {
         rank.step(step).unwrap();
         all.push(rank.weights.clone());
@@ -46,14 +47,19 @@ fn due() -> Vec<Vec<Vec<u8>>> {
 }
 
 /// What a store has is one of the states that were, whole, and goes on to the same bits.
-fn check(store: &SimStore, at_least: Option<u64>, due: &[Vec<Vec<u8>>], what: &str) {
-    let mut rank = open(store).unwrap_or_else(|error| panic!("{what}: {error}"));
+fn check(
+    (store, disks): (&SimStore, usize),
+    at_least: Option<u64>,
+    due: &[Vec<Vec<u8>>],
+    what: &str,
+) {
+    let mut rank = open_on(store, disks).unwrap_or_else(|error| panic!("{what}: {error}"));
     let Some(step) = rank.state.generation().map(|generation| generation.step) else {
         assert_eq!(at_least, None, "{what}: nothing is left");
         return;
     };
     assert!(at_least.is_none_or(|least| step >= least), "{what}: {step}, due {at_least:?}");
-    assert!(weights(&mut rank).unwrap() == due[step as usize], "{what}: step {step}");
+    assert!(rank.kept().unwrap() == due[step as usize], "{what}: step {step}");
     if step <= STEPS {
         rank.step(step + 1).unwrap();
         assert!(rank.weights == due[step as usize + 1], "{what}: the step after {step}");
@@ -64,10 +70,20 @@ fn check(store: &SimStore, at_least: Option<u64>, due: &[Vec<Vec<u8>>], what: &s
 /// stays.
 #[test]
 fn power_cuts() {
+    power_cuts_of(1);
+}
+
+/// Whatever has reached one disk and not the other, they have one generation.
+#[test]
+fn power_cuts_of_several_disks() {
+    power_cuts_of(3);
+}
+
+fn power_cuts_of(disks: usize) {
     let due = due();
     let store = SimStore::new(5, Faults::default());
     let mut durable = Vec::new();
-    let mut rank = open(&store).unwrap();
+    let mut rank = open_on(&store, disks).unwrap();
     rank.fill().unwrap();
     rank.state.settle().unwrap();
     durable.push(store.op_count());
@@ -81,7 +97,7 @@ fn power_cuts() {
         let at_least = durable.iter().rposition(|due| ops >= *due).map(|step| step as u64);
         for seed in 0..6 {
             let what = format!("{ops} of {} operations, seed {seed}", store.op_count());
-            check(&store.crash_at(ops, seed), at_least, &due, &what);
+            check((&store.crash_at(ops, seed), disks), at_least, &due, &what);
         }
     }
 }
@@ -105,7 +121,7 @@ fn failing_operations() {
             let outcome = run(&store, &mut at_least);
             failed += usize::from(outcome.is_err());
             let what = format!("{how:?} at {op}: {outcome:?}");
-            check(&store.crash(op as u64), at_least, &due, &what);
+            check((&store.crash(op as u64), 1), at_least, &due, &what);
             if how == Fail::NoSpace
                 && let Err(error) = outcome
             {
@@ -140,7 +156,7 @@ fn no_room() {
     let is_space = matches!(error, Error::Storage(storage::Error::NoSpace { .. }));
     assert!(is_space, "{error}");
     assert_eq!(rank.state.generation().unwrap().step, 0);
-    assert!(weights(&mut rank).unwrap() == due()[0]);
+    assert!(rank.kept().unwrap() == due()[0]);
 }
 
 struct Folder(tempfile::TempDir, Arc<dyn Storage>);

@@ -378,6 +378,7 @@ fn several_pack_together() {
         cut_bytes_min: 500,
         header_bytes_max: 1 << 20,
         align_all: false,
+        folders: 1,
     };
     let folder = Folder::new();
     let state = state();

@@ -133,6 +133,17 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
     )))
 }
 
+/// The order in which a run reads its samples, made in memory and kept nowhere: for whoever asks
+/// where they lie, and makes no batches of them.
+///
+/// # Errors
+/// As [`open_corpus`], and what is wrong with an index.
+pub fn order_of(config: &Config) -> Result<Arc<dyn Order>> {
+    let corpora = &open_corpus(config)?;
+    let orders = Orders { corpora, config, tokenizer: Value::Null, cache: None };
+    orders.open(Split::Train, config.samples_total()).map(|(order, _)| order)
+}
+
 /// The samples of a part in their order, and what is made of them.
 #[derive(Clone, Debug)]
 struct Samples {
@@ -170,8 +181,14 @@ impl Data {
         }
         let assembly = Assembly::new(config, &*tokenizer)?;
         let cache = storage::open_url(&config.cache_dir())?;
-        let orders = Orders { corpora: &corpora, config, tokenizer: &*tokenizer, cache: &*cache };
-        let open = |which, samples| orders.open(which, samples, assembly.clone());
+        let (tokenizer, cache) = (tokenizer.identifiers(), Some(&*cache));
+        let orders = Orders { corpora: &corpora, config, tokenizer, cache };
+        let open = |which, samples| -> Result<Samples> {
+            let (order, parts) = orders.open(which, samples)?;
+            let mut assembly = assembly.clone();
+            parts.into_iter().for_each(|part| assembly.learn(part));
+            Ok(Samples { order, assembly, local: None })
+        };
         let mut train = open(Split::Train, config.samples_total())?;
         train.local = local_cache(config, &train.order)?;
         let evaluates = config.eval.every > 0;

@@ -19,7 +19,7 @@ use serde_json::Value;
 use storage::{Key, Storage};
 
 use crate::special::Words;
-use crate::{AnyAssemble, Corpora, Error, Result, Samples, TRIPLE};
+use crate::{AnyAssemble, Corpora, Error, Result, TRIPLE};
 
 /// What is made of samples, and what must be known of each corpus for that.
 #[derive(Clone, Debug)]
@@ -101,6 +101,16 @@ impl Assembly {
         })
     }
 
+    /// Takes what must be known of the next corpus.
+    pub(super) fn learn(&mut self, part: Part) {
+        match (self, part) {
+            (Assembly::Lm(_, of), Part::Lm(dtype)) => of.push(dtype),
+            (Assembly::Triple(_, of), Part::Triple(part)) => of.push(part),
+            (Assembly::Spans(_, of) | Assembly::Masked(_, of), Part::Masked(part)) => of.push(part),
+            _ => unreachable!("both are made of one config"),
+        }
+    }
+
     /// Something that makes batches; each reader has its own.
     pub(super) fn assemble(&self) -> loader::Result<AnyAssemble> {
         Ok(match self.clone() {
@@ -125,25 +135,30 @@ fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()>
     )))
 }
 
-/// A corpus in the order of its samples, and the name of its cache.
-type Ordered = (Arc<dyn Order>, Value);
+/// What must be known of one corpus to make batches of it.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    Lm(Dtype),
+    Triple(EncDecPart),
+    Masked(MaskedPart),
+}
+
+/// A corpus in the order of its samples, what is to be known of it, and the name of its cache.
+type Ordered = (Arc<dyn Order>, Part, Value);
 
 /// What orders are made of.
 pub(super) struct Orders<'a> {
     pub(super) corpora: &'a Corpora,
     pub(super) config: &'a Config,
-    pub(super) tokenizer: &'a dyn Tokenizer,
-    pub(super) cache: &'a dyn Storage,
+    /// What the tokenizer says of itself: caches have it in their names.
+    pub(super) tokenizer: Value,
+    /// Where orders are kept; without it they are made in memory.
+    pub(super) cache: Option<&'a dyn Storage>,
 }
 
 impl Orders<'_> {
-    /// The order of a split, with an assembly of no corpus yet.
-    pub(super) fn open(
-        &self,
-        which: Split,
-        samples: u64,
-        mut assembly: Assembly,
-    ) -> Result<Samples> {
+    /// The order of a split, and of each corpus what is to be known of it.
+    pub(super) fn open(&self, which: Split, samples: u64) -> Result<(Arc<dyn Order>, Vec<Part>)> {
         let needed = thousands(samples as f64);
         let tell = |count: u64| {
             let count = thousands(count as f64);
@@ -156,59 +171,61 @@ impl Orders<'_> {
             1 => (vec![samples], samples),
             _ => blend_sizes(&weights, samples),
         };
-        let (mut orders, mut datasets, mut available) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut orders, mut parts) = (Vec::new(), Vec::new());
+        let (mut datasets, mut available) = (Vec::new(), Vec::new());
         for ((corpus, told), size) in self.corpora.each().zip(corpora).zip(sizes) {
-            let (order, description) =
-                self.one(corpus, &told.path, (which, size), &mut assembly)?;
+            let (order, part, description) = self.one(corpus, &told.path, (which, size))?;
             available.push(order.sample_count());
             datasets.push(description);
             orders.push(order);
+            parts.push(part);
         }
         if let [only] = &orders[..] {
             tell(only.sample_count());
-            return Ok(Samples { order: Arc::clone(only), assembly, local: None });
+            return Ok((Arc::clone(only), parts));
         }
         let weights = BlendWeights::Weighted { weights, size };
         let blend = BlendConfig { datasets, which, weights, available };
-        let blend = BlendIndex::load_or_build(&blend, self.cache, &Key::root())?;
+        let blend = match self.cache {
+            Some(cache) => BlendIndex::load_or_build(&blend, cache, &Key::root())?,
+            None => BlendIndex::build_checked(&blend)?,
+        };
         tell(blend.sample_count());
-        let order = Arc::new(BlendOrder::new(orders, Arc::new(blend)));
-        Ok(Samples { order, assembly, local: None })
+        Ok((Arc::new(BlendOrder::new(orders, Arc::new(blend))), parts))
     }
 
-    /// The order of one corpus, of which the assembly learns what it must know.
+    /// The order of one corpus.
     fn one(
         &self,
         corpus: &[Arc<IndexedDataset>],
         path: &str,
         part: (Split, u64),
-        assembly: &mut Assembly,
     ) -> Result<Ordered> {
         let (config, first) = (self.config, Arc::clone(&corpus[0]));
         let seq_len = config.model.seq_len;
-        match assembly {
-            Assembly::Lm(_, of) => {
+        match config.objective() {
+            Objective::Lm => {
                 let (index, description) = self.gpt(&first, path.to_owned(), seq_len, part)?;
-                of.push(first.dtype());
+                let known = Part::Lm(first.dtype());
                 let order = GptOrder::new(first, index, seq_len as usize)?; // fits: at most 2^20
-                Ok((Arc::new(order), description))
+                Ok((Arc::new(order), known, description))
             }
-            Assembly::Triple(told, of) => {
+            Objective::Encdec => {
                 // An extra token is one of the encoder's.
                 let path = format!("{path}{}", TRIPLE[0]);
                 let (index, description) = self.gpt(&first, path, seq_len - 1, part)?;
                 let triple = [0, 1, 2].map(|nth| Arc::clone(&corpus[nth]));
-                let order = EncDecOrder::new(triple, index, told.encoder_len)?;
-                of.push(order.part());
-                Ok((Arc::new(order), description))
+                let order = EncDecOrder::new(triple, index, seq_len as usize)?; // fits: as above
+                let known = Part::Triple(order.part());
+                Ok((Arc::new(order), known, description))
             }
-            Assembly::Spans(told, of) => {
-                let kind = MaskedKind::T5 { sequence_length_decoder: told.decoder_len as u64 };
-                self.masked(first, path, part, kind, of)
+            Objective::SpanCorruption => {
+                let sequence_length_decoder = config.model.dec_len.unwrap_or(0);
+                self.masked(first, path, part, MaskedKind::T5 { sequence_length_decoder })
             }
-            Assembly::Masked(told, of) => {
-                let kind = MaskedKind::Bert { classification_head: told.two_parts };
-                self.masked(first, path, part, kind, of)
+            Objective::Mlm => {
+                let classification_head = config.sentence_order();
+                self.masked(first, path, part, MaskedKind::Bert { classification_head })
             }
         }
     }
@@ -228,9 +245,12 @@ impl Orders<'_> {
             num_samples: Some(samples),
             add_extra_token: true,
             drop_last_partial_valid: true,
-            tokenizer: self.tokenizer.identifiers(),
+            tokenizer: self.tokenizer.clone(),
         };
-        let index = GptIndex::load_or_build(corpus, which, &order, self.cache, &Key::root())?;
+        let index = match self.cache {
+            Some(cache) => GptIndex::load_or_build(corpus, which, &order, cache, &Key::root())?,
+            None => GptIndex::build(corpus, which, &order)?,
+        };
         Ok((Arc::new(index), order.description(which)?))
     }
 
@@ -240,7 +260,6 @@ impl Orders<'_> {
         path: &str,
         (which, samples): (Split, u64),
         kind: MaskedKind,
-        of: &mut Vec<MaskedPart>,
     ) -> Result<Ordered> {
         let config = self.config;
         let lengths = config.mask_lengths();
@@ -251,7 +270,7 @@ impl Orders<'_> {
             seq_len: config.model.seq_len,
             seed: config.run.seed as u32, // fits: the config refuses a larger one
             num_samples: Some(samples),
-            tokenizer: self.tokenizer.identifiers(),
+            tokenizer: self.tokenizer.clone(),
             masking_probability: config.data.mask_prob,
             short_sequence_probability: config.data.short_seq_prob,
             masking_max_ngram: config.mask_ngram_max() as u32, // fits: at most 1024
@@ -260,9 +279,12 @@ impl Orders<'_> {
             masking_use_longer_ngrams: lengths == MaskLengths::LongerFirst,
             masking_use_geometric_distribution: lengths == MaskLengths::Geometric,
         };
-        let index = MaskedIndex::load_or_build(&corpus, which, &order, self.cache, &Key::root())?;
+        let index = match self.cache {
+            Some(cache) => MaskedIndex::load_or_build(&corpus, which, &order, cache, &Key::root())?,
+            None => MaskedIndex::build(&corpus, which, &order)?,
+        };
         let order_of = MaskedOrder::new(corpus, Arc::new(index))?;
-        of.push(order_of.part());
-        Ok((Arc::new(order_of), order.description(which)?))
+        let known = Part::Masked(order_of.part());
+        Ok((Arc::new(order_of), known, order.description(which)?))
     }
 }

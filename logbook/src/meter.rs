@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use recipe::config::Config;
+use recipe::config::{Config, Timers};
 use recipe::plan::{Known, Plan};
 
 use crate::Perf;
@@ -14,12 +14,16 @@ pub struct Meter {
     pub data_wait: Duration,
     /// Time that saving held up.
     pub stall: Duration,
+    /// Time of waiting for other ranks, in steps.
+    pub comm_wait: Duration,
     /// Steps.
     pub steps: u64,
     /// Their tokens.
     pub tokens: u64,
     begun: Instant,
     ranks: u64,
+    /// Whether the parts of a step's time are told.
+    by_phase: bool,
     /// Operations of a token by both formulas, over those that all ranks could do in a second.
     of_peak: [f64; 2],
 }
@@ -35,10 +39,12 @@ impl Meter {
             work: zero,
             data_wait: zero,
             stall: zero,
+            comm_wait: zero,
             steps: 0,
             tokens: 0,
             begun: Instant::now(),
             ranks,
+            by_phase: config.log.timers != Timers::Off,
             of_peak: [flop.per_token_6n_12lhs, flop.per_token_6n_6lhs].map(|f| f as f64 / peak),
         }
     }
@@ -47,19 +53,21 @@ impl Meter {
     pub fn take(&mut self) -> Perf {
         let steps = self.steps.max(1) as f64;
         let mean_ms = |time: Duration| time.as_secs_f64() * 1e3 / steps;
+        let phase_ms = |time: Duration| self.by_phase.then(|| mean_ms(time));
         let tokens_per_s = self.tokens as f64 / self.work.as_secs_f64().max(1e-9);
         let [mfu_12lct, mfu_6lct] = self.of_peak.map(|part| part * tokens_per_s);
         let perf = Perf {
             tokens_per_s,
             step_ms: mean_ms(self.work + self.stall),
-            data_wait_ms: mean_ms(self.data_wait),
-            ckpt_stall_ms: mean_ms(self.stall),
+            data_wait_ms: phase_ms(self.data_wait),
+            ckpt_stall_ms: phase_ms(self.stall),
+            comm_wait_ms: phase_ms(self.comm_wait),
             elapsed_s: self.begun.elapsed().as_secs_f64(),
             ranks: self.ranks,
             mfu_12lct,
             mfu_6lct,
         };
-        (self.work, self.data_wait, self.stall) = Default::default();
+        (self.work, self.data_wait, self.stall, self.comm_wait) = Default::default();
         (self.steps, self.tokens) = (0, 0);
         perf
     }

@@ -8,7 +8,7 @@ use crate::{EvalRecord, StepRecord};
 ///
 /// ```text
 /// step 120/800 | loss 5.1234 | lr 3.000e-4 | gnorm 1.02 | 5,321 tok/s | mfu(6N+12LCT) 41.3% \
-///     | data wait 0.3% | eta 1m12s
+///     | data wait 0.3% | comm wait 4.1% | eta 1m12s
 /// ```
 ///
 /// They are whole lines on a terminal too, not one that is rewritten: how the loss fell is what one
@@ -37,12 +37,15 @@ impl Progress {
             format!("gnorm {:.2}", record.grad_norm),
             format!("{} tok/s", thousands(perf.tokens_per_s)),
             format!("mfu(6N+12LCT) {:.1}%", 100.0 * perf.mfu_12lct),
-            format!("data wait {:.1}%", percent(perf.data_wait_ms, perf.step_ms)),
         ];
-        parts.extend(record.loss_scale.map(|scale| format!("scale {scale}")));
-        if perf.ckpt_stall_ms > 0.0 {
-            parts.push(format!("save {:.1}%", percent(perf.ckpt_stall_ms, perf.step_ms)));
+        for (name, part) in [
+            ("data wait", perf.data_wait_ms),
+            ("comm wait", perf.comm_wait_ms.filter(|_| perf.ranks > 1)),
+            ("save", perf.ckpt_stall_ms.filter(|ms| *ms > 0.0)),
+        ] {
+            parts.extend(part.map(|ms| format!("{name} {:.1}%", percent(ms, perf.step_ms))));
         }
+        parts.extend(record.loss_scale.map(|scale| format!("scale {scale}")));
         parts.extend(self.eta(record).map(|eta| format!("eta {}", time_text(eta))));
         parts.join(" | ")
     }

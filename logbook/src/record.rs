@@ -31,10 +31,17 @@ pub struct Perf {
     pub tokens_per_s: f64,
     /// Wall time of a step.
     pub step_ms: f64,
-    /// The part of it spent waiting for data.
-    pub data_wait_ms: f64,
+    /// The part of it spent waiting for data. This one and the next two are not measured with
+    /// `log.timers = "off"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_wait_ms: Option<f64>,
     /// The part of it that saving held up.
-    pub ckpt_stall_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ckpt_stall_ms: Option<f64>,
+    /// The part of it that the first rank waited for operations with other ranks: what of them was
+    /// not hidden behind computing, and for ranks that came later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comm_wait_ms: Option<f64>,
     /// Wall time since this process began to train: not a mean.
     pub elapsed_s: f64,
     /// Ranks that trained.

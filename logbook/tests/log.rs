@@ -22,8 +22,9 @@ fn step(step: u64) -> StepRecord {
         perf: Perf {
             tokens_per_s: 5320.6,
             step_ms: 192.5,
-            data_wait_ms: 0.6,
-            ckpt_stall_ms: 0.0,
+            data_wait_ms: Some(0.6),
+            ckpt_stall_ms: Some(0.0),
+            comm_wait_ms: Some(7.7),
             elapsed_s: 0.1 * step as f64,
             ranks: 2,
             mfu_12lct: 0.4127,
@@ -74,8 +75,9 @@ fn a_line_is_exact_to_the_bit() {
     let keys: Vec<&String> = lines[0].as_object().unwrap().keys().collect();
     assert_eq!(keys, ["step", "samples", "tokens", "loss", "lr", "grad_norm", "perf"]);
     let perf: Vec<&String> = lines[0]["perf"].as_object().unwrap().keys().collect();
-    let times = ["tokens_per_s", "step_ms", "data_wait_ms", "ckpt_stall_ms", "elapsed_s"];
-    assert_eq!(perf, [&times[..], &["ranks", "mfu_12lct", "mfu_6lct"]].concat());
+    let phases = ["data_wait_ms", "ckpt_stall_ms", "comm_wait_ms"];
+    let rest = ["elapsed_s", "ranks", "mfu_12lct", "mfu_6lct"];
+    assert_eq!(perf, [&["tokens_per_s", "step_ms"], &phases[..], &rest].concat());
     let keys: Vec<&String> = lines[floats.len()].as_object().unwrap().keys().collect();
     assert_eq!(keys, ["step", "samples", "eval_loss", "eval_tokens", "perf"]);
 }
@@ -252,12 +254,14 @@ fn progress_says_what_matters_in_one_line() {
     assert_eq!(
         progress.step(&record),
         "step 120/800 | loss 5.1234 | lr 3.000e-4 | gnorm 1.02 | 5,321 tok/s \
-         | mfu(6N+12LCT) 41.3% | data wait 0.3% | eta 1m12s"
+         | mfu(6N+12LCT) 41.3% | data wait 0.3% | comm wait 4.0% | eta 1m12s"
     );
     record.loss_scale = Some(65_536.0);
-    assert!(progress.step(&record).contains("| data wait 0.3% | scale 65536 | eta"));
+    assert!(progress.step(&record).contains("| comm wait 4.0% | scale 65536 | eta"));
     record.loss_scale = None;
-    record.perf.ckpt_stall_ms = 19.25;
+    record.perf.ckpt_stall_ms = Some(19.25);
+    // One rank waits for no other.
+    record.perf.ranks = 1;
     assert!(progress.step(&record).contains("| data wait 0.3% | save 10.0% | eta"));
     record = StepRecord { loss: f64::NAN, grad_norm: f64::INFINITY, ..record };
     record.perf = Perf { tokens_per_s: f64::NAN, ..Perf::default() };

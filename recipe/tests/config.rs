@@ -107,6 +107,13 @@ fn wrong_types_are_refused_by_name() {
         ("log.jsonl=1", "log.jsonl: got 1, due true or false"),
         ("precision.dtype=fp8", "precision.dtype: got 'fp8', due fp32 or bf16 or fp16"),
         ("optim.offload=disk", "optim.offload: got 'disk', due none, cpu or nvme:/path"),
+        ("optim.offload='nvme:'", "optim.offload: got 'nvme:', with a folder without a name"),
+        ("optim.offload='nvme:/a,,/b'", "optim.offload: got 'nvme:/a,,/b', with a folder without"),
+        (
+            "optim.offload='nvme:/a,/b,/a'",
+            "optim.offload: got 'nvme:/a,/b,/a', with a folder twice",
+        ),
+        ("optim.offload='nvme:/a{rank}'", "optim.offload: got 'nvme:/a{rank}', with braces around"),
         ("parallel.schedule=zigzag", "parallel.schedule: got 'zigzag', due 1f1b or interleaved or"),
         ("precision.dtype=16", "precision.dtype: got 16, due"),
         ("model.activation=gleu", "model.activation: got 'gleu', due gelu or gelu-tanh or"),

@@ -85,6 +85,7 @@ fn layouts_that_cannot_be_are_refused() {
         (vec!["parallel.layers_per_stage=[2,2]"], "got 2 numbers, due pp x virtual_stages = 1"),
         (vec!["parallel.pp=2", "parallel.layers_per_stage=[0,4]"], "a stage without a layer"),
         (vec!["parallel.recompute={mode='full',except=[4]}"], "got 4, due layers below 4"),
+        (vec!["parallel.recompute={except=[1]}"], "is of mode \"full\" alone"),
         (vec!["parallel.timeout=0s"], "parallel.timeout: got 0s, due 1s or more"),
     ] {
         let refusal = set(&sets).unwrap_err();

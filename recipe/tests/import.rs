@@ -89,10 +89,12 @@ fn cpm1_t5_is_a_batch_of_128() {
     for due in ["line 36: '[' and '\"${recompute}\"' are not apart", "line 42: 'chkp =' is a"] {
         assert!(notes.contains(due), "'{due}' is not in\n{notes}");
     }
-    // Its T5 has learned positions and is no T5 of ours.
-    let text = format!("{}\n", run.to_toml().replace("[model]", "[model]\nvocab = 30000"));
-    let refusal = Config::from_toml("imported", &text).unwrap_err().to_string();
-    assert!(refusal.contains("model.positions: is not of this family"), "{refusal}");
+    // A GPT with an encoder, and two norms of the decoder that are one there.
+    check(&run, &[("model.positions", "\"learned\""), ("model.norm", "\"layernorm\"")]);
+    assert!(notes.contains("CPM-1's decoder has one norm"), "{notes}");
+    let whole = run.to_toml().replace("[model]", "[model]\nvocab = 30000");
+    let config = Config::from_toml("imported", &whole).unwrap();
+    assert_eq!(config.divide(4).unwrap().micro_batches, 16);
 }
 
 /// 4 x 16 x 4 / 2 / 2 = 64.
@@ -254,6 +256,79 @@ fn paddle_reads_its_base() {
     check_runs(&run, "", 8, 2);
 }
 
+/// Programs of DeepSpeed and Hugging Face are started by scripts too, with a JSON beside them.
+#[test]
+fn scripts_of_all_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = |source: &str, script: &str, json: &str| {
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let files = [write("run.sh", script), write("ds.json", json)];
+        import(source.parse::<Source>().unwrap(), &files, None).unwrap()
+    };
+    let gpt = "deepspeed --num_nodes 2 --num_gpus 4 pretrain_gpt2.py --num-layers 4 \
+               --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
+               --max-position-embeddings 32 --batch-size 4 \
+               --train-iters 100 --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --vocab-size 500 \
+               --lr-decay-iters 100 --warmup 0.01 --data-path d --split 100,0,0 --eval-iters -1 \
+               --deepspeed --deepspeed_config $(pwd)/ds.json\n";
+    let json = "{\"train_micro_batch_size_per_gpu\": 4, \"gradient_accumulation_steps\": 2, \
+                \"zero_optimization\": {\"stage\": 2}, \"optimizer\": {\"type\": \"Adam\", \
+                \"params\": {\"lr\": 0.001}}}";
+    let run = files("deepspeed", gpt, json);
+    check(
+        &run,
+        &[
+            ("batch.global", "64"),
+            ("parallel.zero", "2"),
+            ("eval", "{ every = 0 }"),
+            // The program's own course of the rate, and nothing of DeepSpeed's.
+            ("optim.lr.style", "\"cosine\""),
+            ("optim.lr.floor", "0.0001"),
+            ("optim.lr.warmup_shape", "absent"),
+        ],
+    );
+    assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
+    assert!(run.notes.iter().all(|note| !note.contains("name it too")), "{run}");
+    // Our own rules are asked though keys are missing.
+    let offloaded = "{\"train_micro_batch_size_per_gpu\": 4, \"zero_optimization\": {\"stage\": 3, \
+                     \"offload_optimizer\": {\"device\": \"cpu\"}}}";
+    let alone = read_text("deepspeed", "ds.json", offloaded).unwrap();
+    assert!(alone.missing.contains(&"model.layers"));
+    let text = fate(&alone, "together").1;
+    assert!(text.contains("optim.offload: goes with parallel.zero 0 and 1, got 3"), "{text}");
+
+    let t5 = "torchrun --nproc_per_node 4 run.py --model_name_or_path t5-base --do_train \
+              --per_device_train_batch_size 16 --gradient_accumulation_steps 8 --learning_rate \
+              0.001 --lr_scheduler_type constant --max_steps 1000 --max_source_length 512 \
+              --max_target_length 128 --gradient_checkpointing --save_total_limit 1 --deepspeed \
+              ds.json\n";
+    let run = files("hf", t5, "{\"zero_optimization\": {\"stage\": 3}}");
+    check(
+        &run,
+        &[
+            ("batch.global", "512"),
+            ("model.dec_len", "128"),
+            ("parallel.zero", "3"),
+            ("parallel.recompute.mode", "\"full\""),
+            ("checkpoint.keep.last", "1"),
+        ],
+    );
+    assert_eq!(refused(&run), ["--model_name_or_path"], "{run}");
+    let odd = gpt.replace("--num-layers 4", "--num-layers 4 --tensor-model-parallel-size 16");
+    let odd = files("megatron", &odd, "{}");
+    assert_eq!(fate(&odd, "parallel").1, "8 ranks are no multiple of tp 16 x pp 1");
+    // What Yuan's script has beside Megatron's of its day.
+    let flags = "--encoder-attn-mask-type padding --tensorboard-log-interval 1 --num-layers";
+    let yuan = files("megatron", &gpt.replace("--num-layers", flags), "{}");
+    for key in ["--encoder-attn-mask-type", "--tensorboard-log-interval"] {
+        assert_eq!(fate(&yuan, key).0, Fate::Implied, "{key}");
+    }
+}
+
 /// 8 samples of a replica in four micro-batches.
 #[test]
 fn colossal_is_read_as_data() {
@@ -272,6 +347,11 @@ fn colossal_is_read_as_data() {
     );
     assert_eq!((refused(&run), &run.missing[..]), (vec![], &["run.budget", "data.train"][..]));
     assert_eq!(fate(&run, "TENSOR_SHAPE").0, Fate::Implied);
+    // What is imported may take several lines.
+    let text = "from a import (B,\n               GPT2_small_pipeline_hybrid)\nimport d\n\
+                SEQ_LEN = 16\nmodel = dict(type=GPT2_small_pipeline_hybrid)\n";
+    let due = [("model.seq_len", "16"), ("model.layers", "12")];
+    check(&read_text("colossal", "a.py", text).unwrap(), &due);
     let whole = run.to_toml().replace("[run]", "[run]\nbudget = { steps = 9 }");
     let whole = format!("{whole}\n[data]\ntrain = 'd'\n");
     let config = Config::from_toml("imported", &whole).unwrap();
@@ -371,17 +451,26 @@ fn hidden_tokens_come_over_with_their_settings() {
             ("data.sentence_order", "absent"),
         ],
     );
-    assert_eq!((refused(&bert), bert.missing.len()), (vec![], 0), "{bert}");
+    // All but where its norms stand.
+    assert_eq!((refused(&bert), bert.missing.len()), (vec!["model.family"], 0), "{bert}");
     let alone = script("pretrain_bert.py", "--seq-length 512 --bert-no-binary-head");
     check(&alone, &[("data.sentence_order", "false")]);
-    assert_eq!(refused(&alone), Vec::<&str>::new(), "{alone}");
-    let t5 = script(
-        "pretrain_t5.py",
-        "--encoder-seq-length 512 --decoder-seq-length 128 --position-embedding-type relative \
-         --vocab-extra-ids 100",
-    );
-    check(&t5, &[("model.family", "\"t5\""), ("model.dec_len", "128")]);
-    assert_eq!(refused(&t5), Vec::<&str>::new(), "{t5}");
+    assert_eq!(refused(&alone), ["model.family"], "{alone}");
+    let t5 = |more: &str| {
+        let flags = "--encoder-seq-length 512 --decoder-seq-length 128 --vocab-extra-ids 100";
+        script("pretrain_t5.py", &format!("{flags} {more}"))
+    };
+    let megatrons = [("positions", "\"learned\""), ("norm", "\"layernorm\""), ("bias", "true")];
+    let learned = t5("");
+    check(&learned, &[("model.family", "\"t5\""), ("model.dec_len", "128")]);
+    check(&learned, &[("model.activation", "\"gelu-tanh\""), ("model.tie_embeddings", "true")]);
+    check(&learned, &megatrons.map(|(key, due)| (&*format!("model.{key}").leak(), due)));
+    assert_eq!(refused(&learned), Vec::<&str>::new(), "{learned}");
+    let relative = t5("--position-embedding-type relative --disable-bias-linear --swiglu");
+    check(&relative, &[("model.positions", "\"relative-bias\""), ("model.bias", "false")]);
+    check(&relative, &[("model.activation", "\"swiglu\""), ("model.norm", "\"layernorm\"")]);
+    assert!(relative.notes.iter().any(|note| note.contains("not scaled here")), "{relative}");
+    assert_eq!(refused(&relative), Vec::<&str>::new(), "{relative}");
 
     let ernie = "Global:\n  seed: 1024\n  binary_head: True\n  local_batch_size: 8\n  \
                  micro_batch_size: 8\nEngine:\n  max_steps: 500\nModel:\n  module: ErnieModule\n  \
@@ -422,6 +511,17 @@ fn scripts_are_followed_as_bash_would() {
     let run = run.unwrap();
     check(&run, &[("model.layers", "6"), ("optim.lr.peak", "0.001"), ("run.seed", "7")]);
     check(&run, &[("precision.dtype", "\"bf16\"")]);
+    // Its arguments are none, and what commands say is not known.
+    let run = script(
+        "D=$(dirname $(realpath $0))\nW=`nvidia-smi -L | wc -l`\nif [[ -z $1 ]]; then\n  L=4\n\
+         else\n  L=$1\nfi\nsrun python train.py --num-layers $L --data-path $(cat paths.txt) \
+         --save $D/ckpt --seed $W --vocab-file $HOME/vocab\n",
+    );
+    let run = run.unwrap();
+    check(&run, &[("model.layers", "4"), ("data.train", "absent"), ("run.seed", "absent")]);
+    let outside = ["--data-path", "--save", "--seed"];
+    assert_eq!(refused(&run), outside, "{run}");
+    assert!(fate(&run, "--save").1.contains("${dirname_$(realpath_$0)}/ckpt comes from"), "{run}");
     for (text, due) in [
         ("for i in 1 2; do python a.py; done\n", "line 1: 'for' is not followed"),
         ("echo 'open\n", "a quote or a parenthesis is not closed"),

@@ -390,6 +390,10 @@ fn what_is_offloaded_is_moved_by_each_update() {
         disk.to_string().contains("of nvme:/scratch, 0.9 s of the disk, beside 1.0 s"),
         "{disk}"
     );
+    // Of a larger state the buffers are in memory, as many as the engine has for so many disks.
+    let wide = ["model.hidden=2048", "optim.offload='nvme:/a,/b'"];
+    let buffers = plan(&wide, Known::default()).memory_bytes.offload;
+    assert_eq!(buffers, ckpt::offload::Options::default().memory_bytes(2));
     let slow = plan(&sets, Known { disk_bytes_per_s: Some(8e7), ..speeds });
     assert!(slow.warnings[0].contains("the disk takes longer for an update"), "{slow}");
 }

@@ -9,6 +9,7 @@ mod scratch;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -195,6 +196,12 @@ impl BucketFacts {
     pub fn of(url: &str, trial: Trial, doing: &dyn Fn(&'static str)) -> Result<Self> {
         crate::s3::examine(url, trial, doing)
     }
+}
+
+/// What this process took of the cores so far; `None` if that cannot be told.
+#[must_use]
+pub fn cpu_time() -> Option<Duration> {
+    sys::cpu_time().ok()
 }
 
 /// The share of an object that is in this machine's page cache; `None` if that cannot be told.

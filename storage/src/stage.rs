@@ -1,3 +1,5 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,20 +23,30 @@ pub struct Stage {
     what: String,
     limit: Duration,
     warn_after: [Duration; 3],
+    stop: Option<(Arc<AtomicBool>, Duration)>,
 }
+
+/// How often a flag is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Stage {
     /// A step that may take so long. The log names it at 10, 30 and 60 s.
     #[must_use]
     pub fn begin(what: impl Into<String>, limit: Duration) -> Self {
         let warn_after = [10, 30, 60].map(Duration::from_secs);
-        Stage { what: what.into(), limit, warn_after }
+        Stage { what: what.into(), limit, warn_after, stop: None }
     }
 
     /// Other ages at which the log names it.
     #[must_use]
     pub fn warn_after(self, warn_after: [Duration; 3]) -> Self {
         Stage { warn_after, ..self }
+    }
+
+    /// Leaves it so much time and no more when the flag is set.
+    #[must_use]
+    pub fn or_when(self, flag: &Arc<AtomicBool>, grace: Duration) -> Self {
+        Stage { stop: Some((Arc::clone(flag), grace)), ..self }
     }
 
     /// Does the step, on a thread of its own, and gives what it gives.
@@ -45,7 +57,7 @@ impl Stage {
     /// # Panics
     /// If the step does.
     pub fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-        let Stage { what, limit, warn_after } = self;
+        let Stage { what, mut limit, warn_after, mut stop } = self;
         let (answer, answered) = sync_channel(1);
         let begun = Instant::now();
         let act = move || drop(answer.send(work()));
@@ -53,18 +65,25 @@ impl Stage {
             .name("stage".to_owned())
             .spawn(act)
             .map_err(|e| Error::from_io("start a thread to", &what, e))?;
-        let warnings = warn_after.into_iter().filter(|after| *after < limit);
-        for (after, is_last) in warnings.map(|after| (after, false)).chain([(limit, true)]) {
-            match answered.recv_timeout(after.saturating_sub(begun.elapsed())) {
+        let most = limit;
+        let mut warnings = warn_after.into_iter().filter(|after| *after < most).peekable();
+        while begun.elapsed() < limit {
+            let next = warnings.peek().copied().unwrap_or(limit).min(limit);
+            let wait = next.saturating_sub(begun.elapsed());
+            let wait = if stop.is_some() { wait.min(LOOK) } else { wait };
+            match answered.recv_timeout(wait) {
                 Ok(given) => return Ok(given),
                 Err(RecvTimeoutError::Disconnected) => {
                     let panic = worker.join().expect_err("it ended without an answer");
                     std::panic::resume_unwind(panic);
                 }
-                Err(RecvTimeoutError::Timeout) if is_last => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    log::warn!("{what}: not done after {} s", after.as_secs());
-                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some((_, grace)) = stop.take_if(|(flag, _)| flag.load(Ordering::Relaxed)) {
+                limit = limit.min(begun.elapsed() + grace);
+            }
+            if let Some(after) = warnings.next_if(|after| begun.elapsed() >= *after) {
+                log::warn!("{what}: not done after {} s", after.as_secs());
             }
         }
         Err(Error::StageTimeout { stage: what, limit })
@@ -88,6 +107,19 @@ mod tests {
         let error = short.run(move || released.recv().is_err()).unwrap_err();
         assert!(matches!(&error, Error::StageTimeout { stage, .. } if stage == "open corpus.bin"));
         assert!(error.to_string().starts_with("open corpus.bin: not done after 0.02 s"), "{error}");
+    }
+
+    #[test]
+    fn a_stage_that_is_told_to_stop_has_a_moment_left() {
+        let (_release, released) = channel::<()>();
+        let flag = Arc::new(AtomicBool::new(true));
+        let stage = Stage::begin("read corpus.bin", Duration::from_secs(600));
+        let stage = stage.or_when(&flag, Duration::from_millis(50));
+        let error = stage.run(move || released.recv().is_err()).unwrap_err();
+        assert!(matches!(&error, Error::StageTimeout { .. }), "{error}");
+        let stage = Stage::begin("add up", Duration::from_secs(600));
+        let sum = stage.or_when(&flag, Duration::from_secs(600)).run(|| 7).unwrap();
+        assert_eq!(sum, 7);
     }
 
     #[test]

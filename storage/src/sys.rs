@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 /// Asks for the memory of a table's entry that will soon be looked at. It waits for nothing, where
 /// a read would hold up all that comes after it.
@@ -200,6 +201,19 @@ pub(crate) fn clock() -> io::Result<(bool, u64)> {
     Ok((kept, u64::try_from(told.maxerror).unwrap_or(0)))
 }
 
+/// What this process took of the cores so far, with its threads that have ended and those of the
+/// kernel that work for it.
+pub(crate) fn cpu_time() -> io::Result<Duration> {
+    let mut told = MaybeUninit::<libc::timespec>::zeroed();
+    let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
+    // SAFETY: `told` is room for one `timespec`.
+    checked(unsafe { libc::clock_gettime(clock, told.as_mut_ptr()) })?;
+    // SAFETY: all zeros is a valid `timespec`, and the call filled it.
+    let told = unsafe { told.assume_init() };
+    // fits: it counts up from 0, and the second number is below 10^9
+    Ok(Duration::new(told.tv_sec as u64, told.tv_nsec as u32))
+}
+
 pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     let path = c_path(path)?;
     let mut told = MaybeUninit::<libc::statfs>::zeroed();
@@ -210,7 +224,9 @@ pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     let counted = told.f_blocks > 0;
     let free_bytes = counted.then(|| told.f_bavail.saturating_mul(told.f_bsize.unsigned_abs()));
     let total_bytes = counted.then(|| told.f_blocks.saturating_mul(told.f_bsize.unsigned_abs()));
-    let files = (told.f_files > 0).then_some((told.f_ffree, told.f_files));
+    // What has no limit says so by numbers that cannot be: CephFS that all but none are free.
+    let limited = told.f_files > 0 && told.f_ffree <= told.f_files;
+    let files = limited.then_some((told.f_ffree, told.f_files));
     // The magic numbers have 32 bits; `f_type` is wider, and signed, on some machines.
     Ok(FileSystem { magic: told.f_type as u32, free_bytes, total_bytes, files })
 }

@@ -33,7 +33,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "storage",
         ],
     ),
-    ("tools", &["ckpt", "indexed", "loader", "logbook", "preprocess", "recipe", "storage"]),
+    ("tools", &["ckpt", "feed", "indexed", "loader", "logbook", "preprocess", "recipe", "storage"]),
     ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("fuzz", &["ckpt", "indexed", "preprocess", "storage"]),
 ];

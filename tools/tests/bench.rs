@@ -163,6 +163,7 @@ fn what_cannot_be_measured_says_why() {
     refused(&bench(&["/sys/kernel"], &[]), "hint: name a folder of it that you may write", at);
     refused(&bench(&[name(at)], &["--model=huge"]), "--model huge: due a number with m", at);
     refused(&bench(&[name(at)], &["--runs=0"]), "--runs: got 0", at);
+    refused(&bench(&[name(at), ""], &[]), "a target has no name; hint: is the variable", at);
     refused(&bench(&[name(at)], &["--bytes=1MiB"]), "--bytes: got 1 MiB", at);
     refused(&bench(&[name(at)], &["--from=/no/such.toml"]), "/no/such.toml", at);
     refused(&bench(&["ftp://x/y"], &[]), "the scheme 'ftp' is not known", at);
@@ -184,6 +185,11 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
     let output = bench(&[&with_bad], &[]);
     fs::remove_file(&bad).unwrap();
     refused(&output, "hint: check the key", nowhere.path());
+    // Nothing was written there or, before it was looked into, to the first.
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!said.contains("left behind"), "{said}");
+    let both = bench(&[name(nowhere.path()), &server.url_of("other", "bench")], &[]);
+    refused(&both, "no such bucket", nowhere.path());
     let output = bench(&[&server.url_of("other", "bench")], &[]);
     refused(&output, "no such bucket", nowhere.path());
     // Everything is written, and then no read is answered any more.

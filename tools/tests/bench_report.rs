@@ -6,11 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use tools::cmd::bench::counters::Witness;
+use tools::cmd::bench::honesty::Flag;
 use tools::cmd::bench::need::Need;
 use tools::cmd::bench::page::html;
 use tools::cmd::bench::pattern::{Pattern, Run};
+use tools::cmd::bench::peer::{Agreement, Peer};
 use tools::cmd::bench::random::Random;
-use tools::cmd::bench::report::{Method, PatternReport, Peer, Report, TargetReport};
+use tools::cmd::bench::report::{Method, PatternReport, Report, TargetReport};
 use tools::cmd::bench::stats::{Beside, Estimate, MARGIN};
 use tools::cmd::bench::target::{not_mounted, path_of};
 
@@ -74,7 +76,7 @@ fn intervals_hold_the_median_and_do_not_move() {
 fn run(bytes: u64, ops: u64, moved_bytes: u64, ms: u64) -> Run {
     let mut run = Run { seconds: 1.0, bytes, ops, moved_bytes, cpu_s: 0.05, ..Run::default() };
     (1..=100).for_each(|nth| run.latency.add(Duration::from_micros(ms * 10 * nth)));
-    run.timeline = vec![bytes / 10; 10];
+    run.timeline = vec![bytes / 100; 100];
     run
 }
 
@@ -174,11 +176,69 @@ fn a_cache_is_exposed() {
     let wasted = target("/c", "ext4", vec![(Pattern::Stream, rounds(bytes, 900, 4 * bytes, 1))]);
     let report = report(vec![cached, honest, wasted]);
     let flags: Vec<_> = report.targets.iter().map(|of| of.patterns[0].flag).collect();
-    assert_eq!(flags, [Some("cached"), None, Some("amplified")]);
+    assert_eq!(flags, [Some(Flag::Cached), None, Some(Flag::Amplified)]);
     let text = report.text();
     assert!(text.contains("/a: stream is CACHED: the device moved 0.02 of what"), "{text}");
     assert!(text.contains("/c: stream is AMPLIFIED: 3.99 bytes were moved"), "{text}");
     assert!(html(&report).contains("CACHED"));
+}
+
+/// Whatever counts requests alone sees no cache; then the kernel is asked what it holds.
+#[test]
+fn what_lies_in_the_page_cache_is_no_store() {
+    let bytes = 1_000_000_000;
+    let of = |share: Option<f64>| {
+        let mut runs = rounds(bytes, 900, bytes, 1);
+        for run in &mut runs {
+            run.more.extend(share.map(|share| ("page_cache_share_before".to_owned(), share)));
+        }
+        PatternReport::of(Pattern::Stream, &runs, Witness::Requests, 1).flag
+    };
+    assert_eq!([of(None), of(Some(0.02)), of(Some(0.97))], [None, None, Some(Flag::Cached)]);
+    let memory = PatternReport::of(Pattern::Save, &rounds(bytes, 4, 0, 1), Witness::Memory, 1);
+    assert_eq!(memory.flag, Some(Flag::Memory));
+}
+
+#[test]
+fn what_the_benchmark_takes_itself_is_told() {
+    let bytes = 1_000_000_000;
+    let of = |cpu_s: f64| {
+        let mut runs = rounds(bytes, 900, bytes, 1);
+        runs.iter_mut().for_each(|run| run.cpu_s = cpu_s);
+        runs
+    };
+    let report = report(vec![
+        target("/lean", "ext4", vec![(Pattern::Stream, of(0.05))]),
+        // At a given rate cores wait, and bytes say nothing.
+        target("/busy", "ext4", vec![(Pattern::Stream, of(0.35)), (Pattern::Rate, of(0.35))]),
+    ]);
+    let own = |nth: usize, of: usize| report.targets[nth].patterns[of].own;
+    assert!((own(0, 0).core_s_per_gb.unwrap() - 0.05).abs() < 0.001 && !own(0, 0).is_over);
+    assert!((own(1, 0).us_per_op - 0.35e6 / 900.0).abs() < 2.0 && own(1, 0).is_over);
+    assert!(!own(1, 1).is_over);
+    let text = report.text();
+    let said = "/busy: of cores the benchmark itself took more than 0.1 for each GB/s: stream 0.3";
+    assert!(text.contains(said) && !text.contains("/lean: of cores"), "{text}");
+    assert!(text.contains("0.35 OVER") && !text.contains("0.05 OVER"), "{text}");
+    let page = html(&report);
+    assert_eq!(page.matches("<b class=\"warn\">OVER</b>").count(), 1, "{page}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["targets"][1]["patterns"][0]["own_is_over"], true);
+    assert!(json["targets"][1]["patterns"][0]["own_core_s_per_gb"].is_number());
+}
+
+#[test]
+fn agreement_is_said_of_whole_intervals() {
+    for (low, high, due) in [
+        (0.96, 1.04, Agreement::Yes),
+        (0.94, 1.0, Agreement::Open),
+        (0.99, 1.06, Agreement::Open),
+        (0.8, 0.94, Agreement::No),
+        (1.06, 1.2, Agreement::No),
+        (0.5, 2.0, Agreement::Open),
+    ] {
+        assert_eq!(Agreement::of(low, high), due, "{low} to {high}");
+    }
 }
 
 #[test]
@@ -249,6 +309,9 @@ fn the_page_is_whole_and_needs_nothing() {
         ours_mb_per_s: 100.0,
         fio_mb_per_s: 101.0,
         ours_by_fio: 0.99,
+        low: 0.97,
+        high: 1.01,
+        agreement: Agreement::of(0.97, 1.01),
     });
     let report = report(vec![first, target("/b", "ext4", both(1900, 500_000_000))]);
     let page = html(&report);
@@ -256,7 +319,7 @@ fn the_page_is_whole_and_needs_nothing() {
     assert!(figures(&page) >= 5, "{} figures", figures(&page));
     assert!(!page.contains("http") && !page.contains("<script"), "{page}");
     assert!(page.contains("&lt;script&gt;") && page.contains("class=\"bar s1\""));
-    assert!(page.contains("ours by fio 0.990"));
+    assert!(page.contains("ours by fio 0.990 (0.970 to 1.010); within 5 %: yes"));
     let empty = html(&self::report(vec![target("/a", "ext4", Vec::new())]));
     assert_eq!(figures(&empty), 0);
 }

@@ -260,6 +260,25 @@ fn all_that_a_config_names_is_looked_at() {
     // A model whose checkpoints no disk of this machine holds.
     let huge = doctor(&[&config(folder.path(), &name, 131_072), "--set", "model.layers=1000"]);
     assert_eq!((huge.code, huge.of("room").0), (1, "breaks"));
+    // Neither logs nor the order of the samples can be written there, by root either.
+    let (ckpt, other) = (folder.path().join("ckpt"), "/sys/kernel/feedline");
+    let sets = [
+        format!("checkpoint.dir={}", ckpt.display()),
+        format!("run.dir={other}/run"),
+        format!("data.cache_dir={other}/cache"),
+    ];
+    let told = doctor(&[&small, "--set", &sets[0], "--set", &sets[1], "--set", &sets[2]]);
+    assert_eq!((told.code, told.of("index cache").0), (1, "hurts"));
+    let of_run = |finding: &&Value| finding["place"] == format!("{other}/run");
+    let of_run: Vec<_> = told.findings.iter().filter(of_run).collect();
+    assert!(of_run.iter().any(|f| f["severity"] == "breaks"), "{of_run:#?}");
+    assert!(told.findings.iter().any(|f| f["place"] == ckpt.to_str().unwrap()));
+    let told = doctor(&[&small]);
+    assert_eq!(told.of("index cache").0, "fine", "{:?}", told.of("index cache"));
+    let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    left.retain(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with('.'));
+    assert!(left.is_empty(), "{left:?}");
+
     let bad = feedline(&["doctor", &small, "--set", "model.layer=1"]);
     assert_eq!(bad.code, 2);
     assert!(bad.err.contains("layer"), "{}", bad.err);

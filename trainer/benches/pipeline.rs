@@ -114,7 +114,7 @@ fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> 
     let doing = Doing::default();
     group.barrier().expect("all come");
     let begun = Instant::now();
-    let mut pipe = Pipe::new(group, shape, lists, Kind::Float, &doing);
+    let mut pipe = Pipe::new(group, shape, lists, (Kind::Float, Device::Cpu), &doing);
     for (at, action) in lists[own].iter().enumerate() {
         pipe.ask(&lists[own][at..], |_| vec![SHAPE.to_vec()]).expect("all are there");
         pipe.take(action).expect("all are there");

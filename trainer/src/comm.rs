@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bridge::dist::{Group, Options, Store};
 use logbook::Trace;
+use tch::Device;
 
 use crate::Result;
 use crate::mesh::{Mesh, Place, Seat};
@@ -16,6 +17,10 @@ pub struct Comm {
     pub mesh: Mesh,
     /// This rank.
     pub rank: usize,
+    /// Its number among those of its node.
+    pub local_rank: usize,
+    /// What it computes on.
+    pub device: Device,
     /// Who shares each matrix.
     pub tp: Option<Group>,
     /// Who has the same parameters, for other samples.
@@ -29,16 +34,24 @@ pub struct Comm {
 impl Comm {
     /// The only rank.
     #[must_use]
-    pub fn alone() -> Self {
+    pub fn alone(device: Device) -> Self {
         let doing = Doing::default();
-        Comm { mesh: Mesh::ALONE, rank: 0, tp: None, dp: None, pp: None, doing }
+        let mesh = Mesh::ALONE;
+        Comm { mesh, rank: 0, local_rank: 0, device, tp: None, dp: None, pp: None, doing }
     }
 
-    /// Connects a rank to the others of its groups. All ranks call it.
+    /// Connects a rank to the others of its groups. All ranks call it. What a pipeline sends goes
+    /// through the memory of the host: its messages pass each other, which NCCL's must not.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`] with those that do not come.
-    pub fn connect(store: &Store, mesh: Mesh, rank: usize, options: &Options) -> Result<Self> {
+    pub fn connect(
+        store: &Store,
+        mesh: Mesh,
+        rank: usize,
+        device: Device,
+        options: &Options,
+    ) -> Result<Self> {
         let place = mesh.place(rank);
         let group = |name: &str, number: usize, members: Vec<usize>| -> Result<Option<Group>> {
             if members.len() == 1 {
@@ -46,6 +59,11 @@ impl Comm {
             }
             let own = members.iter().position(|member| *member == rank);
             let own = own.expect("a rank is in its own groups");
+            #[cfg(feature = "cuda")]
+            if device.is_cuda() && name != "pp" {
+                let name = format!("{name}[{number}]");
+                return Ok(Some(Group::nccl(store, &name, own, &members, device, options)?));
+            }
             let name = format!("{name}[{number}]");
             Ok(Some(Group::gloo(store, &name, own, &members, options)?))
         };
@@ -53,6 +71,8 @@ impl Comm {
         Ok(Comm {
             mesh,
             rank,
+            local_rank: 0,
+            device,
             tp: group("tp", pp * mesh.dp + dp, mesh.tp_group(place))?,
             dp: group("dp", pp * mesh.tp + tp, mesh.dp_group(place))?,
             pp: group("pp", dp * mesh.tp + tp, mesh.pp_group(place))?,

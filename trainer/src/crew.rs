@@ -1,7 +1,11 @@
 //! All ranks of a run, as one of them sees them. It may be the only one, and then nothing here
 //! waits or talks.
 
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
 use recipe::Mismatch;
+use tch::Device;
 
 use crate::comm::Comm;
 use crate::config::Config;
@@ -18,6 +22,8 @@ const TELL_AFTER: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct Crew {
     session: Option<Session>,
+    /// How long each stage of the start took, the waiting for others among it.
+    took: RefCell<Vec<(Stage, Duration)>>,
 }
 
 impl Crew {
@@ -26,9 +32,10 @@ impl Crew {
     /// # Errors
     /// [`Error::Bridge`] that names those that do not come, [`Error::Mismatch`].
     pub(crate) fn gather(world: Option<World>, config: &Config) -> Result<Self> {
-        let timeout = config.parallel.timeout.0;
+        let (timeout, begun) = (config.parallel.timeout.0, Instant::now());
         let session = world.map(|world| Session::begin(world, timeout)).transpose()?;
-        Ok(Crew { session })
+        let took = session.iter().map(|_| (Stage::Store, begun.elapsed())).collect();
+        Ok(Crew { session, took: RefCell::new(took) })
     }
 
     /// Whether this rank does what one has to do for all.
@@ -36,28 +43,52 @@ impl Crew {
         self.session.as_ref().is_none_or(|session| session.world().rank == 0)
     }
 
+    /// This rank's number among those of its machine.
+    pub(crate) fn local_rank(&self) -> usize {
+        self.session.as_ref().map_or(0, |session| session.world().local_rank)
+    }
+
     /// Does this rank's part of a stage of the start, and waits for the others'.
     ///
     /// # Errors
     /// What `work` says; [`Error::Bridge`] with who is missing or has failed.
     pub(crate) fn stage<T>(&self, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        match &self.session {
+        let begun = Instant::now();
+        let done = match &self.session {
             Some(session) => session.stage(stage, work),
             None => work(),
-        }
+        };
+        self.took.borrow_mut().push((stage, begun.elapsed()));
+        done
+    }
+
+    /// Tells how long the start of this process took, and each of its stages.
+    pub(crate) fn ready(&self) {
+        let text = |(stage, took): &(Stage, Duration)| {
+            format!("{} {:.2} s", stage.name(), took.as_secs_f64())
+        };
+        let stages: Vec<String> = self.took.borrow().iter().map(text).collect();
+        let all = age_of_process()
+            .map_or_else(|| "ready".to_owned(), |s| format!("ready after {s:.2} s"));
+        log::info!("start: {all}: {}", stages.join(", "));
     }
 
     /// Connects the ranks as the config divides them, and watches over them from here on.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if it does not divide so many; [`Error::Bridge`].
-    pub(crate) fn connect(&self, config: &Config) -> Result<(Comm, Option<Watchdog>)> {
-        let Some(session) = &self.session else { return Ok((Comm::alone(), None)) };
-        let World { rank, size, .. } = *session.world();
-        let comm = session.stage(Stage::Groups, || {
+    pub(crate) fn connect(
+        &self,
+        config: &Config,
+        device: Device,
+    ) -> Result<(Comm, Option<Watchdog>)> {
+        let Some(session) = &self.session else { return Ok((Comm::alone(device), None)) };
+        let World { rank, size, local_rank, .. } = *session.world();
+        let mut comm = self.stage(Stage::Groups, || {
             let mesh = mesh(config, size)?;
-            Comm::connect(session.store(), mesh, rank, &session.options())
+            Comm::connect(session.store(), mesh, rank, device, &session.options())
         })?;
+        comm.local_rank = local_rank;
         let limit = config.parallel.timeout.0 / TELL_AFTER;
         let doing = comm.doing.clone();
         let watchdog = Watchdog::start(session.store(), (rank, size), limit, move || doing.get())?;
@@ -131,6 +162,15 @@ impl Crew {
             log::error!("the first rank to fail was {first}");
         }
     }
+}
+
+/// Seconds since this process was started: its libraries are loaded before anything of ours runs.
+fn age_of_process() -> Option<f64> {
+    let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The 22nd field, in hundredths of a second; the second is a name, in parentheses.
+    let begun: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
+    Some(uptime.split_whitespace().next()?.parse::<f64>().ok()? - begun / 100.0)
 }
 
 /// Tells one machine, or container with a network of its own, from another.

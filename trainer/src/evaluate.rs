@@ -62,6 +62,7 @@ impl Trainer {
                 input = pipe.take(action)?;
             }
             let micro = batch.micro(LossWeights { token: 1.0, sample: 0.0 })?;
+            let micro = micro.on(self.comm.device)?;
             let outs = parts.infer(action.chunk, weights, &micro, input.unwrap_or_default())?;
             if let Some(pipe) = &mut pipe {
                 pipe.send(action, &outs)?;

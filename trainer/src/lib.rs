@@ -18,6 +18,7 @@
 pub mod accumulate;
 pub mod comm;
 mod crew;
+mod device;
 mod error;
 pub mod eval;
 mod evaluate;

@@ -1,4 +1,4 @@
-//! Weights in f32 and their moments beside the device: in the host's memory, or in files of a disk.
+//! Weights in f32 and their moments beside the device: in the host's memory, or in files of disks.
 //!
 //! What computes stays with the trainer, in the numbers of the computation. An update gives the
 //! gradients away and takes the new weights back, rounded; what is kept elsewhere is saved from
@@ -7,13 +7,15 @@
 use std::sync::Arc;
 
 use ckpt::layout::{Layout, Part};
-use ckpt::offload::{AdamW, Offload as State, Options, Update, Weights};
+use ckpt::offload::{AdamW, Folder, Offload as State, Options, Update, Weights};
 use ckpt::{Checkpoint, Dtype, Group, SavePlan};
 use serde_json::Value;
 use storage::Key;
 use tch::{Device, Kind, Tensor};
 
+use crate::comm::Comm;
 use crate::config::{Config, Offload, OptimConfig};
+use crate::device::host_memory;
 use crate::held::{ITEM_BYTES, cut, range};
 use crate::optim::StepSize;
 use crate::resume::is_damage;
@@ -30,6 +32,9 @@ pub(crate) struct Offloaded {
     tensors: Vec<(Vec<Part>, bool)>,
     /// Numbers that compute.
     kind: Kind,
+    /// Where new weights come for a GPU, page-locked; empty before the first, and on the CPU, on
+    /// which they come to where they compute.
+    landing: Vec<Tensor>,
     /// Whether the first weights are still with the trainer.
     is_empty: bool,
 }
@@ -45,9 +50,9 @@ impl Trainer {
         let tensors = self.setup.params.iter().enumerate().map(|(at, param)| {
             (parts.remove(&at).unwrap_or_default(), self.model.params()[*param].decays())
         });
-        let (layout, rank) = (&self.setup.layout, self.comm.rank as u64);
         let (tensors, kind) = (tensors.collect(), self.setup.kind);
-        self.offloaded = Some(Offloaded::open(config, layout, rank, tensors, kind)?);
+        let state = Offloaded::open(config, &self.setup.layout, &self.comm, tensors, kind)?;
+        self.offloaded = Some(state);
         Ok(())
     }
 }
@@ -56,36 +61,45 @@ impl Offloaded {
     fn open(
         config: &Config,
         layout: &Layout,
-        rank: u64,
+        comm: &Comm,
         tensors: Vec<(Vec<Part>, bool)>,
         kind: Kind,
     ) -> Result<Self> {
-        let plan = ckpt::offload::plan(layout)?;
+        let offload = &config.optim.offload;
+        let folders = offload.folders(comm.local_rank);
+        let plan = ckpt::offload::plan_over(layout, folders.len().max(1))?;
         let mut options = Options::default();
         if config.run.threads > 0 {
             options.threads = config.run.threads as usize; // fits: at most 1024
         }
-        let state = match &config.optim.offload {
-            Offload::Nvme(folder) => {
-                let store = storage::open_url(folder)?;
-                let own = Key::new(format!("rank-{rank:05}"))?;
-                let open = || -> Result<State> {
-                    let (store, plan) = (Arc::clone(&store), Arc::clone(&plan));
-                    Ok(State::on_disk(store, own.clone(), plan, layout, rank, options)?)
-                };
-                match open() {
-                    // A run goes on from its checkpoints, whatever layout they are of.
-                    Err(error) if is_damage(&error) => {
-                        log::warn!("offload: {}; begins anew", storage::one_line(&error));
-                        store.delete_folder(&own)?;
-                        open()?
+        let rank = comm.rank as u64;
+        let state = if matches!(offload, Offload::Nvme(_)) {
+            let owner = owner(config)?;
+            sweep(offload, &owner, comm.mesh.ranks());
+            let key = Key::new(format!("rank-{rank:05}"))?;
+            let open = |url: &String| {
+                Ok::<_, Error>(Folder { store: storage::open_url(url)?, key: key.clone() })
+            };
+            let folders = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let open = || -> Result<State> {
+                let (folders, plan) = (folders.clone(), Arc::clone(&plan));
+                Ok(State::on_disks(folders, &owner, plan, layout, rank, options)?)
+            };
+            match open() {
+                // A run goes on from its checkpoints, whatever layout they are of.
+                Err(error) if is_damage(&error) => {
+                    log::warn!("offload: {}; begins anew", storage::one_line(&error));
+                    for Folder { store, key } in &folders {
+                        store.delete_folder(key)?;
                     }
-                    state => state?,
+                    open()?
                 }
+                state => state?,
             }
-            _ => State::in_memory(Arc::clone(&plan), layout, rank, options)?,
+        } else {
+            State::in_memory(Arc::clone(&plan), layout, rank, options)?
         };
-        Ok(Offloaded { state, plan, tensors, kind, is_empty: true })
+        Ok(Offloaded { state, plan, tensors, kind, landing: Vec::new(), is_empty: true })
     }
 
     /// What computes, as a state counts it, and its bytes.
@@ -146,8 +160,13 @@ impl Offloaded {
         let adamw = AdamW { step, lr, beta1, beta2, eps, grad_divisor };
         let (dtype, item_bytes) = self.dtype();
         let grads = grads.into_iter().map(alone).collect::<Result<Vec<Tensor>>>()?;
+        let is_away = params.iter().any(|param| param.device().is_cuda());
+        if is_away && self.landing.is_empty() {
+            self.landing = params.iter().map(host_memory).collect::<Result<_>>()?;
+        }
+        let here = if is_away { &mut self.landing[..] } else { &mut *params };
         let mut updates = Vec::new();
-        for ((param, grad), (parts, decays)) in params.iter_mut().zip(&grads).zip(&self.tensors) {
+        for ((param, grad), (parts, decays)) in here.iter_mut().zip(&grads).zip(&self.tensors) {
             let grad = bridge::bytes(grad)?;
             let weight_decay = if *decays { config.weight_decay } else { 0.0 };
             let weights = cut(bridge::bytes_mut(param)?, parts, item_bytes);
@@ -159,6 +178,9 @@ impl Offloaded {
             }));
         }
         self.state.step(&adamw, updates, Value::Null)?;
+        for (param, landed) in params.iter_mut().zip(&self.landing) {
+            param.f_copy_(landed)?;
+        }
         Ok(())
     }
 
@@ -173,12 +195,42 @@ impl Offloaded {
     }
 }
 
-/// A tensor that shares its memory with no other: slices lie in the rows that they came in.
+/// Whose a state is: that of whoever saves to this folder of checkpoints, which is one run.
+fn owner(config: &Config) -> Result<String> {
+    let dir = config.checkpoint_dir();
+    if dir.contains("://") {
+        return Ok(dir);
+    }
+    let failed = |e| storage::Error::from_io("find the folder", &dir, e);
+    Ok(std::path::absolute(&dir).map_err(failed)?.display().to_string())
+}
+
+/// Ranks of a node, of which the folders are looked for.
+const LOCAL_RANKS_MAX: usize = 64;
+
+/// Removes what ranks of this run left that it no longer has, having gone on in another layout.
+fn sweep(offload: &Offload, owner: &str, ranks: usize) {
+    let mut places: Vec<String> = (0..LOCAL_RANKS_MAX).flat_map(|at| offload.folders(at)).collect();
+    places.sort_unstable();
+    places.dedup();
+    for place in places {
+        let swept = storage::open_url(&place).map_err(ckpt::Error::from);
+        match swept.and_then(|store| ckpt::offload::sweep(&store, owner, ranks)) {
+            Ok(removed) => removed.iter().for_each(|folder| {
+                log::info!("offload: removed {folder}, of a rank that is gone");
+            }),
+            Err(error) => log::warn!("offload: what ranks left in {place} stays: {error}"),
+        }
+    }
+}
+
+/// A tensor on the CPU that shares its memory with no other: slices lie in the rows that they came
+/// in.
 fn alone(grad: Tensor) -> Result<Tensor> {
-    if bridge::bytes(&grad).is_ok() {
+    if grad.device() == Device::Cpu && bridge::bytes(&grad).is_ok() {
         return Ok(grad);
     }
-    let mut own = Tensor::f_empty(grad.size(), (grad.kind(), grad.device()))?;
+    let mut own = host_memory(&grad)?;
     own.f_copy_(&grad)?;
     Ok::<_, Error>(own)
 }

@@ -267,7 +267,7 @@ fn tell(crew: &Crew, text: impl FnOnce() -> String) {
 
 fn anew(config: &Config, crew: &Crew, trainer: &mut Trainer) -> Result<Progress> {
     tell(crew, || format!("checkpoint: none, starting anew with seed {}", config.run.seed));
-    trainer.loaded()?;
+    trainer.begin_anew(config.run.seed)?;
     Ok(Progress::default())
 }
 

@@ -142,6 +142,7 @@ impl Saver {
         let blobs = [Blob { name: state::CONFIG, bytes: text.as_bytes() }];
         let blobs = if writer == 0 { &blobs[..] } else { &[] };
         self.failure = None;
+        let mut copies = Vec::new();
         let outcome = match (&self.way, trainer.offloaded.as_mut().and_then(Offloaded::on_disk)) {
             (Way::Stuck, _) => Err(ckpt::Error::Cancelled),
             (_, Some(state)) => {
@@ -150,13 +151,13 @@ impl Saver {
                 saved.map(|(report, _)| self.saved(&report))
             }
             (Way::Behind(background), None) => {
-                let held = self.parts.held(trainer)?;
+                let held = self.parts.held(trainer, &mut copies)?;
                 let begun = background.save_part(step, &plan, &held, blobs, meta, &together);
                 // Why was told when it happened.
                 begun.map(|begun| self.failures += u64::from(begun.failed.is_some()))
             }
             (Way::Waiting, None) => {
-                let held = self.parts.held(trainer)?;
+                let held = self.parts.held(trainer, &mut copies)?;
                 let saved = match plan.writers() {
                     1 => self.steps.save_plan(step, &plan, &[held], blobs, meta),
                     _ => self.steps.save_together(step, &plan, &held, blobs, meta, &together),

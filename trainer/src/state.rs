@@ -18,6 +18,7 @@ use recipe::scaler::Scaler;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 use storage::Key;
+use tch::{Device, Tensor};
 
 use crate::config::{self, Config, Effect};
 use crate::held::{Held, HeldMut, ITEM_BYTES, cut, range};
@@ -74,17 +75,26 @@ impl Parts {
         self.rank
     }
 
-    /// The bytes of this rank's holdings, where they lie in memory.
+    /// The bytes of this rank's holdings, where they lie in memory: in `copies` those that a GPU
+    /// has, which is empty before.
     ///
     /// # Errors
     /// [`Error::Bridge`] if a graph still holds a weight.
-    pub fn held<'a>(&self, trainer: &'a Trainer) -> Result<Vec<&'a [u8]>> {
+    pub fn held<'a>(
+        &self,
+        trainer: &'a Trainer,
+        copies: &'a mut Vec<Tensor>,
+    ) -> Result<Vec<&'a [u8]>> {
         if let Some(offloaded) = &trainer.offloaded {
             return Ok(offloaded.held().unwrap_or_default());
         }
-        let mut held = Vec::new();
-        for Held { parts, tensor } in trainer.parts() {
-            let bytes = bridge::bytes(tensor)?;
+        let (mut held, is_away) = (Vec::new(), trainer.comm().device.is_cuda());
+        for Held { tensor, .. } in trainer.parts().into_iter().filter(|_| is_away) {
+            copies.push(tensor.f_to_device(Device::Cpu)?);
+        }
+        let copies: &[Tensor] = copies;
+        for (at, Held { parts, tensor }) in trainer.parts().into_iter().enumerate() {
+            let bytes = bridge::bytes(copies.get(at).unwrap_or(tensor))?;
             held.extend(parts.iter().map(|part| &bytes[range(part, ITEM_BYTES)]));
         }
         Ok(held)
@@ -169,7 +179,7 @@ pub fn load_group(
     checkpoint: &Checkpoint,
     group: Group,
     specs: &[ParamSpec],
-    into: &mut [tch::Tensor],
+    into: &mut [Tensor],
 ) -> Result<()> {
     let mut details = Vec::new();
     for spec in specs {

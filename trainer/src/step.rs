@@ -2,7 +2,7 @@
 
 use ckpt::layout::{Slices, slice_of};
 use recipe::Mismatch;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::accumulate::{Contribution, tree_sum};
 use crate::comm::Comm;
@@ -55,12 +55,12 @@ pub struct StepReport {
 }
 
 impl Trainer {
-    /// New weights, drawn from the seed, on the only rank.
+    /// New weights, drawn from the seed, on the only rank, on the CPU.
     ///
     /// # Errors
     /// [`Error::Torch`] if the memory does not suffice.
     pub fn new(config: &Config) -> Result<Self> {
-        Self::on_mesh(config, Comm::alone())
+        Self::on_mesh(config, Comm::alone(Device::Cpu))
     }
 
     /// What one of several ranks has of them. `config` divides as the mesh does.
@@ -70,11 +70,23 @@ impl Trainer {
     /// cut as the config says, [`Error::Bridge`] if another rank is gone.
     pub fn on_mesh(config: &Config, comm: Comm) -> Result<Self> {
         let mut trainer = Self::unloaded(config, comm)?;
-        trainer.loaded()?;
+        trainer.begin_anew(config.run.seed)?;
         Ok(trainer)
     }
 
-    /// As [`Trainer::on_mesh`], before [`Trainer::loaded`].
+    /// Draws the first weights, in the place of which nothing was loaded.
+    pub(crate) fn begin_anew(&mut self, seed: u64) -> Result<()> {
+        let (rank, ranks) = (self.comm.place().tp, self.comm.mesh.tp);
+        for at in 0..self.params.len() {
+            let spec = &self.model.params()[self.setup.params[at]];
+            let whole = crate::model::initialize(spec, rank, ranks, seed)?;
+            self.params[at] = self.setup.own_part(&self.comm, at, whole)?;
+        }
+        self.loaded()
+    }
+
+    /// As [`Trainer::on_mesh`], of zeros: [`Trainer::begin_anew`] draws its weights, or they are
+    /// loaded, and then [`Trainer::loaded`] is to be called.
     pub(crate) fn unloaded(config: &Config, comm: Comm) -> Result<Self> {
         check_mesh(config, &comm)?;
         let model = Model::new(&config.model, comm.mesh.tp as u64).seeded(config.run.seed);
@@ -84,7 +96,8 @@ impl Trainer {
         let mut params = Vec::with_capacity(setup.params.len());
         for at in 0..setup.params.len() {
             let spec = &model.params()[setup.params[at]];
-            let whole = crate::model::initialize(spec, tp.rank, tp.size, config.run.seed)?;
+            let shape = spec.local_shape(tp.size);
+            let whole = Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?;
             params.push(setup.own_part(&comm, at, whole)?);
         }
         let is_decaying = |param: &usize| model.params()[*param].decays();
@@ -142,13 +155,19 @@ impl Trainer {
         [params, &mut self.adamw.exp_avgs, &mut self.adamw.exp_avg_sqs]
     }
 
-    /// Makes what follows from the weights anew. All ranks call it after they have filled theirs.
+    /// Makes what follows from the weights anew, and takes all of it to what computes. All ranks
+    /// call it after they have filled theirs, which until then are on the CPU.
     ///
     /// # Errors
     /// [`Error::Torch`], [`Error::Bridge`]; [`Error::Ckpt`] if offloaded weights cannot be read.
     pub fn loaded(&mut self) -> Result<()> {
         if let Some(offloaded) = &mut self.offloaded {
+            move_to(Device::Cpu, &mut self.params)?;
             offloaded.weights(&mut self.params)?;
+        }
+        let AdamW { exp_avgs, exp_avg_sqs, .. } = &mut self.adamw;
+        for tensors in [&mut self.params, exp_avgs, exp_avg_sqs] {
+            move_to(self.comm.device, tensors)?;
         }
         self.gather()
     }
@@ -284,7 +303,7 @@ impl Trainer {
         weights: LossWeights,
     ) -> Result<(Vec<f64>, Vec<Tensor>)> {
         assert!(!batches.is_empty(), "a step has a micro-batch");
-        let micros = batches.iter().map(|batch| batch.micro(weights));
+        let micros = batches.iter().map(|batch| batch.micro(weights)?.on(self.comm.device));
         let micros = micros.collect::<Result<Vec<Micro>>>()?;
         let Setup { schedule, shape, .. } = self.setup;
         let actions = |rank| schedule.actions(shape, rank, batches.len());
@@ -394,7 +413,8 @@ impl Trainer {
 
     pub(crate) fn pipe(&self, lists: impl FnOnce() -> Vec<Vec<Action>>) -> Option<Pipe<'_>> {
         let group = self.comm.pp.as_ref()?;
-        Some(Pipe::new(group, self.setup.shape, &lists(), self.setup.kind, &self.comm.doing))
+        let what = (self.setup.kind, self.comm.device);
+        Some(Pipe::new(group, self.setup.shape, &lists(), what, &self.comm.doing))
     }
 
     pub(crate) fn weights(&self) -> Result<Weights<'_>> {
@@ -406,6 +426,13 @@ impl Trainer {
             _ => Weights::here(pieces, self.copies.as_ref().unwrap_or(&self.params), *kind),
         }
     }
+}
+
+fn move_to(device: Device, tensors: &mut [Tensor]) -> Result<()> {
+    for tensor in tensors {
+        *tensor = tensor.f_to_device(device)?;
+    }
+    Ok(())
 }
 
 /// Refuses a mesh that is not the config's.

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use ckpt::Lease;
@@ -23,7 +24,9 @@ use tch::Device;
 use crate::comm::Comm;
 use crate::config::{Config, OnSpike, Timers};
 use crate::crew::{self, Crew};
+use crate::device;
 use crate::kind::peak_flop_per_s;
+use crate::launch::local::WAITING;
 use crate::launch::{Stage, Watchdog, World};
 use crate::plan::{Known, Plan};
 use crate::resume::{Place, Start};
@@ -124,8 +127,12 @@ impl<'a> Run<'a> {
     /// All that stands before the first step. `config` is resolved.
     fn prepare(config: &Config, host: Host<'a>, crew: &Crew) -> Result<Self> {
         tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
-        bridge::runtime::set_deterministic()?;
-        let (comm, watchdog) = crew.connect(config)?;
+        let device = device::choose(config, crew.local_rank())?;
+        if config.precision.deterministic.unwrap_or(device == Device::Cpu) {
+            bridge::runtime::set_deterministic()?;
+        }
+        log::info!("computes on {device:?}");
+        let (comm, watchdog) = crew.connect(config, device)?;
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
             let corpus = feed::open_corpus(config)?;
@@ -136,6 +143,7 @@ impl<'a> Run<'a> {
         let first = crew.stage(Stage::Index, || crew.is_first().then(open).transpose())?;
         let mut data = crew.stage(Stage::Data, || first.map_or_else(open, Ok))?;
         let ranks = crew.neighbours()?;
+        warn_of_spinning(config.run.threads, ranks.len() as u64);
         if ranks.len() > 1 {
             let (_, job) = crew.told("job", || Ok(((), token())))?;
             data.share(Neighbours { job, ranks });
@@ -144,6 +152,7 @@ impl<'a> Run<'a> {
         let mut run = crew.stage(Stage::Checkpoint, restore)?;
         run._watchdog = watchdog;
         crew.stage(Stage::FirstCollective, || crew::any(run.trainer.comm(), [false]))?;
+        crew.ready();
         Ok(run)
     }
 
@@ -176,7 +185,7 @@ impl<'a> Run<'a> {
             comm.doing.record(trace.clone());
         }
         // The first rank speaks for all, which are of one kind.
-        let peak = if crew.is_first() { peak_flop_per_s(config, Device::Cpu)? } else { 1.0 };
+        let peak = if crew.is_first() { peak_flop_per_s(config, comm.device)? } else { 1.0 };
         let meter = Meter::new(config, comm.mesh.ranks() as u64, peak);
         let steps = place.checkpoints;
         let local = data.local_cache();
@@ -268,7 +277,9 @@ impl<'a> Run<'a> {
         batches.fill(replica, micro)?;
         self.meter.data_wait += step_begun.elapsed();
 
+        let waited = bridge::dist::waited();
         let report = self.trainer.step(&self.config.optim, micro, step, lr)?;
+        self.meter.comm_wait += bridge::dist::waited() - waited;
         let samples = self.progress.samples;
         self.progress = Progress { step, samples: samples + self.config.batch.at(samples) };
         self.meter.work += step_begun.elapsed();
@@ -367,6 +378,18 @@ impl<'a> Run<'a> {
         };
         let dir = self.config.checkpoint_dir();
         format!("step {}, {tokens} tokens: {what}; checkpoints in {dir}", self.progress.step)
+    }
+}
+
+/// Says that threads which wait will take the cores of those that compute.
+fn warn_of_spinning(threads: u64, ranks: u64) {
+    let cores = available_parallelism().map_or(1, |count| count.get() as u64);
+    let told = WAITING.iter().any(|name| std::env::var_os(name).is_some());
+    if ranks > 1 && threads > 1 && threads * ranks > cores && !told {
+        log::warn!(
+            "{ranks} ranks of {threads} threads share {cores} cores, and those that wait spin; \
+             hint: export OMP_WAIT_POLICY=passive, or set run.threads"
+        );
     }
 }
 

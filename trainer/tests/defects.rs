@@ -30,8 +30,9 @@
 //! - Paddle: its headline is not what its own logs say. The numbers in README have their commands.
 //! - picotron, torchtitan, DeepSpeed: in a pipeline gradients are divided twice, or not at all.
 //!   `layouts.rs`: `gpt_in_fp32`; `model.rs`: `every_token_of_a_step_weighs_the_same`.
-//! - picotron: no clip, no schedule of the rate, no state of the data. `model.rs`: `norm_and_clip`;
-//!   `recipe/tests/lr.rs`; `any_step_goes_on_as_it_went_on`.
+//! - picotron: no clip, no schedule of the rate, no state of the data, and fused AdamW is there but
+//!   never chosen. `model.rs`: `norm_and_clip`; `recipe/tests/lr.rs`; `defects.rs`:
+//!   `any_step_goes_on_as_it_went_on`; `trainer/bridge/tests/bridge.rs`: `adamw_is_the_algorithm`.
 //! - Megatron: after a load most ranks draw the random numbers of another. `layouts.rs`:
 //!   `what_is_dropped`; `elastic.rs`: `what_was_dropped_is_dropped_again`.
 
@@ -62,6 +63,31 @@ fn give(lab: &Lab, from: &str, step: u64, to: &str) {
     fs::create_dir_all(&to).unwrap();
     let copied = Command::new("cp").arg("-r").arg(from.join(&name)).arg(&to).status();
     assert!(copied.unwrap().success());
+}
+
+/// Every test that the list above names is there.
+#[test]
+fn the_list_is_of_tests_that_there_are() {
+    let list = include_str!("defects.rs").lines().map_while(|line| line.strip_prefix("//!"));
+    let list = list.collect::<Vec<_>>().concat();
+    let (mut file, mut tests) = ("defects.rs", 0);
+    for defect in list.split(" - ").skip(1) {
+        if !defect.contains("The same:") {
+            file = "defects.rs";
+        }
+        for name in defect.split('`').skip(1).step_by(2) {
+            if name.ends_with(".rs") {
+                file = name;
+                continue;
+            }
+            let folder = if file.contains('/') { "../" } else { "tests/" };
+            let path = format!("{}/{folder}{file}", env!("CARGO_MANIFEST_DIR"));
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.contains(&format!("#[test]\nfn {name}()")), "{name} is not in {path}");
+            tests += 1;
+        }
+    }
+    assert!(tests >= 20, "{tests} tests");
 }
 
 /// Whichever step a run goes on from, it computes what it computed: in the midst of an epoch, at

@@ -221,6 +221,14 @@ fn words_of_ranks_have_their_number() {
 }
 
 #[test]
+fn threads_of_ranks_that_share_cores_sleep_when_they_wait() {
+    let script = "echo ${OMP_WAIT_POLICY:-none}";
+    let out = |ranks| shell(ranks, script, |_, _| {}).out;
+    assert_eq!(out(1), ["[0] none"], "a rank alone spins, which is quicker");
+    assert_eq!(out(2), ["[0] passive", "[1] passive"]);
+}
+
+#[test]
 fn the_worst_code_is_the_launchers() {
     for (script, due) in [
         ("exit 0", 0),

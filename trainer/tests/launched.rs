@@ -49,10 +49,18 @@ fn check_ends(output: &Output, code: i32, due: &[&str]) {
     }
 }
 
+/// What each line of a run's log says of the time for which its ranks waited for one another.
+fn comm_waits_ms(lab: &Lab, run: &str) -> Vec<f64> {
+    let text = fs::read_to_string(lab.path(run).join("log.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter_map(|line| line["perf"]["comm_wait_ms"].as_f64()).collect()
+}
+
 #[test]
 fn any_division_ends_in_the_bits_of_one_process() {
     let lab = Lab::new();
     assert_success(&train(&config(&lab, "alone", &[])));
+    assert_eq!(comm_waits_ms(&lab, "alone"), [0.0; 16]);
     let divisions: [(usize, &[(&str, &str)]); 4] = [
         (2, &[]),
         (2, &[("parallel.pp", "2")]),
@@ -66,6 +74,12 @@ fn any_division_ends_in_the_bits_of_one_process() {
         lab.assert_same(&run, "alone");
         let words = text(&output.stderr);
         assert!(words.contains("[0] launch: "), "{words}");
+        let start = words.lines().find(|line| line.contains("[0] start: ready after "));
+        let start = start.unwrap_or_else(|| panic!("no start in: {words}"));
+        for stage in ["store", "groups", "index", "data", "checkpoint", "first collective"] {
+            assert!(start.contains(&format!(" {stage} ")), "{stage}: {start}");
+        }
+        assert!(comm_waits_ms(&lab, &run).iter().all(|ms| *ms > 0.0));
         assert!(!words.lines().any(|line| line.starts_with("[1] plan")), "{words}");
     }
 }

@@ -289,6 +289,17 @@ fn t5_in_bf16() {
     check::<T5Batch>(BF16, &layouts(1));
 }
 
+/// Both ends of the encoder and of the decoder use one table of positions, and a third the words.
+#[test]
+fn t5_with_learned_positions() {
+    let how = How { model: "positions = 'learned'\nbias = true\ntie_embeddings = true", ..FP32 };
+    let base = Layout::ALONE;
+    check::<T5Batch>(
+        how,
+        &[Layout { pp: 4, dp: 2, zero: 1, ..base }, Layout { dp: 4, zero: 3, ..base }],
+    );
+}
+
 /// Whoever computes a layer, as often as it is computed: it drops the same.
 #[test]
 fn what_is_dropped() {

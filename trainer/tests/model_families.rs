@@ -1,5 +1,5 @@
-//! Every family against Hugging Face's model of it (`reference/hf.py`): logits, loss and each
-//! gradient; and what must hold however a model is cut.
+//! Every family against Hugging Face's or Megatron's model of it (`reference/`): logits, loss and
+//! each gradient; and what must hold however a model is cut.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -13,8 +13,8 @@ use std::time::Duration;
 use bridge::dist::{Group, Options, Reduce, Store};
 use ckpt::layout::Split;
 use families::{
-    ANSWER, BERT, LLAMA, ROWS, T5, T5_OLD, bert_batch, check_close, config, gpt_batch, t5_batch,
-    t5_batch_where, values, weight,
+    ANSWER, BERT, LLAMA, ROWS, T5, T5_MEGATRON, T5_OLD, bert_batch, check_close, config, gpt_batch,
+    t5_batch, t5_batch_where, values, weight,
 };
 use tch::{Kind, Tensor};
 use trainer::config::ModelConfig;
@@ -166,6 +166,12 @@ fn t5_v1_0_is_that_of_transformers() {
     check(include_bytes!("golden/t5_v1_0.safetensors"), T5_OLD, &t5_batch());
 }
 
+/// Learned positions and a head with a bias (`reference/t5_megatron.py`).
+#[test]
+fn megatrons_t5_is_that_of_megatron() {
+    check(include_bytes!("golden/t5_megatron.safetensors"), T5_MEGATRON, &t5_batch());
+}
+
 #[test]
 fn bert_is_that_of_transformers() {
     check(include_bytes!("golden/bert.safetensors"), BERT, &bert_batch());
@@ -206,12 +212,13 @@ type MakeMicro = fn() -> Micro;
 #[test]
 fn cuts_change_no_bit() {
     let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
-    let cases: [(&str, MakeMicro, &[&[usize]]); 7] = [
+    let cases: [(&str, MakeMicro, &[&[usize]]); 8] = [
         (LLAMA, gpt_batch, &[&[1, 1]]),
         ("", gpt_batch, &[&[1, 1]]),
         (DROPS, gpt_batch, &[&[1, 1]]),
         (T5, t5_batch, &[&[2, 3], &[1, 2, 2], &[3, 2], &[4, 1], &[1, 1, 1, 1, 1]]),
         (t5, t5_batch, &[&[1, 1, 1, 1, 1]]),
+        (T5_MEGATRON, t5_batch, &[&[2, 3], &[1, 1, 1, 1, 1]]),
         (BERT, bert_batch, &[&[1, 1]]),
         (bert, bert_batch, &[&[1, 1]]),
     ];
@@ -336,13 +343,14 @@ fn tensor_parallel_ranks_agree_with_one() {
     bridge::runtime::set_deterministic().unwrap();
     tch::set_num_threads(1);
     let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
-    let cases: [(&str, MakeMicro); 8] = [
+    let cases: [(&str, MakeMicro); 9] = [
         ("", gpt_batch),
         (DROPS, gpt_batch),
         (LLAMA, gpt_batch),
         (T5, t5_batch),
         (t5, t5_batch),
         (T5_OLD, t5_batch),
+        (T5_MEGATRON, t5_batch),
         (BERT, bert_batch),
         (bert, bert_batch),
     ];

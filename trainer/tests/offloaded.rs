@@ -72,10 +72,77 @@ fn a_run_goes_on_wherever_its_state_lay() {
         let pause = Duration::from_millis(3 * number as u64);
         kill_after(ranks, &lab.config("run", &keys), &folder, 5 + 10 * number, pause);
     }
+    assert_eq!(names(&lab, "state"), ["rank-00000", "rank-00001"], "those of four ranks are gone");
     let output = run(1, &lab.config("run", &BATCH));
     assert_success(&output);
     assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
     lab.assert_same("run", "whole");
+}
+
+fn names(lab: &Lab, folder: &str) -> Vec<String> {
+    let all = std::fs::read_dir(lab.path(folder)).unwrap();
+    let mut all: Vec<String> =
+        all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
+}
+
+/// Over two disks, of which each rank has one for itself: the same bits. Another run's folder on
+/// them is nobody's business, and what a rank leaves goes when it does.
+#[test]
+fn a_run_over_several_disks_ends_in_the_same_bits() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("whole", &BATCH)));
+    let (shared, own) = (lab.path("shared"), lab.path("own-{local_rank}"));
+    let disks = format!("'nvme:{},{}'", shared.display(), own.display());
+    let keys = [("parallel", "{ zero = 1 }"), ("optim.offload", &*disks)];
+    let config = lab.config("run", &[&BATCH[..], &keys].concat());
+    assert_success(&run(2, &config));
+    lab.assert_same("run", "whole");
+    std::fs::create_dir(lab.path("own-1/rank-00007")).unwrap();
+    assert_eq!(names(&lab, "shared"), ["rank-00000", "rank-00001"]);
+    assert_eq!(names(&lab, "own-0"), ["rank-00000"]);
+    assert_eq!(names(&lab, "own-1"), ["rank-00001", "rank-00007"]);
+    assert_success(&run(1, &config));
+    assert_eq!(names(&lab, "shared"), ["rank-00000"]);
+    assert_eq!(names(&lab, "own-1"), ["rank-00007"]);
+}
+
+/// Matrices cut among ranks, with rows of padding that no state has: the same bits as without, also
+/// where the run goes on cut otherwise besides. With another number of ranks to a matrix the bits
+/// are others, and it goes on all the same.
+#[test]
+fn tensor_parallel_ranks_end_in_the_same_bits() {
+    let lab = Lab::new();
+    let whole = [&BATCH[..], &[("parallel", "{ tp = 2 }")]].concat();
+    assert_success(&run(2, &lab.config("whole", &whole)));
+    let (folder, disk) = (lab.path("run"), on_disk(&lab, "state"));
+    for (number, (ranks, parallel, offload)) in [
+        (2, "{ tp = 2 }", "'cpu'"),
+        (4, "{ tp = 2, zero = 1 }", &*disk),
+        (4, "{ tp = 2, pp = 2 }", &*disk),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let keys = [&BATCH[..], &[("parallel", parallel), ("optim.offload", offload)]].concat();
+        let pause = Duration::from_millis(3 * number as u64);
+        kill_after(ranks, &lab.config("run", &keys), &folder, 8 + 12 * number, pause);
+    }
+    let keys = [&BATCH[..], &[("parallel", "{ tp = 2 }"), ("optim.offload", &*disk)]].concat();
+    assert_success(&run(2, &lab.config("run", &keys)));
+    lab.assert_same("run", "whole");
+
+    // Cut among two ranks, then whole: other sums, and so other bits.
+    let (folder, disk) = (lab.path("other"), on_disk(&lab, "other-state"));
+    let cut = [&BATCH[..], &[("parallel", "{ tp = 2 }"), ("optim.offload", &*disk)]].concat();
+    kill_after(2, &lab.config("other", &cut), &folder, 8, Duration::ZERO);
+    let keys = [&BATCH[..], &[("optim.offload", &*disk)]].concat();
+    let output = run(1, &lab.config("other", &keys));
+    assert_success(&output);
+    let words = text(&output.stderr);
+    assert!(words.contains("going on from") && words.contains("not bit for bit"), "{words}");
+    assert_eq!(names(&lab, "other-state"), ["rank-00000"]);
 }
 
 /// An encoder and a decoder, whose table of words three stages use.

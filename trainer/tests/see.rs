@@ -49,6 +49,18 @@ fn a_run_leaves_a_trace_and_says_how_well_it_computes() {
     assert_eq!(line["perf"]["ranks"], 1);
 }
 
+/// Without timers a line says how fast a step was, and nothing of what it was spent on.
+#[test]
+fn timers_may_be_off() {
+    let lab = Lab::new();
+    let keys = [("run.budget", "{ steps = 1 }"), ("log.timers", "'off'")];
+    assert_success(&train(&lab.config("run", &keys)));
+    let log = fs::read_to_string(lab.path("run/log.jsonl")).unwrap();
+    let line: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    let keys: Vec<&String> = line["perf"].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["tokens_per_s", "step_ms", "elapsed_s", "ranks", "mfu_12lct", "mfu_6lct"]);
+}
+
 #[test]
 fn a_leap_of_the_loss_names_its_samples() {
     let lab = Lab::new();

@@ -4,9 +4,12 @@
 use bridge::{AdamWStep, Moments, fused_adamw};
 use ckpt::layout::{Slices, block_elements, slice_of};
 use tch::{Device, Kind, Tensor};
-use trainer::parallel::exchange::Buffer;
+use trainer::mesh::Mesh;
+use trainer::parallel::exchange::{Buffer, Gathering, Order, Scattering};
 use trainer::parallel::norm::{block_count, block_sums};
 use trainer::rng::Stream;
+
+mod ranks;
 
 /// One, what no vector divides, less than a block and just more, and several megabytes.
 const SIZES: [i64; 9] = [1, 7, 16, 129, 4_000, 8_191, 65_536, 300_007, 1_100_000];
@@ -139,4 +142,28 @@ fn a_buffer_gives_back_what_it_was_given() {
     let half = Tensor::ones([33], (Kind::BFloat16, Device::Cpu));
     let buffer = Buffer::new([33], 2);
     assert_eq!(buffer.pack(&[half]).unwrap().kind(), Kind::BFloat16);
+}
+
+/// What GPUs exchange as one collective is what others send one another.
+#[test]
+fn rows_exchanged_at_once_are_those_that_were_sent() {
+    const ROW: i64 = 1_003;
+    for dp in [2, 3, 4] {
+        let rows = dp as i64;
+        ranks::on_ranks(Mesh { dp, ..Mesh::ALONE }, |comm| {
+            let group = comm.dp.as_ref().expect("replicas");
+            // Made twice, for rows are added in place.
+            let packed = || random(&format!("rows of {}", comm.rank), rows * ROW);
+            let sent = Scattering::start(group, &packed(), Order::Tree, 0).unwrap();
+            let due = sent.finish().unwrap().own(comm.rank).unwrap();
+            let at_once = Scattering::at_once(group, packed().view([rows, ROW])).unwrap();
+            let got = at_once.finish().unwrap().own(comm.rank).unwrap();
+            assert_eq!(bits(&got), bits(&due), "summed by {dp}");
+
+            let due = Gathering::start(group, &due, 1).unwrap().finish().unwrap();
+            let empty = got.new_empty([rows, ROW], (Kind::Float, Device::Cpu));
+            let all = Gathering::at_once(group, empty, &got).unwrap().finish().unwrap();
+            assert_eq!(bits(&all), bits(&due), "gathered by {dp}");
+        });
+    }
 }

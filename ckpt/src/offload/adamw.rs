@@ -2,13 +2,12 @@
 //!
 //! Every element goes through the same operations, each rounded once, whatever vectors, threads or
 //! parts of a parameter they are done in; so none of these shows in the bits. They are those of
-//! `_fused_adamw_` of libtorch 2.11 on one thread of a processor with AVX-512.
+//! `_fused_adamw_` of libtorch 2.11 on a processor with AVX-512, on any number of threads.
 //!
 //! Where its compiler fused a product with an addition it did so one way in the loop over vectors,
 //! and another in the loop over what is left: the squares of a parameter's last elements, beyond a
-//! multiple of eight, are rounded otherwise. That is kept. On several threads libtorch has such an
-//! end in each thread's part of a parameter whose elements are no multiple of 16 times the threads;
-//! there up to 15 squares a thread differ in the last bit, and nothing else.
+//! multiple of eight, are rounded otherwise. That is kept. The parts of libtorch's threads end at
+//! multiples of 16, so that of several only the last has such an end.
 
 use storage::{Kernel, Width};
 

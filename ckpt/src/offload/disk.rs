@@ -1,5 +1,6 @@
-//! A state on a disk: two generations of files in turn, and a record of which of them is whole.
+//! A state on disks: two generations of files in turn, and a record of which of them is whole.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::adamw::Row;
+use super::folders::{Folder, claim};
 use super::form::{Form, ITEM_BYTES, Param, ROLES, Segment, Tile};
 use super::generation::{Kept, Sums, number_of, record_name};
 use super::pass::{Buffers, Given, Parts, Pass, sums, update};
@@ -14,27 +16,21 @@ use super::slot::{Slot, remove, slot_of};
 use super::{AdamW, Generation, Options, StepReport, Update, Weights};
 use crate::catalog::is_block_size;
 use crate::{Checkpoint, Dtype, Error, Group, Result, Want};
-use storage::{Key, Storage, Width, WorkFile, crc64};
+use storage::{Width, WorkFile, crc64};
 
-/// Held by whoever has the folder open.
-const LOCK: &str = "lock";
-
-/// A file of nothing is none, to some file systems.
-const LOCK_BYTES: u64 = 4096;
-
-/// Tiles on their way at once, of which the first steps try each, and the quickest stays. With 16,
-/// 192 MiB, a device of 7 GB/s has 27 ms.
+/// Tiles on their way at once on each disk, of which the first steps try each, and the quickest
+/// stays. With 16, 192 MiB, a device of 7 GB/s has 27 ms.
 const DEPTHS: [usize; 4] = [4, 8, 2, 16];
 
-/// A rank's state in a folder.
+/// A rank's state in folders.
 #[derive(Debug)]
 pub(super) struct Disk {
-    store: Arc<dyn Storage>,
-    folder: Key,
+    /// One a disk. The first has the records.
+    folders: Arc<[Folder]>,
     form: Arc<Form>,
     block_bytes: usize,
     width: Width,
-    _lock: Arc<dyn WorkFile>,
+    _locks: Vec<Arc<dyn WorkFile>>,
     /// What the state is, durable or about to be.
     last: Option<Arc<Kept>>,
     /// Files of the generation before it.
@@ -68,8 +64,8 @@ struct Depth {
 impl Disk {
     /// Opens the last generation that is whole, and removes what crashes left.
     pub(super) fn open(
-        store: Arc<dyn Storage>,
-        folder: Key,
+        folders: Vec<Folder>,
+        owner: &str,
         form: Arc<Form>,
         options: Options,
     ) -> Result<Self> {
@@ -77,42 +73,25 @@ impl Disk {
             let why = format!("it has blocks of {} bytes", options.block_bytes);
             return Err(Error::BadInput { what: "a state on a disk".to_owned(), why });
         }
-        let lock = lock(&*store, &folder)?;
+        let locks = claim(&folders, owner, &form)?;
+        let last = last(&folders, &form, options.block_bytes)?;
+        let slots = clear(&folders, last.as_ref().map(|last| last.slot.number))?;
         let block_bytes = options.block_bytes as usize; // fits: at most 64 MiB
-        let names = store.names(&folder)?;
-        let mut records: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
-        records.sort_unstable();
-        // The one before it is there if a crash came between two records.
-        let open = |number| Kept::open(&*store, &folder, &form, number, options.block_bytes);
-        let last = records.last().map(|number| open(*number)).transpose()?;
-        for number in records.iter().rev().skip(1) {
-            store.delete(&folder.join(&record_name(*number))?)?;
-        }
-        let slots: Vec<u64> = names.iter().filter_map(|name| slot_of(name)).collect();
-        let own = last.as_ref().map(|last| last.slot.number);
-        for slot in slots.iter().filter(|slot| Some(**slot) != own) {
-            remove(&*store, &folder, *slot);
-        }
-        let buffers = Buffers::new(block_bytes);
-        let most = (options.buffer_bytes_max / buffers.tile_bytes() as u64).max(2) as usize; // fits
-        let depth = |tiles: usize| Depth { tiles: tiles.min(most), time: None };
-        let mut depths: Vec<Depth> = DEPTHS.into_iter().map(depth).collect();
-        depths.dedup_by_key(|depth| depth.tiles);
+        let depths = depths(options, folders.len());
         Ok(Disk {
             next_slot: slots.into_iter().max().map_or(0, |slot| slot + 1),
-            store,
-            folder,
+            folders: folders.into(),
             form,
             block_bytes,
             width: options.width,
-            _lock: lock,
+            _locks: locks,
             last: last.map(Arc::new),
             spare: None,
             writing: None,
             settling: None,
             failed: None,
-            buffers,
-            depths,
+            buffers: Buffers::new(block_bytes),
+            depths: depths.into_iter().map(|tiles| Depth { tiles, time: None }).collect(),
         })
     }
 
@@ -137,7 +116,7 @@ impl Disk {
     /// Waits until the last generation is durable.
     pub(super) fn settle(&mut self) -> Result<()> {
         if let Some(first) = &self.failed {
-            let (what, first) = (self.store.display(&self.folder), first.clone());
+            let (what, first) = (self.folders[0].to_string(), first.clone());
             return Err(storage::Error::Poisoned { what, first }.into());
         }
         let Some(settling) = self.settling.take() else { return Ok(()) };
@@ -155,7 +134,7 @@ impl Disk {
         let free = match self.spare.take() {
             Some(spare) if spare.is_free()? => Some(spare),
             Some(spare) => {
-                remove(&*self.store, &self.folder, spare.number);
+                remove(&self.folders, spare.number);
                 None
             }
             None => None,
@@ -166,7 +145,7 @@ impl Disk {
             None => {
                 let number = self.next_slot;
                 self.next_slot += 1;
-                Slot::create(&*self.store, &self.folder, &self.form, number)?
+                Slot::create(&self.folders, &self.form, number)?
             }
         };
         let sums = self.no_sums();
@@ -177,7 +156,7 @@ impl Disk {
     /// Removes what was written of a generation that will not be.
     fn give_up(&mut self) {
         if let Some(Writing { slot, .. }) = self.writing.take() {
-            remove(&*self.store, &self.folder, slot.number);
+            remove(&self.folders, slot.number);
         }
     }
 
@@ -331,7 +310,7 @@ impl Disk {
     fn end(&mut self, step: u64, meta: Value) -> Result<bool> {
         let Writing { slot, sums, is_new } = self.writing.take().expect("an update was begun");
         if let Err(error) = slot.check_there() {
-            remove(&*self.store, &self.folder, slot.number);
+            remove(&self.folders, slot.number);
             return Err(error);
         }
         let number = self.generation().map_or(0, |last| last.number + 1);
@@ -339,13 +318,15 @@ impl Disk {
         let kept = Arc::new(Kept { generation, slot, sums });
         let before = self.last.replace(Arc::clone(&kept));
         self.spare = before.as_ref().map(|before| before.slot.clone());
-        let (store, folder) = (Arc::clone(&self.store), self.folder.clone());
-        let (form, block_bytes) = (Arc::clone(&self.form), self.block_bytes as u64);
+        let (folders, form) = (Arc::clone(&self.folders), Arc::clone(&self.form));
+        let block_bytes = self.block_bytes as u64;
         let settle = move || {
+            // On all disks, before the record is on the first.
             kept.slot.sync()?;
-            kept.commit(&*store, &folder, &form, block_bytes)?;
+            kept.commit(&folders[0], &form, block_bytes)?;
             let Some(before) = before else { return Ok(()) };
-            Ok(store.delete(&folder.join(&record_name(before.generation.number))?)?)
+            let Folder { store, key } = &folders[0];
+            Ok(store.delete(&key.join(&record_name(before.generation.number))?)?)
         };
         let thread = thread::Builder::new().name("ckpt-offload".to_owned()).spawn(settle);
         let thread = thread.map_err(|e| {
@@ -402,11 +383,49 @@ impl Drop for Disk {
     }
 }
 
-/// Keeps other processes out of the folder.
-fn lock(store: &dyn Storage, folder: &Key) -> Result<Arc<dyn WorkFile>> {
-    let key = folder.join(LOCK)?;
-    match store.open_work(&key) {
-        Err(storage::Error::NotFound { .. }) => Ok(store.create_work(&key, LOCK_BYTES)?),
-        lock => Ok(lock?),
+/// The last generation that is whole. Records of older ones are removed.
+fn last(folders: &[Folder], form: &Form, block_bytes: u64) -> Result<Option<Kept>> {
+    let Folder { store, key } = &folders[0];
+    let names = store.names(key)?;
+    let mut records: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
+    records.sort_unstable();
+    let Some(newest) = records.pop() else { return Ok(None) };
+    let last = Kept::open(folders, form, newest, block_bytes)?;
+    // The one before it is there if a crash came between two records.
+    for number in records.iter().rev() {
+        store.delete(&key.join(&record_name(*number))?)?;
     }
+    Ok(Some(last))
+}
+
+/// Removes all files but those of the slot with this number. Gives the numbers of all there were.
+fn clear(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
+    let mut slots = BTreeSet::new();
+    for Folder { store, key } in folders {
+        // What was killed while it removed a slot has left the rest of it.
+        store.sweep(key)?;
+        slots.extend(store.names(key)?.iter().filter_map(|name| slot_of(name)));
+    }
+    slots.iter().filter(|slot| Some(**slot) != own).for_each(|slot| remove(folders, *slot));
+    Ok(slots)
+}
+
+/// How many tiles are on their way at once, in the order in which that is tried.
+fn depths(options: Options, disks: usize) -> Vec<usize> {
+    let tile_bytes = Buffers::new(options.block_bytes as usize).tile_bytes(); // fits: <= 64 MiB
+    let most = (options.buffer_bytes_max / tile_bytes as u64).max(2) as usize; // fits: of memory
+    let mut depths: Vec<usize> = Vec::with_capacity(DEPTHS.len());
+    for depth in DEPTHS.map(|depth| (depth * disks).min(most)) {
+        if !depths.contains(&depth) {
+            depths.push(depth);
+        }
+    }
+    depths
+}
+
+/// The most memory that tiles take.
+pub(super) fn buffer_bytes(options: Options, disks: usize) -> u64 {
+    let tile_bytes = Buffers::new(options.block_bytes as usize).tile_bytes(); // fits: <= 64 MiB
+    let most = depths(options, disks).into_iter().max().unwrap_or(0);
+    most as u64 * tile_bytes as u64
 }

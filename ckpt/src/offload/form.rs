@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::layout::Layout;
-use crate::plan::{PlanLimits, SavePlan};
+use crate::plan::{PlanLimits, SavePlan, spread};
 use crate::shard::ALIGN_BYTES;
 use crate::{Dtype, Error, Group, Holding, Region, Result, TensorSpec};
 
@@ -16,9 +16,9 @@ pub(super) const ROLES: usize = 3;
 /// Of an f32.
 pub(super) const ITEM_BYTES: usize = 4;
 
-/// The file of arrays that another rank saves: a tied weight of a later stage, a replica's whole
-/// state. It has no header, for it never becomes part of a checkpoint.
-const KEPT: &str = "kept.bin";
+/// Files of arrays that another rank saves begin so: a tied weight of a later stage, a replica's
+/// whole state. They have no header, for they never become part of a checkpoint.
+const KEPT: &str = "kept-";
 
 /// What a rank has of a parameter: one array of weights, and two of moments of the same form.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct FileForm {
     pub(super) name: String,
+    /// Which of the state's folders it is in.
+    pub(super) disk: usize,
     pub(super) header: Vec<u8>,
     pub(super) bytes: u64,
     /// Parameter and role of each array, in the order of their bytes.
@@ -74,8 +76,26 @@ pub(super) struct Form {
 /// [`Error::BadLayout`] unless every parameter has weights and two moments in f32;
 /// [`Error::BadInput`] for more parts than a manifest may have.
 pub fn plan(layout: &Layout) -> Result<Arc<SavePlan>> {
+    plan_over(layout, 1)
+}
+
+/// The same for ranks of which each keeps its state on so many disks: every parameter is on one of
+/// them, and all have about as many bytes, as far as no parameter is larger than a disk's share.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
     check_groups(layout.specs())?;
-    let limits = PlanLimits { shard_bytes_max: u64::MAX, align_all: true, ..PlanLimits::default() };
+    let bad = |_| Error::BadInput {
+        what: "a state on several disks".to_owned(),
+        why: format!("got {disks} disks"),
+    };
+    let limits = PlanLimits {
+        shard_bytes_max: u64::MAX,
+        align_all: true,
+        folders: disks.try_into().map_err(bad)?,
+        ..PlanLimits::default()
+    };
     Ok(Arc::new(SavePlan::new(layout.specs(), &held_once(layout), limits)?))
 }
 
@@ -150,10 +170,16 @@ impl Form {
                 places[param][role] = Some(Place { file: files.len(), offset });
                 own.push((param, role));
             }
-            let (name, header, bytes) = (shard.file.clone(), shard.header.clone(), shard.bytes());
-            files.push(FileForm { name, header, bytes, arrays: own, is_saved: true });
+            files.push(FileForm {
+                name: shard.file.clone(),
+                disk: shard.folder,
+                header: shard.header.clone(),
+                bytes: shard.bytes(),
+                arrays: own,
+                is_saved: true,
+            });
         }
-        files.extend(kept(&params, &mut places, files.len()));
+        files.extend(kept(&params, &mut places, files.len(), plan.folders()));
         let place = |place: Option<Place>| place.expect("what no plan has is in the kept file");
         let places = places.into_iter().map(|places| places.map(place)).collect();
         let held = held_once(layout).swap_remove(rank);
@@ -173,11 +199,13 @@ impl Form {
     }
 
     /// Cuts some parameters into what is read and written at once: a block of one of them, or
-    /// several that follow one another in all files.
+    /// several that follow one another in all files. Disks take turns, so that all of them have
+    /// work from the first tile to the last.
     pub(super) fn tiles(&self, params: Range<usize>, block_bytes: usize) -> Vec<Tile> {
         let tile_bytes_max = tile_bytes_max(block_bytes);
-        let mut tiles: Vec<Tile> = Vec::new();
+        let mut disks: Vec<Vec<Tile>> = (0..self.plan.folders()).map(|_| Vec::new()).collect();
         for param in params {
+            let tiles = &mut disks[self.files[self.places[param][0].file].disk];
             let bytes = self.params[param].elements * ITEM_BYTES;
             for (block, start) in (0..bytes).step_by(block_bytes).enumerate() {
                 let len = block_bytes.min(bytes - start);
@@ -194,8 +222,26 @@ impl Form {
                 tiles.push(Tile { segments: vec![segment], bytes: len, places });
             }
         }
-        tiles
+        in_turns(disks)
     }
+}
+
+/// Tiles of several disks, each in its order, and each disk at the same share of its bytes.
+fn in_turns(mut disks: Vec<Vec<Tile>>) -> Vec<Tile> {
+    if disks.len() == 1 {
+        return disks.swap_remove(0);
+    }
+    let mut all = Vec::new();
+    for tiles in disks {
+        let total: usize = tiles.iter().map(|tile| tile.bytes).sum();
+        let mut done = 0;
+        all.extend(tiles.into_iter().map(|tile| {
+            done += tile.bytes;
+            (done as f64 / total as f64, tile)
+        }));
+    }
+    all.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    all.into_iter().map(|(_, tile)| tile).collect()
 }
 
 /// Bytes of one array that are on their way at once: enough for every device to be at its rate.
@@ -278,22 +324,36 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
     Ok((params, tensors))
 }
 
-/// The file of all arrays that have no place yet, if there are any: role after role, so that
-/// parameters follow one another in each.
-fn kept(params: &[Param], places: &mut [[Option<Place>; ROLES]], file: usize) -> Option<FileForm> {
-    let (mut end, mut arrays) = (0_u64, Vec::new());
-    for role in 0..ROLES {
-        for (param, places) in places.iter_mut().enumerate() {
-            if places[role].is_none() {
-                let offset = end.next_multiple_of(ALIGN_BYTES);
-                places[role] = Some(Place { file, offset });
-                end = offset + (params[param].elements * ITEM_BYTES) as u64;
-                arrays.push((param, role));
+/// The files of all arrays that have no place yet: role after role, so that parameters follow one
+/// another in each.
+fn kept(
+    params: &[Param],
+    places: &mut [[Option<Place>; ROLES]],
+    first: usize,
+    disks: usize,
+) -> Vec<FileForm> {
+    let mut files: Vec<FileForm> = Vec::new();
+    for role in std::array::from_fn::<usize, ROLES, _>(|role| role) {
+        let rest: Vec<usize> =
+            (0..params.len()).filter(|param| places[*param][role].is_none()).collect();
+        let bytes: Vec<usize> =
+            rest.iter().map(|param| params[*param].elements * ITEM_BYTES).collect();
+        for ((param, disk), bytes) in rest.into_iter().zip(spread(&bytes, disks)).zip(&bytes) {
+            let of_disk = files.iter().position(|file| file.disk == disk);
+            let at = of_disk.unwrap_or(files.len());
+            if at == files.len() {
+                let name = format!("{KEPT}{disk}.bin");
+                let (header, arrays) = (Vec::new(), Vec::new());
+                files.push(FileForm { name, disk, header, bytes: 0, arrays, is_saved: false });
             }
+            let file = &mut files[at];
+            let offset = file.bytes.next_multiple_of(ALIGN_BYTES);
+            places[param][role] = Some(Place { file: first + at, offset });
+            file.bytes = offset + *bytes as u64;
+            file.arrays.push((param, role));
         }
     }
-    let (name, header) = (KEPT.to_owned(), Vec::new());
-    let bytes = end.max(ALIGN_BYTES);
-    let form = FileForm { name, header, bytes, arrays, is_saved: false };
-    (!form.arrays.is_empty()).then_some(form)
+    // A file of nothing is none, to some file systems.
+    files.iter_mut().for_each(|file| file.bytes = file.bytes.max(ALIGN_BYTES));
+    files
 }

@@ -1,16 +1,17 @@
 //! The record of a generation: which files it is in, and what they sum to. It is a manifest,
-//! written when they are durable, under a name that no other generation has.
+//! written when they are durable on all disks, under a name that no other generation has.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Generation;
+use super::folders::Folder;
 use super::form::{FileForm, Form, ITEM_BYTES, ROLES, Segment, Tile};
 use super::slot::{Slot, slot_name};
 use crate::blocks;
 use crate::catalog::{block_count, join_blocks};
 use crate::{Chunk, Error, Result, hex};
-use storage::{FileEntry, Key, Manifest, Storage, crc64, crc64_join};
+use storage::{FileEntry, Manifest, crc64, crc64_join};
 
 const FORMAT: &str = "feedline-offload";
 const VERSION: u32 = 1;
@@ -62,8 +63,7 @@ impl Kept {
     /// Writes the record of files that are durable.
     pub(super) fn commit(
         &self,
-        store: &dyn Storage,
-        folder: &Key,
+        Folder { store, key }: &Folder,
         form: &Form,
         block_bytes: u64,
     ) -> Result<()> {
@@ -85,19 +85,19 @@ impl Kept {
         let meta = serde_json::to_value(meta)
             .expect("strings, numbers and lists always serialize, and all keys are strings");
         let record = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
-        record.write(store, &folder.join(&record_name(*number))?)?;
+        record.write(&**store, &key.join(&record_name(*number))?)?;
         Ok(())
     }
 
     /// Reads a record, and opens the files that it is of.
     pub(super) fn open(
-        store: &dyn Storage,
-        folder: &Key,
+        folders: &[Folder],
         form: &Form,
         number: u64,
         block_bytes: u64,
     ) -> Result<Self> {
-        let key = folder.join(&record_name(number))?;
+        let Folder { store, key } = &folders[0];
+        let key = key.join(&record_name(number))?;
         let what = store.display(&key);
         let bad = |place: &str, got: String, due: String| Error::BadManifest {
             what: what.clone(),
@@ -105,7 +105,7 @@ impl Kept {
             got,
             due,
         };
-        let Manifest { format, version, files, meta } = Manifest::read(store, &key)?;
+        let Manifest { format, version, files, meta } = Manifest::read(&**store, &key)?;
         if (format.as_str(), version) != (FORMAT, VERSION) {
             let due = format!("{FORMAT} {VERSION}");
             return Err(bad("format and version", format!("{format} {version}"), due));
@@ -133,7 +133,7 @@ impl Kept {
         if due_files != files || meta.chunks.len() != form.files.len() {
             return Err(bad("files", format!("{files:?}"), format!("{due_files:?}")));
         }
-        let slot = Slot::open(store, folder, form, slot)?;
+        let slot = Slot::open(folders, form, slot)?;
         for (file, form) in slot.files.iter().zip(&form.files) {
             if file.len_bytes() != form.bytes {
                 let (got, due) = (file.len_bytes(), form.bytes);

@@ -1,5 +1,5 @@
-//! The state of an optimizer where there is room for it: in host memory, or on a disk, in files
-//! that already are those of a checkpoint.
+//! The state of an optimizer where there is room for it: in host memory, or on disks, in files that
+//! already are those of a checkpoint.
 //!
 //! A device that computes in bf16 needs 2 of the 14 bytes that a parameter has with Adam. The other
 //! 12 are the weights in f32 and two moments; each step reads them all and writes them all. Here
@@ -12,17 +12,21 @@
 //! before a file of the generation before is written again: what a crash can take is the step in
 //! flight and the one before it.
 //!
+//! Of several disks each has some parameters, and all of them about as many bytes; tiles take turns
+//! among them. The record is on the first, written when the files on all of them are durable.
+//!
 //! So a checkpoint is a second name for each file and a manifest of checksums that are known
 //! ([`Checkpoints::save_offloaded`](crate::Checkpoints::save_offloaded)). A file with two names is
 //! never written again: the next step but one takes new ones.
 //!
 //! `adamw` is the arithmetic, `form` what a rank has and how it is cut; `memory` and `disk` keep
-//! it, `pass` carries a step through buffers, `slot` and `generation` are the files and their
-//! record, `save` makes them a checkpoint.
+//! it, `pass` carries a step through buffers, `folders`, `slot` and `generation` are its places,
+//! its files and their record, `save` makes them a checkpoint.
 
 mod adamw;
 pub mod bench;
 mod disk;
+mod folders;
 mod form;
 mod generation;
 mod memory;
@@ -44,7 +48,8 @@ use memory::Memory;
 use storage::{Key, Storage, Width};
 
 pub use adamw::AdamW;
-pub use form::{Param, plan};
+pub use folders::{Folder, sweep};
+pub use form::{Param, plan, plan_over};
 
 /// How a state is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +66,14 @@ pub struct Options {
     pub prefer: Way,
     /// Vectors to compute with, which change the time and no bit. Default: the widest there are.
     pub width: Width,
+}
+
+impl Options {
+    /// The most memory that a state on so many disks takes, which does not grow with the state.
+    #[must_use]
+    pub fn memory_bytes(self, disks: usize) -> u64 {
+        disk::buffer_bytes(self, disks)
+    }
 }
 
 impl Default for Options {
@@ -191,9 +204,7 @@ impl Offload {
     /// generation that is whole, if there is one: [`Offload::generation`] tells.
     ///
     /// # Errors
-    /// [`Error::BadInput`] if what is there is of another plan or rank;
-    /// [`storage::Error::Locked`] within [`Error::Storage`] if another process has it;
-    /// [`Error::BadManifest`] or [`storage::Error::Corrupt`] if it is damaged; what the store says.
+    /// As [`Offload::on_disks`].
     pub fn on_disk(
         store: Arc<dyn Storage>,
         folder: Key,
@@ -202,8 +213,28 @@ impl Offload {
         rank: u64,
         options: Options,
     ) -> Result<Self> {
+        let folder = Folder { store, key: folder };
+        Self::on_disks(vec![folder], "", plan, layout, rank, options)
+    }
+
+    /// The same in a folder on each of several disks, by [`plan_over`] of as many. They are given
+    /// in the same order every time. `owner` is marked in them, by which [`sweep`] knows them.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for another number of folders than the plan has;
+    /// [`Error::BadManifest`] if what is there is of another owner, rank, order of disks or plan;
+    /// [`storage::Error::Locked`] within [`Error::Storage`] if another process has it;
+    /// [`storage::Error::Corrupt`] there if it is damaged; what the store says.
+    pub fn on_disks(
+        folders: Vec<Folder>,
+        owner: &str,
+        plan: Arc<SavePlan>,
+        layout: &Layout,
+        rank: u64,
+        options: Options,
+    ) -> Result<Self> {
         let form = Arc::new(Form::new(plan, layout, rank)?);
-        let disk = Disk::open(store, folder, Arc::clone(&form), options)?;
+        let disk = Disk::open(folders, owner, Arc::clone(&form), options)?;
         Ok(Offload { form, options, home: Home::Disk(Box::new(disk)), begun: None })
     }
 

@@ -10,8 +10,8 @@ use super::generation::{Kept, entry};
 use super::{Home, Offload, Way};
 use crate::control::Control;
 use crate::staging::{Pieces, Ready};
-use crate::{Blob, Checkpoints, Chunk, Error, Result, SaveReport, Together};
-use storage::{FileEntry, Key, Object, Share, Unsynced, WorkFile};
+use crate::{Blob, Checkpoints, Chunk, Error, Result, SaveReport, Together, parallel};
+use storage::{ByteSize, FileEntry, Key, Object, Share, Unsynced, WorkFile};
 
 /// The files of a generation that is durable.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ struct ReadyFiles {
     kept: Arc<Kept>,
     block_bytes: u64,
     prefer: Way,
-    /// The dearest that was taken.
-    way: Mutex<Option<Way>>,
+    /// Which was taken, and for how many bytes, file by file.
+    ways: Mutex<Vec<(Way, u64)>>,
 }
 
 impl Checkpoints {
@@ -30,7 +30,8 @@ impl Checkpoints {
     /// verified. Nothing is summed but what is copied. What is saved is what
     /// [`Offload::generation`] tells; it is made durable first.
     ///
-    /// Gives how the files came to be there, which is logged too. `together` as for
+    /// Each file goes the cheapest way that there is for it: of several disks one at most has the
+    /// checkpoints too. Gives the dearest that was taken; all are logged. `together` as for
     /// [`Checkpoints::save_together`], where the plan has several writers, of which this is the one
     /// with the number of the state's rank.
     ///
@@ -66,10 +67,14 @@ impl Checkpoints {
                 self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &Control::default())?
             }
         };
+        let ways = ready.ways();
+        for took in ways.chunk_by(|(a, _), (b, _)| a == b) {
+            let (way, count) = (took[0].0, took.len());
+            let bytes = ByteSize(took.iter().map(|(_, bytes)| bytes).sum());
+            log::info!("step {step}: {count} files of the state, {bytes}, are part of it by {way}");
+        }
         // A rank may have nothing that is saved.
-        let way = ready.way().unwrap_or(ready.prefer);
-        log::info!("step {step}: files of the state are part of it by {way}");
-        Ok((report, way))
+        Ok((report, ways.last().map_or(ready.prefer, |(dearest, _)| *dearest)))
     }
 
     fn ready(&self, step: u64, state: &mut Offload) -> Result<ReadyFiles> {
@@ -92,13 +97,16 @@ impl Checkpoints {
             return bad("there is none yet".to_owned());
         };
         kept.slot.check_there()?;
-        Ok(ReadyFiles { form, kept, block_bytes, prefer, way: Mutex::default() })
+        Ok(ReadyFiles { form, kept, block_bytes, prefer, ways: Mutex::default() })
     }
 }
 
 impl ReadyFiles {
-    fn way(&self) -> Option<Way> {
-        *self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The cheapest first.
+    fn ways(&self) -> Vec<(Way, u64)> {
+        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ways.sort_unstable();
+        ways
     }
 
     /// Makes one file part of a folder.
@@ -114,14 +122,14 @@ impl ReadyFiles {
             if way >= self.prefer
                 && let Some(name) = steps.store.share(key, object, share)?
             {
-                self.took(way);
+                self.took(way, entry.bytes);
                 return Ok((entry, chunks, name));
             }
         }
         let mut upload = steps.store.create(key, entry.bytes)?;
         upload.write_from(object, 0..entry.bytes, Some(entry.crc64))?;
         let (copied, name) = upload.finish_in_folder()?;
-        self.took(Way::Copy);
+        self.took(Way::Copy, entry.bytes);
         if (copied.bytes, copied.crc64) != (entry.bytes, entry.crc64) {
             return Err(Error::Corrupt {
                 what: work.display(),
@@ -133,23 +141,28 @@ impl ReadyFiles {
         Ok((entry, chunks, name))
     }
 
-    fn took(&self, way: Way) {
-        let mut dearest = self.way.lock().unwrap_or_else(PoisonError::into_inner);
-        *dearest = (*dearest).max(Some(way));
+    fn took(&self, way: Way, bytes: u64) {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner).push((way, bytes));
     }
 }
 
+/// Files that become a checkpoint's at the same time.
+const COPIES_MAX: usize = 8;
+
 impl Ready for ReadyFiles {
     fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
+        let files = self.form.files.iter().zip(&self.kept.slot.files);
+        let saved = files.filter(|(file, _)| file.is_saved).collect();
+        let put = |(file, work): (&FileForm, &Arc<dyn WorkFile>), _: &mut Vec<u8>| {
+            self.put_one(steps, &folder.join(&file.name)?, (file, &**work))
+        };
+        // Copies of several disks need not wait for one another.
+        let threads = self.form.plan.folders().min(COPIES_MAX);
         let mut parts = Vec::new();
         let mut names = Vec::new();
-        for (file, work) in self.form.files.iter().zip(&self.kept.slot.files) {
-            if file.is_saved {
-                let key = folder.join(&file.name)?;
-                let (entry, chunks, name) = self.put_one(steps, &key, (file, &**work))?;
-                parts.push((entry, chunks));
-                names.push(name);
-            }
+        for (entry, chunks, name) in parallel::each(saved, threads, put)? {
+            parts.push((entry, chunks));
+            names.push(name);
         }
         Unsynced::sync_all(names)?;
         Ok(parts)

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::folders::Folder;
 use super::form::Form;
 use crate::{Error, Result, parallel};
-use storage::{Key, Storage, WorkFile};
+use storage::WorkFile;
 
-/// Folders of files begin so.
+/// Folders of files begin so, on every disk that has some.
 const SLOT: &str = "slot-";
 
 /// Files that are made durable at the same time.
@@ -32,35 +33,29 @@ pub(super) fn slot_of(name: &str) -> Option<u64> {
 
 impl Slot {
     /// Makes the files, with all their space and their headers.
-    pub(super) fn create(
-        store: &dyn Storage,
-        folder: &Key,
-        form: &Form,
-        number: u64,
-    ) -> Result<Self> {
-        let own = folder.join(&slot_name(number))?;
+    pub(super) fn create(folders: &[Folder], form: &Form, number: u64) -> Result<Self> {
+        let own = slot_name(number);
         let make = || {
             let mut files = Vec::with_capacity(form.files.len());
             for file in &form.files {
-                let work = store.create_work(&own.join(&file.name)?, file.bytes)?;
+                let Folder { store, key } = &folders[file.disk];
+                let work = store.create_work(&key.join(&own)?.join(&file.name)?, file.bytes)?;
                 work.write_at(0, &file.header)?;
                 files.push(work);
             }
             Ok(Slot { number, files })
         };
-        make().inspect_err(|_| remove(store, folder, number))
+        make().inspect_err(|_| remove(folders, number))
     }
 
-    pub(super) fn open(
-        store: &dyn Storage,
-        folder: &Key,
-        form: &Form,
-        number: u64,
-    ) -> Result<Self> {
-        let own = folder.join(&slot_name(number))?;
-        let open = |name: &str| Ok(store.open_work(&own.join(name)?)?);
-        let files = form.files.iter().map(|file| open(&file.name));
-        Ok(Slot { number, files: files.collect::<Result<_>>()? })
+    pub(super) fn open(folders: &[Folder], form: &Form, number: u64) -> Result<Self> {
+        let own = slot_name(number);
+        let mut files = Vec::with_capacity(form.files.len());
+        for file in &form.files {
+            let Folder { store, key } = &folders[file.disk];
+            files.push(store.open_work(&key.join(&own)?.join(&file.name)?)?);
+        }
+        Ok(Slot { number, files })
     }
 
     /// Makes all files durable.
@@ -95,10 +90,12 @@ impl Slot {
     }
 }
 
-/// Removes the names of a slot's files. What is part of a checkpoint stays there.
-pub(super) fn remove(store: &dyn Storage, folder: &Key, number: u64) {
-    let removed = folder.join(&slot_name(number)).and_then(|own| store.delete_folder(&own));
-    if let Err(error) = removed {
-        log::warn!("files that are not used any more stay: {error}");
+/// Removes the names of a slot's files on all disks. What is part of a checkpoint stays there.
+pub(super) fn remove(folders: &[Folder], number: u64) {
+    for Folder { store, key } in folders {
+        let removed = key.join(&slot_name(number)).and_then(|own| store.delete_folder(&own));
+        if let Err(error) = removed {
+            log::warn!("files that are not used any more stay: {error}");
+        }
     }
 }

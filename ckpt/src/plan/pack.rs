@@ -1,5 +1,7 @@
 //! The files of each writer.
 
+use std::cmp::Reverse;
+
 use super::share::{Cut, Source};
 use super::{Piece, PlanLimits, Shard};
 use crate::shard::{self, Unplaced};
@@ -9,10 +11,14 @@ use crate::{Group, Result};
 /// A file that is being filled.
 #[derive(Debug, Default)]
 struct Open {
+    folder: usize,
     pieces: Vec<Piece>,
     data_bytes: u64,
     header_bytes: u64,
 }
+
+/// The files of one writer, by family.
+type Files = [Vec<Open>; FAMILIES.len()];
 
 /// The files of every writer, and the number of pieces of every tensor.
 pub(crate) fn pack(
@@ -23,19 +29,15 @@ pub(crate) fn pack(
     limits: PlanLimits,
 ) -> Result<(Vec<Vec<Shard>>, Vec<usize>)> {
     let mut chunks = vec![0; specs.len()];
-    let mut open: [Vec<Vec<Open>>; FAMILIES.len()] =
-        FAMILIES.map(|_| (0..writers).map(|_| Vec::new()).collect());
+    let mut pieces: Vec<Vec<Piece>> = (0..writers).map(|_| Vec::new()).collect();
     let mut order: Vec<(Source, Vec<Cut>)> = sources.into_iter().zip(cuts).collect();
     // Stable: tensor after tensor within a group.
     order.sort_by_key(|(source, _)| specs[source.tensor].group);
     for (source, cuts) in &order {
-        let spec = &specs[source.tensor];
-        let family = family(spec.group);
         let count = source.region.count();
         for (number, cut) in cuts.iter().enumerate() {
             let end = cuts.get(number + 1).map_or(count, |next| next.start);
             let (writer, holding) = source.holders[cut.holder];
-            let files = &mut open[family][writer as usize];
             for range in cut_rows(source, cut.start..end, limits.shard_bytes_max) {
                 let item_bytes = source.item_bytes;
                 let region = source.region.slice(range.clone());
@@ -45,11 +47,46 @@ pub(crate) fn pack(
                 let k = chunks[source.tensor];
                 chunks[source.tensor] += 1;
                 let piece = Piece { tensor: source.tensor, k, region, holding, bytes, offset: 0 };
-                put(files, piece, header_bytes(spec), limits);
+                pieces[writer as usize].push(piece);
             }
         }
     }
-    Ok((seal_all(specs, open, &chunks, limits.align_all)?, chunks))
+    let files = pieces.into_iter().map(|pieces| fill(specs, pieces, limits)).collect();
+    Ok((seal_all(specs, files, &chunks, limits.align_all)?, chunks))
+}
+
+/// The files of the pieces of one writer, which are in the order of their groups.
+fn fill(specs: &[TensorSpec], pieces: Vec<Piece>, limits: PlanLimits) -> Files {
+    let group = |piece: &Piece| specs[piece.tensor].group;
+    let mut folders = Vec::with_capacity(pieces.len());
+    for same in pieces.chunk_by(|a, b| group(a) == group(b)) {
+        let bytes: Vec<usize> = same.iter().map(|piece| piece.bytes.len()).collect();
+        folders.extend(spread(&bytes, limits.folders as usize));
+    }
+    let mut files = FAMILIES.map(|_| Vec::new());
+    for (piece, folder) in pieces.into_iter().zip(folders) {
+        let spec = &specs[piece.tensor];
+        put(&mut files[family(spec.group)], folder, piece, header_bytes(spec), limits);
+    }
+    files
+}
+
+/// Which of so many folders each of these goes to, so that all have about as many bytes: the
+/// largest first, each to the one that has the least. Lists of the same lengths are spread alike.
+pub(crate) fn spread(bytes: &[usize], folders: usize) -> Vec<usize> {
+    if folders <= 1 {
+        return vec![0; bytes.len()];
+    }
+    let mut order: Vec<usize> = (0..bytes.len()).collect();
+    order.sort_by_key(|at| Reverse(bytes[*at]));
+    let mut loads = vec![0; folders];
+    let mut all = vec![0; bytes.len()];
+    for at in order {
+        let least = (0..loads.len()).min_by_key(|folder| loads[*folder]);
+        all[at] = least.expect("there are several");
+        loads[all[at]] += bytes[at];
+    }
+    all
 }
 
 /// The first words of the names of files.
@@ -59,17 +96,19 @@ fn family(group: Group) -> usize {
     usize::from(group != Group::Model)
 }
 
-/// Puts a piece into the last file, or into a new one if it does not fit.
-fn put(files: &mut Vec<Open>, piece: Piece, header_bytes: u64, limits: PlanLimits) {
+/// Puts a piece into the last file of a folder, or into a new one if it does not fit.
+fn put(files: &mut Vec<Open>, folder: usize, piece: Piece, header_bytes: u64, limits: PlanLimits) {
     let data_bytes = piece.bytes.len() as u64;
     let fits = |file: &Open| {
         file.data_bytes + data_bytes <= limits.shard_bytes_max
             && file.header_bytes + header_bytes <= limits.header_bytes_max
     };
-    if !files.last().is_some_and(fits) {
-        files.push(Open::default());
+    let last = files.iter().rposition(|file| file.folder == folder);
+    let place = last.filter(|last| fits(&files[*last])).unwrap_or(files.len());
+    if place == files.len() {
+        files.push(Open { folder, ..Open::default() });
     }
-    let file = files.last_mut().expect("pushed above if there was none");
+    let file = &mut files[place];
     file.pieces.push(piece);
     file.data_bytes += data_bytes;
     file.header_bytes += header_bytes;
@@ -110,19 +149,19 @@ fn cut_rows(
 /// Numbers the files over all writers, and writes their headers.
 fn seal_all(
     specs: &[TensorSpec],
-    open: [Vec<Vec<Open>>; FAMILIES.len()],
+    mut writers: Vec<Files>,
     chunks: &[usize],
     align_all: bool,
 ) -> Result<Vec<Vec<Shard>>> {
-    let mut shards: Vec<Vec<Shard>> = open[0].iter().map(|_| Vec::new()).collect();
-    for (family, writers) in FAMILIES.into_iter().zip(open) {
-        let count: usize = writers.iter().map(Vec::len).sum();
+    let mut shards: Vec<Vec<Shard>> = writers.iter().map(|_| Vec::new()).collect();
+    for (at, family) in FAMILIES.into_iter().enumerate() {
+        let count: usize = writers.iter().map(|files| files[at].len()).sum();
         let mut number = 0;
-        for (writer, files) in writers.into_iter().enumerate() {
-            for file in files {
+        for (files, shards) in writers.iter_mut().zip(&mut shards) {
+            for file in std::mem::take(&mut files[at]) {
                 number += 1;
                 let name = format!("{family}-{number:05}-of-{count:05}.safetensors");
-                shards[writer].push(seal(name, file.pieces, specs, chunks, align_all)?);
+                shards.push(seal(name, file, specs, chunks, align_all)?);
             }
         }
     }
@@ -132,7 +171,7 @@ fn seal_all(
 /// Gives the pieces their places, and writes the header.
 fn seal(
     file: String,
-    mut pieces: Vec<Piece>,
+    Open { folder, mut pieces, .. }: Open,
     specs: &[TensorSpec],
     chunks: &[usize],
     align_all: bool,
@@ -150,7 +189,7 @@ fn seal(
     for (piece, offset) in pieces.iter_mut().zip(offsets) {
         piece.offset = offset;
     }
-    Ok(Shard { file, header, pieces })
+    Ok(Shard { file, folder, header, pieces })
 }
 
 /// The most that an entry takes in the header, and a pad before it: a name of which every byte may

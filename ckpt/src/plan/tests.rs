@@ -6,6 +6,7 @@ const LIMITS: PlanLimits = PlanLimits {
     cut_bytes_min: 8,
     header_bytes_max: 1 << 20,
     align_all: false,
+    folders: 1,
 };
 
 type Given<'a> = (&'a str, Group, Dtype, &'a [u64]);

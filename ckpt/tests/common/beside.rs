@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ckpt::layout::{Layout, Mesh, Param, Slices, Split, Zero};
-use ckpt::offload::{self, AdamW, Offload, Options, StepReport, Update, Weights};
+use ckpt::offload::{self, AdamW, Folder, Offload, Options, StepReport, Update, Weights};
 use ckpt::{Checkpoint, Dtype, Group, Region, Result, SavePlan, TensorRead};
 use serde_json::json;
 use storage::{Key, Storage};
@@ -115,6 +115,19 @@ impl Rank {
         Ok(Self::of(Offload::on_disk(store, folder, plan, &layout, rank, options)?))
     }
 
+    /// In a folder on each of several disks.
+    pub fn on_disks(
+        folders: Vec<Folder>,
+        owner: &str,
+        mesh: Mesh,
+        rank: u64,
+        options: Options,
+    ) -> Result<Self> {
+        let layout = layout(mesh);
+        let plan = offload::plan_over(&layout, folders.len()).unwrap();
+        Ok(Self::of(Offload::on_disks(folders, owner, plan, &layout, rank, options)?))
+    }
+
     fn of(state: Offload) -> Self {
         let weights = state.params().iter().map(|param| vec![0; 4 * param.elements]).collect();
         Rank { state, weights }
@@ -126,6 +139,15 @@ impl Rank {
         let parts: Vec<_> = parts.collect();
         let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         self.state.fill(&slices, 0, json!({ "samples": 0 }))
+    }
+
+    /// The weights as the state has them, in f32.
+    pub fn kept(&mut self) -> Result<Vec<Vec<u8>>> {
+        let mut weights: Vec<Vec<u8>> = self.weights.iter().map(|w| vec![0; w.len()]).collect();
+        let mut into: Vec<_> =
+            weights.iter_mut().map(|bytes| Weights { dtype: Dtype::F32, bytes }).collect();
+        self.state.weights(&mut into)?;
+        Ok(weights)
     }
 
     /// Update number `step`. Every second parameter has a gradient in bf16.

@@ -19,6 +19,7 @@ pub const LIMITS: PlanLimits = PlanLimits {
     cut_bytes_min: 500,
     header_bytes_max: 1 << 20,
     align_all: false,
+    folders: 1,
 };
 
 /// Quick signs of life, and no death by silence unless a test wants it.

@@ -58,6 +58,12 @@ impl RawBatch {
         self.ends.len()
     }
 
+    /// Bytes of all rows.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Writes a range of the rows as a message, and gives its length.
     pub(super) fn write(&self, rows: Range<usize>, into: &mut [u8]) -> Result<usize> {
         let end_of = |row: usize| if row == 0 { 0 } else { self.ends[row - 1] };

@@ -23,7 +23,7 @@ pub const RUNS_MAX: usize = 8;
 type Of = fn(&Line) -> Option<f64>;
 
 /// Title, what its axis counts, how that goes, and what is drawn over the steps.
-const CHARTS: [(&str, &str, Scale, Of); 9] = [
+const CHARTS: [(&str, &str, Scale, Of); 10] = [
     ("Loss", "nats a token; dots: evaluations; dotted: resumed", Scale::Linear, |l| l.loss),
     ("Learning rate", "of the update", Scale::FromZero, |l| l.lr),
     ("Gradient norm", "before clipping", Scale::Log, |l| l.grad_norm),
@@ -34,6 +34,9 @@ const CHARTS: [(&str, &str, Scale, Of); 9] = [
     ("Held up by saving", "% of the time of a step", Scale::FromZero, |l| {
         share(l.perf.ckpt_stall_ms, l)
     }),
+    ("Waiting for other ranks", "% of the time of a step", Scale::FromZero, |l| {
+        share(comm_wait_ms(l), l)
+    }),
     ("MFU by 6N + 12LCT", "% of the peak", Scale::FromZero, |l| percent(l.perf.mfu_12lct)),
     ("MFU by 6N + 6LCT", "% of the peak", Scale::FromZero, |l| percent(l.perf.mfu_6lct)),
     ("Loss scale", "fp16", Scale::Log, |l| l.loss_scale),
@@ -41,6 +44,11 @@ const CHARTS: [(&str, &str, Scale, Of); 9] = [
 
 fn share(part: Option<f64>, line: &Line) -> Option<f64> {
     line.perf.step_ms.filter(|ms| *ms > 0.0).and_then(|ms| percent(Some(part? / ms)))
+}
+
+/// Of several ranks; one has nobody to wait for.
+fn comm_wait_ms(line: &Line) -> Option<f64> {
+    line.perf.comm_wait_ms.filter(|_| line.perf.ranks > Some(1))
 }
 
 fn percent(part: Option<f64>) -> Option<f64> {
@@ -214,6 +222,7 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("MFU by 6N + 12LCT, mean", shown(mean(|l| percent(l.perf.mfu_12lct)))),
         ("Waiting for data, mean", shown(mean(|l| share(l.perf.data_wait_ms, l)))),
         ("Held up by saving, mean", shown(mean(|l| share(l.perf.ckpt_stall_ms, l)))),
+        ("Waiting for other ranks, mean", shown(mean(|l| share(comm_wait_ms(l), l)))),
         ("Trained for", duration(run.trained_s())),
         ("Resumed after step", listed(&resumes)),
         ("Checkpoints of step", listed(&saved)),

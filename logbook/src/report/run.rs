@@ -54,6 +54,7 @@ pub struct PerfLine {
     pub step_ms: Option<f64>,
     pub data_wait_ms: Option<f64>,
     pub ckpt_stall_ms: Option<f64>,
+    pub comm_wait_ms: Option<f64>,
     pub elapsed_s: Option<f64>,
     pub mfu_12lct: Option<f64>,
     pub mfu_6lct: Option<f64>,

@@ -36,11 +36,13 @@ pub use node::nearest;
 pub use optim::{LossScaleConfig, LrConfig, OptimConfig, PrecisionConfig};
 pub use parallel::{Division, ParallelConfig, RecomputeConfig};
 pub use resume::{Difference, Effect};
-pub use values::{Budget, Corpus, Length, Load, Offload, Size, SplitText, WallTime, Warmup};
+pub use values::{
+    Budget, Corpus, LOCAL_RANK, Length, Load, Offload, Size, SplitText, WallTime, Warmup,
+};
 pub use words::{
-    Activation, AnnealStyle, Dtype, Family, FloorMode, LrStyle, MaskLengths, Norm, Objective,
-    OnSignal, OnSpike, OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype, Schedule,
-    Timers, WarmupShape,
+    Activation, AnnealStyle, ComputeOn, Dtype, Family, FloorMode, LrStyle, MaskLengths, Norm,
+    Objective, OnSignal, OnSpike, OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype,
+    Schedule, Timers, WarmupShape,
 };
 
 /// A run, from its data to its last checkpoint. [`Config::load`] and [`Config::from_toml`] read it
@@ -104,6 +106,10 @@ pub struct RunConfig {
     /// recorded. Minimum: 0. Maximum: 1024.
     #[serde(default)]
     pub threads: u64,
+    /// What computes: `"auto"`, `"cpu"`, or `"cuda"`, a GPU a rank, for which the trainer must be
+    /// built with the feature `cuda`. Default: `"auto"`, a GPU if it is so built and finds one.
+    #[serde(default)]
+    pub device: ComputeOn,
 }
 
 /// `[run.spike]`: when the loss of a step is above the mean of those before it.
@@ -224,8 +230,8 @@ pub struct LogConfig {
     pub jsonl: bool,
     /// Whether TensorBoard event files are written to `tb` in `run.dir`. Default: true.
     pub tensorboard: bool,
-    /// `"off"`, `"phases"`: where the time of a step went, in the log; `"trace"`: every action, as
-    /// a Chrome trace. Default: `"phases"`.
+    /// `"off"`; `"phases"`: where the time of a step went, in the log; `"trace"`: that, and every
+    /// action as a Chrome trace. Default: `"phases"`.
     pub timers: Timers,
     /// What a rank can do at best, for the utilization in the log: floating-point operations a
     /// second, as `989e12` of an H100 in bf16. Default: measured at the start, on the product of

@@ -48,7 +48,8 @@ pub struct ModelConfig {
     #[serde(default)]
     pub norm_eps: Option<f64>,
     /// `"learned"`, `"relative-bias"`, `"rope"` or `"none"`. Default: `"learned"`;
-    /// `"relative-bias"` with `"t5"`.
+    /// `"relative-bias"` with `"t5"`, whose other kind, `"learned"`, is that of Megatron: logits of
+    /// attention are scaled, and nothing is dropped but as in GPT-2.
     #[serde(default)]
     pub positions: Option<Positions>,
     /// Base of the angles of `"rope"`. Default: 10000. Minimum: 1. Maximum: 1e12.
@@ -293,12 +294,12 @@ impl ModelConfig {
         let positions = self.positions();
         let possible = match family {
             Family::Gpt => positions != Positions::RelativeBias,
-            Family::T5 => positions == Positions::RelativeBias,
+            Family::T5 => matches!(positions, Positions::RelativeBias | Positions::Learned),
             Family::Bert => positions == Positions::Learned,
         };
         if !possible {
             return Err(refused("model.positions", "is not of this family").hint(
-                "gpt has learned, rope or none, t5 has relative-bias, bert has learned ones",
+                "gpt has learned, rope or none, t5 relative-bias or learned, bert learned ones",
             ));
         }
         if positions == Positions::Rope && !self.head_dim().is_multiple_of(2) {

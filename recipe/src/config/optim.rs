@@ -10,7 +10,7 @@ use super::{
 };
 
 /// `[precision]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrecisionConfig {
     /// Numbers of the matrix multiplications: `"fp32"`, or `"bf16"` or `"fp16"` with weights,
@@ -19,22 +19,11 @@ pub struct PrecisionConfig {
     /// Numbers in which replicas send gradients: `"fp32"`, or `"bf16"` for half the traffic; the
     /// bits then depend on how many replicas there are, and on `zero`. Default: `"fp32"`.
     pub reduce_dtype: ReduceDtype,
-    /// Whether a kernel that gives other bits each time is passed over for a slower one. Default:
-    /// true.
-    pub deterministic: bool,
+    /// Whether a kernel that gives other bits each time is passed over for a slower one, or is an
+    /// error where there is none. Default: true on the CPU, false on a GPU.
+    pub deterministic: Option<bool>,
     /// What keeps the gradients of `"fp16"` above its smallest number.
     pub loss_scale: LossScaleConfig,
-}
-
-impl Default for PrecisionConfig {
-    fn default() -> Self {
-        PrecisionConfig {
-            dtype: Dtype::default(),
-            reduce_dtype: ReduceDtype::default(),
-            deterministic: true,
-            loss_scale: LossScaleConfig::default(),
-        }
-    }
 }
 
 /// `[precision.loss_scale]`: the loss is multiplied by this, gradients are divided by it. A step
@@ -92,7 +81,10 @@ pub struct OptimConfig {
     #[serde(default = "default_clip")]
     pub clip: f64,
     /// Where moments and master weights lie: `"none"`, beside the weights; `"cpu"`, in the host's
-    /// memory; `"nvme:/path"`, in a folder. Default: `"none"`.
+    /// memory; `"nvme:/path"`, in a folder; `"nvme:/disk0,/disk1"`, spread over folders of several
+    /// disks, the same bytes on each. Every rank has folders of its own below them. Where each is
+    /// to have a disk of its own, `"nvme:/disk{local_rank}"` has the rank's number on its node.
+    /// Default: `"none"`.
     #[serde(default)]
     pub offload: Offload,
     /// The learning rate over the run.

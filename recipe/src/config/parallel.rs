@@ -187,6 +187,10 @@ impl Config {
             let problem = format!("got {}, due 1s or more", parallel.timeout);
             return Err(refused("parallel.timeout", problem));
         }
+        if parallel.recompute.mode == RecomputeMode::None && !parallel.recompute.except.is_empty() {
+            let problem = "is of mode \"full\" alone: nothing is computed again";
+            return Err(refused("parallel.recompute.except", problem));
+        }
         if let Some(layer) = parallel.recompute.except.iter().find(|at| **at >= self.model.units())
         {
             let problem = format!("got {layer}, due layers below {}", self.model.units());

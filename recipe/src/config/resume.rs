@@ -32,7 +32,7 @@ pub struct Difference {
 /// counts, and what none covers (folders, logs, saving, evaluation, prefetching) may differ freely.
 /// So may the layout but for tensor parallelism, which divides sums. The budget must be shared: the
 /// number of samples decides how many epochs are shuffled together, and with it their order.
-const EFFECTS: [(&str, Option<Effect>); 28] = [
+const EFFECTS: [(&str, Option<Effect>); 29] = [
     ("model.init.", None),
     ("model.dropout", Some(Effect::OtherBits)),
     ("model.attention_dropout", Some(Effect::OtherBits)),
@@ -53,6 +53,7 @@ const EFFECTS: [(&str, Option<Effect>); 28] = [
     ("run.seed", Some(Effect::OtherRun)),
     ("run.budget.", Some(Effect::OtherRun)),
     ("run.threads", Some(Effect::OtherBits)),
+    ("run.device", Some(Effect::OtherBits)),
     ("batch.micro", Some(Effect::OtherBits)),
     ("batch.", Some(Effect::OtherRun)),
     ("parallel.tp", Some(Effect::OtherBits)),

@@ -189,8 +189,38 @@ pub enum Offload {
     None,
     /// In the host's memory.
     Cpu,
-    /// In this folder.
-    Nvme(String),
+    /// On disks: in these folders, in which [`LOCAL_RANK`] stands for the rank's number on its
+    /// node.
+    Nvme(Vec<String>),
+}
+
+/// What a rank's number among those of its node is written as, in the name of a folder.
+pub const LOCAL_RANK: &str = "{local_rank}";
+
+impl Offload {
+    /// The folders of the rank with this number on its node; none where there is no disk.
+    #[must_use]
+    pub fn folders(&self, local_rank: usize) -> Vec<String> {
+        let Offload::Nvme(folders) = self else { return Vec::new() };
+        folders.iter().map(|it| it.replace(LOCAL_RANK, &local_rank.to_string())).collect()
+    }
+
+    /// Reads a list of folders.
+    fn nvme(list: &str) -> Result<Self, &'static str> {
+        let folders: Vec<String> = list.split(',').map(|it| it.trim().to_owned()).collect();
+        for (number, folder) in folders.iter().enumerate() {
+            if folder.is_empty() {
+                return Err("a folder without a name");
+            }
+            if folders[..number].contains(folder) {
+                return Err("a folder twice");
+            }
+            if folder.replace(LOCAL_RANK, "").contains(['{', '}']) {
+                return Err("braces around something else than local_rank");
+            }
+        }
+        Ok(Offload::Nvme(folders))
+    }
 }
 
 impl fmt::Display for Offload {
@@ -198,7 +228,7 @@ impl fmt::Display for Offload {
         match self {
             Offload::None => f.write_str("none"),
             Offload::Cpu => f.write_str("cpu"),
-            Offload::Nvme(folder) => write!(f, "nvme:{folder}"),
+            Offload::Nvme(folders) => write!(f, "nvme:{}", folders.join(",")),
         }
     }
 }
@@ -212,11 +242,13 @@ impl Serialize for Offload {
 impl<'de> Deserialize<'de> for Offload {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
+        let due = "due none, cpu or nvme:/path, or several paths with commas between them";
         match (text.as_str(), text.strip_prefix("nvme:")) {
             ("none", _) => Ok(Offload::None),
             ("cpu", _) => Ok(Offload::Cpu),
-            (_, Some(folder)) if !folder.is_empty() => Ok(Offload::Nvme(folder.to_owned())),
-            _ => Err(de::Error::custom(format!("got '{text}', due none, cpu or nvme:/path"))),
+            (_, Some(list)) => Offload::nvme(list)
+                .map_err(|got| de::Error::custom(format!("got '{text}', with {got}, {due}"))),
+            _ => Err(de::Error::custom(format!("got '{text}', {due}"))),
         }
     }
 }

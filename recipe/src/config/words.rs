@@ -13,6 +13,19 @@ macro_rules! words {
 }
 
 words! {
+    /// What computes.
+    ComputeOn {
+        /// A GPU where the program was built for them and there is one, else the CPU.
+        #[default]
+        Auto,
+        /// The CPU.
+        Cpu,
+        /// A GPU a rank, by the rank's number on its machine.
+        Cuda,
+    }
+}
+
+words! {
     /// What SIGTERM, SIGINT and SIGUSR1 do.
     OnSignal {
         /// The step is finished and saved; the exit code is 75.

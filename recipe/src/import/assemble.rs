@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 use super::{Build, Fate, Imported, KeyFate, Source, float, get, is_off, set, shown};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 
 /// Our keys without a default.
 const REQUIRED: [&str; 10] = [
@@ -26,7 +26,7 @@ impl Build {
         self.layout();
         self.batch();
         self.lengths();
-        self.learning_rate(source);
+        self.learning_rate(source, program.is_some());
         self.state();
         for name in ["file", "model_file"].iter().filter_map(|name| self.facts.get(name)) {
             let text = shown(name);
@@ -83,16 +83,18 @@ impl Build {
         if let Some((_, family)) = family.iter().find(|(part, _)| program.contains(part)) {
             self.set_if_absent("model.family", *family);
         }
+        if source == Source::Hf && self.ours("model.dec_len").is_some() {
+            self.set_if_absent("model.family", "t5");
+        }
         let family = get(&self.config, "model.family").map_or("gpt".to_owned(), shown);
-        if source == Source::Cpm && !program.contains("enc_dec") {
-            // CPM-1 has no biases unless it is told to, and its T5 is a GPT in all but its shape.
+        let is_cpm2 = source == Source::Cpm && program.contains("enc_dec");
+        let of_megatron = !program.is_empty() && source != Source::Hf && !is_cpm2;
+        if source == Source::Cpm && of_megatron {
+            // CPM-1 has no biases unless it is told to.
             self.set_if_absent("model.bias", false);
-            if family == "t5" {
-                self.set("model.positions", "learned");
-                self.set("model.norm", "layernorm");
-                self.set("model.activation", "gelu-tanh");
-                self.set("model.tie_embeddings", true);
-            }
+        }
+        if of_megatron {
+            self.encoders_of_megatron(source, &family);
         }
         if family == "llama" || self.facts.contains_key("kv_heads") {
             let (heads, shared) = (self.ours("model.heads"), self.count("kv_heads"));
@@ -132,6 +134,37 @@ impl Build {
             self.set("data.objective", "encdec");
         }
         self.tokenizer();
+    }
+
+    /// Megatron's T5 is its GPT with an encoder, and its BERT has the norms of that.
+    fn encoders_of_megatron(&mut self, source: Source, family: &str) {
+        if family == "bert" {
+            let text = "Megatron's BERT has norms before its blocks, this one after them, as the \
+                        original";
+            self.refuse("model.family", text.to_owned());
+        }
+        if family != "t5" {
+            return;
+        }
+        self.set_if_absent("model.positions", "learned");
+        self.set_if_absent("model.norm", "layernorm");
+        self.set_if_absent("model.activation", "gelu-tanh");
+        self.set_if_absent("model.tie_embeddings", true);
+        self.set_if_absent("model.bias", true);
+        if get(&self.config, "model.positions").map(shown).as_deref() == Some("relative-bias") {
+            self.notes.push(
+                "with relative positions the logits of attention are not scaled here, and those of \
+                 a tied head are, as T5's own; Megatron has it the other way around"
+                    .to_owned(),
+            );
+        }
+        if source == Source::Cpm {
+            self.notes.push(
+                "CPM-1's decoder has one norm before what it reads and before its feed-forward \
+                 block; here each has its own"
+                    .to_owned(),
+            );
+        }
     }
 
     fn precision(&mut self) {
@@ -251,7 +284,9 @@ impl Build {
         {
             self.set("parallel.reduce", "ring");
         }
-        if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
+        if let Some(ranks) = world.filter(|ranks| ranks % (tp * pp).max(1) != 0) {
+            self.refuse("parallel", format!("{ranks} ranks are no multiple of tp {tp} x pp {pp}"));
+        } else if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
             self.notes.push(format!(
                 "it ran on {ranks} ranks: dp {} x tp {tp} x pp {pp}",
                 ranks / (tp * pp).max(1)
@@ -275,6 +310,10 @@ impl Build {
                 self.one("run.budget", unit, count);
                 break;
             }
+        }
+        // Megatron evaluates nothing for so long as that.
+        if self.ours("eval.iters").is_some_and(|iters| iters < 1) {
+            self.set("eval", Table::from_iter([("every".to_owned(), Value::Integer(0))]));
         }
         if let Some(minutes) = self.count("wall_minutes") {
             self.set("run.max_wall", format!("{minutes}m"));
@@ -307,7 +346,8 @@ impl Build {
         }
     }
 
-    fn learning_rate(&mut self, source: Source) {
+    /// `scripted` if flags of a program say most of it.
+    fn learning_rate(&mut self, source: Source, scripted: bool) {
         let peak = self.number("peak").or_else(|| self.number("peak_optimizer"));
         if let Some(peak) = peak {
             self.set("optim.lr.peak", peak);
@@ -324,7 +364,9 @@ impl Build {
             self.set("optim.lr.style", "constant");
             self.notes.push("CPM-2's exponential decay does not decay: its rate stays".to_owned());
         }
-        if source != Source::Deepspeed && !self.facts.contains_key("peak_optimizer") {
+        let by_deepspeed = self.fates.iter().any(|key| key.key == "scheduler.type");
+        let is_alone = source == Source::Deepspeed || self.facts.contains_key("peak_optimizer");
+        if !by_deepspeed && (scripted || !is_alone) {
             return;
         }
         let scheduled = style != "range-test" && !style.is_empty();
@@ -413,14 +455,42 @@ impl Build {
         self.config.retain(|_, value| value.as_table().is_none_or(|table| !table.is_empty()));
         let missing: Vec<_> =
             REQUIRED.into_iter().filter(|key| get(&self.config, key).is_none()).collect();
-        if missing.is_empty() {
-            let text = toml::to_string(&self.config).unwrap_or_default();
-            if let Err(error) = Config::from_toml("imported", &text) {
-                self.refuse("together", error.to_string());
-            }
-        }
+        self.check(&missing);
         self.fates.sort_by_key(|key| key.fate);
         Imported { config: self.config, fates: self.fates, missing, notes: self.notes }
+    }
+}
+
+impl Build {
+    /// Tells what our own rules would refuse. What is missing is taken for something that fits
+    /// most; where that is not known, and for what is missing itself, nothing is said.
+    fn check(&mut self, missing: &[&str]) {
+        let of_model =
+            |key: &&&str| ["layers", "hidden", "heads"].iter().any(|it| key.ends_with(it));
+        if ![0, 3].contains(&missing.iter().filter(of_model).count()) {
+            return;
+        }
+        let mut whole = self.config.clone();
+        for key in missing {
+            let value = match *key {
+                "run.budget" => {
+                    Value::Table(Table::from_iter([("steps".into(), 1_000_000.into())]))
+                }
+                "data.train" => "corpus".into(),
+                "model.layers" | "model.heads" => 1024.into(),
+                "model.hidden" => (1 << 17).into(),
+                "optim.lr.peak" => 1000.0.into(),
+                "batch.global" | "batch.micro" => 1.into(),
+                _ => (1 << 16).into(),
+            };
+            set(&mut whole, key, value);
+        }
+        let text = toml::to_string(&whole).unwrap_or_default();
+        match Config::from_toml("imported", &text) {
+            Err(ConfigError::Key { key, .. }) if missing.iter().any(|it| key.starts_with(it)) => {}
+            Err(error) => self.refuse("together", error.to_string()),
+            Ok(_) => {}
+        }
     }
 }
 

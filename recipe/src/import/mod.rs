@@ -182,6 +182,11 @@ impl Build {
             from.map(|reason| (Fate::Refused, format!("{target}: {} {reason}", shown(value))))
         };
         match row.rule {
+            // A file is known by the last part of its name.
+            Rule::As { name: name @ ("file" | "model_file"), ours } if !off => {
+                self.facts.insert(name, Value::String(shown(value)));
+                (Fate::Mapped, ours.to_owned())
+            }
             Rule::To { ours, .. } | Rule::As { ours, .. } if unset(ours).is_some() => {
                 unset(ours).unwrap_or((Fate::Refused, String::new()))
             }

@@ -42,7 +42,8 @@ impl Build {
             ("gpt2_xl", [48, 1600, 25]),
             ("gpt3", [96, 12_288, 96]),
         ];
-        match sizes.iter().find(|(name, _)| builder.ends_with(name)) {
+        // With what divides them behind, as in GPT2_small_pipeline_hybrid.
+        match sizes.iter().find(|(name, _)| builder.contains(name)) {
             Some((_, size)) => {
                 for (key, value) in ["layers", "hidden", "heads"].iter().zip(size) {
                     self.set_if_absent(&format!("model.{key}"), *value);

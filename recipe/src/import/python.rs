@@ -14,7 +14,7 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
     for (at, line) in text.lines().enumerate() {
         let code = without_comment(line);
         if pending.is_empty() {
-            if code.trim().is_empty() || code.starts_with("import ") || code.starts_with("from ") {
+            if code.trim().is_empty() {
                 continue;
             }
             begun = at + 1;
@@ -26,6 +26,10 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
         }
         let refuse = |problem: String| format!("line {begun}: {problem}");
         let statement = std::mem::take(&mut pending);
+        // What is imported stands as a name where it is used.
+        if statement.starts_with("import ") || statement.starts_with("from ") {
+            continue;
+        }
         let (name, value) = statement
             .split_once('=')
             .filter(|(name, _)| is_name(name.trim()) && !statement.starts_with(' '))

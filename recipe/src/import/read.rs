@@ -75,8 +75,7 @@ impl Input {
                 self.sections.extend(json_sections(source, &table));
                 self.flatten(name, "", table);
             }
-            Source::Megatron | Source::Cpm => self.script(source, name, &text)?,
-            Source::Deepspeed | Source::Hf => return Err("due JSON".to_owned().into()),
+            _ => self.script(source, name, &text)?,
         }
         Ok(())
     }
@@ -102,10 +101,12 @@ impl Input {
     fn script(&mut self, source: Source, file: &str, text: &str) -> Result<(), Failure> {
         let script = shell::read(text)?;
         if script.command.is_empty() {
-            return Err("no command with a Python program, and no flags".to_owned().into());
+            return Err("no command with a Python program, and no flags; due JSON, or a script"
+                .to_owned()
+                .into());
         }
         self.sections.extend((source == Source::Cpm).then_some("cpm"));
-        self.sections.push("megatron");
+        self.sections.push(if source == Source::Hf { "training" } else { "megatron" });
         self.notes.extend(script.notes.into_iter().map(|note| format!("{file}: {note}")));
         let is_program = |word: &String| word.ends_with(".py") || word.contains("pretrain_");
         let program = script.command.iter().position(is_program);
@@ -122,6 +123,7 @@ impl Input {
             self.launch.push(Given { key: key.clone(), ..launch(file, name, value.clone()) });
         }
         for (key, name, value) in flags(&script.command[program.map_or(0, |at| at + 1)..]) {
+            let name = if source == Source::Hf { name.replace('-', "_") } else { name };
             // Of a flag that is there twice the last counts, as argparse has it.
             self.given.retain(|given| given.file != file || given.name != name);
             self.push(file, &key, &name, value);

@@ -1,7 +1,8 @@
 //! Launch scripts, as far as they are assignments, conditions on them, and one command.
 //!
-//! Nothing is executed. Variables are followed where they are assigned in the script; what comes
-//! from elsewhere stays as it is written, and is refused where it would become a value.
+//! Nothing is executed. Variables are followed where they are assigned in the script, and `HOME` is
+//! that of whoever asks; what comes from elsewhere stays as it is written, and is refused where it
+//! would become a value.
 
 use std::collections::HashMap;
 
@@ -50,6 +51,7 @@ pub(super) fn read(text: &str) -> Result<Script, String> {
         script.command = script.expand_all(words)?;
         return Ok(script);
     }
+    script.variables.extend(std::env::var("HOME").map(|home| ("HOME".to_owned(), home)));
     // To bash a variable without a value is empty; one that no line gives a value comes from
     // elsewhere.
     for token in &tokens {
@@ -168,7 +170,11 @@ impl Script {
                 ));
                 return Ok(false);
             }
-            words.push(self.expand(word)?.join(" "));
+            let text = self.expand(word)?.join(" ");
+            // Whoever starts it without arguments, as its repository does, has none of them.
+            let number = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+            let is_argument = number.is_some_and(|of| of.bytes().all(|c| c.is_ascii_digit()));
+            words.push(if is_argument { String::new() } else { text });
         }
         words.retain(|word| !["[", "[[", "]", "]]"].contains(&word.as_str()));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -219,6 +225,12 @@ impl Script {
                     rest = after;
                     continue;
                 }
+                ('`', None | Some('"')) => {
+                    let (command, after) = tail.split_once('`').ok_or("'`' is not closed")?;
+                    text.push_str(&unset(command));
+                    rest = after;
+                    continue;
+                }
                 _ => text.push(next),
             }
             rest = tail;
@@ -234,12 +246,17 @@ impl Script {
         if let Some(inner) = text.strip_prefix("((") {
             let end = inner.find("))").ok_or("'$((' without '))'")?;
             let value = self.arithmetic(&inner[..end]);
-            let value = value.map_or(format!("$(({}))", &inner[..end]), |value| value.to_string());
+            let value = value.map_or_else(|| unset(&inner[..end]), |value| value.to_string());
             return Ok((value, &inner[end + 2..]));
         }
         if let Some(inner) = text.strip_prefix('(') {
-            let end = inner.find(')').ok_or("'$(' without ')'")?;
-            return Ok((format!("$({})", &inner[..end]), &inner[end + 1..]));
+            let mut open = 1;
+            let end = inner.find(|c| {
+                open += i32::from(c == '(') - i32::from(c == ')');
+                open == 0
+            });
+            let end = end.ok_or("'$(' without ')'")?;
+            return Ok((unset(&inner[..end]), &inner[end + 1..]));
         }
         if let Some(inner) = text.strip_prefix('{') {
             let end = inner.find('}').ok_or("'${' without '}'")?;
@@ -282,9 +299,11 @@ impl Script {
     }
 }
 
-/// An unknown variable keeps its sign, so that it is seen; the arguments of the script are none.
+/// An unknown variable or what a command says keeps its sign, in one word, so that it is seen; the
+/// arguments of the script are none.
 fn unset(name: &str) -> String {
-    if ["@", "*"].contains(&name) { String::new() } else { format!("${{{name}}}") }
+    let name = name.split_whitespace().collect::<Vec<_>>().join("_");
+    if ["@", "*"].contains(&&*name) { String::new() } else { format!("${{{name}}}") }
 }
 
 fn is_name(text: &str) -> bool {
@@ -312,6 +331,16 @@ fn skip_document(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> usize 
             break;
         }
     }
+    lines
+}
+
+/// Takes what stands between two backquotes, and gives its lines.
+fn take_command(chars: &mut std::iter::Peekable<std::str::Chars<'_>>, word: &mut String) -> usize {
+    word.push('`');
+    let begin = word.len();
+    word.extend(std::iter::from_fn(|| chars.next_if(|c| *c != '`')));
+    let lines = word[begin..].matches('\n').count();
+    word.extend(chars.next());
     lines
 }
 
@@ -363,6 +392,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
                 line += skip_document(&mut chars);
                 tokens.push(Token::End);
             }
+            ('`', None) => line += take_command(&mut chars, &mut word),
             ('#', None) if word.is_empty() => while chars.next_if(|c| *c != '\n').is_some() {},
             _ if end && nested == 0 => {
                 let done = (!word.is_empty()).then(|| std::mem::take(&mut word));

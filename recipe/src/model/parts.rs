@@ -3,7 +3,7 @@
 use ckpt::layout::Split;
 
 use super::spec::{Builder, Init, UseId};
-use crate::config::{Activation, Family, ModelConfig, Norm as NormKind};
+use crate::config::{Activation, ModelConfig, Norm as NormKind, Positions};
 
 /// How a matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl FeedForward {
         let gate = gate.map(|name| style.reads(build, name, width, 1));
         let fused = if activation.is_gated() && gate.is_none() { 2 } else { 1 };
         let up = style.reads(build, up, fused * width, fused);
-        let drops_inner = style.config.family == Family::T5;
+        let drops_inner = style.config.positions() == Positions::RelativeBias;
         FeedForward { up, gate, down: style.writes(build, down, width), activation, drops_inner }
     }
 }

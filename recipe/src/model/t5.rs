@@ -5,14 +5,16 @@ use ckpt::layout::Split;
 use super::parts::{Attention, FeedForward, Head, Norm, Stored, Style};
 use super::spec::{Builder, Init, UseId};
 use super::vocab_split;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Positions};
 
-/// Encoder and decoder with relative positions: T5 v1.1 and CPM-2, and with other settings T5 v1.0.
-/// Norm before each block, logits of attention not scaled.
+/// Encoder and decoder: T5 v1.1 and CPM-2, and with other settings T5 v1.0, or the T5 of Megatron.
+/// Norm before each block.
 ///
 /// Names, shapes and orientation are those of Hugging Face's `T5ForConditionalGeneration`. A
-/// learned number for each head and bucket of distances is added to the logits of self-attention;
-/// the table is of the first layer of each stack, and the others use it.
+/// learned number for each head and bucket of distances is added to the logits of self-attention,
+/// which are not scaled; the table is of the first layer of each stack, and the others use it. In
+/// Megatron's both stacks add the same learned vectors of positions to the words instead, and a
+/// tied head has a bias.
 #[derive(Clone, Debug)]
 pub struct T5 {
     /// Reads.
@@ -23,8 +25,8 @@ pub struct T5 {
     pub head: Head,
     /// What the hidden states are multiplied with before the head.
     pub scale: Option<f64>,
-    /// How distances are told apart.
-    pub buckets: Buckets,
+    /// How distances are told apart, if they are.
+    pub buckets: Option<Buckets>,
 }
 
 /// One of the two sides of [`T5`].
@@ -32,6 +34,8 @@ pub struct T5 {
 pub struct T5Stack {
     /// Its use of the word embedding.
     pub words: UseId,
+    /// And of that of positions, if they are learned.
+    pub positions: Option<UseId>,
     /// One a unit.
     pub layers: Vec<T5Layer>,
     /// After the last of them.
@@ -41,8 +45,8 @@ pub struct T5Stack {
 /// A layer of [`T5`].
 #[derive(Clone, Debug)]
 pub struct T5Layer {
-    /// Its use of its stack's table of relative positions, `[buckets, heads]`.
-    pub relative: UseId,
+    /// Its use of its stack's table of relative positions, `[buckets, heads]`, if there is one.
+    pub relative: Option<UseId>,
     /// Before `own`.
     pub own_norm: Norm,
     /// To its own side.
@@ -72,26 +76,33 @@ impl T5 {
         let (std, split) = (Init::Normal(config.init.std), vocab_split(config, tp));
         let (layers, decoder_layers) = (config.layers as usize, config.decoder_layers() as usize);
         let words = build.param("shared.weight", &[vocab, h], std, split.clone());
-        let encoder = T5Stack::new("encoder", words, 0..layers, config, build);
+        let is_relative = config.positions() == Positions::RelativeBias;
+        let positions = (!is_relative).then(|| {
+            let places = config.seq_len.max(config.dec_len.unwrap_or(0)) as i64;
+            build.param("position_embeddings.weight", &[places, h], std, Split::Replicate)
+        });
+        let encoder = T5Stack::new("encoder", (words, positions), 0..layers, config, build);
         build.unit = layers;
-        let words = build.again(words);
-        let decoder =
-            T5Stack::new("decoder", words, layers..layers + decoder_layers, config, build);
+        let first = (build.again(words), positions.map(|of| build.again(of)));
+        let units = layers..layers + decoder_layers;
+        let decoder = T5Stack::new("decoder", first, units, config, build);
         let is_tied = config.tie_embeddings();
-        let head = if is_tied {
+        let weight = if is_tied {
             build.again(words)
         } else {
-            build.param("lm_head.weight", &[vocab, h], std, split)
+            build.param("lm_head.weight", &[vocab, h], std, split.clone())
         };
+        let bias = (is_tied && !is_relative && config.bias())
+            .then(|| build.param("lm_head.bias", &[vocab], Init::Zeros, split));
         T5 {
             encoder,
             decoder,
-            head: Head { weight: head, bias: None, vocab },
-            scale: is_tied.then(|| (h as f64).powf(-0.5)),
-            buckets: Buckets {
+            head: Head { weight, bias, vocab },
+            scale: (is_tied && is_relative).then(|| (h as f64).powf(-0.5)),
+            buckets: is_relative.then_some(Buckets {
                 count: config.relative_buckets as i64,
                 distance_max: config.relative_max as i64,
-            },
+            }),
         }
     }
 }
@@ -99,7 +110,7 @@ impl T5 {
 impl T5Stack {
     fn new(
         name: &str,
-        words: UseId,
+        (words, positions): (UseId, Option<UseId>),
         units: Range<usize>,
         config: &ModelConfig,
         build: &mut Builder,
@@ -108,12 +119,12 @@ impl T5Stack {
         let layers = units.clone().enumerate().map(|(at, unit)| {
             build.unit = unit;
             let layer = T5Layer::new(name, at, units.len(), relative, config, build);
-            relative = Some(layer.relative);
+            relative = layer.relative;
             layer
         });
         let layers = layers.collect();
         let last_norm = Norm::new(build, &format!("{name}.final_layer_norm"), config);
-        T5Stack { words, layers, last_norm }
+        T5Stack { words, positions, layers, last_norm }
     }
 }
 
@@ -129,11 +140,12 @@ impl T5Layer {
         let name = |part: &str| format!("{stack}.block.{at}.layer.{part}");
         // fits: the config's maxima are far below 2^63.
         let relative = match relative {
-            Some(first) => build.again(first),
+            _ if config.positions() != Positions::RelativeBias => None,
+            Some(first) => Some(build.again(first)),
             None => {
                 let name = name("0.SelfAttention.relative_attention_bias.weight");
                 let shape = [config.relative_buckets as i64, config.heads as i64];
-                build.param(name, &shape, Init::Normal(config.init.std), Split::Axis(1))
+                Some(build.param(name, &shape, Init::Normal(config.init.std), Split::Axis(1)))
             }
         };
         let style = Style { config, stored: Stored::OutIn, layers: layers as u64 };

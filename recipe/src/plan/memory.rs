@@ -1,5 +1,6 @@
 //! The peak memory of each stage's ranks.
 
+use ckpt::offload::Options;
 use serde::Serialize;
 
 use crate::config::{Config, Division, Dtype, Family, ModelConfig, Offload, Positions, Schedule};
@@ -134,7 +135,7 @@ fn memory(config: &Config, division: &Division, held: &Held, activations: u64) -
     let offload = match config.optim.offload {
         Offload::None => 0,
         Offload::Cpu => 3 * state,
-        Offload::Nvme(_) => (3 * state).min(OFFLOAD_BUFFER_BYTES),
+        Offload::Nvme(ref disks) => (3 * state).min(Options::default().memory_bytes(disks.len())),
     };
     let compute_copy = match zero {
         3 => 2 * number * held.unit_params,
@@ -202,9 +203,6 @@ fn memory(config: &Config, division: &Division, held: &Held, activations: u64) -
 /// What a process has before it has a weight: libtorch and its tables, the tokenizer, the loader.
 /// Measured on x86-64 Linux with one layer of 2 numbers.
 const PROGRAM_BYTES: u64 = 165 << 20;
-
-/// What offloaded weights and moments pass through on their way from and to a disk.
-const OFFLOAD_BUFFER_BYTES: u64 = 256 << 20;
 
 /// A rank's share of the state, while it is written behind the run.
 fn staging(config: &Config, division: &Division, held: &Held) -> u64 {
@@ -301,7 +299,8 @@ fn kept_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -
 /// Bytes that say what a layer has dropped of a token.
 fn drops_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -> u64 {
     let blocks = if is_decoder { 3 } else { 2 };
-    let inner = if model.family == Family::T5 { model.ffn() / tp } else { 0 };
+    let is_relative = model.positions() == Positions::RelativeBias;
+    let inner = if is_relative { model.ffn() / tp } else { 0 };
     if model.dropout > 0.0 { blocks * model.hidden / shared + inner } else { 0 }
 }
 

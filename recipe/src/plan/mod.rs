@@ -38,7 +38,7 @@ pub struct Known {
     pub flop_per_s: Option<f64>,
     /// Ranks. Default: as few as `tp` and `pp` ask for.
     pub world: Option<u64>,
-    /// What a rank's disk reads and writes in a second, both together, in bytes: for an optimizer
+    /// What a rank's disks read and write in a second, all together, in bytes: for an optimizer
     /// that is offloaded there.
     pub disk_bytes_per_s: Option<f64>,
 }

@@ -6,17 +6,18 @@ use crate::config::{Config, Division, Offload};
 /// Where an update's weights and moments lie, of the rank that has the most of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Offloaded {
-    /// As the config has it: `cpu` or `nvme:/path`.
+    /// As the config has it: `cpu` or `nvme:` and folders.
     pub place: Offload,
     /// f32 weights and both moments: 12 bytes a parameter of the rank's slice.
     pub state_bytes: u64,
-    /// Two generations of them on a disk, of which an update reads one and writes the other.
+    /// Two generations of them on all disks together, of which an update reads one and writes the
+    /// other.
     pub disk_bytes: u64,
     /// What an update reads.
     pub read_bytes_per_step: u64,
     /// What it writes.
     pub write_bytes_per_step: u64,
-    /// How long the disk takes for both, if its speed is known.
+    /// How long the disks take for both, if their speed is known.
     pub disk_s_per_step: Option<f64>,
     /// How long a step takes besides, if the speed of training is known.
     pub compute_s_per_step: Option<f64>,

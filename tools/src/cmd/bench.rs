@@ -3,19 +3,23 @@
 //! In reading order: [`need`] is what a run asks for, [`pattern`] what it does to a store;
 //! [`target`] opens and cleans, [`rounds`] measures every pattern on every target in turn, by
 //! [`reads`], [`replay`], [`saves`] and [`names`], with [`crew`] by several processes and [`guard`]
-//! against what hangs. [`stats`] says what can be told apart, [`verdict`] what that means,
-//! [`report`] and [`page`] show it.
+//! against what hangs, and [`peer`] the same by fio. [`honesty`] says how far a number is to be
+//! trusted, [`stats`] what can be told apart, [`verdict`] what that means; [`report`], [`tables`]
+//! and [`page`] show it.
 
+pub mod at_once;
 pub mod chart;
 pub mod counters;
 pub mod crew;
 pub mod fio;
 pub mod guard;
 pub mod histogram;
+pub mod honesty;
 pub mod names;
 pub mod need;
 pub mod page;
 pub mod pattern;
+pub mod peer;
 pub mod random;
 pub mod reads;
 pub mod replay;
@@ -23,6 +27,7 @@ pub mod report;
 pub mod rounds;
 pub mod saves;
 pub mod stats;
+pub mod tables;
 pub mod target;
 pub mod verdict;
 
@@ -33,10 +38,9 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use recipe::config::Config;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use storage::ByteSize;
 use storage::simulated::Simulation;
 
@@ -46,7 +50,8 @@ use crew::Crew;
 use guard::Stop;
 use need::Need;
 use pattern::Pattern;
-use report::{Method, PatternReport, Peer, Report, TargetReport};
+use peer::Peer;
+use report::{Method, PatternReport, Report, TargetReport};
 use rounds::{Measured, Session, Settings};
 use saves::State;
 use target::Place;
@@ -138,12 +143,7 @@ pub struct BenchArgs {
 /// What is wrong with the arguments or a target, or that it was interrupted. What was written is
 /// removed in any case; if a target hangs so that it cannot be, the error says what is left.
 pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> {
-    let stop = Stop::default();
-    for signal in [SIGINT, SIGTERM] {
-        // A second one ends the process as it would have without us.
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop.0))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
-    }
+    let stop = Stop::at_signals()?;
     check(args)?;
     let part = part(args)?;
     let settings = Arc::new(settings(args, part)?);
@@ -167,15 +167,16 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
         (Ok(measured), Ok(())) => measured,
         (Ok(_), Err(left)) => return Err(left),
         (Err(error), Ok(())) => return Err(error),
-        (Err(error), Err(left)) => return Err(error.context(left.to_string())),
+        (Err(error), Err(left)) => bail!("{}; {left}", storage::one_line(&*error)),
     };
     ended?;
     if crew.member > 0 {
         return Ok(None);
     }
-    let report = report(args, &settings, &places, (&measured, &peers));
+    let mut report = report(args, &settings, &places, (&measured, &peers));
     if let Some(file) = &args.html {
         write_page(file, &report)?;
+        report.page = Some(file.clone());
     }
     Ok(Some(report))
 }
@@ -194,6 +195,8 @@ fn check(args: &BenchArgs) -> Result<()> {
     ensure!((0.05..=3600.0).contains(&seconds), "--seconds: got {seconds}, due 0.05 to 3600");
     ensure!(args.timeout > 0, "--timeout: got 0, due at least 1");
     ensure!(args.bytes.0 >= 16 << 20, "--bytes: got {}, due at least 16MiB", args.bytes);
+    let is_named = args.targets.iter().all(|target| !target.is_empty());
+    ensure!(is_named, "a target has no name; hint: is the variable set that it comes from?");
     let together = args.meet.is_some() && !args.child && args.processes > 1;
     let count = args.targets.len() * args.simulate.len().max(1);
     let most = page::TARGETS_MAX;
@@ -242,7 +245,7 @@ fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Setti
     let (need, order) = match &args.from {
         Some(file) => {
             let config = Config::load(file, &[])?;
-            let order = replay::order_of(&config)?;
+            let order = feed::order_of(&config)?;
             (Need::of_config(&config, args.ranks, args.flops)?, Some(order))
         }
         None => (Need::of_size(&args.model, args.ranks, args.seq, args.flops)?, None),
@@ -313,7 +316,7 @@ const REMOVE_WAIT: Duration = Duration::from_secs(20);
 
 fn remove(places: &[Arc<Place>]) -> Result<()> {
     let mut left = Vec::new();
-    for place in places {
+    for place in places.iter().filter(|place| place.has_begun()) {
         // Also after an interruption.
         let (place, folder) = (Arc::clone(place), place.folder());
         let removed = Stop::default().guard("remove", REMOVE_WAIT, move || place.remove());

@@ -12,10 +12,13 @@ mod mount;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use storage::Stage;
 use storage::examine::{BucketFacts, MachineFacts, MountFacts};
+
+use super::bench::guard::Stop;
 
 /// What is to be looked at.
 #[derive(Debug, Args)]
@@ -47,7 +50,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// What a place is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Purpose {
     /// Tokens, which are read.
     Data,
@@ -138,15 +141,41 @@ pub struct Diagnosis {
 /// Looks at the target, and at this machine.
 ///
 /// # Errors
-/// If a config cannot be read. Whatever is wrong with a target is among the findings.
+/// If a config cannot be read, or that it was interrupted: what was tried is removed first, and
+/// what cannot be is told. Whatever is wrong with a target is among the findings.
 pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
+    let patience = Patience { limit: args.timeout, stop: Stop::at_signals()? };
     let mut all = of_machine(&MachineFacts::here());
     if args.target.ends_with(".toml") {
-        all.extend(config::look(args)?);
+        all.extend(config::look(args, &patience)?);
     } else {
-        all.extend(look(&args.target, args.purpose, Made::ByNobody, args.timeout));
+        all.extend(look(&args.target, args.purpose, Made::ByNobody, &patience));
+    }
+    if patience.stop.is_set() {
+        let hung = all.iter().filter(|finding| finding.what == ANSWERS);
+        let hung: String = hung.map(|of| format!("; {}: {}", of.place, of.found)).collect();
+        bail!("interrupted{hung}");
     }
     Ok(Diagnosis::new(all))
+}
+
+/// What is said of a step that does not come back.
+const ANSWERS: &str = "answers";
+
+/// How long a step may take, and who may end it sooner.
+#[derive(Clone, Debug)]
+struct Patience {
+    limit: Duration,
+    stop: Stop,
+}
+
+/// What a step has to come to its end when it is told to: one of a file system takes milliseconds.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Patience {
+    fn stage(&self, what: &str) -> Stage {
+        Stage::begin(what, self.limit).warn_after([self.limit; 3]).or_when(&self.stop.0, GRACE)
+    }
 }
 
 /// Who makes a folder that is not there.
@@ -156,7 +185,7 @@ enum Made {
     ByNobody,
 }
 
-fn look(place: &str, purpose: Purpose, made: Made, patience: Duration) -> Vec<Finding> {
+fn look(place: &str, purpose: Purpose, made: Made, patience: &Patience) -> Vec<Finding> {
     if place.starts_with("s3://") {
         return bucket::look(place, purpose, patience);
     }

@@ -1,14 +1,15 @@
 //! `feedline offload`: what keeping the optimizer's state beside the device would cost here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use ckpt::offload::{self, AdamW, Offload, Options, StepReport, Update, Weights, bench};
+use ckpt::offload::{self, AdamW, Folder, Offload, Options, StepReport, Update, Weights, bench};
 use ckpt::{Checkpoints, Dtype};
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use storage::{ByteSize, Key, Width};
+use storage::{ByteSize, Key, Storage, Width};
 
 use super::ckpt::Answer;
 use super::ckpt::bench::{MemoryWatch, fio, median, remove_file};
@@ -27,13 +28,15 @@ pub enum OffloadVerb {
 /// Where to measure, and what.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A folder of the file system to be measured; what is written there is removed.
-    #[arg(value_name = "FOLDER")]
-    pub folder: PathBuf,
-    /// Parameters of the model, of 12 bytes each, twice on the disk. 0 leaves the disk out.
+    /// A folder of the file system to be measured, or one on each of several disks that a state is
+    /// to be spread over; what is written there is removed. The checkpoint is made in the first.
+    #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
+    pub folders: Vec<PathBuf>,
+    /// Parameters of the model, of 12 bytes each, twice on the disks. 0 leaves the disks out.
     #[arg(long, default_value_t = 250_000_000)]
     pub parameters: u64,
-    /// Parameters that are updated in memory. Fewer than the caches hold say nothing of memory.
+    /// Parameters that are updated in memory. Fewer than the caches hold say nothing of memory; 0
+    /// leaves memory out.
     #[arg(long, default_value_t = 64 << 20)]
     pub host_parameters: u64,
     /// Times that everything is done; the medians are told.
@@ -42,7 +45,7 @@ pub struct BenchArgs {
     /// Threads that compute. Default: as many as there are processors.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Memory for what is on its way from and to the disk.
+    /// Memory for what is on its way from and to the disks.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub buffer_bytes: ByteSize,
     /// Prints JSON, with units in the keys.
@@ -53,8 +56,8 @@ pub struct BenchArgs {
 /// What was measured; `--json` prints it as it is.
 #[derive(Debug, Default, Serialize)]
 struct Measured {
-    folder: String,
-    file_system: String,
+    folders: Vec<String>,
+    file_systems: Vec<String>,
     vectors: String,
     threads: usize,
     parameters: u64,
@@ -86,27 +89,35 @@ struct Measured {
 pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
     let OffloadVerb::Bench(args) = verb;
     ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
-    let folder = args.folder.join(format!(".bench-offload-{}", std::process::id()));
-    let url = folder.to_str().context("the folder's name is not UTF-8")?;
-    let store = storage::open_url(url)?;
+    let own = format!(".bench-offload-{}", std::process::id());
+    let folders: Vec<PathBuf> = args.folders.iter().map(|folder| folder.join(&own)).collect();
+    let open = |folder: &PathBuf| {
+        let url = folder.to_str().context("the folder's name is not UTF-8")?;
+        Ok(storage::open_url(url)?)
+    };
+    let stores = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
     let mut options = Options { buffer_bytes_max: args.buffer_bytes.0, ..Options::default() };
     options.threads = args.threads.unwrap_or(options.threads);
     let mut measured = Measured {
-        folder: args.folder.display().to_string(),
-        file_system: store.profile().file_system.clone(),
+        folders: args.folders.iter().map(|folder| folder.display().to_string()).collect(),
+        file_systems: stores.iter().map(|store| store.profile().file_system.clone()).collect(),
         vectors: format!("{:?}", Width::widest()),
         threads: options.threads,
         parameters: args.parameters,
         host_parameters: args.host_parameters,
         ..Measured::default()
     };
-    let outcome = host(args, options, &mut measured, line).and_then(|()| match args.parameters {
+    let in_memory = match args.host_parameters {
         0 => Ok(()),
-        _ => disk(args, options, &folder, &mut measured, line),
+        _ => host(args, options, &mut measured, line),
+    };
+    let outcome = in_memory.and_then(|()| match args.parameters {
+        0 => Ok(()),
+        _ => disk(args, options, (&folders, stores), &mut measured, line),
     });
     line.clear();
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder)?;
+    for folder in folders.iter().filter(|folder| folder.exists()) {
+        std::fs::remove_dir_all(folder)?;
     }
     outcome?;
     Answer::new(args.json, &measured, measured.text(), true)
@@ -160,16 +171,17 @@ fn host(
 fn disk(
     args: &BenchArgs,
     options: Options,
-    folder: &std::path::Path,
+    (folders, stores): (&[PathBuf], Vec<Arc<dyn Storage>>),
     measured: &mut Measured,
     line: &mut ProgressLine,
 ) -> Result<()> {
-    let store = storage::open_url(folder.to_str().context("the folder's name is not UTF-8")?)?;
     let layout = bench::layout(args.parameters)?;
     let watch = MemoryWatch::start()?;
-    let plan = offload::plan(&layout)?;
-    let state = Key::new("state")?;
-    let mut state = Offload::on_disk(store.clone(), state, plan, &layout, 0, options)?;
+    let plan = offload::plan_over(&layout, stores.len())?;
+    let steps = Checkpoints::open(Arc::clone(&stores[0]), Key::new("run")?);
+    let key = Key::new("state")?;
+    let homes = stores.into_iter().map(|store| Folder { store, key: key.clone() }).collect();
+    let mut state = Offload::on_disks(homes, "bench", plan, &layout, 0, options)?;
     let given = Given::new(&state);
     line.show("filling the state");
     state.fill(&given.weights(&state), 0, ().into())?;
@@ -185,10 +197,11 @@ fn disk(
     }
     let (mut rates, mut fios, mut shares, mut times) = (vec![], vec![], vec![], vec![]);
     for round in 1..=args.rounds {
-        line.show(&format!("round {round}: the disk"));
-        let file = folder.join("fio");
-        let theirs = fio::mixed(&file, state.state_bytes())?;
-        remove_file(&file)?;
+        line.show(&format!("round {round}: the disks"));
+        let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
+        let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+        let theirs = fio::mixed(&paths, state.state_bytes())?;
+        paths.into_iter().try_for_each(remove_file)?;
         let began = Instant::now();
         let report = step(&mut state, WARM + round)?;
         state.settle()?;
@@ -205,7 +218,6 @@ fn disk(
     measured.fio_bytes_per_s = (!fios.is_empty()).then(|| median(&fios));
     measured.disk_step_of_fio = (!shares.is_empty()).then(|| median(&shares));
     line.show("a checkpoint");
-    let steps = Checkpoints::open(store, Key::new("run")?);
     let began = Instant::now();
     let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
     measured.checkpoint_ms = began.elapsed().as_secs_f64() * 1e3;
@@ -285,7 +297,7 @@ impl Measured {
         let share = |share: Option<f64>, of: &str| {
             share.map_or_else(String::new, |share| format!("{share:.3} of {of}"))
         };
-        let mut rows = vec![
+        let memory = [
             row("stream triad", gb(self.triad_bytes_per_s), String::new()),
             row(
                 "update in memory",
@@ -298,6 +310,7 @@ impl Measured {
                 share(Some(self.host_f32_step_of_triad), "the triad"),
             ),
         ];
+        let mut rows: Vec<_> = memory.into_iter().filter(|_| self.host_parameters > 0).collect();
         rows.extend(
             self.fio_bytes_per_s.map(|rate| row("fio mixed, direct", gb(rate), String::new())),
         );
@@ -324,8 +337,8 @@ impl Measured {
         let head = format!(
             "{} parameters in {} ({}), {} in memory, {}, {} threads, depth {}\n",
             self.parameters,
-            self.folder,
-            self.file_system,
+            self.folders.join(", "),
+            self.file_systems.join(", "),
             self.host_parameters,
             self.vectors,
             self.threads,

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
+#include <atomic>
 #include <cstdlib>
 
 using at::Tensor;
@@ -134,15 +135,20 @@ Work start(const GroupPtr& group, const Call& call, const Tensor& out, const Ten
   }
 }
 
+// What threads of this process have waited for operations, in all.
+static std::atomic<int64_t> waited_ns{0};
+
 // Tells who asks what is being waited for, as long as it lives.
 class Waiting {
  public:
-  Waiting(Group& group, const Ticket& ticket) : group_(group) {
+  Waiting(Group& group, const Ticket& ticket) : group_(group), begun_(steady_clock::now()) {
     const std::lock_guard<std::mutex> lock(group_.looking);
     group_.waited = ticket;
     group_.waits = true;
   }
   ~Waiting() {
+    const std::chrono::nanoseconds waited = steady_clock::now() - begun_;
+    waited_ns += waited.count();
     const std::lock_guard<std::mutex> lock(group_.looking);
     group_.waits = false;
   }
@@ -151,6 +157,7 @@ class Waiting {
 
  private:
   Group& group_;
+  const steady_clock::time_point begun_;
 };
 
 void finish(Work& work) {
@@ -237,6 +244,8 @@ FB_API int fb_work_wait(Work* work) {
 FB_API int fb_work_done(Work* work) { return work->work->isCompleted(); }
 
 FB_API void fb_work_free(Work* work) { delete work; }
+
+FB_API int64_t fb_waited_ns() { return feedline::waited_ns; }
 
 // What a thread waits for on this group: 1 and `*out` filled, else 0.
 struct Wait {

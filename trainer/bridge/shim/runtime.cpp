@@ -2,11 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/cpu/Utils.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/prctl.h>
 
 #include <climits>
+#include <cstdlib>
 
 #include "shim.h"
 
@@ -33,6 +35,22 @@ FB_API int fb_set_deterministic() {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     // Otherwise every uninitialized tensor is first filled with NaN, to show reads of it.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
+  });
+}
+
+FB_API int fb_is_deterministic() { return at::globalContext().deterministicAlgorithms(); }
+
+#ifdef USE_C10D_NCCL
+// cuBLAS repeats itself only with a workspace of a fixed size, which it is told before it starts.
+__attribute__((constructor)) static void with_fixed_workspace() {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
+}
+#endif
+
+FB_API int fb_use_gpu(int index) {
+  return guarded([&] {
+    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+    guard.setDevice(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
   });
 }
 

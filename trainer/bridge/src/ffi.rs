@@ -151,6 +151,7 @@ unsafe extern "C" {
     pub(crate) fn fb_work_wait(work: *mut RawWork) -> c_int;
     pub(crate) fn fb_work_done(work: *mut RawWork) -> c_int;
     pub(crate) fn fb_work_free(work: *mut RawWork);
+    pub(crate) safe fn fb_waited_ns() -> i64;
 
     pub(crate) fn fb_copy_in(g: *mut RawGroup, x: *const C_tensor, y: *mut *mut C_tensor) -> c_int;
     pub(crate) fn fb_reduce_out(
@@ -169,6 +170,7 @@ unsafe extern "C" {
         y: *mut *mut C_tensor,
     ) -> c_int;
 
+    pub(crate) safe fn fb_use_gpu(index: c_int) -> c_int;
     pub(crate) fn fb_rng_get(cuda: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(crate) fn fb_rng_set(cuda: c_int, state: *const C_tensor) -> c_int;
 
@@ -178,6 +180,7 @@ unsafe extern "C" {
     pub(crate) safe fn fb_torch_version() -> *const c_char;
     pub(crate) safe fn fb_has_amx() -> c_int;
     pub(crate) safe fn fb_set_deterministic() -> c_int;
+    pub(crate) safe fn fb_is_deterministic() -> c_int;
     pub(crate) safe fn fb_keep_freed_memory() -> c_int;
 }
 

@@ -6,8 +6,8 @@ use std::ptr;
 use tch::{Device, Tensor};
 
 use crate::ffi::{
-    check, fb_end_with_parent, fb_has_amx, fb_keep_freed_memory, fb_rng_get, fb_rng_set,
-    fb_set_deterministic, fb_signal, fb_torch_version, take,
+    check, fb_end_with_parent, fb_has_amx, fb_is_deterministic, fb_keep_freed_memory, fb_rng_get,
+    fb_rng_set, fb_set_deterministic, fb_signal, fb_torch_version, fb_use_gpu, take,
 };
 use crate::{Error, Result};
 
@@ -31,6 +31,20 @@ pub fn has_amx() -> bool {
 /// What libtorch says.
 pub fn set_deterministic() -> Result<()> {
     check("ask for repeatable kernels", fb_set_deterministic())
+}
+
+/// Whether [`set_deterministic`] was called.
+#[must_use]
+pub fn is_deterministic() -> bool {
+    fb_is_deterministic() != 0
+}
+
+/// Makes a GPU the current one of this thread, on which barriers of its ranks meet.
+///
+/// # Errors
+/// What libtorch says, such as that there is no such GPU.
+pub fn use_gpu(index: usize) -> Result<()> {
+    check("use a GPU", fb_use_gpu(i32::try_from(index).unwrap_or(i32::MAX)))
 }
 
 /// Tells glibc to keep what is freed for the next step, rather than give it back to the system and

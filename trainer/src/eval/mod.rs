@@ -64,11 +64,12 @@ pub fn judge(trained: &Trained, rows: &[Row]) -> Result<Vec<Vec<Said>>> {
         labels.extend(row.tokens[row.counts_from..].iter().copied().map(i64::from));
     }
     let ids = Tensor::f_from_slice(&ids)?.f_view([rows.len() as i64, columns as i64])?; // fits
-    let hidden = trained.hidden(&Micro::prompt(&ids)?)?;
+    let hidden = trained.hidden(&Micro::prompt(&ids)?.on(trained.device())?)?;
     let mut said = Vec::with_capacity(labels.len());
     let chunk = HEAD_CHUNK_ROWS as usize; // fits: a constant
     for (places, labels) in places.chunks(chunk).zip(labels.chunks(chunk)) {
-        let hidden = hidden.f_index_select(0, &Tensor::f_from_slice(places)?)?;
+        let hidden = hidden
+            .f_index_select(0, &Tensor::f_from_slice(places)?.f_to_device(hidden.device())?)?;
         said_of(&trained.logits(&hidden)?, labels, &mut said)?;
     }
     let mut said = said.into_iter();
@@ -77,7 +78,7 @@ pub fn judge(trained: &Trained, rows: &[Row]) -> Result<Vec<Vec<Said>>> {
 }
 
 fn said_of(logits: &Tensor, labels: &[i64], said: &mut Vec<Said>) -> Result<()> {
-    let due = Tensor::f_from_slice(labels)?;
+    let due = Tensor::f_from_slice(labels)?.f_to_device(logits.device())?;
     let log_probs = logits.f_log_softmax(1, Kind::Float)?;
     let losses = log_probs.f_gather(1, &due.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?.f_neg()?;
     let losses = Vec::<f64>::try_from(losses.f_to_kind(Kind::Double)?)?;

@@ -17,6 +17,7 @@ pub use crate::sample::Sampling;
 pub use trained::Trained;
 pub use utf8::Utf8Stream;
 
+use crate::config::{Family, Positions};
 use crate::model::Cache;
 use crate::rng::Stream;
 use crate::{Error, Result};
@@ -56,13 +57,21 @@ impl Trained {
         emit: &mut dyn FnMut(usize, u32) -> Result<()>,
     ) -> Result<()> {
         self.check_prompt(prompt)?;
-        let mut window_max = self.config().model.seq_len as usize; // fits: the config bounds it
+        let model = &self.config().model;
+        let mut window_max = model.seq_len as usize; // fits: the config bounds it
         let mut prompt: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
+        // What a decoder answers begins anew, and has no more places than it was taught.
+        let places = match (model.family, model.positions()) {
+            (Family::T5, Positions::Learned) => model.seq_len.max(model.dec_len.unwrap_or(0)),
+            _ => u64::MAX,
+        } as usize; // fits: as above
+        prompt.drain(..prompt.len().saturating_sub(places));
         let rows = Tensor::f_from_slice(&prompt.repeat(options.samples))?;
         let rows = rows.f_view([options.samples as i64, prompt.len() as i64])?; // fits: of memory
+        let rows = rows.f_to_device(self.device())?;
         let mut cache = Cache::default();
         if let Some(read) = self.stage.read(&self.leaves, &rows)? {
-            // Its positions are distances, of which there are as many as are asked for.
+            // Distances are as many as are asked for.
             window_max = usize::MAX;
             (cache, prompt) = (read, vec![i64::from(options.start)]);
         }
@@ -74,7 +83,7 @@ impl Trained {
             })
             .collect();
         let mut seen = prompt.len().saturating_sub(window_max);
-        for place in 0..options.tokens_max {
+        for place in 0..options.tokens_max.min(places) {
             let len = prompt.len() + place;
             if cache.tokens() as usize + (len - seen) > window_max {
                 cache = Cache::default();
@@ -101,7 +110,7 @@ impl Trained {
         let new: Vec<i64> =
             samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
         let rows = samples.len() as i64; // fits: of memory
-        let tokens = Tensor::f_from_slice(&new)?.f_view([rows, -1])?;
+        let tokens = Tensor::f_from_slice(&new)?.f_view([rows, -1])?.f_to_device(self.device())?;
         let hidden = self.stage.go_on(&self.leaves, &tokens, cache)?;
         let last = hidden.f_view([rows, tokens.size()[1], -1])?.f_select(1, -1)?;
         Ok(Vec::<f32>::try_from(self.logits(&last)?.f_reshape([-1])?)?)

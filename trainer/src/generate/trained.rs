@@ -1,11 +1,11 @@
 use ckpt::{Checkpoint, Checkpoints, Group};
 use recipe::Mismatch;
 use storage::Key;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::config::{Config, Family};
 use crate::model::{Micro, Model, Stage, Tp};
-use crate::{Error, Result, state};
+use crate::{Error, Result, device, state};
 
 /// A trained model, ready to compute: whole, on one rank, in f32, whatever it was trained in and
 /// on however many.
@@ -14,6 +14,7 @@ pub struct Trained {
     config: Config,
     pub(super) stage: Stage,
     pub(super) leaves: Vec<Tensor>,
+    device: Device,
     step: u64,
 }
 
@@ -34,19 +35,27 @@ impl Trained {
         let model = Model::new(&config.model, 1);
         let stage = model.stage(0..model.units(), &Tp::alone(), |_| false);
         let zeros = |at| {
-            let options = (Kind::Float, tch::Device::Cpu);
+            let options = (Kind::Float, Device::Cpu);
             Ok(Tensor::f_zeros(stage.local_shape(at), options)?)
         };
         let mut params = (0..model.params().len()).map(zeros).collect::<Result<Vec<Tensor>>>()?;
         state::load_group(&checkpoint, Group::Model, model.params(), &mut params)?;
-        let leaves = stage.leaves(&params, Kind::Float)?;
-        Ok(Trained { config, stage, leaves, step: checkpoint.step() })
+        let device = device::choose(&config, 0)?;
+        let params = params.iter().map(|param| Ok(param.f_to_device(device)?));
+        let leaves = stage.leaves(&params.collect::<Result<Vec<Tensor>>>()?, Kind::Float)?;
+        Ok(Trained { config, stage, leaves, device, step: checkpoint.step() })
     }
 
     /// The config of the run.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What computes.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// The step of the checkpoint.

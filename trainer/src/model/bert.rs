@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use recipe::model::{Bert, Head, UseId};
+use recipe::model::{Bert, Head};
 use tch::{Kind, Tensor};
 
 use super::attention::Sight;
@@ -86,16 +86,12 @@ fn embed_text(bert: &Bert, work: &Work<'_>) -> Result<Tensor> {
     let Work { leaves, micro, .. } = *work;
     let (tp, text) = (leaves.tp, &micro.text);
     let words = tp.embed(leaves.get(bert.words), &text.ids)?;
-    let options = (Kind::Int64, text.ids.device());
-    let own =
-        |table: UseId, ids: &Tensor| embed(leaves.get(table), &tp.own_rows(&ids.f_reshape([-1])?)?);
-    let positions = Tensor::f_arange(text.len(), options)?.f_expand_as(&text.ids)?;
     let types = match &text.types {
         Some(types) => types.shallow_clone(),
         None => text.ids.f_zeros_like()?,
     };
-    let x = words.f_add(&own(bert.types, &types)?)?;
-    leaves.norm(&bert.norm, &x.f_add(&own(bert.positions, &positions)?)?)
+    let x = words.f_add(&embed(leaves.get(bert.types), &tp.own_rows(&types.f_reshape([-1])?)?)?)?;
+    leaves.norm(&bert.norm, &x.f_add(&leaves.positions(bert.positions, text, 0)?)?)
 }
 
 /// The weighted loss of saying whether parts are in order, and the gradient of the logits,

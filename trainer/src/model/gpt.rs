@@ -6,7 +6,6 @@ use tch::{Kind, Tensor};
 use super::attention::{Rope, Sight, attend, split_heads};
 use super::micro::Micro;
 use super::network::{Context, Network, Work};
-use super::tp::embed;
 use crate::Result;
 
 impl Network for Gpt {
@@ -67,19 +66,13 @@ fn embed_text(gpt: &Gpt, work: &Work<'_>) -> Result<Tensor> {
     let (leaves, text) = (work.leaves, &work.micro.text);
     let tp = leaves.tp;
     let words = tp.embed(leaves.get(gpt.wte), &text.ids)?;
-    let Some(wpe) = gpt.wpe.map(|wpe| leaves.get(wpe)) else { return Ok(words) };
+    let Some(wpe) = gpt.wpe else { return Ok(words) };
     let (rows, len) = (text.rows(), text.len());
-    if let Some(positions) = &text.positions {
-        let positions = tp.own_rows(&positions.f_view([-1])?)?;
-        return Ok(words.f_add(&embed(wpe, &positions)?)?);
+    if text.positions.is_some() || tp.sequence {
+        return Ok(words.f_add(&leaves.positions(wpe, text, work.context.past)?)?);
     }
-    let positions = wpe.f_narrow(0, work.context.past, len)?;
-    if !tp.sequence {
-        let x = words.f_view([rows, len, -1])?.f_add(&positions)?;
-        return Ok(x.f_view([rows * len, -1])?);
-    }
-    let positions = positions.f_unsqueeze(0)?.f_expand([rows, len, -1], false)?;
-    Ok(words.f_add(&tp.own_rows(&positions.f_reshape([rows * len, -1])?)?)?)
+    let positions = leaves.get(wpe).f_narrow(0, work.context.past, len)?;
+    Ok(words.f_view([rows, len, -1])?.f_add(&positions)?.f_view([rows * len, -1])?)
 }
 
 /// Attention of queries, keys and values, which lie one after the other.

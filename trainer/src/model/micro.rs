@@ -1,5 +1,5 @@
 use loader::batch::{Batch, BertBatch, Bounds, EncDecBatch, T5Batch};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::Result;
 
@@ -87,8 +87,10 @@ impl Micro {
     pub fn encdec(batch: &EncDecBatch, weights: LossWeights) -> Result<Self> {
         let mut text = Text::new(&batch.encoder_tokens, batch.rows, batch.encoder_len)?;
         text.runs = text.bounded(&batch.encoder_bounds)?;
+        text.positions = text.shaped(&batch.encoder_position_ids)?;
         let mut answer = Text::new(&batch.decoder_tokens, batch.rows, batch.decoder_len)?;
         answer.runs = answer.bounded(&batch.decoder_bounds)?;
+        answer.positions = answer.shaped(&batch.decoder_position_ids)?;
         let targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
         Ok(Micro { first_sample: batch.first_sample, text, answer: Some(answer), targets })
     }
@@ -129,6 +131,26 @@ impl Micro {
 }
 
 impl Micro {
+    /// The same on a device. A GPU is given it from page-locked memory, while it computes.
+    pub(crate) fn on(mut self, device: Device) -> Result<Self> {
+        if device == Device::Cpu {
+            return Ok(self);
+        }
+        let Micro { text, answer, targets, .. } = &mut self;
+        let Targets { places, labels, weights, order } = targets;
+        let texts = std::iter::once(text).chain(answer);
+        let tensors = texts.flat_map(|Text { ids, positions, runs, types }| {
+            [Some(ids), positions.as_mut(), runs.as_mut(), types.as_mut()].into_iter().flatten()
+        });
+        let due =
+            [Some(labels), Some(weights), places.as_mut(), order.as_mut().map(|it| &mut it.0)];
+        for tensor in tensors.chain(due.into_iter().flatten()) {
+            let pinned = tensor.f_pin_memory(device)?;
+            *tensor = pinned.f_to_device_(device, tensor.kind(), true, false)?;
+        }
+        Ok(self)
+    }
+
     /// What a decoder is to say.
     ///
     /// # Panics

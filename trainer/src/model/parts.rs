@@ -5,11 +5,13 @@
 //! its outputs, and [`leave`](Tp::leave) after the last, cut by its inputs.
 
 use recipe::model::{Attention, FeedForward, Linear, Norm, Stored, UseId};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::Tp;
 use super::attention::{Sight, attend, split_heads};
 use super::dropout::Drops;
+use super::micro::Text;
+use super::tp::embed;
 use crate::Result;
 use crate::config::Activation;
 
@@ -72,6 +74,19 @@ impl<'a> Leaves<'a> {
             Some(bias) => sum.f_add(bias)?,
             None => sum,
         })
+    }
+
+    /// The rows of a table that are those of a text's positions, which count on from `past` unless
+    /// the text says else: `[tokens, width]`, of this rank's tokens.
+    pub(super) fn positions(self, table: UseId, text: &Text, past: i64) -> Result<Tensor> {
+        let options = (Kind::Int64, text.ids.device());
+        let places = match &text.positions {
+            Some(positions) => positions.shallow_clone(),
+            None => {
+                Tensor::f_arange_start(past, past + text.len(), options)?.f_expand_as(&text.ids)?
+            }
+        };
+        embed(self.get(table), &self.tp.own_rows(&places.f_reshape([-1])?)?)
     }
 
     /// A norm over the width.

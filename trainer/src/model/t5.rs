@@ -21,15 +21,17 @@ impl Network for T5 {
         let mut context = Context::default();
         if units.start < self.encoder.layers.len() {
             context.text = Sight::of(text, false, kind)?;
-            context.buckets[0] = Some(bucket_of(self.buckets, 0, text.len(), false, device)?);
+            let of = |buckets| bucket_of(buckets, 0, text.len(), false, device);
+            context.buckets[0] = self.buckets.map(of).transpose()?;
         }
         if units.end > self.encoder.layers.len() {
             let answer = micro.answer();
             // A single new token may look at everything; several are only allowed as the first.
             let sight = if past == 0 { Sight::of(answer, true, kind)? } else { Sight::All };
             context.answer = sight.spelled_out(answer.len(), kind, device)?;
-            let keys = past + answer.len();
-            context.buckets[1] = Some(bucket_of(self.buckets, past, keys, true, device)?);
+            let of = |buckets| bucket_of(buckets, past, past + answer.len(), true, device);
+            context.buckets[1] = self.buckets.map(of).transpose()?;
+            context.past = past;
             context.across = Sight::across(answer, text, kind)?;
         }
         Ok(context)
@@ -85,12 +87,23 @@ fn layer(
     let mut x = match x {
         Some(x) => x.shallow_clone(),
         None => {
-            let words = leaves.tp.embed(leaves.get(stack.words), &text.ids)?;
-            drops("embedding").hidden(words)?
+            let mut x = leaves.tp.embed(leaves.get(stack.words), &text.ids)?;
+            if let Some(table) = stack.positions {
+                // Of what a decoder says after what it has said.
+                let past = if given.is_some() { context.past } else { 0 };
+                let own = leaves.positions(table, text, past)?;
+                x = x.f_add(&own)?;
+            }
+            drops("embedding").hidden(x)?
         }
     };
-    let buckets = buckets.as_ref().expect("a stage has those of its stacks");
-    let sight = with_bias(sight, buckets, leaves.get(layer.relative))?;
+    let biased = match (buckets, layer.relative) {
+        (Some(buckets), Some(table)) => Some(with_bias(sight, buckets, leaves.get(table))?),
+        _ => None,
+    };
+    let sight = biased.as_ref().unwrap_or(sight);
+    // The first weights of T5 are small enough; Megatron's are not.
+    let scale = t5.buckets.map(|_| 1.0);
     let (rows, cache) = (text.rows(), work.cache.as_ref().filter(|_| given.is_some()));
     let normed = leaves.tp.enter(&leaves.norm(&layer.own_norm, &x)?)?;
     let mut seen = leaves.seen(&layer.own, &normed, rows)?;
@@ -98,7 +111,7 @@ fn layer(
         seen = cache.borrow_mut().extend(at, seen.0, seen.1)?;
     }
     let drops_own = drops("attention");
-    x = x.f_add(&leaves.attention(&layer.own, &normed, &seen, &sight, SCALE, drops_own)?)?;
+    x = x.f_add(&leaves.attention(&layer.own, &normed, &seen, sight, scale, drops_own)?)?;
     if let (Some((norm, part)), Some(given)) = (&layer.across, given) {
         let normed = leaves.tp.enter(&leaves.norm(norm, &x)?)?;
         let make = || leaves.seen(part, &leaves.tp.enter(given)?, rows);
@@ -108,18 +121,16 @@ fn layer(
         };
         let sight = &context.across;
         let drops = drops("across");
-        x = x.f_add(&leaves.attention(part, &normed, &seen, sight, SCALE, drops)?)?;
+        x = x.f_add(&leaves.attention(part, &normed, &seen, sight, scale, drops)?)?;
     }
     let normed = leaves.norm(&layer.norm, &x)?;
     x = x.f_add(&leaves.feed_forward(&layer.feed_forward, &normed, drops("mlp"))?)?;
     if at + 1 < stack.layers.len() {
         return Ok(x);
     }
-    drops("last").hidden(leaves.norm(&stack.last_norm, &x)?)
+    let x = leaves.norm(&stack.last_norm, &x)?;
+    if t5.buckets.is_some() { drops("last").hidden(x) } else { Ok(x) }
 }
-
-/// Of the logits of attention: the first weights are small enough.
-const SCALE: Option<f64> = Some(1.0);
 
 /// The bucket of each of `len` keys for each query from the place `first` on,
 /// `[len - first, len]`.

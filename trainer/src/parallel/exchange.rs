@@ -4,7 +4,8 @@
 //! [`Slices::Blocks`] and lie replica after replica: row `r` has replica `r`'s slice of each. To
 //! sum, each sends each its row and adds what comes in the order of a fixed tree over the replicas
 //! ([`TreeSum`]): the bytes of a ring, in one round, and the additions are those of one process
-//! that has all micro-batches. To gather, each sends its row to all.
+//! that has all micro-batches. To gather, each sends its row to all. Between GPUs both are one
+//! collective, for NCCL has no tags that tell messages apart.
 
 use bridge::dist::{Group, Reduce, Work};
 use ckpt::layout::{Slices, slice_of};
@@ -164,6 +165,9 @@ impl Scattering {
             works.push(group.all_reduce_start(&mut packed, Reduce::Sum)?);
             return Ok(Scattering { own, packed, received: None, works });
         }
+        if group.device().is_cuda() {
+            return Self::at_once(group, packed);
+        }
         let received = packed.f_empty_like()?;
         for other in others(own, replicas) {
             works.push(group.recv(&mut row(&received, other)?, other, tag)?);
@@ -172,6 +176,16 @@ impl Scattering {
             works.push(group.send(&row(&packed, other)?, other, tag)?);
         }
         Ok(Scattering { own, packed, received: Some(received), works })
+    }
+
+    /// As [`Scattering::start`] along the tree, of rows as one collective.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+    pub fn at_once(group: &Group, packed: Tensor) -> Result<Self> {
+        let mut received = packed.f_empty_like()?;
+        let works = vec![group.all_to_all_start(&mut received, &packed)?];
+        Ok(Scattering { own: group.rank(), packed, received: Some(received), works })
     }
 
     /// Waits for the rows and adds them, in f32 whatever they were sent in.
@@ -229,6 +243,9 @@ impl Gathering {
         let (own, replicas) = (group.rank(), group.size());
         let size = [replicas as i64, mine.numel() as i64]; // fits: of memory
         let rows = mine.f_new_empty(size, like(mine))?;
+        if group.device().is_cuda() {
+            return Self::at_once(group, rows, mine);
+        }
         let mut works = Vec::with_capacity(2 * replicas);
         for other in others(own, replicas) {
             works.push(group.recv(&mut row(&rows, other)?, other, tag)?);
@@ -237,6 +254,15 @@ impl Gathering {
             works.push(group.send(mine, other, tag)?);
         }
         row(&rows, own)?.f_copy_(mine)?;
+        Ok(Gathering { rows, works })
+    }
+
+    /// As [`Gathering::start`], into `rows`, as one collective.
+    ///
+    /// # Errors
+    /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
+    pub fn at_once(group: &Group, rows: Tensor, mine: &Tensor) -> Result<Self> {
+        let works = vec![group.all_gather_start(&mut rows.f_view([-1])?, mine)?];
         Ok(Gathering { rows, works })
     }
 

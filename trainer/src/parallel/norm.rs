@@ -7,7 +7,7 @@
 
 use bridge::dist::{Group, Reduce};
 use ckpt::layout::block_elements;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::Result;
 
@@ -59,7 +59,7 @@ pub fn all_sum(group: Option<&Group>, numbers: &mut Vec<f64>) -> Result<()> {
     if numbers.is_empty() {
         return Ok(());
     }
-    let options = (Kind::Double, Device::Cpu);
+    let options = (Kind::Double, group.device());
     let mut tensor = Tensor::f_zeros([numbers.len() as i64], options)?; // fits: of memory
     tensor.f_copy_(&Tensor::f_from_slice(numbers)?)?;
     group.all_reduce(&mut tensor, Reduce::Sum)?;

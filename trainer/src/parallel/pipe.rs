@@ -46,6 +46,8 @@ pub struct Pipe<'a> {
     group: &'a Group,
     shape: Pipeline,
     kind: Kind,
+    /// What computes, from and to which messages are copied where the group cannot reach it.
+    device: Device,
     /// Where each rank's actions stand in its list.
     places: Vec<HashMap<Action, usize>>,
     asked: HashMap<Action, (Vec<Tensor>, Vec<Work>)>,
@@ -55,17 +57,18 @@ pub struct Pipe<'a> {
 }
 
 impl<'a> Pipe<'a> {
-    /// For the lists of all ranks. Tensors on the way are of this kind.
+    /// For the lists of all ranks. Tensors on the way are of this kind, and taken to this device.
     #[must_use]
     pub fn new(
         group: &'a Group,
         shape: Pipeline,
         lists: &[Vec<Action>],
-        kind: Kind,
+        (kind, device): (Kind, Device),
         doing: &'a Doing,
     ) -> Self {
         let places = lists.iter().map(|list| list.iter().copied().zip(0..).collect()).collect();
-        Pipe { group, shape, kind, places, asked: HashMap::new(), sent: Vec::new(), doing }
+        let (asked, sent) = (HashMap::new(), Vec::new());
+        Pipe { group, shape, kind, device, places, asked, sent, doing }
     }
 
     /// Asks for the inputs of the first of these actions that come from other ranks. `shapes` says
@@ -89,7 +92,7 @@ impl<'a> Pipe<'a> {
             }
             let (mut tensors, mut works) = (Vec::new(), Vec::new());
             for (index, shape) in shapes(action).into_iter().enumerate() {
-                let mut tensor = Tensor::f_empty(&shape, (self.kind, Device::Cpu))?;
+                let mut tensor = Tensor::f_empty(&shape, (self.kind, self.group.device()))?;
                 works.push(self.group.recv(&mut tensor, from, tag(self.shape, action, index))?);
                 tensors.push(tensor);
             }
@@ -116,7 +119,8 @@ impl<'a> Pipe<'a> {
         for (_, _, works) in taken {
             wait_all(works)?;
         }
-        Ok(Some(tensors))
+        let here = |tensor: Tensor| Ok(tensor.f_to_device(self.device)?);
+        Ok(Some(tensors.into_iter().map(here).collect::<Result<_>>()?))
     }
 
     /// Sends the result of an action to the rank that takes it, if another takes it.
@@ -129,7 +133,8 @@ impl<'a> Pipe<'a> {
             return Ok(());
         };
         let send = |(index, tensor): (usize, &Tensor)| {
-            Ok(self.group.send(&tensor.f_contiguous()?, to, tag(self.shape, &next, index))?)
+            let tensor = tensor.f_to_device(self.group.device())?.f_contiguous()?;
+            Ok(self.group.send(&tensor, to, tag(self.shape, &next, index))?)
         };
         let works = tensors.iter().enumerate().map(send).collect::<Result<Vec<Work>>>()?;
         self.sent.push((to, self.places[to][&next], works));

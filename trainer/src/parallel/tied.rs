@@ -82,19 +82,21 @@ impl Uses {
         for (at, it) in shared {
             let mine = self.own.iter().find(|mine| self.all[**mine].param == it.param);
             let mine = by_use[*mine.expect("the parameter is ours")].as_ref();
-            let mut grad = mine.expect("every use has a gradient").f_empty_like()?;
+            let mine = mine.expect("every use has a gradient");
+            let mut grad = Tensor::f_empty(mine.size(), (mine.kind(), group.device()))?;
             works.push(group.recv(&mut grad, self.ranks[at], tag(at))?);
-            received.push((at, grad));
+            received.push((at, grad, mine.device()));
         }
         for at in &self.own {
             let Some(grad) = &by_use[*at] else { continue };
+            let grad = grad.f_to_device(group.device())?;
             for to in self.others(self.all[*at].param, own) {
-                works.push(group.send(grad, to, tag(*at))?);
+                works.push(group.send(&grad, to, tag(*at))?);
             }
         }
         wait_all(works)?;
-        for (at, grad) in received {
-            by_use[at] = Some(grad);
+        for (at, grad, device) in received {
+            by_use[at] = Some(grad.f_to_device(device)?);
         }
         Ok(())
     }

@@ -40,6 +40,9 @@ pub const T5: &str = "family = 't5'\ndecoder_layers = 3\ndec_len = 8\nhead_dim =
 pub const T5_OLD: &str = "family = 't5'\ndecoder_layers = 3\ndec_len = 8\nhead_dim = 6
                       relative_buckets = 8\nrelative_max = 10\nactivation = 'relu'
                       tie_embeddings = true";
+pub const T5_MEGATRON: &str = "family = 't5'\ndecoder_layers = 3\ndec_len = 8\nhead_dim = 6
+                           positions = 'learned'\nnorm = 'layernorm'\nactivation = 'gelu-tanh'
+                           bias = true\ntie_embeddings = true";
 pub const BERT: &str = "family = 'bert'";
 
 /// The numbers of `hf.py`'s batches.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bridge::dist::{Options, Store};
 use ckpt::Region;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use trainer::Trainer;
 use trainer::comm::Comm;
 use trainer::mesh::Mesh;
@@ -71,7 +71,7 @@ static ONE_MESH: Mutex<()> = Mutex::new(());
 /// Runs `body` on every rank of a mesh, a thread each, and gives what they return.
 pub fn on_ranks<T: Send>(mesh: Mesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     if mesh.ranks() == 1 {
-        return vec![body(Comm::alone())];
+        return vec![body(Comm::alone(Device::Cpu))];
     }
     let _alone = ONE_MESH.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
@@ -83,7 +83,7 @@ pub fn on_ranks<T: Send>(mesh: Mesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> 
                 tch::set_num_threads(1);
                 let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
                 let options = Options::local(PATIENCE);
-                body(Comm::connect(&store, mesh, rank, &options).expect("all come"))
+                body(Comm::connect(&store, mesh, rank, Device::Cpu, &options).expect("all come"))
             })
         };
         let ranks: Vec<_> = (0..mesh.ranks()).map(start).collect();

@@ -8,6 +8,7 @@
 use std::fs;
 
 use serde::{Deserialize, Serialize};
+use storage::examine::cpu_time;
 
 /// Who has counted the bytes that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,15 +49,11 @@ pub struct Counters {
     pub cpu_s: f64,
 }
 
-/// The unit of times in `/proc`, whatever the kernel's own clock: `USER_HZ` of Linux.
-const TICKS_PER_S: f64 = 100.0;
-
 impl Counters {
     /// As they stand.
     #[must_use]
     pub fn now() -> Self {
         let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
-        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let bytes = |name: &str| {
             let line = io.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|line| line.trim().parse().ok())
@@ -67,7 +64,7 @@ impl Counters {
             is_counted: read.is_some() && written.is_some(),
             read_bytes: read.unwrap_or(0),
             written_bytes: written.unwrap_or(0),
-            cpu_s: ticks_of(&stat).unwrap_or(0.0) / TICKS_PER_S,
+            cpu_s: cpu_time().map_or(0.0, |time| time.as_secs_f64()),
         }
     }
 
@@ -84,23 +81,15 @@ impl Counters {
     }
 }
 
-/// `utime` and `stime` of `proc_pid_stat(5)`: the 14th and 15th field, where the second is in
-/// parentheses and may hold blanks.
-fn ticks_of(stat: &str) -> Option<f64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-    let mut ticks = || fields.next()?.parse::<f64>().ok();
-    Some(ticks()? + ticks()?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn times_are_found_behind_any_name() {
-        let stat = "77 (a b) c) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0";
-        assert_eq!(ticks_of(stat), Some(175.0));
-        assert_eq!(ticks_of("77 (a"), None);
+    fn work_takes_time_of_cores() {
+        let before = Counters::now();
+        let words: u64 = (0..5_000_000).fold(7, |sum: u64, word| sum.wrapping_mul(31) ^ word);
+        assert!(Counters::since(&before).cpu_s > 0.0, "{words}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What fio, the yardstick of devices, reads from the same file by the same requests.
+//! What fio, the yardstick of devices, does with the same requests.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-/// Requests that both can make.
+/// Reads that both can make.
 #[derive(Clone, Copy, Debug)]
-pub struct Requests {
+pub struct Reads {
     /// Whether they are one behind the other, or anywhere.
     pub in_order: bool,
     /// Bytes of each.
@@ -19,6 +19,18 @@ pub struct Requests {
     pub seconds: f64,
 }
 
+/// Writes that both can make: every writer its own range of one file, and then a sync. So does
+/// IOR, with one segment and `-e`.
+#[derive(Clone, Copy, Debug)]
+pub struct Writes {
+    /// Who write at once.
+    pub writers: usize,
+    /// Bytes of each of them.
+    pub part_bytes: u64,
+    /// Bytes of a request.
+    pub bytes: usize,
+}
+
 /// Whether there is one on this machine.
 #[must_use]
 pub fn is_there() -> bool {
@@ -27,30 +39,53 @@ pub fn is_there() -> bool {
     fio.status().is_ok_and(|status| status.success())
 }
 
-/// Bytes a second.
+/// Bytes a second that were read.
 ///
 /// # Errors
 /// If fio fails, or tells nothing.
-pub fn read(file: &Path, requests: &Requests, direct: bool) -> Result<f64> {
-    let file_name = file.to_str().context("a name that is not UTF-8")?;
-    // A colon divides the names of several files.
-    let file_name = file_name.replace(':', "\\:");
-    let rw = if requests.in_order { "read" } else { "randread" };
+pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<f64> {
+    let mut fio = of(file, reads.bytes, direct)?;
+    fio.args(["--ioengine=io_uring", "--readonly", "--time_based", "--norandommap"]);
+    fio.args([if reads.in_order { "--rw=read" } else { "--rw=randread" }, "--randrepeat=0"]);
+    fio.arg(format!("--iodepth={}", reads.depth));
+    fio.arg(format!("--runtime={}ms", (reads.seconds * 1e3).ceil()));
+    rate(fio, "read")
+}
+
+/// Bytes a second that were written and synced, into a file that is there.
+///
+/// # Errors
+/// As [`read`].
+pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<f64> {
+    let mut fio = of(file, writes.bytes, direct)?;
+    fio.args(["--ioengine=psync", "--rw=write", "--thread", "--group_reporting"]);
+    fio.args(["--end_fsync=1", "--fallocate=none"]);
+    fio.arg(format!("--numjobs={}", writes.writers));
+    let part = writes.part_bytes;
+    fio.args([format!("--size={part}"), format!("--offset_increment={part}")]);
+    rate(fio, "write")
+}
+
+fn of(file: &Path, bytes: usize, direct: bool) -> Result<Command> {
+    let file = file.to_str().context("a name that is not UTF-8")?;
     let mut fio = Command::new("fio");
-    fio.args(["--name=feedline", "--ioengine=io_uring", "--readonly", "--time_based"]);
-    fio.args(["--norandommap", "--randrepeat=0", "--output-format=json"]);
-    fio.args([format!("--bs={}", requests.bytes), format!("--iodepth={}", requests.depth)]);
-    fio.args([format!("--rw={rw}"), format!("--filename={file_name}")]);
-    fio.arg(format!("--runtime={}ms", (requests.seconds * 1e3).ceil()));
-    fio.arg(format!("--direct={}", u8::from(direct)));
+    fio.args(["--name=feedline", "--output-format=json"]);
+    // A colon divides the names of several files.
+    fio.arg(format!("--filename={}", file.replace(':', "\\:")));
+    fio.args([format!("--bs={bytes}"), format!("--direct={}", u8::from(direct))]);
+    Ok(fio)
+}
+
+fn rate(mut fio: Command, what: &str) -> Result<f64> {
     let done = fio.stdin(Stdio::null()).output().context("start fio")?;
     if !done.status.success() {
         let told = String::from_utf8_lossy(&done.stderr);
-        bail!("fio --rw={rw}: {}: {}", done.status, told.lines().next().unwrap_or(""));
+        bail!("{what} by fio: {}: {}", done.status, told.lines().next().unwrap_or(""));
     }
     let text = String::from_utf8_lossy(&done.stdout);
     // Notes may come before the object.
     let json = text.find('{').map_or("", |at| &text[at..]);
     let told: Value = serde_json::from_str(json).context("what fio printed is no JSON")?;
-    told["jobs"][0]["read"]["bw_bytes"].as_f64().context("fio told no bw_bytes of its reads")
+    let rate = told["jobs"][0][what]["bw_bytes"].as_f64();
+    rate.with_context(|| format!("fio told no bw_bytes of its {what}"))
 }

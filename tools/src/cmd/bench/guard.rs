@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use storage::Watch;
 
 /// How often the watcher looks at the flag.
@@ -21,6 +22,19 @@ const STOP_WAIT: Duration = Duration::from_secs(20);
 pub struct Stop(pub Arc<AtomicBool>);
 
 impl Stop {
+    /// One that SIGINT and SIGTERM set; a second one ends the process as it would have without us.
+    ///
+    /// # Errors
+    /// If the system takes no handlers.
+    pub fn at_signals() -> Result<Self> {
+        let stop = Stop::default();
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop.0))?;
+            signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
+        }
+        Ok(stop)
+    }
+
     /// Whether it is.
     #[must_use]
     pub fn is_set(&self) -> bool {

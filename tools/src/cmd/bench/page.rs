@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use logbook::report::{BASE_STYLE, escaped};
 
 use super::chart::{Lines, bars};
+use super::honesty::{OWN_CORE_S_PER_GB_MAX, Own};
 use super::pattern::{Figure, Pattern};
 use super::report::{PatternReport, Report, TargetReport, short};
 
@@ -49,6 +50,7 @@ pub fn html(report: &Report) -> String {
         short(need.checkpoint_bytes as f64 / 1e9)
     );
     numbers(&mut page, report);
+    own(&mut page, report);
     figures(&mut page, report, "How much, with 95 % intervals", bar_chart);
     figures(&mut page, report, "How long each operation took", distribution);
     figures(&mut page, report, "The last round, as it went", timeline);
@@ -108,9 +110,45 @@ fn cell(of: &PatternReport) -> String {
     }
     cell.push_str("</small>");
     if let Some(flag) = of.flag {
-        _ = write!(cell, " <b class=\"warn\">{}</b>", flag.to_uppercase());
+        _ = write!(cell, " <b class=\"warn\">{}</b>", flag.name());
     }
     cell
+}
+
+/// What the benchmark itself took, one row a pattern, one column a target.
+fn own(page: &mut String, report: &Report) {
+    let mut rows = String::new();
+    for pattern in measured(report) {
+        _ = write!(rows, "<tr><th>{}</th>", pattern.title());
+        for target in &report.targets {
+            let cell = target.pattern(pattern).map_or_else(|| "–".to_owned(), own_cell);
+            _ = write!(rows, "<td>{cell}</td>");
+        }
+        rows.push_str("</tr>\n");
+    }
+    if rows.is_empty() {
+        return;
+    }
+    page.push_str(
+        "<h2>What the benchmark itself took of the cores</h2>\n\
+         <div class=\"wide\"><table>\n<tr><th></th>",
+    );
+    for target in &report.targets {
+        _ = write!(page, "<th>{}</th>", escaped(&target.name));
+    }
+    _ = write!(
+        page,
+        "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores for each gigabyte a second; above \
+         {OWN_CORE_S_PER_GB_MAX} it may be what was measured, unless cores were left.</p>\n"
+    );
+}
+
+fn own_cell(of: &PatternReport) -> String {
+    let Own { cores, core_s_per_gb, us_per_op, is_over } = of.own;
+    let per_gb = core_s_per_gb.map_or_else(|| "–".to_owned(), |s| format!("{s:.2}"));
+    let over = if is_over { " <b class=\"warn\">OVER</b>" } else { "" };
+    let us = short(us_per_op);
+    format!("{per_gb}{over}<br><small>{cores:.2} cores; {us} µs an operation</small>")
 }
 
 fn measured(report: &Report) -> impl Iterator<Item = Pattern> {
@@ -181,12 +219,16 @@ fn notes(page: &mut String, report: &Report) {
         }
         for peer in &target.peers {
             let said = format!(
-                "{}: {}: ours {} MB/s, fio {} MB/s, ours by fio {:.3}",
+                "{}: {}: ours {} MB/s, fio {} MB/s, ours by fio {:.3} ({:.3} to {:.3}); \
+                 within 5 %: {}",
                 target.name,
                 peer.what,
                 short(peer.ours_mb_per_s),
                 short(peer.fio_mb_per_s),
-                peer.ours_by_fio
+                peer.ours_by_fio,
+                peer.low,
+                peer.high,
+                peer.agreement.text()
             );
             _ = writeln!(page, "<li>{}</li>", escaped(&said));
         }

@@ -160,8 +160,8 @@ impl Figure {
     }
 }
 
-/// The timeline of a run has a count for each tenth of a second.
-pub const TICK_S: f64 = 0.1;
+/// The timeline of a run has a count for each hundredth of a second: a save may last for a few.
+pub const TICK_S: f64 = 0.01;
 
 /// What one run of a pattern has measured: of one process, or of all, joined.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -178,7 +178,7 @@ pub struct Run {
     pub cpu_s: f64,
     /// How long each operation took; at a given rate, from the moment that it was due.
     pub latency: Histogram,
-    /// Bytes that came, by ticks of [`TICK_S`].
+    /// Bytes that came or went, by ticks of [`TICK_S`].
     pub timeline: Vec<u64>,
     /// What is told beside the main figure, with the unit in the name.
     pub more: BTreeMap<String, f64>,
@@ -214,10 +214,18 @@ impl Run {
     pub fn came(&mut self, after_s: f64, bytes: u64) {
         self.bytes += bytes;
         self.ops += 1;
-        let tick = (after_s / TICK_S) as usize; // fits: a run is bounded by its time-out
-        if self.timeline.len() <= tick {
-            self.timeline.resize(tick + 1, 0);
+        self.passed(after_s, after_s, bytes);
+    }
+
+    /// Has the timeline tell of bytes that are counted elsewhere, and passed between two moments.
+    pub fn passed(&mut self, from_s: f64, to_s: f64, bytes: u64) {
+        // fits: a run is bounded by its time-out
+        let [first, last] = [from_s, to_s].map(|at| (at / TICK_S) as usize);
+        if self.timeline.len() <= last {
+            self.timeline.resize(last + 1, 0);
         }
-        self.timeline[tick] += bytes;
+        let each = bytes / (last - first + 1) as u64;
+        self.timeline[first..=last].iter_mut().for_each(|tick| *tick += each);
+        self.timeline[last] += bytes - each * (last - first + 1) as u64;
     }
 }

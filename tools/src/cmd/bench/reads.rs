@@ -5,10 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use storage::examine::cached_share;
 use storage::{BufferPool, Came, Key, Object, Reader, ReaderOptions, Want};
 
 use super::counters::{Counters, Witness};
 use super::guard::Stop;
+use super::honesty::RESIDENT;
 use super::pattern::Run;
 use super::random::word;
 use super::target::Place;
@@ -147,6 +149,7 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
     options.timeout = load.timeout;
     let mut reader = load.place.store.reader(&options)?;
     let depth = load.depth.min(reader.depth_max());
+    let resident = resident(load.place, object.as_ref());
     let before = Counters::now();
     let begun = Instant::now();
     let mut flight = Flight {
@@ -184,7 +187,16 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
         Witness::Kernel => taken.read_bytes,
         _ => reader.counters().moved_bytes,
     };
+    run.more.extend(resident);
     Ok(run)
+}
+
+/// The share of an object that lies in the page cache, where reads pass that.
+#[must_use]
+pub fn resident(place: &Place, object: &dyn Object) -> Option<(String, f64)> {
+    let passes = !place.store.profile().direct && place.simulation.is_none();
+    let share = passes.then(|| cached_share(object)).flatten()?;
+    Some((RESIDENT.to_owned(), share))
 }
 
 /// Shorter reads are from anywhere, and what the system reads ahead of them is for nothing.

@@ -3,75 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use indexed::{
-    BlendConfig, BlendIndex, BlendWeights, GptIndex, GptIndexConfig, IndexedDataset, Split,
-    blend_sizes, normalize_weights,
-};
-use loader::{
-    BlendOrder, GptOrder, Loader, LoaderOptions, Order, PieceRef, Ranks, RawAssemble, Source,
-};
-use recipe::config::{Config, Objective};
-use serde_json::Value;
+use anyhow::Result;
+use loader::{Loader, LoaderOptions, Order, PieceRef, Ranks, RawAssemble, Source};
 
 use super::counters::{Counters, Witness};
 use super::pattern::Run;
 use super::random::word;
-use super::reads::{Load, data_source};
-
-/// The order of a run, without its data: the `.idx` files are read, the `.bin` files are not.
-///
-/// # Errors
-/// What the config or an index says.
-pub fn order_of(config: &Config) -> Result<Arc<dyn Order>> {
-    let objective = config.objective();
-    ensure!(
-        objective == Objective::Lm,
-        "--from: got a run whose objective is {objective:?}, due \"lm\"; hint: --model measures \
-         with samples of the same length"
-    );
-    let corpora = &config.data.train;
-    let samples = config.samples_total();
-    let weights: Vec<f64> = corpora.iter().map(|corpus| corpus.weight).collect();
-    let weights = normalize_weights(&weights)?;
-    let (sizes, size) = match corpora.len() {
-        1 => (vec![samples], samples),
-        _ => blend_sizes(&weights, samples),
-    };
-    let (mut orders, mut datasets, mut available) = (Vec::new(), Vec::new(), Vec::new());
-    for (corpus, num_samples) in corpora.iter().zip(sizes) {
-        let (order, description) = one(config, &corpus.path, num_samples)?;
-        available.push(order.sample_count());
-        datasets.push(description);
-        orders.push(order);
-    }
-    if let [only] = &orders[..] {
-        return Ok(Arc::clone(only));
-    }
-    let weights = BlendWeights::Weighted { weights, size };
-    let blend = BlendConfig { datasets, which: Split::Train, weights, available };
-    Ok(Arc::new(BlendOrder::new(orders, Arc::new(BlendIndex::build_checked(&blend)?))))
-}
-
-/// In memory: a benchmark leaves no caches beside a corpus.
-fn one(config: &Config, prefix: &str, num_samples: u64) -> Result<(Arc<dyn Order>, Value)> {
-    let (store, key) = storage::locate(prefix)?;
-    let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
-    let of = GptIndexConfig {
-        dataset_path: prefix.to_owned(),
-        split: Some(config.data.split.0.clone()),
-        seq_len: config.model.seq_len,
-        seed: config.run.seed as u32, // fits: the config refuses more
-        num_samples: Some(num_samples),
-        add_extra_token: true,
-        drop_last_partial_valid: true,
-        tokenizer: Value::Null,
-    };
-    let index = Arc::new(GptIndex::build(&dataset, Split::Train, &of)?);
-    let seq_len = usize::try_from(config.model.seq_len).context("model.seq_len")?;
-    let order = GptOrder::new(dataset, index, seq_len)?;
-    Ok((Arc::new(order), of.description(Split::Train)?))
-}
+use super::reads::{Load, data_source, open_data, resident};
 
 /// Samples of one length from anywhere.
 #[derive(Debug)]
@@ -105,7 +43,7 @@ impl Order for Shuffled {
 /// The pieces of another order, from one file: where that is shorter than all of the order's, its
 /// end is followed by its beginning.
 #[derive(Debug)]
-struct Folded {
+pub struct Folded {
     inner: Arc<dyn Order>,
     /// Where each file of the order begins, if they are laid one behind the other.
     begins: Vec<u64>,
@@ -113,7 +51,9 @@ struct Folded {
 }
 
 impl Folded {
-    fn new(inner: Arc<dyn Order>, source: Source) -> Self {
+    /// Lays the files of an order one behind the other into `source`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Order>, source: Source) -> Self {
         let mut end = 0_u64;
         let begin = |source: &Source| {
             let begin = end;
@@ -141,7 +81,8 @@ impl Order for Folded {
         for piece in &mut into[first..] {
             piece.len_bytes = piece.len_bytes.min(data_bytes);
             let at = self.begins[piece.file as usize].saturating_add(piece.offset_bytes);
-            piece.offset_bytes = at % (data_bytes - piece.len_bytes + 1);
+            // Neighbours stay neighbours, but for those at the fold.
+            piece.offset_bytes = (at % data_bytes).min(data_bytes - piece.len_bytes);
             piece.file = 0;
         }
         Ok(())
@@ -202,6 +143,7 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
         // Samples that are neighbours here would be far apart in the corpus, and not read as one.
         options.gap_bytes = Some(0);
     }
+    let resident = resident(load.place, open_data(load.place)?.as_ref());
     let before = Counters::now();
     let begun = Instant::now();
     let mut loader = Loader::start(order, RawAssemble, options)?;
@@ -213,9 +155,9 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
         let now = Instant::now();
         run.latency.add(now - asked);
         let after_s = (now - begun).as_secs_f64();
-        let rows = batch.rows() as u64;
+        let (rows, bytes) = (batch.rows() as u64, batch.len_bytes() as u64);
         loader.recycle(batch);
-        run.came(after_s, rows * replay.sample_bytes);
+        run.came(after_s, bytes);
         run.ops += rows.saturating_sub(1);
         run.seconds = after_s;
         asked = Instant::now();
@@ -234,6 +176,7 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
         _ => metrics.moved_bytes as f64,
     };
     run.moved_bytes = (moved / wanted.max(1.0) * run.bytes as f64) as u64; // fits: of bytes
+    run.more.extend(resident);
     run.more.insert("first_batch_s".to_owned(), metrics.first_batch_us as f64 / 1e6);
     run.more.insert("depth".to_owned(), metrics.depth as f64);
     run.more.insert("moved_per_wanted".to_owned(), metrics.moved_per_wanted);

@@ -1,24 +1,24 @@
 //! What was measured, as `--json` prints it, and as tables; the page is made of the same.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::counters::Witness;
+use super::honesty::{Flag, OWN_CORE_S_PER_GB_MAX, Own, RESIDENT, judged};
 use super::need::Need;
-use super::pattern::{Direction, Figure, Pattern, Run, TICK_S};
+use super::pattern::{Figure, Pattern, Run, TICK_S};
+use super::peer::Peer;
 use super::stats::{Beside, Estimate};
+use super::tables::{peers, rows};
 use super::verdict::Verdict;
-use crate::report::table;
 
 /// The version of the JSON. It grows when a field changes its meaning or goes.
 pub const SCHEMA: u32 = 1;
 
-/// Below, a cache was measured.
-const CACHED_BELOW: f64 = 0.9;
-
-/// Above, more came than was asked for.
-const AMPLIFIED_ABOVE: f64 = 1.2;
+/// Points of a timeline: more are not seen apart.
+const POINTS_MAX: usize = 80;
 
 /// All of a benchmark.
 #[derive(Clone, Debug, Serialize)]
@@ -37,6 +37,9 @@ pub struct Report {
     pub comparisons: Vec<Comparison>,
     /// What to do.
     pub verdict: Verdict,
+    /// The page that was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<PathBuf>,
 }
 
 /// How it was measured.
@@ -110,12 +113,11 @@ pub struct PatternReport {
     pub latency_ms: Latency,
     /// Bytes moved by bytes delivered, if both were seen.
     pub moved_per_delivered: Option<f64>,
-    /// `cached` or `amplified`.
-    pub flag: Option<&'static str>,
-    /// Cores that this program kept busy.
-    pub own_cores: f64,
-    /// Seconds of a core that it took for a gigabyte.
-    pub own_core_s_per_gb: Option<f64>,
+    /// Why the number is not the device's.
+    pub flag: Option<Flag>,
+    /// What this program took.
+    #[serde(flatten)]
+    pub own: Own,
     /// What else was told, medians over the rounds.
     pub more: BTreeMap<String, f64>,
     /// Milliseconds, and the share of operations that took no longer.
@@ -133,19 +135,6 @@ pub struct Latency {
     pub p99: f64,
     pub p999: f64,
     pub max: f64,
-}
-
-/// The same requests by fio and by us, in turn.
-#[derive(Clone, Debug, Serialize)]
-pub struct Peer {
-    /// What was read.
-    pub what: String,
-    /// Our median, in megabytes a second.
-    pub ours_mb_per_s: f64,
-    /// Its median.
-    pub fio_mb_per_s: f64,
-    /// The median of the ratios of all rounds.
-    pub ours_by_fio: f64,
 }
 
 /// Two targets in one pattern.
@@ -175,8 +164,7 @@ impl PatternReport {
         let all = Run::joined(counted.to_vec());
         let seconds: f64 = counted.iter().map(|run| run.seconds).sum();
         let share = |share| all.latency.quantile_ms(share);
-        let (moved, flag) = honesty(pattern, &all, witness);
-        let gigabytes = all.bytes as f64 / 1e9;
+        let (moved, flag) = judged(pattern, &all, witness);
         let mut more: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (name, value) in counted.iter().flat_map(|run| &run.more) {
             more.entry(name.clone()).or_default().push(*value);
@@ -198,8 +186,7 @@ impl PatternReport {
             },
             moved_per_delivered: moved,
             flag,
-            own_cores: all.cpu_s / seconds.max(1e-9),
-            own_core_s_per_gb: (gigabytes > 0.001).then(|| all.cpu_s / gigabytes),
+            own: Own::of(pattern, &all, seconds),
             more: more.into_iter().map(|(k, v)| (k, super::stats::median(&v))).collect(),
             distribution_ms: all.latency.distribution(),
             timeline,
@@ -208,24 +195,16 @@ impl PatternReport {
 }
 
 fn timeline_of(run: &Run) -> Vec<(f64, f64)> {
-    // The last tick is not whole.
-    let ticks = run.timeline.iter().take(run.timeline.len().saturating_sub(1)).enumerate();
-    ticks.map(|(nth, bytes)| (nth as f64 * TICK_S, *bytes as f64 / 1e6 / TICK_S)).collect()
-}
-
-/// Moved by delivered, and what that says of the number.
-fn honesty(pattern: Pattern, all: &Run, witness: Witness) -> (Option<f64>, Option<&'static str>) {
-    if pattern.direction() == Direction::Both || all.bytes == 0 || witness == Witness::Memory {
-        return (None, None);
-    }
-    let ratio = all.moved_bytes as f64 / all.bytes as f64;
-    let is_long = !matches!(pattern, Pattern::Samples | Pattern::Rate | Pattern::Replay);
-    let flag = match ratio {
-        ratio if ratio < CACHED_BELOW => Some("cached"),
-        ratio if ratio > AMPLIFIED_ABOVE && is_long => Some("amplified"),
-        _ => None,
+    let each = run.timeline.len().div_ceil(POINTS_MAX).max(1);
+    let point_s = each as f64 * TICK_S;
+    let point = |(nth, ticks): (usize, &[u64])| {
+        let begin_s = nth as f64 * point_s;
+        // The last may not be whole, and of a part of one no rate can be told.
+        let long_s = (ticks.len() as f64 * TICK_S).min(run.seconds - begin_s);
+        let bytes: u64 = ticks.iter().sum();
+        (long_s > point_s / 2.0).then(|| (begin_s, bytes as f64 / 1e6 / long_s))
     };
-    (Some(ratio), flag)
+    run.timeline.chunks(each).enumerate().filter_map(point).collect()
 }
 
 impl TargetReport {
@@ -251,19 +230,53 @@ impl TargetReport {
             Witness::Kernel if !self.direct => notes.push("reads pass the page cache".into()),
             Witness::Kernel => {}
         }
-        for of in &self.patterns {
-            let (name, moved) = (of.pattern.name(), of.moved_per_delivered.unwrap_or(0.0));
-            match of.flag {
-                Some("cached") => notes.push(format!(
-                    "{name} is CACHED: the device moved {moved:.2} of what was delivered"
-                )),
-                Some(_) => notes.push(format!(
-                    "{name} is AMPLIFIED: {moved:.2} bytes were moved for each delivered"
-                )),
-                None => {}
-            }
-        }
+        notes.extend(self.patterns.iter().filter_map(PatternReport::doubt));
+        notes.extend(self.own_cost());
         self.notes = notes;
+    }
+
+    /// What the benchmark itself took where that is much.
+    fn own_cost(&self) -> Option<String> {
+        let over = self.patterns.iter().filter(|of| of.own.is_over);
+        let each: Vec<String> = over
+            .map(|of| {
+                let Own { core_s_per_gb, us_per_op, .. } = of.own;
+                let said = format!("{} {:.2}", of.pattern.name(), core_s_per_gb.unwrap_or(0.0));
+                // Of small requests that is the figure that one can do something about.
+                if us_per_op < 100.0 {
+                    format!("{said} ({us_per_op:.1} µs a request)")
+                } else {
+                    said
+                }
+            })
+            .collect();
+        (!each.is_empty()).then(|| {
+            format!(
+                "of cores the benchmark itself took more than {OWN_CORE_S_PER_GB_MAX} for each \
+                 GB/s: {}",
+                each.join(", ")
+            )
+        })
+    }
+}
+
+impl PatternReport {
+    /// Why its number is not the device's.
+    fn doubt(&self) -> Option<String> {
+        let (name, moved) = (self.pattern.name(), self.moved_per_delivered.unwrap_or(0.0));
+        let flag = self.flag?;
+        let mut why = match flag {
+            // It is told once of the whole target.
+            Flag::Memory => return None,
+            Flag::Cached => format!("the device moved {moved:.2} of what was delivered"),
+            Flag::Amplified => format!("{moved:.2} bytes were moved for each delivered"),
+        };
+        if let Some(share) = self.more.get(RESIDENT).filter(|_| flag == Flag::Cached) {
+            let lay = format!("{:.0} % of the file lay in the page cache before", share * 100.0);
+            // Who counts requests saw all of them.
+            why = if moved < 1.0 { format!("{why}; {lay}") } else { lay };
+        }
+        Some(format!("{name} is {}: {why}", flag.name()))
     }
 }
 
@@ -296,7 +309,8 @@ impl Report {
         let comparisons = compared(&targets, method.seed);
         let verdict = Verdict::of(&need, &method, &targets, &comparisons);
         let simulated = targets.iter().any(|target| target.simulated.is_some());
-        Report { schema: SCHEMA, simulated, need, method, targets, comparisons, verdict }
+        let page = None;
+        Report { schema: SCHEMA, simulated, need, method, targets, comparisons, verdict, page }
     }
 
     /// For a person.
@@ -308,12 +322,8 @@ impl Report {
         }
         text += &self.verdict.text();
         text += "\n";
-        text += &self.rows();
-        let peers: Vec<_> = self.targets.iter().flat_map(peer_rows).collect();
-        if !peers.is_empty() {
-            text += "\n";
-            text += &table(&["beside fio", "", "ours MB/s", "fio MB/s", "ours by fio"], &peers);
-        }
+        text += &rows(&self.targets);
+        text += &peers(&self.targets);
         for target in &self.targets {
             for note in &target.notes {
                 text += &format!("\n  {}: {note}", target.name);
@@ -324,64 +334,11 @@ impl Report {
             "\n  medians of {runs} rounds with 95 % intervals, targets in turn; runs of \
              {seconds} s by {processes} processes; {machine}\n"
         );
+        if let Some(page) = &self.page {
+            text += &format!("  as a page: {}\n", page.display());
+        }
         text
     }
-
-    fn rows(&self) -> String {
-        let mut rows = Vec::new();
-        for pattern in Pattern::ALL {
-            for target in &self.targets {
-                rows.extend(target.pattern(pattern).map(|of| row(target, of)));
-            }
-        }
-        let head = [
-            "pattern",
-            "target",
-            "median",
-            "95 %",
-            "",
-            "p50 ms",
-            "p99 ms",
-            "max ms",
-            "moved",
-            "own cores",
-            "s/GB",
-        ];
-        table(&head, &rows)
-    }
-}
-
-fn row(target: &TargetReport, of: &PatternReport) -> Vec<String> {
-    let Estimate { median, low, high } = of.estimate;
-    let moved =
-        of.moved_per_delivered.map_or_else(|| "-".to_owned(), |moved| format!("{moved:.2}"));
-    let flag = of.flag.map(|flag| format!(" {}", flag.to_uppercase())).unwrap_or_default();
-    vec![
-        of.pattern.name().to_owned(),
-        target.name.clone(),
-        short(median),
-        format!("{} to {}", short(low), short(high)),
-        of.figure.unit().to_owned(),
-        short(of.latency_ms.p50),
-        short(of.latency_ms.p99),
-        short(of.latency_ms.max),
-        moved + &flag,
-        format!("{:.2}", of.own_cores),
-        of.own_core_s_per_gb.map_or_else(|| "-".to_owned(), |s| format!("{s:.2}")),
-    ]
-}
-
-fn peer_rows(target: &TargetReport) -> Vec<Vec<String>> {
-    let row = |peer: &Peer| {
-        vec![
-            target.name.clone(),
-            peer.what.clone(),
-            short(peer.ours_mb_per_s),
-            short(peer.fio_mb_per_s),
-            format!("{:.3}", peer.ours_by_fio),
-        ]
-    };
-    target.peers.iter().map(row).collect()
 }
 
 /// A number to three digits.

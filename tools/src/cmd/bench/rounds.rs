@@ -8,17 +8,15 @@ use anyhow::{Context as _, Result};
 use loader::Order;
 
 use super::crew::Crew;
-use super::fio;
 use super::guard::Stop;
 use super::names;
 use super::need::Need;
 use super::pattern::{Pattern, Run};
+use super::peer::{Pairs, Peer};
 use super::random::{Random, word};
 use super::reads::{self, Cut, Load, Pace};
 use super::replay::{Replay, replay};
-use super::report::Peer;
 use super::saves::{self, State};
-use super::stats::median;
 use super::target::Place;
 use crate::report::ProgressLine;
 
@@ -56,10 +54,10 @@ pub struct Settings {
 }
 
 /// Requests of a stream: what the loader's longest are, and as many as an upload has.
-const STREAM: (usize, usize) = (1 << 20, 32);
+pub(super) const STREAM: (usize, usize) = (1 << 20, 32);
 
 /// Samples in flight: 60,000 a second of a device that takes a millisecond.
-const SAMPLES_DEPTH: usize = 64;
+pub(super) const SAMPLES_DEPTH: usize = 64;
 
 /// At the cluster's rate as many as that takes: a second of waiting is not the store's fault.
 const RATE_DEPTH: usize = 256;
@@ -89,18 +87,26 @@ impl Session<'_> {
     /// # Errors
     /// The first that a target meets.
     pub fn prepare(&self, line: &mut ProgressLine) -> Result<()> {
-        for place in self.places.iter().filter(|_| self.crew.member == 0) {
+        let Settings { data_bytes, timeout, state, writers, .. } = &*self.settings;
+        let saved_bytes = state.part_bytes() * (writers * self.crew.members) as u64;
+        let need_bytes = data_bytes + 3 * saved_bytes;
+        let ours = || self.places.iter().filter(|_| self.crew.member == 0);
+        // What is wrong with the last is told before minutes were spent on the first.
+        for place in ours() {
+            line.show(&format!("looking into {}", place.name));
+            let own = Arc::clone(place);
+            self.stop.guard(&place.name, *timeout, move || own.begin(need_bytes))?;
+        }
+        for place in ours() {
             line.show(&format!("writing what will be read to {}", place.name));
-            let (settings, place) = (Arc::clone(&self.settings), Arc::clone(place));
-            let (what, stop, members) = (place.name.clone(), self.stop.clone(), self.crew.members);
+            let (settings, own, stop) =
+                (Arc::clone(&self.settings), Arc::clone(place), self.stop.clone());
             // A store that writes 10 MB/s is slow, and does not hang.
-            let limit = settings.timeout + Duration::from_secs(settings.data_bytes / 10_000_000);
-            self.stop.guard(&what, limit, move || {
-                let all = settings.state.part_bytes() * (settings.writers * members) as u64;
-                place.begin(settings.data_bytes + 3 * all)?;
-                reads::write_data(&place, settings.data_bytes, settings.seed, &stop)?;
-                names::prepare_start(&place)?;
-                saves::prepare_restore(&place, &settings.state)
+            let limit = *timeout + Duration::from_secs(data_bytes / 10_000_000);
+            self.stop.guard(&place.name, limit, move || {
+                reads::write_data(&own, settings.data_bytes, settings.seed, &stop)?;
+                names::prepare_start(&own)?;
+                saves::prepare_restore(&own, &settings.state)
             })?;
         }
         self.crew.exchange("ready", ())?;
@@ -136,11 +142,12 @@ impl Session<'_> {
             if self.settings.fio && round > 0 {
                 for (place, pairs) in self.places.iter().zip(&mut peers) {
                     line.show(&format!("round {round} of {runs}: fio on {}", place.name));
-                    self.beside_fio(place, round, pairs)?;
+                    pairs.round((&self.settings, place), &self.stop, round)?;
                 }
             }
         }
-        Ok((measured, peers.iter().map(Pairs::peers).collect()))
+        let peers = peers.iter().map(|pairs| pairs.peers(self.settings.seed)).collect();
+        Ok((measured, peers))
     }
 
     /// One run of a pattern by all processes.
@@ -166,89 +173,6 @@ impl Session<'_> {
         })?;
         Ok(Run::joined(self.crew.exchange(&format!("{step}-done"), run)?))
     }
-
-    /// The same requests by us and by fio, the first of them alternately.
-    fn beside_fio(&self, place: &Arc<Place>, round: usize, pairs: &mut Pairs) -> Result<()> {
-        let Some(file) = reads::data_path(place) else { return Ok(()) };
-        let sample = self.settings.need.sample_bytes.next_multiple_of(4096) as usize; // fits
-        let seconds = self.settings.seconds.min(3.0);
-        let wanted = [
-            (Pattern::Stream, true, STREAM.0, STREAM.1, &mut pairs.stream),
-            (Pattern::Samples, false, sample, SAMPLES_DEPTH, &mut pairs.random),
-        ];
-        for (pattern, in_order, bytes, depth, into) in wanted {
-            if !self.settings.patterns.contains(&pattern) {
-                continue;
-            }
-            let requests = fio::Requests { in_order, bytes, depth, seconds };
-            let mut rates = [0.0; 2];
-            for turn in [round % 2, (round + 1) % 2] {
-                let (settings, place) = (Arc::clone(&self.settings), Arc::clone(place));
-                let (stop, file) = (self.stop.clone(), file.clone());
-                let limit = settings.timeout + Duration::from_secs_f64(4.0 * seconds);
-                rates[turn] = self.stop.guard("beside fio", limit, move || match turn {
-                    0 => aligned(&settings, &place, &requests, &stop),
-                    _ => fio::read(&file, &requests, place.store.profile().direct),
-                })?;
-            }
-            let what = if in_order { "from front to back" } else { "aligned, from anywhere" };
-            into.0 = format!("{what}, {} KiB, {depth} at once", bytes >> 10);
-            into.1.push((rates[0], rates[1]));
-        }
-        Ok(())
-    }
-}
-
-/// Rates of ours and of fio, by round, and what was read.
-#[derive(Clone, Debug, Default)]
-struct Pairs {
-    stream: (String, Vec<(f64, f64)>),
-    random: (String, Vec<(f64, f64)>),
-}
-
-impl Pairs {
-    fn peers(&self) -> Vec<Peer> {
-        let some = [&self.stream, &self.random].into_iter().filter(|(_, pairs)| !pairs.is_empty());
-        let of = |(what, pairs): &(String, Vec<(f64, f64)>)| {
-            let by =
-                |get: fn(&(f64, f64)) -> f64| median(&pairs.iter().map(get).collect::<Vec<_>>());
-            Peer {
-                what: what.clone(),
-                ours_mb_per_s: by(|pair| pair.0) / 1e6,
-                fio_mb_per_s: by(|pair| pair.1) / 1e6,
-                ours_by_fio: by(|pair| pair.0 / pair.1.max(1e-9)),
-            }
-        };
-        some.map(of).collect()
-    }
-}
-
-/// Bytes a second of requests that fio can make too.
-fn aligned(
-    settings: &Settings,
-    place: &Place,
-    requests: &fio::Requests,
-    stop: &Stop,
-) -> Result<f64> {
-    let fio::Requests { in_order, bytes, depth, seconds } = *requests;
-    let load = Load {
-        place,
-        seed: settings.seed,
-        depth,
-        len_max: bytes,
-        seconds,
-        timeout: settings.timeout,
-        stop,
-    };
-    let blocks = settings.data_bytes / bytes as u64;
-    let mut random = Random::new(settings.seed ^ 3);
-    let mut nth = 0;
-    let run = reads::drive(&load, Pace::AsTheyCome, &mut || {
-        let block = if in_order { nth % blocks } else { random.below(blocks) };
-        nth += 1;
-        Cut { offset: block * bytes as u64, len: bytes }
-    })?;
-    Ok(run.bytes as f64 / run.seconds.max(1e-9))
 }
 
 /// One run of one process.

@@ -2,16 +2,15 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use ckpt::{Checkpoints, Dtype, Group, Options, TensorData, TensorRead};
-use storage::{BufferPool, Zeros};
+use storage::Zeros;
 
-use super::counters::{Counters, Witness};
+use super::at_once::{Wrote, all_at_once};
 use super::guard::Stop;
 use super::pattern::Run;
 use super::reads::fill;
@@ -63,7 +62,7 @@ fn tensors(bytes: u64) -> Vec<(String, [u64; 2])> {
     (0..count).map(tensor).collect()
 }
 
-fn save(steps: &Checkpoints, step: u64, bytes: &[u8]) -> Result<()> {
+fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &Wrote) -> Result<()> {
     let tensors = tensors(bytes.len() as u64);
     let mut rest = bytes;
     let mut data = Vec::with_capacity(tensors.len());
@@ -72,7 +71,7 @@ fn save(steps: &Checkpoints, step: u64, bytes: &[u8]) -> Result<()> {
         rest = later;
         data.push(TensorData { name, group: Group::Model, dtype: Dtype::F32, shape, bytes });
     }
-    steps.save(step, &data, &[], ().into())?;
+    steps.save_counted(step, &data, &[], ().into(), wrote)?;
     Ok(())
 }
 
@@ -82,55 +81,14 @@ fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
     Ok(Checkpoints::open(Arc::clone(&place.store), place.key(folder)?).with_options(options))
 }
 
-/// Has one thread do something for each of some things, all from the same moment on, and counts
-/// what they did until the last was done.
-fn all_at_once(
-    count: usize,
-    place: &Place,
-    is_read: bool,
-    act: &(dyn Fn(usize) -> Result<u64> + Sync),
-) -> Result<Run> {
-    let before = Counters::now();
-    let barrier = Barrier::new(count);
-    let one = |nth: usize| {
-        barrier.wait();
-        let begun = Instant::now();
-        act(nth).map(|bytes| (bytes, begun, Instant::now()))
-    };
-    let done: Vec<_> = thread::scope(|scope| {
-        let one = &one;
-        let threads: Vec<_> = (0..count).map(|nth| scope.spawn(move || one(nth))).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
-            thread.join().unwrap_or_else(|_| Err(anyhow!("a writer broke off")))
-        };
-        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
-    })?;
-    let taken = Counters::since(&before);
-    let mut run = Run { cpu_s: taken.cpu_s, ..Run::default() };
-    let begun = done.iter().map(|(_, begun, _)| *begun).min();
-    for (bytes, _, ended) in done {
-        let took = begun.map_or(Duration::ZERO, |begun| ended - begun);
-        run.bytes += bytes;
-        run.ops += 1;
-        run.latency.add(took);
-        run.seconds = run.seconds.max(took.as_secs_f64());
-    }
-    run.moved_bytes = match (place.witness, is_read) {
-        (Witness::Kernel, true) => taken.read_bytes,
-        (Witness::Kernel, false) => taken.written_bytes,
-        _ => run.bytes,
-    };
-    Ok(run)
-}
-
 /// Every writer saves its part as a checkpoint of its own, which is removed when all have.
 ///
 /// # Errors
 /// The first that a writer meets.
 pub fn save_each(place: &Place, state: &State, member: usize, step: u64) -> Result<Run> {
     let folder = |nth: usize| format!("save-{member}-{nth}");
-    let run = all_at_once(state.writers(), place, false, &|nth| {
-        save(&steps(place, &folder(nth))?, step, &state.0[nth])?;
+    let run = all_at_once(state.writers(), place, false, &|nth, wrote| {
+        save(&steps(place, &folder(nth))?, step, &state.0[nth], wrote)?;
         Ok(state.part_bytes())
     });
     for nth in 0..state.writers() {
@@ -157,7 +115,7 @@ pub fn save_until(place: &Place, state: &State, member: usize, stop: &[&Stop]) -
 /// # Errors
 /// What the store says.
 pub fn prepare_restore(place: &Place, state: &State) -> Result<()> {
-    save(&steps(place, RESTORED)?, 1, &state.0[0])
+    save(&steps(place, RESTORED)?, 1, &state.0[0], &Wrote::default())
 }
 
 const RESTORED: &str = "restore";
@@ -174,7 +132,7 @@ pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
         Ok(Mutex::new(memory))
     };
     let memory = (0..readers).map(memory).collect::<Result<Vec<_>>>()?;
-    all_at_once(readers, place, true, &|nth| {
+    all_at_once(readers, place, true, &|nth, _| {
         let mut memory = memory[nth].lock().unwrap_or_else(PoisonError::into_inner);
         let tensors = tensors(part_bytes);
         let mut rest: &mut [u8] = &mut memory;
@@ -193,12 +151,18 @@ pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
 /// The shared file.
 const ONE: &str = "one.bin";
 
+/// Where the shared file lies on this machine.
+#[must_use]
+pub fn one_path(place: &Place) -> Option<PathBuf> {
+    place.path(ONE)
+}
+
 /// Makes the file that all write into, anew; objects are made by their one writer.
 ///
 /// # Errors
 /// What the system says.
 pub fn prepare_one(place: &Place, bytes: u64) -> Result<()> {
-    match place.path(ONE) {
+    match one_path(place) {
         None => remove_one(place),
         Some(path) => {
             let named = || format!("make {}", path.display());
@@ -222,28 +186,31 @@ fn remove_one(place: &Place) -> Result<()> {
 }
 
 /// A request of a writer: what IOR and most checkpoints of one file use or more.
-const CHUNK_BYTES: usize = 8 << 20;
+pub const CHUNK_BYTES: usize = 8 << 20;
 
 /// Every writer writes its range of one file, and syncs it.
 ///
 /// # Errors
 /// The first that a writer meets.
 pub fn save_one(place: &Place, state: &State, member: usize) -> Result<Run> {
-    match place.path(ONE) {
+    match one_path(place) {
         Some(path) => {
             let direct = place.store.profile().direct;
-            all_at_once(state.writers(), place, false, &|nth| {
+            all_at_once(state.writers(), place, false, &|nth, wrote| {
                 let first = (member * state.writers() + nth) as u64 * state.part_bytes();
-                write_range(&path, &state.0[nth], first, direct)
+                write_range(&path, &state.0[nth], first, direct, wrote)
                     .with_context(|| format!("write {}", path.display()))?;
                 Ok(state.part_bytes())
             })
         }
         // An object has one writer, which sends its parts side by side.
-        None if member == 0 => all_at_once(1, place, false, &|_| {
+        None if member == 0 => all_at_once(1, place, false, &|_, wrote| {
             let bytes = state.part_bytes() * state.writers() as u64;
             let mut upload = place.store.create(&place.key(ONE)?, bytes)?;
-            state.0.iter().try_for_each(|part| upload.write(part))?;
+            for chunk in state.0.iter().flat_map(|part| part.chunks(CHUNK_BYTES)) {
+                upload.write(chunk)?;
+                wrote.fetch_add(chunk.len() as u64, Relaxed);
+            }
             upload.finish()?;
             Ok(bytes)
         }),
@@ -257,15 +224,13 @@ const O_DIRECT: i32 = 0o200_000;
 #[cfg(not(target_arch = "aarch64"))]
 const O_DIRECT: i32 = 0o40_000;
 
-fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool) -> Result<()> {
+fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool, wrote: &Wrote) -> Result<()> {
     let flags = if direct { O_DIRECT } else { 0 };
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
-    let pool = BufferPool::new(2 * CHUNK_BYTES);
-    let mut buffer = pool.take(CHUNK_BYTES).context("the pool is new")?;
+    // What is written begins at a page and has whole rows of 4096 bytes, as direct transfers have.
     for (nth, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
-        // Chunks are of whole rows of 4096 bytes, as direct transfers are.
-        buffer[..chunk.len()].copy_from_slice(chunk);
-        file.write_all_at(&buffer[..chunk.len()], first + (nth * CHUNK_BYTES) as u64)?;
+        file.write_all_at(chunk, first + (nth * CHUNK_BYTES) as u64)?;
+        wrote.fetch_add(chunk.len() as u64, Relaxed);
     }
     Ok(file.sync_data()?)
 }

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, io};
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
@@ -31,6 +33,8 @@ pub struct Place {
     pub simulation: Option<Arc<Simulation>>,
     folder: Key,
     path: Option<PathBuf>,
+    /// Whether anything may lie there.
+    begun: AtomicBool,
 }
 
 /// Opens what a URL names, to answer as a model does if there is one. Every store that is measured
@@ -71,7 +75,8 @@ impl Place {
         let (name, url) = (name.to_owned(), url.to_owned());
         // What goes by the path would go past the model.
         let path = path.filter(|_| simulation.is_none());
-        Ok(Place { name, url, store, witness, simulation, folder, path })
+        let begun = AtomicBool::new(false);
+        Ok(Place { name, url, store, witness, simulation, folder, path, begun })
     }
 
     /// The target opened once more, as another process would.
@@ -109,6 +114,10 @@ impl Place {
     pub fn begin(&self, need_bytes: u64) -> Result<()> {
         let about = b"Files of a benchmark that runs, or was killed: feedline bench.\n";
         let store = self.store.as_ref();
+        // What cannot even be looked at is not written to, and nothing is left there.
+        let looked = self.store.names(&self.folder);
+        looked.map_err(|error| self.told(error)).context("look into it")?;
+        self.begun.store(true, Relaxed);
         let wrote = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));
         wrote.map_err(|error| self.told(error)).context("make a folder in it")?;
         if let Some(free) = self.store.free_bytes()? {
@@ -121,6 +130,12 @@ impl Place {
             );
         }
         Ok(())
+    }
+
+    /// Whether anything may have been written there.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Relaxed)
     }
 
     /// Removes the folder and all in it.

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::counters::Witness;
+use super::honesty::Flag;
 use super::need::Need;
 use super::pattern::Pattern;
 use super::report::{Comparison, Method, TargetReport, short};
@@ -39,6 +41,8 @@ pub struct Standing {
     pub look_ahead_s: Option<f64>,
     /// Whether one of these numbers is of a cache.
     pub cached: bool,
+    /// Whether there is no device below it.
+    pub in_memory: bool,
 }
 
 /// File systems of one machine: what is there is lost with it.
@@ -67,6 +71,8 @@ impl Verdict {
                 lines.extend(by.map(|by| choice(what, by, leaders, comparisons)));
             }
         }
+        let cached = standings.iter().filter(|of| of.cached && !of.in_memory);
+        lines.extend(cached.map(|of| again(&of.name)));
         if method.runs < ROUNDS_MIN {
             lines.push(format!(
                 "{} rounds tell nothing apart: due at least {ROUNDS_MIN}",
@@ -100,8 +106,7 @@ fn standing(need: &Need, target: &TargetReport) -> Standing {
     let save = of(Pattern::Save);
     let feeds = of(Pattern::Replay).or_else(|| of(Pattern::Samples));
     let longest = target.pattern(Pattern::Rate).map(|rate| rate.latency_ms.max / 1e3);
-    let counts = [Pattern::Replay, Pattern::Samples, Pattern::Rate, Pattern::Restore];
-    let is_cached = |pattern| target.pattern(pattern).is_some_and(|of| of.flag == Some("cached"));
+    let cached = target.patterns.iter().any(|of| of.flag == Some(Flag::Cached));
     Standing {
         name: target.name.clone(),
         feeds_clusters: feeds.map(|feeds| by(feeds, need.samples_per_s)),
@@ -114,7 +119,8 @@ fn standing(need: &Need, target: &TargetReport) -> Standing {
         restore_s: of(Pattern::Restore).map(|restore| seconds(restore.median)),
         start_s: of(Pattern::Start).map(|start| start.median),
         look_ahead_s: longest,
-        cached: counts.into_iter().any(is_cached),
+        cached,
+        in_memory: target.witness == Witness::Memory,
     }
 }
 
@@ -169,8 +175,23 @@ fn line(need: &Need, method: &Method, standing: &Standing) -> String {
     if let Some(seconds) = standing.look_ahead_s {
         parts.push(format!("a look-ahead of {} s hides its longest wait", short(seconds)));
     }
-    let cached = if standing.cached { "; but CACHED: not what the device does" } else { "" };
-    format!("{name}: {}{cached}", parts.join("; "))
+    let but = match (standing.in_memory, standing.cached) {
+        (true, _) => "; but MEMORY: there is no device",
+        (_, true) => "; but CACHED: not what the device does",
+        _ => "",
+    };
+    if parts.is_empty() {
+        parts.push("nothing was measured that a verdict rests on".to_owned());
+    }
+    format!("{name}: {}{but}", parts.join("; "))
+}
+
+/// What to do about a number that is a cache's.
+fn again(name: &str) -> String {
+    format!(
+        "{name} was measured from a cache that the data of a run is too large for: measure again \
+         with ?direct=on behind its file: URL, or with --bytes beyond the memory"
+    )
 }
 
 /// Which is for what, and by how much.
@@ -199,7 +220,7 @@ fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
         true => (1.0 / of.beside.ratio, 1.0 / of.beside.high, 1.0 / of.beside.low),
     };
     let other = if is_first { &of.second } else { &of.first };
-    format!("{ratio:.2} times {other}, {low:.2} to {high:.2}")
+    format!("{ratio:.2} times {other} [{low:.2} to {high:.2}]")
 }
 
 /// What to set.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use storage::Stage;
 use storage::examine::{BucketFacts, Trial};
 
-use super::{Finding, Findings, Purpose};
+use super::{ANSWERS, Finding, Findings, Patience, Purpose};
 
 /// S3 refuses requests whose date is further off.
 const SKEW_S_MAX: i64 = 900;
@@ -14,11 +14,14 @@ const SKEW_S_MAX: i64 = 900;
 /// What is worth a word.
 const SKEW_S_NOTED: i64 = 5;
 
+/// What it has to come to its end when it is told to.
+const GRACE: Duration = Duration::from_secs(10);
+
 const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET \
     --lifecycle-configuration '{\"Rules\":[{\"ID\":\"parts\",\"Status\":\"Enabled\",\"Filter\":{},\
     \"AbortIncompleteMultipartUpload\":{\"DaysAfterInitiation\":1}}]}'";
 
-pub(super) fn look(url: &str, purpose: Purpose, patience: Duration) -> Vec<Finding> {
+pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Finding> {
     // Without its options: nothing of them is for a report.
     let mut found = Findings::of(url.split('?').next().unwrap_or(url));
     let step = Arc::new(Mutex::new("begin"));
@@ -28,14 +31,19 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: Duration) -> Vec<Findi
         let doing = |what| *named.lock().unwrap_or_else(PoisonError::into_inner) = what;
         BucketFacts::of(&asked, trial, &doing)
     };
-    // It takes a dozen requests.
-    match Stage::begin("look at the bucket", patience.saturating_mul(4)).run(work) {
+    // It takes a dozen requests, of which the last removes what was written.
+    let stage = Stage::begin("look at the bucket", patience.limit.saturating_mul(4));
+    match stage.or_when(&patience.stop.0, GRACE).run(work) {
         Ok(Ok(facts)) => judge(&facts, &mut found),
         Ok(Err(error)) => found.breaks("address", error.to_string(), "no run can start", ""),
         Err(error) => {
             let step = *step.lock().unwrap_or_else(PoisonError::into_inner);
             let cost = "a run that starts waits as long, and ends";
-            found.breaks("answers", format!("{error}, at: {step}"), cost, "");
+            let stays = match trial {
+                Trial::Look => "",
+                Trial::Write => "; an object .tmp-doctor-... may stay",
+            };
+            found.breaks(ANSWERS, format!("{error}, at: {step}{stays}"), cost, "");
         }
     }
     found.all
@@ -109,7 +117,10 @@ pub(super) fn judge(facts: &BucketFacts, found: &mut Findings) {
 fn clock(ahead_s: Option<i64>, found: &mut Findings) {
     let Some(ahead_s) = ahead_s else { return };
     let word = if ahead_s < 0 { "behind" } else { "ahead of" };
-    let told = format!("the server's is {} s {word} ours", ahead_s.abs());
+    let told = match ahead_s {
+        0 => "the server's shows the same second".to_owned(),
+        _ => format!("the server's is {} s {word} ours", ahead_s.abs()),
+    };
     let fix = "chronyc tracking, on both";
     match ahead_s.abs() {
         SKEW_S_MAX.. => found.breaks("clocks", told, "every request is refused", fix),

@@ -1,15 +1,16 @@
 //! All that a run's config names: whether it is there, fits, and suits.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::Result;
 use recipe::config::{Config, Objective};
 use recipe::plan::{Known, Plan};
-use storage::examine::{MountFacts, cached_share};
-use storage::{ByteSize, Key, Stage};
+use storage::examine::{MountFacts, Scratch, cached_share};
+use storage::{ByteSize, Key};
 
-use super::{DoctorArgs, Finding, Findings, Made, Purpose};
+use super::folder::path_of;
+use super::{ANSWERS, DoctorArgs, Finding, Findings, Made, Patience, Purpose};
 
 /// File systems of the machine itself.
 const LOCAL: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"];
@@ -17,30 +18,90 @@ const LOCAL: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs
 /// From here on a second run over the data is served by this machine's memory.
 const CACHED_SHARE_MIN: f64 = 0.2;
 
-pub(super) fn look(args: &DoctorArgs) -> Result<Vec<Finding>> {
+pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding>> {
     let config = Config::load(&args.target, &args.set)?;
-    let mut all = Vec::new();
-    let mut folders = BTreeSet::new();
+    let mut tour = Tour { patience, all: Vec::new(), seen: BTreeSet::new() };
     for corpus in &config.data.train {
-        all.extend(dataset(&corpus.path, &config, args.timeout));
-        if folders.insert(folder_of(&corpus.path)) {
-            let place = folder_of(&corpus.path);
-            all.extend(super::look(&place, Purpose::Data, Made::ByNobody, args.timeout));
-        }
+        tour.all.extend(dataset(&corpus.path, &config, patience));
+        tour.look(&folder_of(&corpus.path), Purpose::Data, Made::ByNobody);
     }
-    all.extend(tokenizer(&config.data.tokenizer, args.timeout));
+    tour.all.extend(index_cache(&config.cache_dir(), patience));
+    tour.all.extend(tokenizer(&config.data.tokenizer, patience));
     let dir = config.checkpoint_dir();
-    all.extend(super::look(&dir, Purpose::Checkpoint, Made::ByRun, args.timeout));
-    all.extend(room(&dir, &config, args.timeout));
+    tour.look(&dir, Purpose::Checkpoint, Made::ByRun);
+    tour.all.extend(room(&dir, &config, patience));
+    // Logs are written there, whatever else is.
+    tour.look(&config.run.dir, Purpose::Checkpoint, Made::ByRun);
     if let Some(far) = &config.checkpoint.drain_to {
-        all.extend(super::look(far, Purpose::Checkpoint, Made::ByRun, args.timeout));
-        all.extend(room(far, &config, args.timeout));
+        tour.look(far, Purpose::Checkpoint, Made::ByRun);
+        tour.all.extend(room(far, &config, patience));
     }
     if let Some(near) = &config.data.local_cache {
-        all.extend(super::look(&near.dir, Purpose::Both, Made::ByRun, args.timeout));
-        all.extend(is_near(&near.dir, args.timeout));
+        tour.look(&near.dir, Purpose::Both, Made::ByRun);
+        tour.all.extend(is_near(&near.dir, patience));
     }
-    Ok(all)
+    Ok(tour.all)
+}
+
+/// Places one after the other, each once: folders that are not there yet may be below one that is.
+struct Tour<'a> {
+    patience: &'a Patience,
+    all: Vec<Finding>,
+    seen: BTreeSet<(Purpose, String)>,
+}
+
+impl Tour<'_> {
+    fn look(&mut self, place: &str, purpose: Purpose, made: Made) {
+        let nearest = match place.starts_with("s3://") {
+            true => place.to_owned(),
+            false => nearest(place, self.patience).unwrap_or_else(|| place.to_owned()),
+        };
+        if self.seen.insert((purpose, nearest.clone())) {
+            self.all.extend(super::look(place, purpose, made, self.patience));
+        } else if nearest != place {
+            let mut found = Findings::of(place);
+            found.fine("place", format!("not there yet; it will be below {nearest}, as above"));
+            self.all.extend(found.all);
+        }
+    }
+}
+
+/// The nearest folder of a path that is there; `None` if that cannot be told.
+fn nearest(place: &str, patience: &Patience) -> Option<String> {
+    let path = path_of(place);
+    let looked = patience.stage("look where it is").run(move || MountFacts::of(&path));
+    looked.and_then(|facts| facts).ok().map(|facts| facts.nearest)
+}
+
+/// Whether the order of the samples can be kept: a run does without, and builds it every time.
+fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
+    if dir.starts_with("s3://") {
+        return super::look(dir, Purpose::Both, Made::ByRun, patience);
+    }
+    let mut found = Findings::of(dir);
+    let path = path_of(dir);
+    let tried = patience.stage("write to it").run(move || {
+        let facts = MountFacts::of(&path)?;
+        Scratch::new(Path::new(&facts.nearest))?.remove()?;
+        storage::Result::Ok(facts)
+    });
+    match tried {
+        Ok(Ok(facts)) if facts.is_there => found.fine("index cache", "can be written to"),
+        Ok(Ok(facts)) => {
+            let told = format!("not there yet; {} can be written to", facts.nearest);
+            found.fine("index cache", told);
+        }
+        Ok(Err(error)) => found.hurts(
+            "index cache",
+            format!("nothing can be written: {error}"),
+            "the order of the samples is built anew at every start: seconds for ten million \
+             documents, minutes for a billion",
+            "data.cache_dir = \"FOLDER\" that the run may write to, or `feedline index build` \
+             before",
+        ),
+        Err(error) => found.breaks(ANSWERS, error.to_string(), "the run waits as long", ""),
+    }
+    found.all
 }
 
 fn folder_of(prefix: &str) -> String {
@@ -54,7 +115,7 @@ fn folder_of(prefix: &str) -> String {
 }
 
 /// Whether the files of a corpus are there, how large they are, and whether they look cached.
-fn dataset(prefix: &str, config: &Config, patience: Duration) -> Vec<Finding> {
+fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(prefix.split('?').next().unwrap_or(prefix));
     let ends: &[&str] = match config.objective() {
         Objective::Encdec => &["_context", "_target", "_target_offset"],
@@ -65,7 +126,7 @@ fn dataset(prefix: &str, config: &Config, patience: Duration) -> Vec<Finding> {
         .iter()
         .flat_map(|end| [".idx", ".bin"].map(|suffix| format!("{end}{suffix}")))
         .collect();
-    let stage = Stage::begin("open the dataset", patience);
+    let stage = patience.stage("open the dataset");
     let opened = stage.run(move || -> storage::Result<Vec<(u64, Option<f64>)>> {
         let (store, key) = storage::locate(&asked)?;
         let open = |suffix: &String| {
@@ -108,14 +169,14 @@ fn dataset(prefix: &str, config: &Config, patience: Duration) -> Vec<Finding> {
 }
 
 /// Whether the files of a tokenizer are there. `gpt2` and `null:30000` have none.
-fn tokenizer(spec: &str, patience: Duration) -> Vec<Finding> {
+fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of("data.tokenizer");
     let Some((kind, files)) = spec.split_once(':').filter(|(kind, _)| *kind != "null") else {
         return found.all;
     };
     for file in files.split(',') {
         let asked = file.to_owned();
-        let stage = Stage::begin(format!("open {file}"), patience);
+        let stage = patience.stage(&format!("open {file}"));
         let opened = stage.run(move || {
             let (store, key) = storage::locate(&asked)?;
             store.open(&key).map(|object| object.len_bytes())
@@ -132,7 +193,7 @@ fn tokenizer(spec: &str, patience: Duration) -> Vec<Finding> {
 }
 
 /// Whether so many checkpoints fit as lie there at once: those that are kept, and the next.
-fn room(dir: &str, config: &Config, patience: Duration) -> Vec<Finding> {
+fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
     let plan = Plan::new(config, &Known::default());
     let (one, due) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
@@ -143,7 +204,7 @@ fn room(dir: &str, config: &Config, patience: Duration) -> Vec<Finding> {
         ByteSize(due)
     );
     let asked = dir.to_owned();
-    let free = Stage::begin("ask for the space that is free", patience).run(move || {
+    let free = patience.stage("ask for the space that is free").run(move || {
         let store = storage::open_url(&asked)?;
         let there = store.list(&Key::root()).map(|all| all.iter().map(|entry| entry.bytes).sum());
         Ok((store.free_bytes()?, there.unwrap_or(0_u64)))
@@ -172,11 +233,10 @@ fn room(dir: &str, config: &Config, patience: Duration) -> Vec<Finding> {
 }
 
 /// A cache on a disk that is as far away as the data is none.
-fn is_near(dir: &str, patience: Duration) -> Vec<Finding> {
+fn is_near(dir: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir);
-    let asked = dir.to_owned();
-    let looked = Stage::begin("look where it is", patience)
-        .run(move || MountFacts::of(std::path::Path::new(&asked)));
+    let asked = path_of(dir);
+    let looked = patience.stage("look where it is").run(move || MountFacts::of(&asked));
     if let Ok(Ok(facts)) = looked
         && !LOCAL.contains(&facts.file_system.as_str())
     {

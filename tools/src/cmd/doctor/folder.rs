@@ -2,13 +2,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use storage::examine::{MountFacts, Scratch};
 use storage::lustre::Striping;
 use storage::{Error, Stage};
 
-use super::{Finding, Findings, Made, Purpose, mount};
+use super::{ANSWERS, Finding, Findings, Made, Patience, Purpose, mount};
 
 /// A commit that takes longer is felt, one that takes as long as the second holds up a run.
 const COMMIT_MS_NOTED: f64 = 50.0;
@@ -18,17 +17,12 @@ const COMMIT_MS_MAX: f64 = 500.0;
 const SKEW_S_NOTED: f64 = 1.0;
 const SKEW_S_MAX: f64 = 60.0;
 
-pub(super) fn look(place: &str, purpose: Purpose, made: Made, patience: Duration) -> Vec<Finding> {
-    // A plain path is taken as it is; a URL may have options.
-    let path = match place.strip_prefix("file:") {
-        Some(url) => url.strip_prefix("//").unwrap_or(url).split('?').next().unwrap_or(url),
-        None => place,
-    };
-    let mut visit =
-        Visit { found: Findings::of(place), path: path.into(), purpose, made, patience };
-    if let Err(Hangs(what)) = visit.all() {
+pub(super) fn look(place: &str, purpose: Purpose, made: Made, patience: &Patience) -> Vec<Finding> {
+    let (path, patience) = (path_of(place), patience.clone());
+    let mut visit = Visit { found: Findings::of(place), path, purpose, made, patience };
+    if let Err(End::Hangs(what)) = visit.all() {
         visit.found.breaks(
-            "answers",
+            ANSWERS,
             what,
             "a run that starts here waits as long, and may not be killed",
             "lfs check servers, ceph health detail, or the log of the NFS server; dmesg here",
@@ -37,19 +31,31 @@ pub(super) fn look(place: &str, purpose: Purpose, made: Made, patience: Duration
     visit.found.all
 }
 
-/// A step that did not come back, in words.
-struct Hangs(String);
+/// A plain path is taken as it is; a URL may have options.
+pub(super) fn path_of(place: &str) -> PathBuf {
+    match place.strip_prefix("file:") {
+        Some(url) => url.strip_prefix("//").unwrap_or(url).split('?').next().unwrap_or(url).into(),
+        None => place.into(),
+    }
+}
+
+/// Why there is nothing more to be tried.
+enum End {
+    /// A step did not come back, in words.
+    Hangs(String),
+    Interrupted,
+}
 
 struct Visit {
     found: Findings,
     path: PathBuf,
     purpose: Purpose,
     made: Made,
-    patience: Duration,
+    patience: Patience,
 }
 
 impl Visit {
-    fn all(&mut self) -> Result<(), Hangs> {
+    fn all(&mut self) -> Result<(), End> {
         let path = self.path.clone();
         let facts = match self.step("look where it is", move || MountFacts::of(&path))? {
             Ok(facts) => facts,
@@ -96,12 +102,14 @@ impl Visit {
         &self,
         what: &str,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Hangs> {
-        let stage = Stage::begin(what, self.patience).warn_after([self.patience; 3]);
-        stage.run(work).map_err(|error| Hangs(error.to_string()))
+    ) -> Result<T, End> {
+        if self.patience.stop.is_set() {
+            return Err(End::Interrupted);
+        }
+        self.patience.stage(what).run(work).map_err(|error| End::Hangs(error.to_string()))
     }
 
-    fn layout(&mut self, path: &Path) -> Result<(), Hangs> {
+    fn layout(&mut self, path: &Path) -> Result<(), End> {
         let own = path.to_owned();
         match self.step("read the layout", move || Striping::of(&own))? {
             Ok(Some(striping)) => self.found.fine("striping", striping.to_string()),
@@ -117,7 +125,7 @@ impl Visit {
         Ok(())
     }
 
-    fn try_out(&mut self, facts: &MountFacts) -> Result<(), Hangs> {
+    fn try_out(&mut self, facts: &MountFacts) -> Result<(), End> {
         let nearest = PathBuf::from(&facts.nearest);
         let make = move || match nearest.parent() {
             Some(folder) if !nearest.is_dir() => Scratch::new(folder),
@@ -131,16 +139,21 @@ impl Visit {
             }
         };
         let tried = self.probes(&scratch, facts);
-        if let Err(Hangs(what)) = tried {
+        if let Err(End::Hangs(what)) = tried {
             // Whoever removes it now would hang as well.
-            return Err(Hangs(format!("{what}; {} stays", scratch.name())));
+            return Err(End::Hangs(format!("{what}; {} stays", scratch.name())));
         }
         let removing = scratch.clone();
-        if let Err(error) = self.step("remove what was tried", move || removing.remove())? {
-            let cost = "old checkpoints cannot be deleted either";
-            self.found.breaks("removing", error.to_string(), cost, "");
+        let stage = Stage::begin("remove what was tried", self.patience.limit);
+        let removed = stage.run(move || removing.remove());
+        match removed.map_err(|error| End::Hangs(format!("{error}; {} stays", scratch.name())))? {
+            Ok(()) => tried,
+            Err(error) => {
+                let cost = "old checkpoints cannot be deleted either";
+                self.found.breaks("removing", error.to_string(), cost, "");
+                tried
+            }
         }
-        Ok(())
     }
 
     fn refused(&mut self, error: &Error) {
@@ -156,7 +169,7 @@ impl Visit {
         }
     }
 
-    fn probes(&mut self, scratch: &Scratch, facts: &MountFacts) -> Result<(), Hangs> {
+    fn probes(&mut self, scratch: &Scratch, facts: &MountFacts) -> Result<(), End> {
         self.names(scratch)?;
         let own = scratch.clone();
         match self.step("lock a file", move || own.lock())? {
@@ -189,7 +202,7 @@ impl Visit {
     }
 
     /// Whether names are given once.
-    fn names(&mut self, scratch: &Scratch) -> Result<(), Hangs> {
+    fn names(&mut self, scratch: &Scratch) -> Result<(), End> {
         let own = scratch.clone();
         let created = self.step("make a file", move || own.exclusive_create())?;
         let own = scratch.clone();
@@ -220,7 +233,7 @@ impl Visit {
         Ok(())
     }
 
-    fn direct(&mut self, scratch: &Scratch, facts: &MountFacts) -> Result<(), Hangs> {
+    fn direct(&mut self, scratch: &Scratch, facts: &MountFacts) -> Result<(), End> {
         let own = scratch.clone();
         let in_memory = matches!(facts.file_system.as_str(), "tmpfs" | "ramfs");
         match self.step("read and write around the page cache", move || own.direct())? {
@@ -244,7 +257,7 @@ impl Visit {
         Ok(())
     }
 
-    fn times(&mut self, scratch: &Scratch) -> Result<(), Hangs> {
+    fn times(&mut self, scratch: &Scratch) -> Result<(), End> {
         let own = scratch.clone();
         match self.step("make a file durable", move || own.commit_ms())? {
             Ok(ms) if ms < COMMIT_MS_NOTED => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::store::milliseconds;
 use super::{Op, Reduce, Store, Work, absent};
@@ -50,6 +50,7 @@ pub(crate) struct Inner {
     pub(super) name: String,
     pub(super) rank: usize,
     pub(super) members: Vec<usize>,
+    pub(super) device: Device,
     /// The store, below a name that is the group's.
     pub(super) store: Store,
     /// The newest collective that others were told we wait for.
@@ -96,7 +97,7 @@ impl Group {
             Listen::Address(address) => (None, Some(text(address)?)),
         };
         let pointer = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |t| t.as_ptr());
-        Self::make(store, name, rank, members, options, |prefix, id, out| {
+        Self::make(store, name, (rank, members), Device::Cpu, options, |prefix, id, out| {
             // SAFETY: the store and the texts are alive during the call, and `out` has room.
             unsafe {
                 ffi::fb_group_gloo(
@@ -114,8 +115,9 @@ impl Group {
         })
     }
 
-    /// As [`Group::gloo`], of GPUs, one a rank: this rank's is the current device. Waiting for an
-    /// operation then orders it before what this thread gives to the GPU next, and returns at once.
+    /// As [`Group::gloo`], of GPUs, one a rank: this rank's is `device`. Waiting for an operation
+    /// then orders it before what this thread gives to the GPU next, and returns at once. Tags mean
+    /// nothing: what two ranks send each other must be asked for in the order of sending.
     ///
     /// # Errors
     /// As [`Group::gloo`].
@@ -125,9 +127,10 @@ impl Group {
         name: &str,
         rank: usize,
         members: &[usize],
+        device: Device,
         options: &Options,
     ) -> Result<Self> {
-        Self::make(store, name, rank, members, options, |prefix, id, out| {
+        Self::make(store, name, (rank, members), device, options, |prefix, id, out| {
             // SAFETY: the store and the text are alive during the call, and `out` has room.
             unsafe {
                 ffi::fb_group_nccl(
@@ -146,8 +149,8 @@ impl Group {
     fn make(
         store: &Store,
         name: &str,
-        rank: usize,
-        members: &[usize],
+        (rank, members): (usize, &[usize]),
+        device: Device,
         options: &Options,
         create: impl FnOnce(&CString, u64, *mut *mut RawGroup) -> i32,
     ) -> Result<Self> {
@@ -174,6 +177,7 @@ impl Group {
             name: name.to_owned(),
             rank,
             members: members.to_vec(),
+            device,
             store: own,
             told: AtomicU64::new(0),
         });
@@ -203,6 +207,12 @@ impl Group {
     #[must_use]
     pub fn members(&self) -> &[usize] {
         &self.0.members
+    }
+
+    /// Where the tensors must be that it carries.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.device
     }
 
     pub(crate) fn raw(&self) -> *mut RawGroup {
@@ -278,7 +288,12 @@ impl Group {
     /// Part i of `out` becomes this rank's part of the input of rank i, in equal parts along the
     /// first dimension.
     pub fn all_to_all(&self, out: &mut Tensor, input: &Tensor) -> Result<()> {
-        self.start(Op::AllToAll, &Op::AllToAll.call(), Some(out), Some(input))?.wait()
+        self.all_to_all_start(out, input)?.wait()
+    }
+
+    /// As [`Group::all_to_all`], to be waited for.
+    pub fn all_to_all_start(&self, out: &mut Tensor, input: &Tensor) -> Result<Work> {
+        self.start(Op::AllToAll, &Op::AllToAll.call(), Some(out), Some(input))
     }
 
     /// The root's `out` becomes the inputs of all ranks; the others give `None`.

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use tch::Tensor;
 
@@ -57,6 +58,14 @@ impl Work {
         // SAFETY: made by `fb_start`, and freed only when dropped.
         unsafe { ffi::fb_work_done(self.raw.as_ptr()) != 0 }
     }
+}
+
+/// How long threads of this process have waited for operations so far, those between the layers of
+/// tensor parallel ranks among them: what was not hidden behind computing. Of GPUs it says nothing:
+/// there the device waits.
+#[must_use]
+pub fn waited() -> Duration {
+    Duration::from_nanos(ffi::fb_waited_ns().unsigned_abs())
 }
 
 impl Drop for Work {

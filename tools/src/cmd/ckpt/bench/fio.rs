@@ -19,21 +19,23 @@ pub(super) fn write(file: &Path, bytes: u64) -> Result<Option<f64>> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    run(file, bytes, "write")
+    run(&[file], bytes, "write")
 }
 
 /// Bytes a second of reading what was written.
 pub(super) fn read(file: &Path, bytes: u64) -> Result<Option<f64>> {
-    run(file, bytes, "read")
+    run(&[file], bytes, "read")
 }
 
-/// Bytes a second read and written, half of them each, within a file of so many.
-pub(crate) fn mixed(file: &Path, bytes: u64) -> Result<Option<f64>> {
-    run(file, bytes, "rw")
+/// Bytes a second read and written, half of them each, within files of so many together.
+pub(crate) fn mixed(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
+    run(files, bytes, "rw")
 }
 
-fn run(file: &Path, bytes: u64, what: &str) -> Result<Option<f64>> {
-    let file_name = file.to_str().context("the folder's name is not UTF-8")?;
+fn run(files: &[&Path], bytes: u64, what: &str) -> Result<Option<f64>> {
+    let names = files.iter().map(|file| file.to_str().map(|name| name.replace(':', "\\:")));
+    let names: Option<Vec<String>> = names.collect();
+    let file_name = names.context("the folder's name is not UTF-8")?.join(":");
     let size = bytes >> 20 << 20;
     let mut fio = Command::new("fio");
     fio.args(["--name=feedline", "--ioengine=io_uring", "--direct=1", "--end_fsync=1"]);

@@ -1,0 +1,161 @@
+//! The folders that a rank's state is in, one a disk: who has them, and what says whose they are.
+//!
+//! All files of a generation have one record, in the first folder, so disks cannot disagree about
+//! which generation is whole. What they can be is mixed up: named in another order, or one of them
+//! taken from another state. So each folder has a mark that tells whose it is, and which of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::form::Form;
+use crate::{Error, Result};
+use storage::{Key, Manifest, Storage, WorkFile};
+
+/// Held by whoever has the folder open.
+const LOCK: &str = "lock";
+
+/// A file of nothing is none, to some file systems.
+const LOCK_BYTES: u64 = 4096;
+
+/// The name of the mark.
+const MARK: &str = "owner";
+
+const FORMAT: &str = "feedline-offload-owner";
+const VERSION: u32 = 1;
+
+/// A folder that one rank's state has for itself.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    /// Where it is.
+    pub store: Arc<dyn Storage>,
+    /// Its name there.
+    pub key: Key,
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.store.display(&self.key))
+    }
+}
+
+/// What the mark of a folder says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mark {
+    owner: String,
+    rank: usize,
+    disk: usize,
+    disks: usize,
+}
+
+impl Mark {
+    /// `None` if there is none.
+    fn read(Folder { store, key }: &Folder) -> Result<Option<Self>> {
+        let key = key.join(MARK)?;
+        let Manifest { format, version, meta, .. } = match Manifest::read(&**store, &key) {
+            Err(storage::Error::NotFound { .. }) => return Ok(None),
+            mark => mark?,
+        };
+        let mark = serde_json::from_value(meta).ok().filter(|_| format == FORMAT);
+        mark.filter(|_| version == VERSION).map(Some).ok_or_else(|| Error::BadManifest {
+            what: store.display(&key),
+            place: "format and version".to_owned(),
+            got: format!("{format} {version}"),
+            due: format!("{FORMAT} {VERSION}, and its fields"),
+        })
+    }
+
+    fn write(&self, Folder { store, key }: &Folder) -> Result<()> {
+        let meta = serde_json::to_value(self).expect("strings and numbers always serialize");
+        let (format, files) = (FORMAT.to_owned(), Vec::new());
+        let mark = Manifest { format, version: VERSION, files, meta };
+        mark.write(&**store, &key.join(MARK)?)?;
+        Ok(())
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mark { owner, rank, disk, disks } = self;
+        write!(f, "disk {disk} of {disks} of rank {rank} of '{owner}'")
+    }
+}
+
+/// Takes folders for a state, which nobody else has then for as long as the locks live. Those of
+/// another state are refused, before any of them is marked.
+pub(super) fn claim(
+    folders: &[Folder],
+    owner: &str,
+    form: &Form,
+) -> Result<Vec<Arc<dyn WorkFile>>> {
+    if folders.len() != form.plan.folders() {
+        let why = format!("got {} folders, due {}", folders.len(), form.plan.folders());
+        return Err(Error::BadInput { what: "a state on disks, by its plan".to_owned(), why });
+    }
+    let locks = folders.iter().map(lock).collect::<Result<_>>()?;
+    let mut unmarked = Vec::new();
+    for (disk, folder) in folders.iter().enumerate() {
+        let (rank, disks) = (form.rank, folders.len());
+        let due = Mark { owner: owner.to_owned(), rank, disk, disks };
+        match Mark::read(folder)? {
+            None => unmarked.push((folder, due)),
+            Some(got) if got == due => {}
+            Some(got) => {
+                return Err(Error::BadManifest {
+                    what: folder.to_string(),
+                    place: MARK.to_owned(),
+                    got: got.to_string(),
+                    due: due.to_string(),
+                });
+            }
+        }
+    }
+    for (folder, mark) in unmarked {
+        mark.write(folder)?;
+    }
+    Ok(locks)
+}
+
+/// Keeps other processes out of a folder.
+fn lock(Folder { store, key }: &Folder) -> Result<Arc<dyn WorkFile>> {
+    let key = key.join(LOCK)?;
+    match store.open_work(&key) {
+        Err(storage::Error::NotFound { .. }) => Ok(store.create_work(&key, LOCK_BYTES)?),
+        lock => Ok(lock?),
+    }
+}
+
+/// Removes what ranks left in a folder that a run has no more: of the folders in `store` those that
+/// are marked as this owner's, and as of a rank beyond the first `ranks`. What a process has open
+/// stays, and so does all that has no mark. Gives what was removed.
+///
+/// # Errors
+/// What the store says.
+pub fn sweep(store: &Arc<dyn Storage>, owner: &str, ranks: usize) -> Result<Vec<String>> {
+    let names = match store.names(&Key::root()) {
+        Err(storage::Error::NotFound { .. }) => return Ok(Vec::new()),
+        names => names?,
+    };
+    let mut removed = Vec::new();
+    for name in names {
+        let Ok(key) = Key::new(name) else { continue };
+        let folder = Folder { store: Arc::clone(store), key };
+        // What cannot be read is not known to be ours.
+        let Ok(Some(mark)) = Mark::read(&folder) else { continue };
+        if mark.owner != owner || mark.rank < ranks {
+            continue;
+        }
+        // Held until the folder is gone. Another rank may be here for the same.
+        match store.open_work(&folder.key.join(LOCK)?) {
+            Err(storage::Error::Locked { .. } | storage::Error::NotFound { .. }) => continue,
+            lock => {
+                let _lock = lock?;
+                store.delete_folder(&folder.key)?;
+            }
+        }
+        removed.push(folder.to_string());
+    }
+    Ok(removed)
+}

@@ -1,0 +1,109 @@
+//! How far a number is to be trusted: what was moved for what was delivered, what lay in the page
+//! cache, and what of the machine the benchmark itself took.
+
+use serde::Serialize;
+
+use super::counters::Witness;
+use super::pattern::{Direction, Pattern, Run};
+
+/// Below, a cache was measured.
+const CACHED_BELOW: f64 = 0.9;
+
+/// Above, more came than was asked for.
+const AMPLIFIED_ABOVE: f64 = 1.2;
+
+/// From so much of a file in the page cache on, reads that pass it are not of the store.
+const RESIDENT_MAX: f64 = 0.1;
+
+/// Of a core for each gigabyte a second: what takes more may be what was measured.
+pub const OWN_CORE_S_PER_GB_MAX: f64 = 0.1;
+
+/// What is told of reads that pass the page cache: the share of the file that lay in it before.
+pub const RESIDENT: &str = "page_cache_share_before";
+
+/// Why a number is not that of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flag {
+    /// It is that of a cache, at least in part.
+    Cached,
+    /// More was moved than was asked for.
+    Amplified,
+    /// There is no device: the files are in memory.
+    Memory,
+}
+
+impl Flag {
+    /// As it stands beside a number.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Flag::Cached => "CACHED",
+            Flag::Amplified => "AMPLIFIED",
+            Flag::Memory => "MEMORY",
+        }
+    }
+
+    /// Whether the device did less than the number says.
+    #[must_use]
+    pub fn flatters(self) -> bool {
+        self != Flag::Amplified
+    }
+}
+
+/// Bytes moved by bytes delivered, if both were seen, and what is to be said of the number.
+#[must_use]
+pub fn judged(pattern: Pattern, all: &Run, witness: Witness) -> (Option<f64>, Option<Flag>) {
+    if pattern.direction() == Direction::Both || all.bytes == 0 {
+        return (None, None);
+    }
+    if witness == Witness::Memory {
+        return (None, Some(Flag::Memory));
+    }
+    let ratio = all.moved_bytes as f64 / all.bytes as f64;
+    // Who counts requests sees no cache below them, but the kernel tells what it holds of a file.
+    let resident = all.more.get(RESIDENT).is_some_and(|share| *share > RESIDENT_MAX);
+    let is_long = !matches!(pattern, Pattern::Samples | Pattern::Rate | Pattern::Replay);
+    let flag = match ratio {
+        ratio if ratio < CACHED_BELOW => Some(Flag::Cached),
+        _ if resident && witness == Witness::Requests => Some(Flag::Cached),
+        ratio if ratio > AMPLIFIED_ABOVE && is_long => Some(Flag::Amplified),
+        _ => None,
+    };
+    (Some(ratio), flag)
+}
+
+/// What this program took of the cores.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Own {
+    /// Cores that it kept busy.
+    #[serde(rename = "own_cores")]
+    pub cores: f64,
+    /// Seconds of a core for a gigabyte, which are cores for a gigabyte a second; of patterns that
+    /// are about bytes.
+    #[serde(rename = "own_core_s_per_gb")]
+    pub core_s_per_gb: Option<f64>,
+    /// Microseconds of a core for an operation.
+    #[serde(rename = "own_us_per_op")]
+    pub us_per_op: f64,
+    /// Whether that is more than [`OWN_CORE_S_PER_GB_MAX`].
+    #[serde(rename = "own_is_over")]
+    pub is_over: bool,
+}
+
+impl Own {
+    /// In all rounds together, which took so many seconds.
+    #[must_use]
+    pub fn of(pattern: Pattern, all: &Run, seconds: f64) -> Self {
+        let gigabytes = all.bytes as f64 / 1e9;
+        // Where the rate is given, or small objects are made, bytes are not what the time is for.
+        let by_bytes = !matches!(pattern, Pattern::Rate) && pattern.direction() != Direction::Both;
+        let core_s_per_gb = (by_bytes && gigabytes > 0.001).then(|| all.cpu_s / gigabytes);
+        Own {
+            cores: all.cpu_s / seconds.max(1e-9),
+            core_s_per_gb,
+            us_per_op: all.cpu_s * 1e6 / all.ops.max(1) as f64,
+            is_over: core_s_per_gb.is_some_and(|s| s > OWN_CORE_S_PER_GB_MAX),
+        }
+    }
+}

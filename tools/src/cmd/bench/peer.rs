@@ -1,0 +1,221 @@
+//! The same requests by us and by fio, in every round the one after the other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::fio::{self, Reads, Writes};
+use super::guard::Stop;
+use super::pattern::{Pattern, Run};
+use super::random::Random;
+use super::reads::{self, Cut, Load, Pace};
+use super::rounds::{SAMPLES_DEPTH, STREAM, Settings};
+use super::saves;
+use super::stats::{Beside, median};
+use super::target::Place;
+
+/// What both did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Peer {
+    /// What was read or written.
+    pub what: String,
+    /// Our median, in megabytes a second.
+    pub ours_mb_per_s: f64,
+    /// Its median.
+    pub fio_mb_per_s: f64,
+    /// The median of the ratios of all rounds.
+    pub ours_by_fio: f64,
+    /// The lower end of its interval.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+    /// Whether the two are within 5 % of each other.
+    pub agreement: Agreement,
+}
+
+/// Whether the interval of a ratio says that two differ by 5 % at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Agreement {
+    /// All of it does.
+    Yes,
+    /// None of it does.
+    No,
+    /// A part of it does: more rounds would tell.
+    Open,
+}
+
+impl Agreement {
+    /// Of an interval.
+    #[must_use]
+    pub fn of(low: f64, high: f64) -> Self {
+        const LEAST: f64 = 0.95;
+        const MOST: f64 = 1.05;
+        match () {
+            () if low >= LEAST && high <= MOST => Agreement::Yes,
+            () if high < LEAST || low > MOST => Agreement::No,
+            () => Agreement::Open,
+        }
+    }
+
+    /// As a table has it.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Agreement::Yes => "yes",
+            Agreement::No => "no",
+            Agreement::Open => "open: more --runs",
+        }
+    }
+}
+
+/// Rates of ours and of fio by round, of each pattern that both know.
+#[derive(Clone, Debug, Default)]
+pub struct Pairs(BTreeMap<Pattern, (String, Vec<[f64; 2]>)>);
+
+impl Pairs {
+    /// What they say.
+    #[must_use]
+    pub fn peers(&self, seed: u64) -> Vec<Peer> {
+        let of = |(what, pairs): &(String, Vec<[f64; 2]>)| {
+            let [ours, fios] = [0, 1].map(|of| pairs.iter().map(|pair| pair[of]).collect());
+            let (ours, fios): (Vec<f64>, Vec<f64>) = (ours, fios);
+            let Beside { ratio, low, high, .. } = Beside::of(&ours, &fios, seed)?;
+            Some(Peer {
+                what: what.clone(),
+                ours_mb_per_s: median(&ours) / 1e6,
+                fio_mb_per_s: median(&fios) / 1e6,
+                ours_by_fio: ratio,
+                low,
+                high,
+                agreement: Agreement::of(low, high),
+            })
+        };
+        self.0.values().filter_map(of).collect()
+    }
+
+    /// One round on a target, in which ours and fio's change places with every other.
+    ///
+    /// # Errors
+    /// What a request or fio says.
+    pub fn round(
+        &mut self,
+        (settings, place): (&Arc<Settings>, &Arc<Place>),
+        stop: &Stop,
+        round: usize,
+    ) -> Result<()> {
+        if reads::data_path(place).is_none() {
+            return Ok(());
+        }
+        let both = [Pattern::Stream, Pattern::Samples, Pattern::SaveOne];
+        for pattern in both.into_iter().filter(|both| settings.patterns.contains(both)) {
+            let shared = Shared::of(pattern, settings);
+            let mut rates = [0.0; 2];
+            for turn in [round % 2, (round + 1) % 2] {
+                let (settings, place) = (Arc::clone(settings), Arc::clone(place));
+                let told = stop.clone();
+                let limit = settings.timeout + Duration::from_secs_f64(4.0 * settings.seconds);
+                rates[turn] = stop.guard("beside fio", limit, move || match turn {
+                    0 => shared.ours(&settings, &place, &told),
+                    _ => shared.fios(&settings, &place),
+                })?;
+            }
+            let (_, pairs) = self.0.entry(pattern).or_insert_with(|| (shared.name(), Vec::new()));
+            pairs.push(rates);
+        }
+        Ok(())
+    }
+}
+
+/// Requests that both can make.
+#[derive(Clone, Copy, Debug)]
+enum Shared {
+    Reads(Reads),
+    Writes(Writes),
+}
+
+/// Of a device so many seconds tell as much as more.
+const SECONDS_MAX: f64 = 3.0;
+
+impl Shared {
+    fn of(pattern: Pattern, settings: &Settings) -> Self {
+        let seconds = settings.seconds.min(SECONDS_MAX);
+        let (in_order, bytes, depth) = match pattern {
+            Pattern::SaveOne => {
+                return Shared::Writes(Writes {
+                    writers: settings.writers,
+                    part_bytes: settings.state.part_bytes(),
+                    bytes: saves::CHUNK_BYTES,
+                });
+            }
+            Pattern::Stream => (true, STREAM.0, STREAM.1),
+            // fits: a sample is in memory
+            _ => (false, settings.need.sample_bytes.next_multiple_of(4096) as usize, SAMPLES_DEPTH),
+        };
+        Shared::Reads(Reads { in_order, bytes, depth, seconds })
+    }
+
+    fn name(&self) -> String {
+        match *self {
+            Shared::Reads(Reads { in_order, bytes, depth, .. }) => {
+                let what = if in_order { "from front to back" } else { "aligned, from anywhere" };
+                format!("{what}, {} KiB, {depth} at once", bytes >> 10)
+            }
+            Shared::Writes(Writes { writers, bytes, .. }) => {
+                format!("into one file, {} MiB, {writers} writers, synced", bytes >> 20)
+            }
+        }
+    }
+
+    /// Bytes a second.
+    fn ours(&self, settings: &Settings, place: &Place, stop: &Stop) -> Result<f64> {
+        let run = match self {
+            Shared::Reads(reads) => aligned(settings, place, reads, stop)?,
+            Shared::Writes(writes) => {
+                saves::prepare_one(place, writes.writers as u64 * writes.part_bytes)?;
+                saves::save_one(place, &settings.state, 0)?
+            }
+        };
+        Ok(run.bytes as f64 / run.seconds.max(1e-9))
+    }
+
+    /// The same of fio.
+    fn fios(&self, settings: &Settings, place: &Place) -> Result<f64> {
+        let direct = place.store.profile().direct;
+        match self {
+            Shared::Reads(reads) => {
+                let file = reads::data_path(place).context("a file")?;
+                fio::read(&file, reads, direct)
+            }
+            Shared::Writes(writes) => {
+                saves::prepare_one(place, settings.writers as u64 * writes.part_bytes)?;
+                fio::write(&saves::one_path(place).context("a file")?, writes, direct)
+            }
+        }
+    }
+}
+
+/// Requests of whole blocks, which fio can make too.
+fn aligned(settings: &Settings, place: &Place, requests: &Reads, stop: &Stop) -> Result<Run> {
+    let Reads { in_order, bytes, depth, seconds } = *requests;
+    let load = Load {
+        place,
+        seed: settings.seed,
+        depth,
+        len_max: bytes,
+        seconds,
+        timeout: settings.timeout,
+        stop,
+    };
+    let blocks = settings.data_bytes / bytes as u64;
+    let mut random = Random::new(settings.seed ^ 3);
+    let mut nth = 0;
+    reads::drive(&load, Pace::AsTheyCome, &mut || {
+        let block = if in_order { nth % blocks } else { random.below(blocks) };
+        nth += 1;
+        Cut { offset: block * bytes as u64, len: bytes }
+    })
+}

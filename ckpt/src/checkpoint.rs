@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::catalog::Catalog;
 use crate::fetch::{Block, PackedBlock, Target};
@@ -22,6 +23,8 @@ pub struct Checkpoint {
     /// The sum of its manifest, and so of all that it says.
     pub(crate) manifest_crc64: u64,
     pub(crate) threads: usize,
+    /// Bytes that reads have brought so far.
+    pub(crate) came: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Checkpoint {
@@ -76,7 +79,15 @@ impl Checkpoint {
             }
         }
         let store = Arc::clone(store);
-        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads })
+        let came = Arc::default();
+        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads, came })
+    }
+
+    /// Has its reads counted where another looks: to `came` is added what they bring, as it comes
+    /// and is found whole.
+    #[must_use]
+    pub fn counted(self, came: &Arc<AtomicU64>) -> Self {
+        Checkpoint { came: Arc::clone(came), ..self }
     }
 
     /// The training step.

@@ -3,6 +3,7 @@
 //! which it is summed.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::codec::Unpacker;
 use crate::{Dtype, Error, Result, parallel};
@@ -81,6 +82,15 @@ impl Target<'_> {
 /// Reads and checks all blocks. Blocks of one object should stand together, in the order of their
 /// offsets. Each thread holds at most one batch.
 pub(crate) fn fetch(blocks: Vec<Block<'_>>, threads: usize) -> Result<()> {
+    fetch_counted(blocks, threads, &AtomicU64::new(0))
+}
+
+/// The same for somebody who watches: to `came` is added what was read and is whole.
+pub(crate) fn fetch_counted(
+    blocks: Vec<Block<'_>>,
+    threads: usize,
+    came: &AtomicU64,
+) -> Result<()> {
     let mut batches: Vec<Vec<Block<'_>>> = Vec::new();
     let mut bytes = 0;
     for block in blocks {
@@ -97,7 +107,12 @@ pub(crate) fn fetch(blocks: Vec<Block<'_>>, threads: usize) -> Result<()> {
         bytes += len;
         batches.last_mut().expect("pushed above if there was none").push(block);
     }
-    parallel::each(batches, threads, fetch_batch)?;
+    parallel::each(batches, threads, |batch, scratch| {
+        let bytes: usize = batch.iter().map(Block::stored_bytes).sum();
+        fetch_batch(batch, scratch)?;
+        came.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(())
+    })?;
     Ok(())
 }
 

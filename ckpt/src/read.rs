@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::checkpoint::{Checkpoint, Source, blocks_of};
-use crate::fetch::{Block, Target, Visitor, fetch};
+use crate::fetch::{Block, Target, Visitor, fetch_counted};
 use crate::runs::each_run;
 use crate::{Chunk, Dtype, Error, Group, Region, Result, TensorEntry, TensorSpec};
 use storage::Object;
@@ -139,7 +139,7 @@ impl Checkpoint {
                 let (_, object) = open.peek().expect("opened above");
                 touched.push_blocks(&**object, deal, first + number, &mut directs, &mut blocks);
             }
-            fetch(blocks, self.threads)?;
+            fetch_counted(blocks, self.threads, &self.came)?;
             rest = &rest[count..];
             first += count;
         }

@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use storage::{ByteSize, Key, Storage, Width};
 
+use super::bench::guard::Stop;
 use super::ckpt::Answer;
 use super::ckpt::bench::{MemoryWatch, fio, median, remove_file};
 use crate::report::{ProgressLine, table};
@@ -89,6 +90,7 @@ struct Measured {
 pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
     let OffloadVerb::Bench(args) = verb;
     ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
+    let stop = Stop::at_signals()?;
     let own = format!(".bench-offload-{}", std::process::id());
     let folders: Vec<PathBuf> = args.folders.iter().map(|folder| folder.join(&own)).collect();
     let open = |folder: &PathBuf| {
@@ -109,16 +111,17 @@ pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
     };
     let in_memory = match args.host_parameters {
         0 => Ok(()),
-        _ => host(args, options, &mut measured, line),
+        _ => host(args, options, &mut measured, (&stop, line)),
     };
     let outcome = in_memory.and_then(|()| match args.parameters {
         0 => Ok(()),
-        _ => disk(args, options, (&folders, stores), &mut measured, line),
+        _ => disk(args, options, (&folders, stores), &mut measured, (&stop, line)),
     });
     line.clear();
     for folder in folders.iter().filter(|folder| folder.exists()) {
         std::fs::remove_dir_all(folder)?;
     }
+    stop.check()?;
     outcome?;
     Answer::new(args.json, &measured, measured.text(), true)
 }
@@ -134,7 +137,7 @@ fn host(
     args: &BenchArgs,
     options: Options,
     measured: &mut Measured,
-    line: &mut ProgressLine,
+    (stop, line): (&Stop, &mut ProgressLine),
 ) -> Result<()> {
     let layout = bench::layout(args.host_parameters)?;
     let mut state = Offload::in_memory(offload::plan(&layout)?, &layout, 0, options)?;
@@ -146,6 +149,7 @@ fn host(
     // The first round touches the pages.
     for round in 0..=args.rounds {
         line.show(&format!("round {round}: memory"));
+        stop.check()?;
         let bytes = 24 * args.host_parameters as usize; // fits: of memory
         let triad = bench::triad(bytes, options.threads, 3)?;
         let copies = halves.iter_mut().map(|bytes| Weights { dtype: Dtype::BF16, bytes });
@@ -173,7 +177,7 @@ fn disk(
     options: Options,
     (folders, stores): (&[PathBuf], Vec<Arc<dyn Storage>>),
     measured: &mut Measured,
-    line: &mut ProgressLine,
+    (stop, line): (&Stop, &mut ProgressLine),
 ) -> Result<()> {
     let layout = bench::layout(args.parameters)?;
     let watch = MemoryWatch::start()?;
@@ -193,11 +197,13 @@ fn disk(
     const WARM: u64 = 5;
     for number in 1..=WARM {
         line.show(&format!("finding the depth: {number} of {WARM}"));
+        stop.check()?;
         step(&mut state, number)?;
     }
     let (mut rates, mut fios, mut shares, mut times) = (vec![], vec![], vec![], vec![]);
     for round in 1..=args.rounds {
         line.show(&format!("round {round}: the disks"));
+        stop.check()?;
         let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
         let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         let theirs = fio::mixed(&paths, state.state_bytes())?;

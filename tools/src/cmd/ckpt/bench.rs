@@ -19,6 +19,7 @@ use serde::Serialize;
 use storage::{ByteSize, Key};
 
 use super::Answer;
+use crate::cmd::bench::guard::Stop;
 use crate::report::{ProgressLine, table};
 
 /// Where to measure, and what.
@@ -102,13 +103,15 @@ struct Rate {
 }
 
 pub(super) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
-    let bench = Bench::new(args)?;
+    let mut bench = Bench::new(args)?;
     if let Some((part, parts)) = args.part {
         return bench.one_part(part, parts);
     }
+    bench.stop = Stop::at_signals()?;
     let measured = bench.measure(line);
     line.clear();
     bench.remove()?;
+    bench.stop.check()?;
     let measured = measured?;
     Answer::new(args.json, &measured, measured.text(), true)
 }
@@ -119,6 +122,8 @@ struct Bench<'a> {
     /// A folder of our own below the one that was named.
     folder: PathBuf,
     options: Options,
+    /// What is under way is finished first; all that was written is removed then.
+    stop: Stop,
 }
 
 impl<'a> Bench<'a> {
@@ -128,7 +133,7 @@ impl<'a> Bench<'a> {
         let folder = args.folder.join(format!(".bench-ckpt-{}", std::process::id()));
         let (threads, shard_bytes_max) = (args.threads, args.shard_bytes.0);
         let options = Options { threads, shard_bytes_max, ..Options::default() };
-        Ok(Bench { args, folder, options })
+        Ok(Bench { args, folder, options, stop: Stop::default() })
     }
 
     fn steps(&self, options: Options) -> Result<Checkpoints> {
@@ -160,7 +165,7 @@ impl<'a> Bench<'a> {
         }
         drop(state);
         if has(Row::Processes) {
-            measured.processes = parts::all(self.args, &self.folder, line)?;
+            measured.processes = parts::all(self.args, &self.folder, &self.stop, line)?;
         }
         let peak = |what| measured.rates.iter().find(|rate| rate.what == what);
         if let (Some(write), Some(read)) = (peak(fio::WRITE), peak(fio::READ)) {
@@ -180,21 +185,24 @@ impl<'a> Bench<'a> {
         let bytes = state.bytes();
         let [mut fio_write, mut save, mut fio_read, mut load] = [const { Vec::new() }; 4];
         for round in 1..=self.args.rounds {
-            let mut show = |what: &str| line.show(&format!("round {round}: {what}"));
+            let mut show = |what: &str| {
+                line.show(&format!("round {round}: {what}"));
+                self.stop.check()
+            };
             let file = self.folder.join("fio");
-            show("fio writes");
+            show("fio writes")?;
             fio_write.extend(fio::write(&file, bytes)?);
-            show("a save");
+            show("a save")?;
             let watch = MemoryWatch::start()?;
             let report = steps.save(u64::from(round), &state.tensors(), &[], ().into())?;
             let taken = watch.stop()?;
             measured.staging_peak_bytes = measured.staging_peak_bytes.max(Some(taken));
             save.push(rate(bytes, report.total()));
             if self.args.rows.contains(&Row::Load) {
-                show("fio reads");
+                show("fio reads")?;
                 fio_read.extend(fio::read(&file, bytes)?);
                 drop_pages(&self.folder);
-                show("a load");
+                show("a load")?;
                 let begun = Instant::now();
                 steps.open_step(u64::from(round))?.read_tensors(state.reads())?;
                 load.push(rate(bytes, begun.elapsed()));
@@ -220,6 +228,7 @@ impl<'a> Bench<'a> {
         let mut ratios = Vec::new();
         for round in 0..2 * self.args.rounds {
             line.show(&format!("files with and without checksums, {round}"));
+            self.stop.check()?;
             // Whoever comes second may find the device warmer, or tired.
             let first = round % 2 == 0;
             let times = [first, !first].map(|sums| time_of_files(&steps, &tensors, sums));
@@ -237,6 +246,7 @@ impl<'a> Bench<'a> {
         let mut after = Vec::new();
         for round in 0..self.args.rounds {
             line.show(&format!("64 files, {round}"));
+            self.stop.check()?;
             let step = u64::from(round) + 1_000_000;
             let SaveReport { sync, commit, .. } =
                 steps.save(step, &state.tensors(), &[], ().into())?;

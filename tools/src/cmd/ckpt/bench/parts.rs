@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::{BenchArgs, median};
+use crate::cmd::bench::guard::Stop;
 use crate::report::ProgressLine;
 
 /// What so many processes did in all.
@@ -24,6 +25,7 @@ pub(super) struct Together {
 pub(super) fn all(
     args: &BenchArgs,
     folder: &Path,
+    stop: &Stop,
     line: &mut ProgressLine,
 ) -> Result<Vec<Together>> {
     let mut counts = vec![1];
@@ -32,6 +34,7 @@ pub(super) fn all(
     for round in 1..=args.rounds {
         for (&count, rates) in counts.iter().zip(&mut rates) {
             line.show(&format!("round {round}: {count} processes"));
+            stop.check()?;
             rates.push(together(args, folder, count)?);
         }
     }

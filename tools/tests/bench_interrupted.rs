@@ -1,0 +1,96 @@
+//! What measures and does not end by itself: benchmarks that are told to stop leave nothing behind,
+//! and a mount that does not answer keeps none of them.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+#[path = "../../storage/tests/fuse/mod.rs"]
+#[expect(dead_code, reason = "of its faults one is enough here")]
+mod fuse;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// One of them over a folder; what it remembers of the device goes to another.
+fn bench(verb: &str, folder: &Path, cache: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args([verb, "bench"]).arg(folder).args(more).arg("--json");
+    command.env("XDG_CACHE_HOME", cache).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+const SAVES: [&str; 2] = ["--bytes=8MB", "--processes=2"];
+const ON_DISK: [&str; 2] = ["--parameters=200000", "--host-parameters=0"];
+const UPDATES: [&str; 2] = ["--parameters=200000", "--host-parameters=100000"];
+
+#[test]
+fn nothing_stays_of_what_was_measured() {
+    for (verb, small) in [("ckpt", SAVES), ("offload", UPDATES)] {
+        let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let more = [small[0], small[1], "--rounds=1"];
+        let output = bench(verb, folder.path(), cache.path(), &more).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{verb}: {err}");
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rate = match verb {
+            "ckpt" => &told["rates"][0]["median_bytes_per_s"],
+            _ => &told["disk_step_bytes_per_s"],
+        };
+        assert!(rate.as_f64().unwrap() > 0.0, "{told}");
+        assert!(is_empty(folder.path()), "{verb} leaves files");
+    }
+}
+
+#[test]
+fn nothing_stays_of_an_interrupted_one() {
+    let wanted = [("ckpt", SAVES, "-INT"), ("ckpt", SAVES, "-TERM"), ("offload", ON_DISK, "-INT")];
+    for (verb, small, signal) in wanted {
+        let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let more = [small[0], small[1], "--rounds=1000000"];
+        let child = bench(verb, folder.path(), cache.path(), &more).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while is_empty(folder.path()) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        let is_told = output.status.code() == Some(2) && err.contains("feedline: interrupted");
+        assert!(is_told, "{verb}: {:?}: {err}", output.status);
+        assert!(output.stdout.is_empty() && is_empty(folder.path()), "{verb} leaves files");
+    }
+}
+
+#[test]
+fn a_mount_that_hangs_is_told_of() {
+    let frozen = match fuse::Frozen::mount() {
+        Ok(frozen) => frozen,
+        Err(why) => return eprintln!("SKIPPED: no FUSE file system can be mounted here: {why}"),
+    };
+    let measure = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+        command.arg("bench").arg(&frozen.folder).args(["--timeout=1", "--patterns=samples"]);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = thread::scope(|scope| {
+        // It may have to wait for its last request until all is healed.
+        scope.spawn(|| frozen.deafen());
+        let hangs = |output: &Output| said(output).contains("no end after 1 s");
+        let output = (0..20).map(|_| measure()).find(hangs);
+        frozen.heal();
+        output.expect("the server went on answering")
+    });
+    let err = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("hint: the target hangs"), "{err}");
+}

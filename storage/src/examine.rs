@@ -198,10 +198,11 @@ impl BucketFacts {
     }
 }
 
-/// What this process took of the cores so far; `None` if that cannot be told.
+/// What this process took of the cores so far, in its own code and in the kernel; `None` if that
+/// cannot be told.
 #[must_use]
-pub fn cpu_time() -> Option<Duration> {
-    sys::cpu_time().ok()
+pub fn cpu_times() -> Option<[Duration; 2]> {
+    sys::cpu_times().ok()
 }
 
 /// The share of an object that is in this machine's page cache; `None` if that cannot be told.

@@ -202,16 +202,16 @@ pub(crate) fn clock() -> io::Result<(bool, u64)> {
 }
 
 /// What this process took of the cores so far, with its threads that have ended and those of the
-/// kernel that work for it.
-pub(crate) fn cpu_time() -> io::Result<Duration> {
-    let mut told = MaybeUninit::<libc::timespec>::zeroed();
-    let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
-    // SAFETY: `told` is room for one `timespec`.
-    checked(unsafe { libc::clock_gettime(clock, told.as_mut_ptr()) })?;
-    // SAFETY: all zeros is a valid `timespec`, and the call filled it.
+/// kernel that work for it: in its own code, and in the kernel.
+pub(crate) fn cpu_times() -> io::Result<[Duration; 2]> {
+    let mut told = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `told` is room for one `rusage`.
+    checked(unsafe { libc::getrusage(libc::RUSAGE_SELF, told.as_mut_ptr()) })?;
+    // SAFETY: all zeros is a valid `rusage`, and the call filled it.
     let told = unsafe { told.assume_init() };
-    // fits: it counts up from 0, and the second number is below 10^9
-    Ok(Duration::new(told.tv_sec as u64, told.tv_nsec as u32))
+    // fits: it counts up from 0, and the second number is below 10^6
+    let time = |of: libc::timeval| Duration::new(of.tv_sec as u64, of.tv_usec as u32 * 1000);
+    Ok([told.ru_utime, told.ru_stime].map(time))
 }
 
 pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {

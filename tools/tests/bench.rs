@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use storage::Key;
 use storage::server::{Fault, Rule, S3Server};
+use storage::sim::Mount;
+use tools::cmd::bench::target::Place;
 
 /// As little of everything as there can be.
 const SMALL: [&str; 9] = [
@@ -87,6 +89,10 @@ fn every_pattern_is_measured_and_nothing_stays() {
         for of in target["patterns"].as_array().unwrap() {
             let median = of["estimate"]["median"].as_f64().unwrap();
             assert!(median > 0.0, "{of}");
+        }
+        let names = &target["patterns"][7];
+        for step in ["create", "stat", "open", "read", "list", "delete"] {
+            assert!(names["more"][format!("{step}_per_s")].as_f64().unwrap() > 0.0, "{names}");
         }
     }
     assert_eq!(report["targets"][1]["direct"], false);
@@ -266,6 +272,70 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     refused(&output, "due --member NTH/COUNT, or srun", folder.path());
 }
 
+/// Whichever of two hosts is told to stop, both end, and nothing stays where they measured or met.
+#[test]
+fn an_interrupted_host_ends_all() {
+    for told in [0, 1] {
+        let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let at = format!("--meet={}", name(meet.path()));
+        let hosts = [0, 1].map(|nth| {
+            let member = format!("--member={nth}/2");
+            let more = [&at, &member, "--patterns=stream,save", "--seconds=60"];
+            let mut command = command(&[name(folder.path())], &more);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        });
+        begun(folder.path());
+        interrupt(&hosts[told], "-INT");
+        for (nth, host) in hosts.into_iter().enumerate() {
+            let output = host.wait_with_output().unwrap();
+            let err = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(2) && err.contains("interrupted"), "{nth}: {err}");
+            assert_eq!(err.contains("another process failed: "), nth != told, "{nth}: {err}");
+        }
+        nothing_in(folder.path());
+        nothing_in(meet.path());
+    }
+}
+
+/// What a killed one left where others meet is told of, and not taken for theirs.
+#[test]
+fn remains_where_hosts_meet_are_told() {
+    let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let remains = meet.path().join("feedline-bench-meet-0-0");
+    fs::create_dir(&remains).unwrap();
+    fs::write(remains.join("id.1"), "\"old\"").unwrap();
+    let at = format!("--meet={}", name(meet.path()));
+    let output = bench(&[name(folder.path())], &[&at, "--member=1/2", "--patterns=samples"]);
+    refused(&output, "hint: a benchmark that was killed has left", folder.path());
+}
+
+#[test]
+fn a_target_that_gets_full_is_told_of() {
+    let Ok(mount) = Mount::new("size=64m,nr_inodes=40") else {
+        return eprintln!("SKIPPED: no right to mount");
+    };
+    let at = mount.path();
+    let output = bench(&[name(at)], &["--patterns=names", "--files=100"]);
+    refused(&output, "hint: --bytes, --checkpoint and --files say how much", at);
+    let output = bench(&[name(at)], &["--bytes=64MiB"]);
+    refused(&output, "are needed; hint: --bytes, --checkpoint", at);
+    fs::write(at.join("filler"), vec![7; 65 << 20]).unwrap_err();
+    let output = bench(&[name(at)], &[]);
+    fs::remove_file(at.join("filler")).unwrap();
+    refused(&output, "hint: --bytes, --checkpoint", at);
+}
+
+#[test]
+fn no_name_leads_out_of_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place::open("a", name(folder.path()), None, "id").unwrap();
+    for out in ["..", "../x", "x/../../y", "/etc/x", "", "x//y"] {
+        assert!(place.key(out).is_err() && place.path(out).is_none(), "{out:?} was accepted");
+    }
+    assert_eq!(place.path("x").unwrap(), folder.path().join("feedline-bench-id/x"));
+    nothing_in(folder.path());
+}
+
 /// In memory where there is such a folder: a model cannot be quicker than what is below it.
 fn quick_folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
@@ -292,6 +362,21 @@ fn models_that_differ_by_a_tenth_are_told_apart_and_equal_ones_are_not() {
     assert!(apart["better"].as_str().unwrap().contains("mb_per_s=66"), "{apart}");
     let same = two_links(60, 60);
     assert_eq!(same["told_apart"], false, "{same}");
+}
+
+/// A store that does 64 requests in 20 ms and is asked for ten times as many: each waits for its
+/// turn too, and that counts. Timed from when it was sent, none would have taken 100 ms.
+#[test]
+fn requests_are_timed_from_when_they_were_due() {
+    let folder = quick_folder();
+    let model = "--simulate=nfs,latency_us.read=[20000, 20000]";
+    let more = [model, "--patterns=rate", "--ranks=1000", "--seconds=0.2"];
+    let report = told(&bench(&[name(folder.path())], &more));
+    let rate = &report["targets"][0]["patterns"][0];
+    assert!(rate["latency_ms"]["p50"].as_f64().unwrap() > 200.0, "{rate}");
+    assert!(rate["more"]["due_per_s"].as_f64().unwrap() > 30_000.0, "{rate}");
+    assert!(rate["more"]["never_sent"].as_f64().unwrap() > 0.0, "{rate}");
+    nothing_in(folder.path());
 }
 
 #[test]

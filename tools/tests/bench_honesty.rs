@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -114,15 +115,15 @@ fn memory_is_called_memory() {
 
 /// Of a model with a link of 60 MB/s, so that a save takes its time.
 #[test]
-fn saves_have_a_timeline_too() {
+fn saves_and_restores_have_a_timeline_too() {
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let pages = tempfile::tempdir().unwrap();
     let page = pages.path().join("page.html");
     let html = format!("--html={}", page.display());
     let simulate = "--simulate=lustre,client.mb_per_s=60";
-    let more = [simulate, "--patterns=save,save-one", "--checkpoint=16MiB", &html];
+    let more = [simulate, "--patterns=save,save-one,restore", "--checkpoint=16MiB", &html];
     let report = json(&[folder.path().to_str().unwrap()], &more);
-    for name in ["save", "save-one"] {
+    for name in ["save", "save-one", "restore"] {
         let of = pattern(&report["targets"][0], name);
         let points = of["timeline"].as_array().unwrap();
         assert!(points.len() >= 5, "{of}");
@@ -134,7 +135,7 @@ fn saves_have_a_timeline_too() {
     }
     let page = fs::read_to_string(&page).unwrap();
     let timelines = page.split("The last round, as it went").nth(1).unwrap();
-    assert_eq!(timelines.matches("<figure>").count(), 2, "{timelines}");
+    assert_eq!(timelines.matches("<figure>").count(), 3, "{timelines}");
     assert!(is_empty(folder.path()));
 }
 
@@ -144,16 +145,76 @@ fn fio_stands_beside_us_with_an_interval() {
         return eprintln!("SKIPPED: there is no fio");
     }
     let folder = tempfile::tempdir().unwrap();
-    let more = ["--patterns=stream,samples,save-one", "--checkpoint=32MiB", "--runs=2"];
+    let more = ["--patterns=stream,samples,save,save-one", "--checkpoint=32MiB", "--runs=2"];
     let report = json(&[folder.path().to_str().unwrap()], &more);
     let peers = report["targets"][0]["peers"].as_array().unwrap();
-    assert_eq!(peers.len(), 3, "{peers:?}");
+    assert_eq!(peers.len(), 4, "{peers:?}");
     for peer in peers {
         let of = |name: &str| peer[name].as_f64().unwrap();
         assert!(of("ours_mb_per_s") > 0.0 && of("fio_mb_per_s") > 0.0, "{peer}");
         assert!(of("low") <= of("ours_by_fio") && of("ours_by_fio") <= of("high"), "{peer}");
         assert!(["yes", "no", "open"].contains(&peer["agreement"].as_str().unwrap()), "{peer}");
     }
-    assert!(peers[2]["what"].as_str().unwrap().contains("into one file, 8 MiB, 2 writers"));
+    for (peer, due) in peers[2..].iter().zip(["a file each", "one file"]) {
+        let due = format!("into {due}, 8 MiB, 2 writers, synced");
+        assert_eq!(peer["what"], *due);
+    }
     assert!(is_empty(folder.path()));
+}
+
+/// What is measured with something else in the place of fio, which answers as is said.
+fn beside(answer: &str) -> (Value, Vec<String>) {
+    let (folder, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (fio, asked) = (programs.path().join("fio"), programs.path().join("asked"));
+    let lines = format!(
+        "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho \"$@\" >>'{}'\n{answer}\n",
+        asked.display()
+    );
+    fs::write(&fio, lines).unwrap();
+    fs::set_permissions(&fio, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args(["bench", folder.path().to_str().unwrap(), "--json", "--runs=2"]);
+    command.args(["--seconds=0.05", "--bytes=16MiB", "--checkpoint=16MiB", "--writers=2"]);
+    command.args(["--patterns=stream,samples,save,save-one"]).env("PATH", path);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(is_empty(folder.path()));
+    let asked = fs::read_to_string(asked).unwrap();
+    let asked = asked.lines().map(|line| format!("{line} ")).collect();
+    (serde_json::from_slice(&output.stdout).unwrap(), asked)
+}
+
+/// fio is asked for the sizes, the depth, the files and the cache that our requests have.
+#[test]
+fn fio_is_asked_for_the_same() {
+    let (read, write) = ("\"read\":{\"bw_bytes\":5e8}", "\"write\":{\"bw_bytes\":4e8}");
+    let (report, asked) = beside(&format!("echo '{{\"jobs\":[{{{read},{write}}}]}}'"));
+    let target = &report["targets"][0];
+    let rates = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_mb_per_s"]);
+    assert_eq!(rates.collect::<Vec<_>>(), [500.0, 500.0, 400.0, 400.0]);
+    let direct = format!("--direct={} ", u8::from(target["direct"].as_bool().unwrap()));
+    let dues = [
+        &["--rw=read ", "--bs=1048576 ", "--iodepth=32 ", "/tokens.bin ", "--runtime=50ms "][..],
+        &["--rw=randread ", "--bs=8192 ", "--iodepth=64 ", "/tokens.bin ", "--time_based "],
+        &["--rw=write ", "--bs=8388608 ", "--numjobs=2 ", "--size=8388608 ", "/apart.$jobnum "],
+        &["--rw=write ", "--bs=8388608 ", "--offset_increment=8388608 ", "/one.bin "],
+    ];
+    assert_eq!(asked.len(), 2 * dues.len(), "two rounds: {asked:?}");
+    for (line, due) in asked.iter().zip(dues.iter().chain(&dues)) {
+        for due in due.iter().copied().chain([&*direct, "--invalidate=0 "]) {
+            assert!(line.contains(due), "no {due} in {line}");
+        }
+        assert_eq!(line.contains("--rw=write"), line.contains("--end_fsync=1 "), "{line}");
+    }
+}
+
+#[test]
+fn a_fio_that_cannot_is_left_out() {
+    let (report, asked) = beside("echo 'io_uring: Operation not permitted' >&2; exit 1");
+    let target = &report["targets"][0];
+    assert_eq!(target["peers"].as_array().unwrap().len(), 0);
+    assert!(notes(target).contains("without fio beside it: "), "{}", notes(target));
+    assert!(notes(target).contains("Operation not permitted"), "{}", notes(target));
+    assert_eq!(asked.len(), 1, "{asked:?}");
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tools::cmd::bench::counters::Witness;
-use tools::cmd::bench::honesty::Flag;
+use tools::cmd::bench::honesty::{Flag, RESIDENT};
 use tools::cmd::bench::need::Need;
 use tools::cmd::bench::page::html;
 use tools::cmd::bench::pattern::{Pattern, Run};
@@ -190,11 +190,18 @@ fn what_lies_in_the_page_cache_is_no_store() {
     let of = |share: Option<f64>| {
         let mut runs = rounds(bytes, 900, bytes, 1);
         for run in &mut runs {
-            run.more.extend(share.map(|share| ("page_cache_share_before".to_owned(), share)));
+            run.more.extend(share.map(|share| (RESIDENT.to_owned(), share)));
         }
         PatternReport::of(Pattern::Stream, &runs, Witness::Requests, 1).flag
     };
     assert_eq!([of(None), of(Some(0.02)), of(Some(0.97))], [None, None, Some(Flag::Cached)]);
+    // Of saves and restores the requests are not counted either, and no ratio is made up.
+    for (share, due) in [(0.02, None), (0.97, Some(Flag::Cached))] {
+        let mut runs = rounds(bytes, 4, 0, 1);
+        runs.iter_mut().for_each(|run| run.more.extend([(RESIDENT.to_owned(), share)]));
+        let restore = PatternReport::of(Pattern::Restore, &runs, Witness::Requests, 1);
+        assert_eq!((restore.moved_per_delivered, restore.flag), (None, due));
+    }
     let memory = PatternReport::of(Pattern::Save, &rounds(bytes, 4, 0, 1), Witness::Memory, 1);
     assert_eq!(memory.flag, Some(Flag::Memory));
 }
@@ -204,7 +211,9 @@ fn what_the_benchmark_takes_itself_is_told() {
     let bytes = 1_000_000_000;
     let of = |cpu_s: f64| {
         let mut runs = rounds(bytes, 900, bytes, 1);
-        runs.iter_mut().for_each(|run| run.cpu_s = cpu_s);
+        for run in &mut runs {
+            (run.cpu_s, run.kernel_cpu_s) = (cpu_s, cpu_s / 5.0);
+        }
         runs
     };
     let report = report(vec![
@@ -218,13 +227,18 @@ fn what_the_benchmark_takes_itself_is_told() {
     assert!(!own(1, 1).is_over);
     let text = report.text();
     let said = "/busy: of cores the benchmark itself took more than 0.1 for each GB/s: stream 0.3";
+    assert!(text.contains("stream 0.35, 0.07 of it the kernel's"), "{text}");
     assert!(text.contains(said) && !text.contains("/lean: of cores"), "{text}");
     assert!(text.contains("0.35 OVER") && !text.contains("0.05 OVER"), "{text}");
     let page = html(&report);
     assert_eq!(page.matches("<b class=\"warn\">OVER</b>").count(), 1, "{page}");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["targets"][1]["patterns"][0]["own_is_over"], true);
-    assert!(json["targets"][1]["patterns"][0]["own_core_s_per_gb"].is_number());
+    let of_busy = &json["targets"][1]["patterns"][0];
+    let [all, kernel] =
+        ["own_core_s_per_gb", "own_kernel_core_s_per_gb"].map(|name| &of_busy[name]);
+    let [all, kernel] = [all, kernel].map(|cores| cores.as_f64().unwrap());
+    assert!((all - 5.0 * kernel).abs() < 1e-9, "{of_busy}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::Args;
 use recipe::config::Config;
 use storage::ByteSize;
@@ -50,7 +50,7 @@ use crew::Crew;
 use guard::Stop;
 use need::Need;
 use pattern::Pattern;
-use peer::Peer;
+use peer::Pairs;
 use report::{Method, PatternReport, Report, TargetReport};
 use rounds::{Measured, Session, Settings};
 use saves::State;
@@ -155,6 +155,10 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
     }
     let mut places = Vec::new();
     let measured = measure(args, &settings, &crew, &stop, &mut places, line);
+    let measured = measured.map_err(|error| match crew.heard() {
+        Some(why) => anyhow!("another process failed: {why}"),
+        None => error,
+    });
     if let Err(error) = &measured {
         crew.fail(&storage::one_line(&**error));
     }
@@ -296,7 +300,7 @@ fn measure(
     stop: &Stop,
     places: &mut Vec<Arc<Place>>,
     line: &mut ProgressLine,
-) -> Result<(Measured, Vec<Vec<Peer>>)> {
+) -> Result<(Measured, Vec<Pairs>)> {
     let id = crew.exchange("id", drawn())?.swap_remove(0);
     for (nth, (url, name, model)) in wanted(args).into_iter().enumerate() {
         let simulate = Simulate { simulate: model, simulate_seed: args.seed };
@@ -334,13 +338,14 @@ fn report(
     args: &BenchArgs,
     settings: &Settings,
     places: &[Arc<Place>],
-    (measured, peers): (&Measured, &[Vec<Peer>]),
+    (measured, peers): (&Measured, &[Pairs]),
 ) -> Report {
     let targets = places.iter().zip(measured).zip(peers).map(|((place, measured), peers)| {
         let profile = place.store.profile();
         let of = |(pattern, runs): (&Pattern, &Vec<pattern::Run>)| {
             PatternReport::of(*pattern, runs, place.witness, args.seed)
         };
+        let model = place.simulation.iter();
         TargetReport {
             name: place.name.clone(),
             url: place.url.clone(),
@@ -350,9 +355,9 @@ fn report(
             engine: profile.engine.to_string(),
             direct: profile.direct,
             witness: place.witness,
-            notes: place.simulation.iter().flat_map(model_notes).collect(),
+            notes: model.flat_map(model_notes).chain(peers.failed()).collect(),
             patterns: measured.iter().map(of).collect(),
-            peers: peers.clone(),
+            peers: peers.peers(args.seed),
         }
     });
     let order = settings.order.as_ref().map(|order| order.name());

@@ -1,8 +1,8 @@
 //! Several who do the same from the same moment on, watched by one who looks how far they are.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use super::counters::{Counters, Witness};
 use super::pattern::{Run, TICK_S};
 use super::target::Place;
 
-/// Bytes that went to the store so far.
-pub type Wrote = Arc<AtomicU64>;
+/// Bytes of one of several that went to the store, or came from it, so far.
+pub type SoFar = Arc<AtomicU64>;
 
 /// Has one thread do something for each of some things, all from the same moment on, and counts
-/// what they did until the last was done. What they say that they wrote makes the timeline.
+/// what they did until the last was done. What they say of how far they are makes the timeline.
 ///
 /// # Errors
 /// The first that one of them meets.
@@ -24,34 +24,36 @@ pub fn all_at_once(
     count: usize,
     place: &Place,
     is_read: bool,
-    act: &(dyn Fn(usize, &Wrote) -> Result<u64> + Sync),
+    act: &(dyn Fn(usize, &SoFar) -> Result<u64> + Sync),
 ) -> Result<Run> {
     let before = Counters::now();
-    let (wrote, is_over) = (Wrote::default(), AtomicBool::new(false));
+    let so_far: Vec<SoFar> = (0..count).map(|_| SoFar::default()).collect();
+    let over = OnceLock::new();
     let barrier = Barrier::new(count + 1);
     let one = |nth: usize| {
         barrier.wait();
         let begun = Instant::now();
-        act(nth, &wrote).map(|bytes| (bytes, begun, Instant::now()))
+        act(nth, &so_far[nth]).map(|bytes| (bytes, begun, Instant::now()))
     };
     let (done, watched) = thread::scope(|scope| {
         let one = &one;
         let threads: Vec<_> = (0..count).map(|nth| scope.spawn(move || one(nth))).collect();
         let watching = scope.spawn(|| {
             barrier.wait();
-            watch(&wrote, &is_over)
+            watch(&so_far, &over)
         });
         let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
             thread.join().unwrap_or_else(|_| Err(anyhow!("a writer broke off")))
         };
         let done = threads.into_iter().map(join).collect::<Result<Vec<_>>>();
-        is_over.store(true, Relaxed);
+        over.get_or_init(Instant::now);
         (done, watching.join())
     });
     let done = done?;
     let taken = Counters::since(&before);
     let timeline = watched.unwrap_or_default();
-    let mut run = Run { cpu_s: taken.cpu_s, timeline, ..Run::default() };
+    let mut run = Run { timeline, ..Run::default() };
+    run.took(&taken);
     let begun = done.iter().map(|(_, begun, _)| *begun).min();
     for (bytes, _, ended) in done {
         let took = begun.map_or(Duration::ZERO, |begun| ended - begun);
@@ -63,21 +65,31 @@ pub fn all_at_once(
     run.moved_bytes = match (place.witness, is_read) {
         (Witness::Kernel, true) => taken.read_bytes,
         (Witness::Kernel, false) => taken.written_bytes,
-        _ => run.bytes,
+        // Nobody has counted.
+        _ => 0,
     };
     Ok(run)
 }
 
-/// Looks every tick how much was written, until it is over; gives the timeline.
-fn watch(wrote: &Wrote, is_over: &AtomicBool) -> Vec<u64> {
+/// Looks every tick how far each is, until it is over; gives the timeline. What one of them counts
+/// in lumps has passed since its lump before.
+fn watch(so_far: &[SoFar], over: &OnceLock<Instant>) -> Vec<u64> {
     let (begun, mut run) = (Instant::now(), Run::default());
-    let (mut last_s, mut last) = (0.0, 0);
-    while !is_over.load(Relaxed) {
+    let mut last = vec![(0.0, 0); so_far.len()];
+    loop {
         thread::sleep(Duration::from_secs_f64(TICK_S));
-        let (now_s, now) = (begun.elapsed().as_secs_f64(), wrote.load(Relaxed));
-        run.passed(last_s, now_s, now - last);
-        (last_s, last) = (now_s, now);
+        let ended = over.get().copied();
+        let at = ended.unwrap_or_else(Instant::now);
+        let now_s = at.saturating_duration_since(begun).as_secs_f64();
+        for (so_far, (last_s, last)) in so_far.iter().zip(&mut last) {
+            let now = so_far.load(Relaxed);
+            if now > *last {
+                run.passed(*last_s, now_s, now - *last);
+                (*last_s, *last) = (now_s, now);
+            }
+        }
+        if ended.is_some() {
+            return run.timeline;
+        }
     }
-    // Of reads nobody says how far they are.
-    if last > 0 { run.timeline } else { Vec::new() }
 }

@@ -8,7 +8,7 @@
 use std::fs;
 
 use serde::{Deserialize, Serialize};
-use storage::examine::cpu_time;
+use storage::examine::cpu_times;
 
 /// Who has counted the bytes that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +47,8 @@ pub struct Counters {
     pub written_bytes: u64,
     /// Seconds of all cores, those of the kernel for us counted in.
     pub cpu_s: f64,
+    /// Those of the kernel.
+    pub kernel_cpu_s: f64,
 }
 
 impl Counters {
@@ -60,11 +62,13 @@ impl Counters {
         };
         let (read, written): (Option<u64>, Option<u64>) =
             (bytes("read_bytes:"), bytes("write_bytes:"));
+        let [own_s, kernel_s] = cpu_times().unwrap_or_default().map(|time| time.as_secs_f64());
         Counters {
             is_counted: read.is_some() && written.is_some(),
             read_bytes: read.unwrap_or(0),
             written_bytes: written.unwrap_or(0),
-            cpu_s: cpu_time().map_or(0.0, |time| time.as_secs_f64()),
+            cpu_s: own_s + kernel_s,
+            kernel_cpu_s: kernel_s,
         }
     }
 
@@ -77,6 +81,7 @@ impl Counters {
             read_bytes: now.read_bytes.saturating_sub(before.read_bytes),
             written_bytes: now.written_bytes.saturating_sub(before.written_bytes),
             cpu_s: now.cpu_s - before.cpu_s,
+            kernel_cpu_s: now.kernel_cpu_s - before.kernel_cpu_s,
         }
     }
 }

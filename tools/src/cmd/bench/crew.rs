@@ -6,11 +6,13 @@
 
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use storage::{Key, Storage};
@@ -30,20 +32,30 @@ pub struct Crew {
     made: Option<String>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Meet {
     store: Arc<dyn Storage>,
     folder: Key,
     is_ours: bool,
     timeout: Duration,
     stop: Stop,
+    /// Why another has failed.
+    heard: Arc<OnceLock<String>>,
+    is_over: Arc<AtomicBool>,
 }
 
 /// A look at the folder costs a round trip on a shared store.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a process that has been told to stop has to do so.
-const PART_WAIT: Duration = Duration::from_secs(10);
+/// How often each looks whether another has failed while it measures.
+const LISTEN: Duration = Duration::from_millis(500);
+
+/// What a process that has been told to stop has to do so: more than its guards wait for a save
+/// that is under way.
+const PART_WAIT: Duration = Duration::from_secs(30);
+
+/// What a process that has nothing more to do has to end.
+const END_WAIT: Duration = Duration::from_secs(10);
 
 impl Crew {
     /// One process.
@@ -67,8 +79,16 @@ impl Crew {
         let store = storage::open_url(folder).context("--meet")?;
         let folder = Key::new(format!("{}meet-{token}", super::target::FOLDER))?;
         let (is_ours, stop) = (member == 0, stop.clone());
-        let meet = Some(Meet { store, folder, is_ours, timeout, stop });
-        Ok(Crew { member, members, meet, children: Vec::new(), made: None })
+        let (heard, is_over) = Default::default();
+        let meet = Meet { store, folder, is_ours, timeout, stop, heard, is_over };
+        meet.listen();
+        Ok(Crew { member, members, meet: Some(meet), children: Vec::new(), made: None })
+    }
+
+    /// Why another process has failed, if that ended what this one did.
+    #[must_use]
+    pub fn heard(&self) -> Option<String> {
+        self.meet.as_ref()?.heard.get().cloned()
     }
 
     /// Has the folder in which all meet removed with what they leave there.
@@ -97,7 +117,8 @@ impl Crew {
     /// If one has failed, or does not come in time.
     pub fn exchange<T: Serialize + DeserializeOwned>(&self, step: &str, mine: T) -> Result<Vec<T>> {
         let Some(meet) = &self.meet else { return Ok(vec![mine]) };
-        meet.tell(&format!("{step}.{}", self.member), &serde_json::to_vec(&mine)?)?;
+        let told = meet.tell(&format!("{step}.{}", self.member), &serde_json::to_vec(&mine)?);
+        told.map_err(|error| meet.explained(error))?;
         let due = Instant::now() + meet.timeout;
         let mut told = Vec::with_capacity(self.members);
         while told.len() < self.members {
@@ -106,8 +127,8 @@ impl Crew {
                 Some(bytes) => told.push(serde_json::from_slice(&bytes).context(name)?),
                 None => {
                     meet.stop.check()?;
-                    if let Some(why) = meet.read(FAILED)? {
-                        bail!("another process failed: {}", String::from_utf8_lossy(&why));
+                    if let Some(why) = meet.failed()? {
+                        bail!("another process failed: {why}");
                     }
                     ensure!(
                         Instant::now() < due,
@@ -128,6 +149,7 @@ impl Crew {
     pub fn fail(&mut self, why: &str) {
         if let Some(meet) = &self.meet {
             // Another may have failed first; then the first word counts.
+            meet.is_over.store(true, Relaxed);
             let _ = meet.tell(FAILED, why.as_bytes());
         }
         self.children.iter_mut().for_each(|child| drop(child.stdin.take()));
@@ -155,7 +177,7 @@ impl Crew {
     /// # Errors
     /// If the folder cannot be removed.
     pub fn end(&mut self) -> Result<()> {
-        let until = Instant::now() + PART_WAIT;
+        let until = Instant::now() + END_WAIT;
         for mut child in self.children.drain(..) {
             while child.try_wait()?.is_none() && Instant::now() < until {
                 thread::sleep(LOOK);
@@ -176,6 +198,9 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
+        if let Some(meet) = &self.meet {
+            meet.is_over.store(true, Relaxed);
+        }
         for child in &mut self.children {
             let _ = child.kill();
         }
@@ -189,7 +214,7 @@ impl Drop for Crew {
 const FAILED: &str = "failed";
 
 impl Meet {
-    fn tell(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    fn tell(&self, name: &str, bytes: &[u8]) -> storage::Result<()> {
         storage::write_all(self.store.as_ref(), &self.folder.join(name)?, bytes)?;
         Ok(())
     }
@@ -200,6 +225,40 @@ impl Meet {
             Err(storage::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Why another has failed, if one has.
+    fn failed(&self) -> Result<Option<String>> {
+        Ok(self.read(FAILED)?.map(|why| String::from_utf8_lossy(&why).into_owned()))
+    }
+
+    fn explained(&self, error: storage::Error) -> Error {
+        match error {
+            storage::Error::Exists { .. } => anyhow!(
+                "{error}; hint: a benchmark that was killed has left {}: remove it, or name \
+                 another --meet",
+                self.store.display(&self.folder)
+            ),
+            error => error.into(),
+        }
+    }
+
+    /// Has all stop here when another has failed: a run is long, and what it writes after the first
+    /// has removed everything would stay.
+    fn listen(&self) {
+        let meet = self.clone();
+        let listen = move || {
+            while !meet.is_over.load(Relaxed) && !meet.stop.is_set() {
+                // What cannot be read now can be, the next time.
+                if let Ok(Some(why)) = meet.failed() {
+                    let _ = meet.heard.set(why);
+                    meet.stop.set();
+                }
+                thread::sleep(LISTEN);
+            }
+        };
+        // Without the thread it is heard at the next step.
+        drop(thread::Builder::new().name("listener".to_owned()).spawn(listen));
     }
 }
 

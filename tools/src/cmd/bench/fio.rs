@@ -19,10 +19,12 @@ pub struct Reads {
     pub seconds: f64,
 }
 
-/// Writes that both can make: every writer its own range of one file, and then a sync. So does
-/// IOR, with one segment and `-e`.
+/// Writes that both can make: every writer its own range of one file or a file of its own, and then
+/// a sync. So does IOR with one segment and `-e`, and with `-F` for files.
 #[derive(Clone, Copy, Debug)]
 pub struct Writes {
+    /// Whether each has a file.
+    pub apart: bool,
     /// Who write at once.
     pub writers: usize,
     /// Bytes of each of them.
@@ -44,7 +46,8 @@ pub fn is_there() -> bool {
 /// # Errors
 /// If fio fails, or tells nothing.
 pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<f64> {
-    let mut fio = of(file, reads.bytes, direct)?;
+    let mut fio = command(reads.bytes, direct);
+    fio.arg(named(file)?);
     fio.args(["--ioengine=io_uring", "--readonly", "--time_based", "--norandommap"]);
     fio.args([if reads.in_order { "--rw=read" } else { "--rw=randread" }, "--randrepeat=0"]);
     fio.arg(format!("--iodepth={}", reads.depth));
@@ -52,28 +55,41 @@ pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<f64> {
     rate(fio, "read")
 }
 
-/// Bytes a second that were written and synced, into a file that is there.
+/// Bytes a second that were written and synced, into files that are there: one, or with a number
+/// behind its name one for each.
 ///
 /// # Errors
 /// As [`read`].
 pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<f64> {
-    let mut fio = of(file, writes.bytes, direct)?;
+    let mut fio = command(writes.bytes, direct);
     fio.args(["--ioengine=psync", "--rw=write", "--thread", "--group_reporting"]);
     fio.args(["--end_fsync=1", "--fallocate=none"]);
     fio.arg(format!("--numjobs={}", writes.writers));
     let part = writes.part_bytes;
-    fio.args([format!("--size={part}"), format!("--offset_increment={part}")]);
+    fio.arg(format!("--size={part}"));
+    if writes.apart {
+        fio.arg(format!("--filename_format={}$jobnum", name(file)?));
+    } else {
+        fio.args([named(file)?, format!("--offset_increment={part}")]);
+    }
     rate(fio, "write")
 }
 
-fn of(file: &Path, bytes: usize, direct: bool) -> Result<Command> {
-    let file = file.to_str().context("a name that is not UTF-8")?;
+/// What both kinds have in common. Nothing is dropped from a cache that we do not drop either.
+fn command(bytes: usize, direct: bool) -> Command {
     let mut fio = Command::new("fio");
-    fio.args(["--name=feedline", "--output-format=json"]);
-    // A colon divides the names of several files.
-    fio.arg(format!("--filename={}", file.replace(':', "\\:")));
+    fio.args(["--name=feedline", "--output-format=json", "--invalidate=0"]);
     fio.args([format!("--bs={bytes}"), format!("--direct={}", u8::from(direct))]);
-    Ok(fio)
+    fio
+}
+
+fn name(file: &Path) -> Result<&str> {
+    file.to_str().context("a name that is not UTF-8")
+}
+
+fn named(file: &Path) -> Result<String> {
+    // A colon divides the names of several files.
+    Ok(format!("--filename={}", name(file)?.replace(':', "\\:")))
 }
 
 fn rate(mut fio: Command, what: &str) -> Result<f64> {

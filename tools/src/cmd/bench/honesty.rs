@@ -60,9 +60,14 @@ pub fn judged(pattern: Pattern, all: &Run, witness: Witness) -> (Option<f64>, Op
     if witness == Witness::Memory {
         return (None, Some(Flag::Memory));
     }
-    let ratio = all.moved_bytes as f64 / all.bytes as f64;
     // Who counts requests sees no cache below them, but the kernel tells what it holds of a file.
     let resident = all.more.get(RESIDENT).is_some_and(|share| *share > RESIDENT_MAX);
+    // The requests of saves and restores are not counted.
+    let is_uncounted = matches!(pattern, Pattern::Save | Pattern::SaveOne | Pattern::Restore);
+    if witness == Witness::Requests && is_uncounted {
+        return (None, resident.then_some(Flag::Cached));
+    }
+    let ratio = all.moved_bytes as f64 / all.bytes as f64;
     let is_long = !matches!(pattern, Pattern::Samples | Pattern::Rate | Pattern::Replay);
     let flag = match ratio {
         ratio if ratio < CACHED_BELOW => Some(Flag::Cached),
@@ -83,6 +88,9 @@ pub struct Own {
     /// are about bytes.
     #[serde(rename = "own_core_s_per_gb")]
     pub core_s_per_gb: Option<f64>,
+    /// Those of them that the kernel took to carry the requests, as it would for everybody.
+    #[serde(rename = "own_kernel_core_s_per_gb")]
+    pub kernel_core_s_per_gb: Option<f64>,
     /// Microseconds of a core for an operation.
     #[serde(rename = "own_us_per_op")]
     pub us_per_op: f64,
@@ -98,10 +106,12 @@ impl Own {
         let gigabytes = all.bytes as f64 / 1e9;
         // Where the rate is given, or small objects are made, bytes are not what the time is for.
         let by_bytes = !matches!(pattern, Pattern::Rate) && pattern.direction() != Direction::Both;
-        let core_s_per_gb = (by_bytes && gigabytes > 0.001).then(|| all.cpu_s / gigabytes);
+        let per_gb = |cpu_s: f64| (by_bytes && gigabytes > 0.001).then(|| cpu_s / gigabytes);
+        let core_s_per_gb = per_gb(all.cpu_s);
         Own {
             cores: all.cpu_s / seconds.max(1e-9),
             core_s_per_gb,
+            kernel_core_s_per_gb: per_gb(all.kernel_cpu_s),
             us_per_op: all.cpu_s * 1e6 / all.ops.max(1) as f64,
             is_over: core_s_per_gb.is_some_and(|s| s > OWN_CORE_S_PER_GB_MAX),
         }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use storage::Read;
+use storage::{Key, Read};
 
 use super::counters::Counters;
 use super::histogram::Histogram;
@@ -16,9 +16,9 @@ use super::target::Place;
 const OBJECT_BYTES: usize = 1000;
 
 /// What is done to the objects, in this order.
-const STEPS: [&str; 5] = ["create", "open", "read", "list", "delete"];
+const STEPS: [&str; 6] = ["create", "stat", "open", "read", "list", "delete"];
 
-/// Makes, opens, reads, lists and removes so many objects, by so many threads in folders of their
+/// Makes, looks at, opens, reads, lists and removes so many objects, by so many threads in folders of their
 /// own.
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub fn names(place: &Place, files: usize, threads: usize, member: usize) -> Resu
     }
     run.ops = run.latency.count();
     run.bytes = (each * done.len() * OBJECT_BYTES) as u64;
-    run.cpu_s = Counters::since(&before).cpu_s;
+    run.took(&Counters::since(&before));
     Ok(run)
 }
 
@@ -87,6 +87,7 @@ fn one(
             let begun = Instant::now();
             let done = match step {
                 "create" => storage::write_all(store, name, &bytes).map(drop),
+                "stat" => stat(place, name),
                 "open" => store.open(name).map(drop),
                 "read" => store.open(name).and_then(|object| {
                     object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])
@@ -111,6 +112,17 @@ fn one(
     }
 }
 
+/// Looks at an object; of one in a bucket that is what opening it is.
+fn stat(place: &Place, name: &Key) -> storage::Result<()> {
+    match place.path_of(name) {
+        Some(path) => {
+            let looked = std::fs::metadata(&path).map(drop);
+            looked.map_err(|e| storage::Error::from_io("look at", path.display().to_string(), e))
+        }
+        None => place.store.open(name).map(drop),
+    }
+}
+
 /// The index that every rank reads at its start: that of 80,000 documents.
 const INDEX_BYTES: usize = 1 << 20;
 const INDEX: &str = "tokens.idx";
@@ -122,8 +134,8 @@ const INDEX: &str = "tokens.idx";
 pub fn prepare_start(place: &Place) -> Result<()> {
     let mut index = vec![0; INDEX_BYTES];
     super::reads::fill(&mut index, 1, 0);
-    storage::write_all(place.store.as_ref(), &place.key(INDEX)?, &index)?;
-    Ok(())
+    let wrote = storage::write_all(place.store.as_ref(), &place.key(INDEX)?, &index);
+    wrote.map(drop).map_err(|error| place.told(error))
 }
 
 /// So many ranks, each with a store of its own, open index and data and read all of the one and a
@@ -164,6 +176,6 @@ pub fn start(place: &Place, ranks: usize, sample_bytes: usize) -> Result<Run> {
         run.bytes += (INDEX_BYTES + sample_bytes) as u64;
     }
     run.more.insert("first_rank_s".to_owned(), run.latency.quantile_ms(0.0) / 1e3);
-    run.cpu_s = Counters::since(&before).cpu_s;
+    run.took(&Counters::since(&before));
     Ok(run)
 }

@@ -139,16 +139,19 @@ fn own(page: &mut String, report: &Report) {
     _ = write!(
         page,
         "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores for each gigabyte a second; above \
-         {OWN_CORE_S_PER_GB_MAX} it may be what was measured, unless cores were left.</p>\n"
+         {OWN_CORE_S_PER_GB_MAX} it may be what was measured, unless cores were left. The kernel's \
+         part carries the requests, whoever makes them.</p>\n"
     );
 }
 
 fn own_cell(of: &PatternReport) -> String {
-    let Own { cores, core_s_per_gb, us_per_op, is_over } = of.own;
+    let Own { cores, core_s_per_gb, kernel_core_s_per_gb, us_per_op, is_over } = of.own;
     let per_gb = core_s_per_gb.map_or_else(|| "–".to_owned(), |s| format!("{s:.2}"));
+    let kernel = kernel_core_s_per_gb.map(|s| format!("{s:.2} the kernel's; "));
+    let kernel = kernel.unwrap_or_default();
     let over = if is_over { " <b class=\"warn\">OVER</b>" } else { "" };
     let us = short(us_per_op);
-    format!("{per_gb}{over}<br><small>{cores:.2} cores; {us} µs an operation</small>")
+    format!("{per_gb}{over}<br><small>{kernel}{cores:.2} cores; {us} µs an operation</small>")
 }
 
 fn measured(report: &Report) -> impl Iterator<Item = Pattern> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::counters::Counters;
 use super::histogram::Histogram;
 
 /// A pattern. They are run in this order, in every round.
@@ -25,7 +26,7 @@ pub enum Pattern {
     SaveOne,
     /// A checkpoint read by all, verified.
     Restore,
-    /// Small objects made, opened, read, listed and removed.
+    /// Small objects made, looked at, opened, read, listed and removed.
     Names,
     /// All ranks open index and data at once and read their first sample.
     Start,
@@ -90,7 +91,7 @@ impl Pattern {
             Pattern::Save => "Checkpoint, a file for each writer",
             Pattern::SaveOne => "Checkpoint, all writers into one file",
             Pattern::Restore => "Restore, every reader all of it",
-            Pattern::Names => "Small objects: make, open, read, list, remove",
+            Pattern::Names => "Small objects: make, stat, open, read, list, remove",
             Pattern::Start => "All ranks start",
             Pattern::Mix => "The cluster's rate beside a checkpoint",
         }
@@ -176,6 +177,8 @@ pub struct Run {
     pub moved_bytes: u64,
     /// Seconds of cores that this program took.
     pub cpu_s: f64,
+    /// Those of them that the kernel took for it.
+    pub kernel_cpu_s: f64,
     /// How long each operation took; at a given rate, from the moment that it was due.
     pub latency: Histogram,
     /// Bytes that came or went, by ticks of [`TICK_S`].
@@ -195,6 +198,7 @@ impl Run {
             all.ops += run.ops;
             all.moved_bytes += run.moved_bytes;
             all.cpu_s += run.cpu_s;
+            all.kernel_cpu_s += run.kernel_cpu_s;
             all.latency.join(&run.latency);
             if all.timeline.len() < run.timeline.len() {
                 all.timeline.resize(run.timeline.len(), 0);
@@ -208,6 +212,11 @@ impl Run {
             }
         }
         all
+    }
+
+    /// Takes over what was counted of the cores.
+    pub fn took(&mut self, taken: &Counters) {
+        (self.cpu_s, self.kernel_cpu_s) = (taken.cpu_s, taken.kernel_cpu_s);
     }
 
     /// Counts bytes that came so long after the start.

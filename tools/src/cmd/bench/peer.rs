@@ -74,9 +74,19 @@ impl Agreement {
 
 /// Rates of ours and of fio by round, of each pattern that both know.
 #[derive(Clone, Debug, Default)]
-pub struct Pairs(BTreeMap<Pattern, (String, Vec<[f64; 2]>)>);
+pub struct Pairs {
+    rates: BTreeMap<Pattern, (String, Vec<[f64; 2]>)>,
+    /// What fio said when it could not. It is not asked again then.
+    failed: Option<String>,
+}
 
 impl Pairs {
+    /// Why fio could not go on.
+    #[must_use]
+    pub fn failed(&self) -> Option<String> {
+        self.failed.as_ref().map(|why| format!("without fio beside it: {why}"))
+    }
+
     /// What they say.
     #[must_use]
     pub fn peers(&self, seed: u64) -> Vec<Peer> {
@@ -94,41 +104,52 @@ impl Pairs {
                 agreement: Agreement::of(low, high),
             })
         };
-        self.0.values().filter_map(of).collect()
+        self.rates.values().filter_map(of).collect()
     }
 
     /// One round on a target, in which ours and fio's change places with every other.
     ///
     /// # Errors
-    /// What a request or fio says.
+    /// What a request says. If fio cannot, its numbers are left out and that is told.
     pub fn round(
         &mut self,
         (settings, place): (&Arc<Settings>, &Arc<Place>),
         stop: &Stop,
         round: usize,
     ) -> Result<()> {
-        if reads::data_path(place).is_none() {
-            return Ok(());
-        }
-        let both = [Pattern::Stream, Pattern::Samples, Pattern::SaveOne];
-        for pattern in both.into_iter().filter(|both| settings.patterns.contains(both)) {
+        let wanted = |pattern: &Pattern| settings.patterns.contains(pattern);
+        for pattern in SHARED.into_iter().filter(wanted) {
+            if reads::data_path(place).is_none() || self.failed.is_some() {
+                return Ok(());
+            }
             let shared = Shared::of(pattern, settings);
             let mut rates = [0.0; 2];
             for turn in [round % 2, (round + 1) % 2] {
                 let (settings, place) = (Arc::clone(settings), Arc::clone(place));
                 let told = stop.clone();
                 let limit = settings.timeout + Duration::from_secs_f64(4.0 * settings.seconds);
-                rates[turn] = stop.guard("beside fio", limit, move || match turn {
-                    0 => shared.ours(&settings, &place, &told),
+                let rate = stop.guard("beside fio", limit, move || match turn {
+                    0 => shared.ours(&settings, &place, &told).map(Ok),
                     _ => shared.fios(&settings, &place),
                 })?;
+                match rate {
+                    Ok(rate) => rates[turn] = rate,
+                    Err(why) => {
+                        self.failed = Some(format!("{why:#}"));
+                        return Ok(());
+                    }
+                }
             }
-            let (_, pairs) = self.0.entry(pattern).or_insert_with(|| (shared.name(), Vec::new()));
+            let (_, pairs) =
+                self.rates.entry(pattern).or_insert_with(|| (shared.name(), Vec::new()));
             pairs.push(rates);
         }
         Ok(())
     }
 }
+
+/// What fio can do too.
+const SHARED: [Pattern; 4] = [Pattern::Stream, Pattern::Samples, Pattern::Save, Pattern::SaveOne];
 
 /// Requests that both can make.
 #[derive(Clone, Copy, Debug)]
@@ -144,8 +165,9 @@ impl Shared {
     fn of(pattern: Pattern, settings: &Settings) -> Self {
         let seconds = settings.seconds.min(SECONDS_MAX);
         let (in_order, bytes, depth) = match pattern {
-            Pattern::SaveOne => {
+            Pattern::Save | Pattern::SaveOne => {
                 return Shared::Writes(Writes {
+                    apart: pattern == Pattern::Save,
                     writers: settings.writers,
                     part_bytes: settings.state.part_bytes(),
                     bytes: saves::CHUNK_BYTES,
@@ -164,8 +186,9 @@ impl Shared {
                 let what = if in_order { "from front to back" } else { "aligned, from anywhere" };
                 format!("{what}, {} KiB, {depth} at once", bytes >> 10)
             }
-            Shared::Writes(Writes { writers, bytes, .. }) => {
-                format!("into one file, {} MiB, {writers} writers, synced", bytes >> 20)
+            Shared::Writes(Writes { apart, writers, bytes, .. }) => {
+                let into = if apart { "into a file each" } else { "into one file" };
+                format!("{into}, {} MiB, {writers} writers, synced", bytes >> 20)
             }
         }
     }
@@ -175,25 +198,42 @@ impl Shared {
         let run = match self {
             Shared::Reads(reads) => aligned(settings, place, reads, stop)?,
             Shared::Writes(writes) => {
-                saves::prepare_one(place, writes.writers as u64 * writes.part_bytes)?;
-                saves::save_one(place, &settings.state, 0)?
+                writes.prepare(settings, place)?;
+                match writes.apart {
+                    true => saves::save_apart(place, &settings.state)?,
+                    false => saves::save_one(place, &settings.state, 0)?,
+                }
             }
         };
         Ok(run.bytes as f64 / run.seconds.max(1e-9))
     }
 
-    /// The same of fio.
-    fn fios(&self, settings: &Settings, place: &Place) -> Result<f64> {
+    /// The same of fio; within, what it cannot.
+    fn fios(&self, settings: &Settings, place: &Place) -> Result<Result<f64>> {
         let direct = place.store.profile().direct;
-        match self {
+        Ok(match self {
             Shared::Reads(reads) => {
                 let file = reads::data_path(place).context("a file")?;
                 fio::read(&file, reads, direct)
             }
             Shared::Writes(writes) => {
-                saves::prepare_one(place, settings.writers as u64 * writes.part_bytes)?;
-                fio::write(&saves::one_path(place).context("a file")?, writes, direct)
+                writes.prepare(settings, place)?;
+                let file = match writes.apart {
+                    true => saves::apart_path(place),
+                    false => saves::one_path(place),
+                };
+                fio::write(&file.context("a file")?, writes, direct)
             }
+        })
+    }
+}
+
+impl Writes {
+    /// Makes the files anew, for both alike: what is there is as long as it will be, and empty.
+    fn prepare(&self, settings: &Settings, place: &Place) -> Result<()> {
+        match self.apart {
+            true => saves::prepare_apart(place, &settings.state),
+            false => saves::prepare_one(place, self.writers as u64 * self.part_bytes),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use storage::examine::cached_share;
-use storage::{BufferPool, Came, Key, Object, Reader, ReaderOptions, Want};
+use storage::{Buffer, BufferPool, Came, Key, Object, Reader, ReaderOptions, Want};
 
 use super::counters::{Counters, Witness};
 use super::guard::Stop;
@@ -142,19 +142,22 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
         object.expect_random_reads();
     }
     let room = BufferPool::bytes_of(load.len_max as u64) as usize; // fits: of memory
-    // Places between buffers can be too small for the next: twice the room is enough for any order.
-    let pool = BufferPool::new(2 * room * load.depth);
+    let pool = BufferPool::new(room * load.depth);
     let mut options = ReaderOptions::new(&pool);
     options.depth = Some(load.depth);
     options.timeout = load.timeout;
     let mut reader = load.place.store.reader(&options)?;
     let depth = load.depth.min(reader.depth_max());
+    // A buffer for each request in flight, for as long as it lasts.
+    let spare = std::iter::repeat_with(|| pool.take(load.len_max)).take(depth);
+    let spare = spare.collect::<Option<Vec<_>>>().context("a pool has room for its buffers")?;
     let resident = resident(load.place, object.as_ref());
     let before = Counters::now();
     let begun = Instant::now();
     let mut flight = Flight {
         schedule: Schedule { pace, begun, seconds: load.seconds },
         free: (0..depth).rev().collect(),
+        spare,
         waiting: vec![(begun, Cut { offset: 0, len: 0 }); depth],
         sent: 0,
         run: Run::default(),
@@ -163,7 +166,7 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
     loop {
         load.stop.check()?;
         let now = Instant::now();
-        let (wake, is_over) = flight.send(now, &object, &pool, reader.as_mut(), next)?;
+        let (wake, is_over) = flight.send(now, &object, reader.as_mut(), next)?;
         if reader.in_flight() == 0 {
             if is_over {
                 break;
@@ -178,11 +181,12 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
             let Came { buf, data, outcome, .. } = came;
             outcome?;
             check(&buf[data], cut, load.seed, object.as_ref())?;
+            flight.spare.push(buf);
         }
     }
     let mut run = flight.end();
     let taken = Counters::since(&before);
-    run.cpu_s = taken.cpu_s;
+    run.took(&taken);
     run.moved_bytes = match load.place.witness {
         Witness::Kernel => taken.read_bytes,
         _ => reader.counters().moved_bytes,
@@ -232,6 +236,8 @@ impl Schedule {
 struct Flight {
     schedule: Schedule,
     free: Vec<usize>,
+    /// As many buffers.
+    spare: Vec<Buffer>,
     /// When the request of each slot was due, and what it was.
     waiting: Vec<(Instant, Cut)>,
     sent: u64,
@@ -244,7 +250,6 @@ impl Flight {
         &mut self,
         now: Instant,
         object: &Arc<dyn Object>,
-        pool: &Arc<BufferPool>,
         reader: &mut dyn Reader,
         next: &mut dyn FnMut() -> Cut,
     ) -> Result<(Instant, bool)> {
@@ -256,7 +261,7 @@ impl Flight {
             }
             let Some(slot) = self.free.pop() else { return Ok((wake, false)) };
             let cut = next();
-            let buf = pool.take(cut.len).context("a request is larger than was said")?;
+            let buf = self.spare.pop().context("a buffer for each request in flight")?;
             self.waiting[slot] = (due, cut);
             let (object, tag) = (Arc::clone(object), slot as u64);
             reader.submit(Want { object, offset: cut.offset, len: cut.len, buf, tag, due: None });

@@ -168,7 +168,7 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
     let metrics = loader.metrics();
     let taken = Counters::since(&before);
     run.bytes = metrics.delivered_bytes;
-    run.cpu_s = taken.cpu_s;
+    run.took(&taken);
     // What was read ahead and not delivered yet counts on neither side.
     let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
     let moved = match load.place.witness {

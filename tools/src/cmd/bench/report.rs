@@ -241,7 +241,10 @@ impl TargetReport {
         let each: Vec<String> = over
             .map(|of| {
                 let Own { core_s_per_gb, us_per_op, .. } = of.own;
-                let said = format!("{} {:.2}", of.pattern.name(), core_s_per_gb.unwrap_or(0.0));
+                let (all, kernel) = (core_s_per_gb, of.own.kernel_core_s_per_gb);
+                let [all, kernel] = [all, kernel].map(|cores| cores.unwrap_or(0.0));
+                let said =
+                    format!("{} {all:.2}, {kernel:.2} of it the kernel's", of.pattern.name());
                 // Of small requests that is the figure that one can do something about.
                 if us_per_op < 100.0 {
                     format!("{said} ({us_per_op:.1} µs a request)")
@@ -250,11 +253,12 @@ impl TargetReport {
                 }
             })
             .collect();
+        let http = if self.file_system == "s3" { " (HTTP is in both)" } else { "" };
         (!each.is_empty()).then(|| {
             format!(
                 "of cores the benchmark itself took more than {OWN_CORE_S_PER_GB_MAX} for each \
-                 GB/s: {}",
-                each.join(", ")
+                 GB/s{http}: {}",
+                each.join("; ")
             )
         })
     }

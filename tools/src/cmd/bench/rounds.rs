@@ -12,7 +12,7 @@ use super::guard::Stop;
 use super::names;
 use super::need::Need;
 use super::pattern::{Pattern, Run};
-use super::peer::{Pairs, Peer};
+use super::peer::Pairs;
 use super::random::{Random, word};
 use super::reads::{self, Cut, Load, Pace};
 use super::replay::{Replay, replay};
@@ -89,7 +89,7 @@ impl Session<'_> {
     pub fn prepare(&self, line: &mut ProgressLine) -> Result<()> {
         let Settings { data_bytes, timeout, state, writers, .. } = &*self.settings;
         let saved_bytes = state.part_bytes() * (writers * self.crew.members) as u64;
-        let need_bytes = data_bytes + 3 * saved_bytes;
+        let need_bytes = data_bytes + 4 * saved_bytes;
         let ours = || self.places.iter().filter(|_| self.crew.member == 0);
         // What is wrong with the last is told before minutes were spent on the first.
         for place in ours() {
@@ -117,7 +117,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// The first that a run meets.
-    pub fn rounds(&self, line: &mut ProgressLine) -> Result<(Measured, Vec<Vec<Peer>>)> {
+    pub fn rounds(&self, line: &mut ProgressLine) -> Result<(Measured, Vec<Pairs>)> {
         let Settings { runs, patterns, .. } = &*self.settings;
         let mut measured: Measured = vec![BTreeMap::new(); self.places.len()];
         let mut peers = vec![Pairs::default(); self.places.len()];
@@ -146,7 +146,6 @@ impl Session<'_> {
                 }
             }
         }
-        let peers = peers.iter().map(|pairs| pairs.peers(self.settings.seed)).collect();
         Ok((measured, peers))
     }
 

@@ -3,22 +3,31 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::{Context as _, Result};
 use ckpt::{Checkpoints, Dtype, Group, Options, TensorData, TensorRead};
 use storage::Zeros;
 
-use super::at_once::{Wrote, all_at_once};
+use super::at_once::{SoFar, all_at_once};
 use super::guard::Stop;
 use super::pattern::Run;
-use super::reads::fill;
+use super::random::word;
+use super::reads::{fill, resident};
 use super::target::Place;
 
-/// What the writers of this process hold: incompressible, and of each something else.
+/// What the writers of this process hold: incompressible, and of each something else. No two saves
+/// write the same bytes, so that a store that keeps equal blocks once has to keep all of them.
 #[derive(Debug)]
-pub struct State(Vec<Zeros>);
+pub struct State {
+    parts: Vec<RwLock<Zeros>>,
+    part_bytes: u64,
+    seed: u64,
+    /// Saves that were begun.
+    saves: AtomicU64,
+}
 
 /// A row of a tensor.
 const ROW_BYTES: u64 = 4096;
@@ -33,23 +42,41 @@ impl State {
     /// If there is no memory.
     pub fn new(bytes: u64, writers: usize, seed: u64) -> Result<Self> {
         let each = (bytes / writers.max(1) as u64 / ROW_BYTES).max(1) * ROW_BYTES;
-        let part = |nth: u64| -> Result<Zeros> {
+        let part = |nth: u64| -> Result<RwLock<Zeros>> {
             let len = usize::try_from(each).context("--checkpoint")?;
             let mut memory = Zeros::try_new(len).context("memory for --checkpoint")?;
             fill(&mut memory, seed ^ (nth + 1), 0);
-            Ok(memory)
+            Ok(RwLock::new(memory))
         };
-        Ok(State((0..writers.max(1) as u64).map(part).collect::<Result<_>>()?))
+        let parts = (0..writers.max(1) as u64).map(part).collect::<Result<_>>()?;
+        Ok(State { parts, part_bytes: each, seed, saves: AtomicU64::new(0) })
     }
 
     /// Bytes of one writer.
     #[must_use]
     pub fn part_bytes(&self) -> u64 {
-        self.0[0].len() as u64
+        self.part_bytes
     }
 
     fn writers(&self) -> usize {
-        self.0.len()
+        self.parts.len()
+    }
+
+    fn part(&self, nth: usize) -> RwLockReadGuard<'_, Zeros> {
+        self.parts[nth].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes every row another than it was in any save before.
+    fn renew(&self) {
+        let save = word(self.seed, self.saves.fetch_add(1, Relaxed));
+        for (nth, part) in self.parts.iter().enumerate() {
+            let mut part = part.write().unwrap_or_else(PoisonError::into_inner);
+            let seed = word(save, nth as u64);
+            // fits: a page
+            for (row, bytes) in part.chunks_mut(ROW_BYTES as usize).enumerate() {
+                bytes[..8].copy_from_slice(&word(seed, row as u64).to_le_bytes());
+            }
+        }
     }
 }
 
@@ -62,7 +89,7 @@ fn tensors(bytes: u64) -> Vec<(String, [u64; 2])> {
     (0..count).map(tensor).collect()
 }
 
-fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &Wrote) -> Result<()> {
+fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &SoFar) -> Result<()> {
     let tensors = tensors(bytes.len() as u64);
     let mut rest = bytes;
     let mut data = Vec::with_capacity(tensors.len());
@@ -87,8 +114,9 @@ fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
 /// The first that a writer meets.
 pub fn save_each(place: &Place, state: &State, member: usize, step: u64) -> Result<Run> {
     let folder = |nth: usize| format!("save-{member}-{nth}");
+    state.renew();
     let run = all_at_once(state.writers(), place, false, &|nth, wrote| {
-        save(&steps(place, &folder(nth))?, step, &state.0[nth], wrote)?;
+        save(&steps(place, &folder(nth))?, step, &state.part(nth), wrote)?;
         Ok(state.part_bytes())
     });
     for nth in 0..state.writers() {
@@ -115,7 +143,7 @@ pub fn save_until(place: &Place, state: &State, member: usize, stop: &[&Stop]) -
 /// # Errors
 /// What the store says.
 pub fn prepare_restore(place: &Place, state: &State) -> Result<()> {
-    save(&steps(place, RESTORED)?, 1, &state.0[0], &Wrote::default())
+    save(&steps(place, RESTORED)?, 1, &state.part(0), &SoFar::default())
 }
 
 const RESTORED: &str = "restore";
@@ -132,7 +160,8 @@ pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
         Ok(Mutex::new(memory))
     };
     let memory = (0..readers).map(memory).collect::<Result<Vec<_>>>()?;
-    all_at_once(readers, place, true, &|nth, _| {
+    let resident = restored_resident(place)?;
+    let mut run = all_at_once(readers, place, true, &|nth, came| {
         let mut memory = memory[nth].lock().unwrap_or_else(PoisonError::into_inner);
         let tensors = tensors(part_bytes);
         let mut rest: &mut [u8] = &mut memory;
@@ -143,9 +172,21 @@ pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
             rest = later;
             reads.push(TensorRead { name, group: Group::Model, into });
         }
-        steps(place, RESTORED)?.open_step(1)?.read_tensors(reads)?;
+        steps(place, RESTORED)?.open_step(1)?.counted(came).read_tensors(reads)?;
         Ok(part_bytes)
-    })
+    })?;
+    run.more.extend(resident);
+    Ok(run)
+}
+
+/// As [`resident`], of the longest file of the checkpoint that is read.
+fn restored_resident(place: &Place) -> Result<Option<(String, f64)>> {
+    if place.path(RESTORED).is_none() {
+        return Ok(None);
+    }
+    let files = place.store.list(&place.key(RESTORED)?)?;
+    let Some(longest) = files.iter().max_by_key(|file| file.bytes) else { return Ok(None) };
+    Ok(resident(place, place.store.open(&longest.key)?.as_ref()))
 }
 
 /// The shared file.
@@ -164,18 +205,57 @@ pub fn one_path(place: &Place) -> Option<PathBuf> {
 pub fn prepare_one(place: &Place, bytes: u64) -> Result<()> {
     match one_path(place) {
         None => remove_one(place),
-        Some(path) => {
-            let named = || format!("make {}", path.display());
-            match std::fs::remove_file(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(e).with_context(named);
-                }
-                _ => {}
-            }
-            let file = OpenOptions::new().write(true).create_new(true).open(&path);
-            file.and_then(|file| file.set_len(bytes)).with_context(named)
-        }
+        Some(path) => make(&path, bytes),
     }
+}
+
+/// An empty file of so many bytes, in place of what was there.
+fn make(path: &Path, bytes: u64) -> Result<()> {
+    let named = || format!("make {}", path.display());
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).with_context(named),
+        _ => {}
+    }
+    let file = OpenOptions::new().write(true).create_new(true).open(path);
+    file.and_then(|file| file.set_len(bytes)).with_context(named)
+}
+
+/// What the names of the files begin with that writers have for themselves; a number follows.
+const APART: &str = "apart.";
+
+/// The beginning of those names on this machine.
+#[must_use]
+pub fn apart_path(place: &Place) -> Option<PathBuf> {
+    place.path(APART)
+}
+
+fn apart_paths(place: &Place, writers: usize) -> Result<Vec<PathBuf>> {
+    let path = |nth| place.path(&format!("{APART}{nth}"));
+    (0..writers).map(path).collect::<Option<_>>().context("a target without paths")
+}
+
+/// Makes the files that writers have for themselves, anew.
+///
+/// # Errors
+/// What the system says.
+pub fn prepare_apart(place: &Place, state: &State) -> Result<()> {
+    let paths = apart_paths(place, state.writers())?;
+    paths.iter().try_for_each(|path| make(path, state.part_bytes()))
+}
+
+/// Every writer writes a file of its own, and syncs it: nothing but the bytes, unlike a checkpoint.
+///
+/// # Errors
+/// The first that a writer meets.
+pub fn save_apart(place: &Place, state: &State) -> Result<Run> {
+    let paths = apart_paths(place, state.writers())?;
+    let direct = place.store.profile().direct;
+    state.renew();
+    all_at_once(state.writers(), place, false, &|nth, wrote| {
+        write_range(&paths[nth], &state.part(nth), 0, direct, wrote)
+            .with_context(|| format!("write {}", paths[nth].display()))?;
+        Ok(state.part_bytes())
+    })
 }
 
 fn remove_one(place: &Place) -> Result<()> {
@@ -193,12 +273,13 @@ pub const CHUNK_BYTES: usize = 8 << 20;
 /// # Errors
 /// The first that a writer meets.
 pub fn save_one(place: &Place, state: &State, member: usize) -> Result<Run> {
+    state.renew();
     match one_path(place) {
         Some(path) => {
             let direct = place.store.profile().direct;
             all_at_once(state.writers(), place, false, &|nth, wrote| {
                 let first = (member * state.writers() + nth) as u64 * state.part_bytes();
-                write_range(&path, &state.0[nth], first, direct, wrote)
+                write_range(&path, &state.part(nth), first, direct, wrote)
                     .with_context(|| format!("write {}", path.display()))?;
                 Ok(state.part_bytes())
             })
@@ -207,9 +288,11 @@ pub fn save_one(place: &Place, state: &State, member: usize) -> Result<Run> {
         None if member == 0 => all_at_once(1, place, false, &|_, wrote| {
             let bytes = state.part_bytes() * state.writers() as u64;
             let mut upload = place.store.create(&place.key(ONE)?, bytes)?;
-            for chunk in state.0.iter().flat_map(|part| part.chunks(CHUNK_BYTES)) {
-                upload.write(chunk)?;
-                wrote.fetch_add(chunk.len() as u64, Relaxed);
+            for nth in 0..state.writers() {
+                for chunk in state.part(nth).chunks(CHUNK_BYTES) {
+                    upload.write(chunk)?;
+                    wrote.fetch_add(chunk.len() as u64, Relaxed);
+                }
             }
             upload.finish()?;
             Ok(bytes)
@@ -224,7 +307,7 @@ const O_DIRECT: i32 = 0o200_000;
 #[cfg(not(target_arch = "aarch64"))]
 const O_DIRECT: i32 = 0o40_000;
 
-fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool, wrote: &Wrote) -> Result<()> {
+fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool, wrote: &SoFar) -> Result<()> {
     let flags = if direct { O_DIRECT } else { 0 };
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
     // What is written begins at a page and has whole rows of 4096 bytes, as direct transfers have.
@@ -233,4 +316,26 @@ fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool, wrote: &Wrot
         wrote.fetch_add(chunk.len() as u64, Relaxed);
     }
     Ok(file.sync_data()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_saves_write_the_same_rows() {
+        let state = State::new(8 * ROW_BYTES, 2, 7).unwrap();
+        let mut seen = HashSet::new();
+        for _ in 0..3 {
+            for nth in 0..2 {
+                let part = state.part(nth);
+                let rows = part.chunks(ROW_BYTES as usize).map(<[u8]>::to_vec);
+                assert!(rows.into_iter().all(|row| seen.insert(row)), "a row was seen before");
+            }
+            state.renew();
+        }
+        assert_eq!((seen.len(), state.part_bytes()), (3 * 8, 4 * ROW_BYTES));
+    }
 }

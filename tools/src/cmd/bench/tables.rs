@@ -27,6 +27,7 @@ pub fn rows(targets: &[TargetReport]) -> String {
         "moved",
         "own cores",
         "per GB/s",
+        "kernel's",
     ];
     table(&head, &rows)
 }
@@ -49,6 +50,7 @@ fn row(target: &TargetReport, of: &PatternReport) -> Vec<String> {
         moved + &flag,
         format!("{:.2}", of.own.cores),
         of.own.core_s_per_gb.map_or_else(|| "-".to_owned(), |s| format!("{s:.2}{over}")),
+        of.own.kernel_core_s_per_gb.map_or_else(|| "-".to_owned(), |s| format!("{s:.2}")),
     ]
 }
 

@@ -98,7 +98,13 @@ impl Place {
     /// Where that is on this machine, if it is a file.
     #[must_use]
     pub fn path(&self, name: &str) -> Option<PathBuf> {
-        Some(self.path.as_ref()?.join(self.folder.as_str()).join(name))
+        self.path_of(&self.key(name).ok()?)
+    }
+
+    /// The same of one of its keys.
+    #[must_use]
+    pub fn path_of(&self, key: &Key) -> Option<PathBuf> {
+        Some(self.path.as_ref()?.join(key.as_str()))
     }
 
     /// How messages call the folder.
@@ -123,8 +129,8 @@ impl Place {
         if let Some(free) = self.store.free_bytes()? {
             ensure!(
                 free >= need_bytes,
-                "{} are free, {} are needed; hint: --bytes and --checkpoint say how much is \
-                 written",
+                "{} are free, {} are needed; hint: --bytes, --checkpoint and --files say how \
+                 much is written",
                 ByteSize(free),
                 ByteSize(need_bytes)
             );
@@ -151,7 +157,9 @@ impl Place {
     pub fn told(&self, error: storage::Error) -> Error {
         let hint = match &error {
             storage::Error::Denied { .. } => "name a folder of it that you may write to",
-            storage::Error::NoSpace { .. } => "--bytes and --checkpoint say how much is written",
+            storage::Error::NoSpace { .. } => {
+                "--bytes, --checkpoint and --files say how much is written"
+            }
             _ => return Error::new(error),
         };
         anyhow!("{error}; hint: {hint}")

@@ -18,8 +18,8 @@ const OBJECT_BYTES: usize = 1000;
 /// What is done to the objects, in this order.
 const STEPS: [&str; 6] = ["create", "stat", "open", "read", "list", "delete"];
 
-/// Makes, looks at, opens, reads, lists and removes so many objects, by so many threads in folders of their
-/// own.
+/// Makes, looks at, opens, reads, lists and removes so many objects, by so many threads in folders
+/// of their own.
 ///
 /// # Errors
 /// What the store says.

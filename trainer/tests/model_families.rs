@@ -135,17 +135,21 @@ fn compute(config: &ModelConfig, micro: &Micro, cuts: &[usize], kind: Kind) -> M
 
 /// All of it against a file.
 fn check(file: &[u8], text: &str, micro: &Micro) {
+    check_within(1e-5, file, text, micro);
+}
+
+fn check_within(tolerance: f32, file: &[u8], text: &str, micro: &Micro) {
     let due = families::read(file);
     let config = config(text);
     let made = compute(&config, micro, &[Model::new(&config, 1).units()], Kind::Float);
-    check_close("loss", &[made.loss as f32], &due["loss"], 1e-5);
-    check_close("logits", &values(&made.logits), &due["logits"], 1e-5);
+    check_close("loss", &[made.loss as f32], &due["loss"], tolerance);
+    check_close("logits", &values(&made.logits), &due["logits"], tolerance);
     if let Some(order) = due.get("order") {
-        check_close("order", &values(&made.outs[1]), order, 1e-5);
+        check_close("order", &values(&made.outs[1]), order, tolerance);
     }
     let model = Model::new(&config, 1);
     for (spec, grad) in model.params().iter().zip(&made.grads) {
-        check_close(&spec.name, &values(grad), &due[&spec.name], 1e-5);
+        check_close(&spec.name, &values(grad), &due[&spec.name], tolerance);
     }
     let others = 2 + usize::from(due.contains_key("order"));
     assert_eq!(due.len(), model.params().len() + others, "every gradient was compared");
@@ -181,11 +185,14 @@ fn bert_is_that_of_transformers() {
 const DROPS: &str = "dropout = 0.3\nattention_dropout = 0.2";
 
 /// In training, with the same numbers left out in the same places (`reference/dropout.py`).
+///
+/// What is kept is multiplied at every place, and what rounding did to it with it: on an AMD EPYC
+/// without AVX-512 one gradient of T5 is 1.06e-5 from the one in float64.
 #[test]
 fn what_is_dropped_is_what_transformers_drops() {
     check(include_bytes!("golden/dropout_gpt2.safetensors"), DROPS, &gpt_batch());
     let t5 = format!("{T5}\ndropout = 0.25");
-    check(include_bytes!("golden/dropout_t5.safetensors"), &t5, &t5_batch());
+    check_within(2e-5, include_bytes!("golden/dropout_t5.safetensors"), &t5, &t5_batch());
     let bert = format!("{BERT}\n{DROPS}");
     check(include_bytes!("golden/dropout_bert.safetensors"), &bert, &bert_batch());
 }

@@ -38,13 +38,19 @@ pub fn bare() -> Command {
     let mut fio = Command::new("fio");
     // Large pages for buffers, where the C library is GNU's, of 2.35 or newer.
     fio.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-    fio.args(["--name=feedline", "--output-format=json", "--scramble_buffers=0", "--gtod_reduce=1"]);
+    fio.args([
+        "--name=feedline",
+        "--output-format=json",
+        "--scramble_buffers=0",
+        "--gtod_reduce=1",
+    ]);
     fio
 }
 
-/// Requests of a ring, so many at once. Files and buffers are told to the kernel once.
+/// Requests of a ring, so many at once. Registered buffers would want a larger `ulimit -l` than users
+/// have, and make no difference once they are large pages.
 pub fn ring(fio: &mut Command, depth: usize) {
-    fio.args(["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"]);
+    fio.args(["--ioengine=io_uring", "--registerfiles=1"]);
     // Several in one call, as a ring is meant to be used.
     fio.arg(format!("--iodepth={depth}"));
     fio.arg(format!("--iodepth_batch_submit={}", depth.div_ceil(4)));

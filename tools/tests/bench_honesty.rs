@@ -141,7 +141,7 @@ fn saves_and_restores_have_a_timeline_too() {
 
 #[test]
 fn fio_stands_beside_us_with_an_interval() {
-    if !tools::cmd::bench::fio::is_there() {
+    if !tools::fio::is_there() {
         return eprintln!("SKIPPED: there is no fio");
     }
     let folder = tempfile::tempdir().unwrap();

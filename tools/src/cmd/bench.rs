@@ -281,7 +281,7 @@ fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Setti
         ranks: ranks_here(args.ranks, members),
         seed: args.seed,
         timeout: Duration::from_secs(args.timeout),
-        fio: !args.no_fio && members == 1 && fio::is_there(),
+        fio: !args.no_fio && members == 1 && crate::fio::is_there(),
     })
 }
 

@@ -1,10 +1,11 @@
-//! What fio, the yardstick of devices, does with the same requests.
+//! What fio does with the same requests.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
+use anyhow::{Context as _, Result};
+
+use crate::fio;
 
 /// Reads that both can make.
 #[derive(Clone, Copy, Debug)]
@@ -33,26 +34,18 @@ pub struct Writes {
     pub bytes: usize,
 }
 
-/// Whether there is one on this machine.
-#[must_use]
-pub fn is_there() -> bool {
-    let mut fio = Command::new("fio");
-    fio.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    fio.status().is_ok_and(|status| status.success())
-}
-
 /// Bytes a second that were read.
 ///
 /// # Errors
 /// If fio fails, or tells nothing.
 pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<f64> {
-    let mut fio = command(reads.bytes, direct);
-    fio.arg(named(file)?);
-    fio.args(["--ioengine=io_uring", "--readonly", "--time_based", "--norandommap"]);
-    fio.args([if reads.in_order { "--rw=read" } else { "--rw=randread" }, "--randrepeat=0"]);
-    fio.arg(format!("--iodepth={}", reads.depth));
-    fio.arg(format!("--runtime={}ms", (reads.seconds * 1e3).ceil()));
-    rate(fio, "read")
+    let mut job = fio::job(&[file])?;
+    fio::ring(&mut job, reads.depth);
+    job.args(["--readonly", "--time_based", "--norandommap", "--randrepeat=0"]);
+    job.arg(if reads.in_order { "--rw=read" } else { "--rw=randread" });
+    job.arg(format!("--runtime={}ms", (reads.seconds * 1e3).ceil()));
+    requests(&mut job, reads.bytes, direct);
+    fio::rate(job, "read")
 }
 
 /// Bytes a second that were written and synced, into files that are there: one, or with a number
@@ -61,47 +54,26 @@ pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<f64> {
 /// # Errors
 /// As [`read`].
 pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<f64> {
-    let mut fio = command(writes.bytes, direct);
-    fio.args(["--ioengine=psync", "--rw=write", "--thread", "--group_reporting"]);
-    fio.args(["--end_fsync=1", "--fallocate=none"]);
-    fio.arg(format!("--numjobs={}", writes.writers));
     let part = writes.part_bytes;
-    fio.arg(format!("--size={part}"));
-    if writes.apart {
-        fio.arg(format!("--filename_format={}$jobnum", name(file)?));
+    let mut job = if writes.apart {
+        let name = file.to_str().context("a name that is not UTF-8")?;
+        let mut job = fio::bare();
+        job.arg(format!("--filename_format={name}$jobnum"));
+        job
     } else {
-        fio.args([named(file)?, format!("--offset_increment={part}")]);
-    }
-    rate(fio, "write")
+        let mut job = fio::job(&[file])?;
+        job.arg(format!("--offset_increment={part}"));
+        job
+    };
+    job.args(["--ioengine=psync", "--rw=write", "--thread", "--group_reporting"]);
+    job.args(["--end_fsync=1", "--fallocate=none"]);
+    job.args([format!("--numjobs={}", writes.writers), format!("--size={part}")]);
+    requests(&mut job, writes.bytes, direct);
+    fio::rate(job, "write")
 }
 
 /// What both kinds have in common. Nothing is dropped from a cache that we do not drop either.
-fn command(bytes: usize, direct: bool) -> Command {
-    let mut fio = Command::new("fio");
-    fio.args(["--name=feedline", "--output-format=json", "--invalidate=0"]);
-    fio.args([format!("--bs={bytes}"), format!("--direct={}", u8::from(direct))]);
-    fio
-}
-
-fn name(file: &Path) -> Result<&str> {
-    file.to_str().context("a name that is not UTF-8")
-}
-
-fn named(file: &Path) -> Result<String> {
-    // A colon divides the names of several files.
-    Ok(format!("--filename={}", name(file)?.replace(':', "\\:")))
-}
-
-fn rate(mut fio: Command, what: &str) -> Result<f64> {
-    let done = fio.stdin(Stdio::null()).output().context("start fio")?;
-    if !done.status.success() {
-        let told = String::from_utf8_lossy(&done.stderr);
-        bail!("{what} by fio: {}: {}", done.status, told.lines().next().unwrap_or(""));
-    }
-    let text = String::from_utf8_lossy(&done.stdout);
-    // Notes may come before the object.
-    let json = text.find('{').map_or("", |at| &text[at..]);
-    let told: Value = serde_json::from_str(json).context("what fio printed is no JSON")?;
-    let rate = told["jobs"][0][what]["bw_bytes"].as_f64();
-    rate.with_context(|| format!("fio told no bw_bytes of its {what}"))
+fn requests(job: &mut Command, bytes: usize, direct: bool) {
+    job.args(["--invalidate=0", &format!("--bs={bytes}")]);
+    job.arg(format!("--direct={}", u8::from(direct)));
 }

@@ -1,8 +1,8 @@
 //! fio, the yardstick of devices, at its best.
 //!
-//! As it is called by most it loses up to half of a quick device to itself: its buffers lie in small
-//! pages, each of which is an entry of a request's list; it changes 8 bytes in each 512 of what it
-//! writes before every write; and it reads clocks twice a request. Here it does what it is asked for.
+//! As it is called by most it loses up to half of a quick device to itself: its buffers lie in
+//! small pages, each of which is an entry of a request's list; it changes 8 bytes in each 512 of
+//! what it writes before every write; and it reads clocks twice a request. Not so here.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -47,8 +47,8 @@ pub fn bare() -> Command {
     fio
 }
 
-/// Requests of a ring, so many at once. Registered buffers would want a larger `ulimit -l` than users
-/// have, and make no difference once they are large pages.
+/// Requests of a ring, so many at once. Registered buffers would want a larger `ulimit -l` than
+/// users have, and make no difference once they are large pages.
 pub fn ring(fio: &mut Command, depth: usize) {
     fio.args(["--ioengine=io_uring", "--registerfiles=1"]);
     // Several in one call, as a ring is meant to be used.

@@ -19,12 +19,13 @@ use std::sync::Arc;
 use indexed::{IndexedDataset, Split};
 use loader::Order;
 use loader::cache::{AtFirstUse, CacheOptions};
+use preprocess::Tokenizer;
 use recipe::Mismatch;
 use recipe::config::{Config, Objective};
 use recipe::mesh::Seat;
 use recipe::text::thousands;
 use serde_json::{Value, json};
-use storage::{Crc64, Key, Read, Storage};
+use storage::{Crc64, Key, Manifest, Read, Storage};
 
 use orders::{Assembly, Orders};
 
@@ -161,6 +162,7 @@ pub struct Data {
     /// `None` if the run never evaluates.
     valid: Option<Samples>,
     neighbours: Option<Neighbours>,
+    doubts: Vec<String>,
 }
 
 impl Data {
@@ -171,14 +173,7 @@ impl Data {
     /// [`Error::Mismatch`] for one that has not what the objective needs.
     pub fn new(corpora: Corpora, config: &Config) -> Result<Self> {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
-        if u64::from(tokenizer.vocab_size()) > config.model.vocab {
-            log::warn!(
-                "data: the tokenizer '{}' has {} tokens, model.vocab is {}",
-                tokenizer.name(),
-                tokenizer.vocab_size(),
-                config.model.vocab
-            );
-        }
+        let doubts = doubts(&corpora, config, &*tokenizer);
         let assembly = Assembly::new(config, &*tokenizer)?;
         let cache = storage::open_url(&config.cache_dir())?;
         let (tokenizer, cache) = (tokenizer.identifiers(), Some(&*cache));
@@ -193,7 +188,13 @@ impl Data {
         train.local = local_cache(config, &train.order)?;
         let evaluates = config.eval.every > 0;
         let valid = evaluates.then(|| open(Split::Valid, config.eval_samples())).transpose()?;
-        Ok(Data { corpora, train, valid, neighbours: None })
+        Ok(Data { corpora, train, valid, neighbours: None, doubts })
+    }
+
+    /// What may be wrong with the data, and can be read all the same.
+    #[must_use]
+    pub fn doubts(&self) -> &[String] {
+        &self.doubts
     }
 
     /// The cache of training samples on this node's own disk, if the run has one: it is to be told
@@ -279,6 +280,35 @@ impl Data {
             }
         }
     }
+}
+
+/// Whether the tokenizer of a run is that of its corpora, as far as their manifests say.
+fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Vec<String> {
+    let (name, vocab) = (&config.data.tokenizer, config.model.vocab);
+    let count = thousands(f64::from(tokenizer.vocab_size()));
+    let mut doubts = Vec::new();
+    if u64::from(tokenizer.vocab_size()) > vocab {
+        doubts.push(format!(
+            "data.tokenizer '{name}' has {count} tokens, model.vocab is {vocab}: those above it \
+             can be neither read nor written"
+        ));
+    }
+    for files in corpora.each() {
+        let manifest = files[0].prefix().with_suffix(".manifest.json");
+        let manifest = manifest.and_then(|key| Manifest::read(&**files[0].store(), &key));
+        let made_by = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
+        if made_by.is_null() || made_by["fingerprint"] == tokenizer.fingerprint() {
+            continue;
+        }
+        doubts.push(format!(
+            "{} was made with a tokenizer {} of {} tokens, and data.tokenizer '{name}' is one of \
+             {count}: special tokens and what is generated follow this one",
+            files[0].display(),
+            made_by["name"],
+            made_by["vocab_size"]
+        ));
+    }
+    doubts
 }
 
 /// The manifests of the data are part of its identity; the order tells itself apart by the seed.

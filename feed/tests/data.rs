@@ -9,6 +9,8 @@ use common::Lab;
 use feed::{AnyBatch, Data, Neighbours, open_corpus};
 use recipe::config::Config;
 use recipe::mesh::{Mesh, Seat};
+use serde_json::json;
+use storage::Manifest;
 
 /// The micro-batches of steps, as one rank of a mesh reads them.
 fn read(
@@ -125,4 +127,41 @@ fn several_corpora_are_read_by_their_weights() {
 fn rows(batch: &AnyBatch) -> Vec<Vec<i64>> {
     let AnyBatch::Lm(batch) = batch else { panic!("of running text") };
     batch.tokens.chunks(batch.seq_len).map(<[i64]>::to_vec).collect()
+}
+
+/// A corpus says what made it, where `preprocess` did.
+#[test]
+fn another_tokenizer_than_the_corpus_has_is_told() {
+    let lab = Lab::new();
+    let doubts = |tokenizer: &str| {
+        let config = load(&lab, &[("data.tokenizer", tokenizer)]);
+        let data = Data::new(open_corpus(&config).expect("there"), &config).expect("an order");
+        data.doubts().to_vec()
+    };
+    assert_eq!(doubts("'null:500'"), [""; 0]);
+    let due = "data.tokenizer 'gpt2' has 50,257 tokens, model.vocab is 500: those above it can";
+    assert!(doubts("'gpt2'")[0].starts_with(due), "{:?}", doubts("'gpt2'"));
+    let made_by = |fingerprint: &str| {
+        let tokenizer = json!({
+            "name": "encdec", "vocab_size": 26_240, "fingerprint": fingerprint
+        });
+        let manifest = Manifest {
+            format: "feedline-tokens".to_owned(),
+            version: 1,
+            files: Vec::new(),
+            meta: json!({ "tokenizer": tokenizer }),
+        };
+        _ = std::fs::remove_file(lab.path("corpus.manifest.json"));
+        let store = storage::open_url(lab.path("").to_str().expect("UTF-8")).expect("a store");
+        let key = storage::Key::new("corpus.manifest.json").expect("a key");
+        manifest.write(&*store, &key).expect("room");
+    };
+    made_by("0000000000000000");
+    let told = doubts("'null:500'");
+    let due = "corpus was made with a tokenizer \"encdec\" of 26240 tokens, and data.tokenizer \
+               'null:500' is one of 500: special tokens";
+    assert!(told.len() == 1 && told[0].contains(due), "{told:?}");
+    let own = feed::open_tokenizer("null:500").expect("known");
+    made_by(&own.fingerprint());
+    assert_eq!(doubts("'null:500'"), [""; 0]);
 }

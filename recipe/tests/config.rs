@@ -435,3 +435,84 @@ fn a_recorded_config_without_the_newer_keys_is_the_same_run() {
     let again = Config::from_toml("now", &config.resolved().to_toml()).unwrap();
     assert_eq!(again.differences(&config), []);
 }
+
+/// A key of another model would say what is not computed.
+#[test]
+fn keys_of_another_model_are_refused() {
+    for (change, due) in [
+        ("model.rope_theta=500000", "model.rope_theta: is of positions \"rope\" alone"),
+        ("model.relative_buckets=64", "model.relative_buckets: is of positions \"relative-bias\""),
+        ("model.relative_max=256", "model.relative_max: is of positions \"relative-bias\" alone"),
+        ("model.token_types=4", "model.token_types: is of family \"bert\" alone"),
+        ("data.mask_prob=0.3", "data.mask_prob: is of objective \"span-corruption\" or \"mlm\""),
+        ("data.short_seq_prob=0", "data.short_seq_prob: is of objective \"span-corruption\" or"),
+    ] {
+        let refusal = set(&[change]).unwrap_err();
+        assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
+    }
+    let megatrons = ["model.family=t5", "model.dec_len=32", "model.positions=learned"];
+    let refusal = set(&[&megatrons[..], &["model.relative_max=256"]].concat()).unwrap_err();
+    assert!(refusal.contains("model.relative_max: is of positions"), "{refusal}");
+    // Whoever has the key, or names its default, may.
+    for changes in [
+        &["model.rope_theta=10000", "model.token_types=2", "data.mask_prob=0.15"][..],
+        &["model.positions=rope", "model.rope_theta=500000"],
+        &["model.family=t5", "model.dec_len=32", "model.relative_max=256"],
+        &["model.family=bert", "model.token_types=4", "data.short_seq_prob=0"],
+    ] {
+        assert!(set(changes).is_ok(), "{changes:?}");
+    }
+    // What was recorded before keys were refused can still be gone on with.
+    let recorded = SMALL.replace("seq_len = 64", "seq_len = 64\nrope_theta = 500000.0");
+    assert!(read(&recorded).is_ok());
+}
+
+/// A key that waits for another one is told of, for the other is soon turned for a day.
+#[test]
+fn keys_without_effect_are_told() {
+    let idle = |changes: &[&str]| set(changes).unwrap().idle();
+    let check = |changes: &[&str], due: &[&str]| {
+        let told = idle(changes);
+        let is_it = |(told, due): (&String, &&str)| told.starts_with(due);
+        let all = told.len() == due.len() && told.iter().zip(due).all(is_it);
+        assert!(all, "{changes:?}: {told:?}, due {due:?}");
+    };
+    check(&[], &[]);
+    let scale = "precision.loss_scale={init=1024}";
+    let no_scale = "precision.loss_scale has no effect: precision.dtype is not \"fp16\"";
+    check(&[scale], &[no_scale]);
+    check(&[scale, "precision.dtype=fp16"], &[]);
+    check(&["optim.lr.style=constant", "optim.lr.floor=1e-5"], &["optim.lr.floor has no effect"]);
+    check(&["optim.lr.floor=1e-5"], &[]);
+    let wsd = ["optim.lr.anneal={steps=80}", "optim.lr.anneal_style=linear"];
+    check(&wsd, &["optim.lr.anneal has no effect", "optim.lr.anneal_style has no effect"]);
+    check(&[&wsd[..], &["optim.lr.style=wsd"]].concat(), &[]);
+    check(
+        &["optim.lr.style=wsd", "optim.lr.floor_mode=clamp"],
+        &["optim.lr.floor_mode has no effect"],
+    );
+    let warm = ["optim.lr.start=1e-5", "optim.lr.warmup_shape=log"];
+    check(&warm, &[]);
+    check(
+        &[&warm[..], &["optim.lr.warmup={steps=0}"]].concat(),
+        &[
+            "optim.lr.start has no effect: there is no warm-up",
+            "optim.lr.warmup_shape has no effect: there is no warm-up",
+        ],
+    );
+    let test = ["optim.lr.style=range-test", "optim.lr.warmup_shape=log"];
+    check(&[&test[..], &["optim.lr.floor=1e-6"]].concat(), &[]);
+    check(
+        &[&test[..], &["optim.lr.warmup={steps=9}"]].concat(),
+        &["optim.lr.warmup_shape has no effect: from optim.lr.floor = 0", "optim.lr.warmup has no"],
+    );
+    check(&["parallel.schedule=gpipe"], &["parallel.schedule has no effect: parallel.pp is 1"]);
+    check(&["parallel.schedule=gpipe", "parallel.pp=2"], &[]);
+    check(&["checkpoint.load_parts=['model']"], &["checkpoint.load_parts has no effect"]);
+    check(&["checkpoint.load_parts=['model']", "checkpoint.load=a/step-000000000001"], &[]);
+    // What is recorded says nothing that has no effect.
+    for style in ["cosine", "constant", "wsd", "range-test", "inverse-sqrt", "exponential"] {
+        let config = set(&[&format!("optim.lr.style={style}")]).unwrap();
+        assert_eq!(config.resolved().idle(), [""; 0], "{style}");
+    }
+}

@@ -57,7 +57,12 @@ fn a_world_divides_or_says_why_not() {
     check(&[&woven[..], &["batch.micro=8"]].concat(), 4, Err("2 micro-batches a replica are no"));
     let ramp = "batch.rampup={start=4,increment=4,samples=64}";
     check(&[ramp], 2, Err("batch.rampup.start 4 is no multiple of micro 4 x dp 2 = 8"));
-    check(&[ramp, "batch.micro=2"], 2, Ok([2, 1, 1, 4]));
+    let twelve = "got dp 2 and 3 micro-batches a replica of a batch of 12; hint: parallel.reduce";
+    check(&[ramp, "batch.micro=2"], 2, Err(twelve));
+    check(&[ramp, "batch.micro=2"], 1, Ok([1, 1, 1, 8]));
+    check(&[ramp, "batch.micro=2", "parallel.reduce=ring"], 2, Ok([2, 1, 1, 4]));
+    let double = "batch.rampup={start=8,increment=8,samples=64}";
+    check(&[double, "batch.micro=2"], 4, Ok([4, 1, 1, 2]));
 }
 
 #[test]

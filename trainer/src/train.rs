@@ -136,12 +136,15 @@ impl<'a> Run<'a> {
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
             let corpus = feed::open_corpus(config)?;
-            check_plan(config, corpus.token_count(), ranks)?;
+            check_plan(config, corpus.token_count(), ranks, crew.is_first())?;
             Ok(Data::new(corpus, config)?)
         };
         // The first rank builds the index, and the others find it.
         let first = crew.stage(Stage::Index, || crew.is_first().then(open).transpose())?;
         let mut data = crew.stage(Stage::Data, || first.map_or_else(open, Ok))?;
+        for doubt in data.doubts().iter().filter(|_| crew.is_first()) {
+            log::warn!("data: {doubt}");
+        }
         let ranks = crew.neighbours()?;
         warn_of_spinning(config.run.threads, ranks.len() as u64);
         if ranks.len() > 1 {
@@ -399,8 +402,8 @@ fn token() -> String {
     format!("{:016x}", storage::crc64(owner.as_bytes()))
 }
 
-/// Says what the run will take, and refuses what cannot work.
-fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64) -> Result<()> {
+/// Says what the run will take, on one of its ranks, and refuses what cannot work.
+fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64, tells: bool) -> Result<()> {
     let world = Some(ranks);
     let known = Known { corpus_tokens: Some(corpus_tokens), world, ..Known::default() };
     let plan = Plan::new(config, &known);
@@ -413,7 +416,7 @@ fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64) -> Result<()> {
         plan.run.epochs.unwrap_or(0.0),
         config.run.threads
     );
-    for warning in &plan.warnings {
+    for warning in plan.warnings.iter().filter(|_| tells) {
         log::warn!("plan: {warning}");
     }
     if plan.refusals.is_empty() {

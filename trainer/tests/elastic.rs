@@ -53,6 +53,13 @@ fn what_was_dropped_is_dropped_again() {
     check(&[("model.dropout", "0.1")], &[(4, "{ zero = 1 }"), (2, "{ pp = 2 }")]);
 }
 
+/// Killed while batches grow, and when they have grown.
+#[test]
+fn batches_grow_in_any_layout() {
+    let layouts = [(4, "{ zero = 1 }"), (2, "{ pp = 2 }"), (4, "{ pp = 2, zero = 1 }")];
+    check(&[("batch.rampup", "{ start = 8, increment = 8, samples = 160 }")], &layouts);
+}
+
 /// The newest complete step of a run.
 fn newest(folder: &Path) -> u64 {
     let names = fs::read_dir(folder.join("ckpt")).expect("it has saved").flatten();

@@ -133,11 +133,11 @@ fn default_prefetch_batches() -> u64 {
     8
 }
 
-fn default_mask_prob() -> f64 {
+pub(super) fn default_mask_prob() -> f64 {
     0.15
 }
 
-fn default_short_seq_prob() -> f64 {
+pub(super) fn default_short_seq_prob() -> f64 {
     0.1
 }
 

@@ -11,6 +11,12 @@ impl BatchConfig {
         self.global / self.micro
     }
 
+    /// Every size that a batch of the run may have, the smallest first.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = u64> {
+        let (first, by) = self.rampup.map_or((self.global, 1), |ramp| (ramp.start, ramp.increment));
+        (first..=self.global).step_by(by.max(1) as usize) // fits: at most 2^24
+    }
+
     /// Samples of the step before which so many had been consumed.
     #[must_use]
     pub fn at(&self, samples: u64) -> u64 {
@@ -102,7 +108,8 @@ impl Config {
         all.data.cache_dir = Some(self.cache_dir());
         all.optim.lr.decay = Some(Length::Samples(self.lr_decay_samples()));
         all.optim.lr.warmup = Warmup::Samples(self.lr_warmup_samples());
-        all.optim.lr.anneal = Some(Warmup::Samples(self.lr_anneal_samples()));
+        let anneals = self.optim.lr.style == LrStyle::Wsd;
+        all.optim.lr.anneal = anneals.then(|| Warmup::Samples(self.lr_anneal_samples()));
         all
     }
 

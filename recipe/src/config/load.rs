@@ -34,16 +34,19 @@ impl Config {
         for argument in sets {
             layers.push(set_layer(argument)?);
         }
-        merged(file, &layers)
+        merged(file, &layers, |config| {
+            config.checked()?;
+            config.check_foreign()
+        })
     }
 
-    /// Reads a config from text, as a checkpoint holds it, and checks every value. `name` is what
-    /// messages call it.
+    /// Reads a config from text, as a checkpoint holds it, and checks every value; what an earlier
+    /// version let pass is let pass. `name` is what messages call it.
     ///
     /// # Errors
     /// As [`Config::load`].
     pub fn from_toml(name: &str, text: &str) -> Result<Self, ConfigError> {
-        merged(name, &[parse(name, text)?])
+        merged(name, &[parse(name, text)?], Config::checked)
     }
 
     /// The config as TOML, which [`Config::from_toml`] reads back to an equal one.
@@ -158,13 +161,17 @@ fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
     Ok(Layer { name: "--set".to_owned(), table })
 }
 
-fn merged(file: &str, layers: &[Layer]) -> Result<Config, ConfigError> {
+fn merged(
+    file: &str,
+    layers: &[Layer],
+    check: impl Fn(&Config) -> Result<(), Refusal>,
+) -> Result<Config, ConfigError> {
     let mut all = Table::new();
     for layer in layers {
         merge(&mut all, layer.table.clone(), "");
     }
     let config = Config::deserialize(Node(Value::Table(all)));
-    config.and_then(|config| config.checked().map(|()| config)).map_err(|refusal| {
+    config.and_then(|config| check(&config).map(|()| config)).map_err(|refusal| {
         let key = refusal.key();
         let owner = layers.iter().rev().find(|layer| holds(&layer.table, &key));
         let file = owner.map_or(file, |layer| &layer.name).to_owned();

@@ -8,13 +8,14 @@
 //!
 //! In reading order: the sections below, with `data`, `model`, `parallel` and `optim` in files of
 //! their own, `words` and `values` are what keys take, `load` reads and merges files, `node` turns
-//! TOML into these types, `check` holds the ranges, `derive` what follows from them, `resume` what
-//! a resumed run must share with the run that it goes on with.
+//! TOML into these types, `check` holds the ranges, `idle` says what has no effect, `derive` what
+//! follows from them, `resume` what a resumed run must share with the run that it goes on with.
 
 mod check;
 mod data;
 mod derive;
 mod error;
+mod idle;
 mod load;
 mod model;
 mod node;

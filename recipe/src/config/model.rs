@@ -52,7 +52,7 @@ pub struct ModelConfig {
     /// attention are scaled, and nothing is dropped but as in GPT-2.
     #[serde(default)]
     pub positions: Option<Positions>,
-    /// Base of the angles of `"rope"`. Default: 10000. Minimum: 1. Maximum: 1e12.
+    /// Base of the angles of `"rope"`, and of it alone. Default: 10000. Minimum: 1. Maximum: 1e12.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
     /// Distances that `"relative-bias"` tells apart. Default: 32. Minimum: 4. Maximum: 4096.
@@ -114,19 +114,19 @@ impl Default for InitConfig {
     }
 }
 
-fn default_rope_theta() -> f64 {
+pub(super) fn default_rope_theta() -> f64 {
     10_000.0
 }
 
-fn default_relative_buckets() -> u64 {
+pub(super) fn default_relative_buckets() -> u64 {
     32
 }
 
-fn default_relative_max() -> u64 {
+pub(super) fn default_relative_max() -> u64 {
     128
 }
 
-fn default_token_types() -> u64 {
+pub(super) fn default_token_types() -> u64 {
     2
 }
 

@@ -30,7 +30,9 @@ pub struct ParallelConfig {
     /// What replicas share among them: 0 nothing, 1 moments and master weights, 2 gradients too,
     /// 3 weights too. 2 and 3 need `tp` and `pp` of 1. Default: 0. Maximum: 3.
     pub zero: u64,
-    /// `"tree"`, the same bits for any power of two of replicas, or `"ring"`. Default: `"tree"`.
+    /// `"tree"`, the same bits for any power of two of replicas, or `"ring"`. A tree over several
+    /// replicas wants powers of two of micro-batches too, also while batches grow. Default:
+    /// `"tree"`.
     pub reduce: Reduce,
     /// Units (layers; with `"t5"` those of the encoder, then of the decoder) of each stage, in the
     /// order in which samples pass them. Default: [], as even as can be, the larger ones last.
@@ -160,11 +162,22 @@ impl Config {
             }
         }
         let micro_batches = batch.micro_batches() / dp;
-        let powers = dp.is_power_of_two() && micro_batches.is_power_of_two();
-        if dp > 1 && parallel.reduce == Reduce::Tree && refusals.is_empty() && !powers {
+        let shares = |size: u64| size / batch.micro / dp;
+        let is_odd = |size: &u64| !dp.is_power_of_two() || !shares(*size).is_power_of_two();
+        if dp > 1
+            && parallel.reduce == Reduce::Tree
+            && refusals.is_empty()
+            && let Some(size) = batch.sizes().find(is_odd)
+        {
             refusals.push(format!(
-                "reduce = \"tree\" needs powers of two, got dp {dp} and {micro_batches} \
-                 micro-batches a replica; hint: parallel.reduce = \"ring\" takes any number"
+                "reduce = \"tree\" needs powers of two, got dp {dp} and {} micro-batches a \
+                 replica{}; hint: parallel.reduce = \"ring\" takes any number",
+                shares(size),
+                if batch.rampup.is_some() {
+                    format!(" of a batch of {size}")
+                } else {
+                    String::new()
+                }
             ));
         }
         if let Some(given) = batch.accumulation.filter(|given| *given != micro_batches) {

@@ -53,6 +53,16 @@ impl Default for Warmup {
     }
 }
 
+impl Warmup {
+    /// Whether it is of no length.
+    pub(super) fn is_zero(self) -> bool {
+        match self {
+            Warmup::Steps(count) | Warmup::Samples(count) | Warmup::Tokens(count) => count == 0,
+            Warmup::Fraction(part) => part == 0.0,
+        }
+    }
+}
+
 /// One corpus: the prefix of a `.bin/.idx` pair.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Corpus {

@@ -200,6 +200,7 @@ impl Plan {
     }
 
     fn warn(&mut self, config: &Config, known: &Known) {
+        self.warnings.extend(config.idle());
         let need = self.memory_bytes.total;
         if let Some(have) = known.memory_bytes.filter(|have| need > *have) {
             let (need, have) = (storage::ByteSize(need), storage::ByteSize(have));

@@ -38,6 +38,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
         "run.spike.action=ignore".to_owned(),
         "optim.lr.style=range-test".to_owned(),
         "optim.lr.warmup_shape=log".to_owned(),
+        "optim.lr.warmup={ steps = 0 }".to_owned(),
         format!("optim.lr.floor={from:?}"),
         format!("optim.lr.peak={to:?}"),
         "optim.lr.start=0.0".to_owned(),

@@ -1,0 +1,109 @@
+//! Keys that are given and have no effect.
+//!
+//! A key that says something else of the run than what will be computed is refused where it stands,
+//! in a file or behind `--set` (`check_foreign`). One that waits for a switch to be turned, as the
+//! loss scale does for `"fp16"`, is told of ([`Config::idle`]): whoever turns the switch for a day
+//! need not take it out. A value that is the default says nothing.
+
+use super::check::refused;
+use super::node::Refusal;
+use super::{
+    AnnealStyle, Config, ConfigError, Dtype, Family, FloorMode, Load, LossScaleConfig, LrConfig,
+    LrStyle, Part, Positions, Schedule, Warmup, WarmupShape, data, model,
+};
+
+/// Whether a key is given and has no effect, its name, and the reason.
+type Idle = (bool, &'static str, &'static str);
+
+impl Config {
+    /// Keys that are given and wait for another key to have an effect, each with the reason.
+    #[must_use]
+    pub fn idle(&self) -> Vec<String> {
+        let (precision, checkpoint) = (&self.precision, &self.checkpoint);
+        let scales = precision.loss_scale != LossScaleConfig::default();
+        let names_one = matches!(checkpoint.load, Load::Path(_));
+        let keys = [
+            (
+                scales && precision.dtype != Dtype::Fp16,
+                "precision.loss_scale",
+                "precision.dtype is not \"fp16\"",
+            ),
+            (
+                self.parallel.schedule == Schedule::Gpipe && self.parallel.pp == 1,
+                "parallel.schedule",
+                "parallel.pp is 1",
+            ),
+            (
+                checkpoint.load_parts == [Part::Model] && !names_one,
+                "checkpoint.load_parts",
+                "checkpoint.load names no checkpoint, and a run goes on with all of its own",
+            ),
+        ];
+        let rises = self.lr_warmup_samples() > 0;
+        let idle = self.optim.lr.idle(rises).into_iter().chain(keys).filter(|key| key.0);
+        idle.map(|(_, key, reason)| format!("{key} has no effect: {reason}")).collect()
+    }
+
+    /// As [`Config::load`] does beyond [`Config::check`].
+    pub(crate) fn refuse_foreign(&self) -> Result<(), ConfigError> {
+        Ok(self.check_foreign()?)
+    }
+
+    /// Refuses keys of another model or objective than the run has.
+    pub(super) fn check_foreign(&self) -> Result<(), Refusal> {
+        let (model, data, objective) = (&self.model, &self.data, self.objective());
+        let turns = model.positions() == Positions::Rope;
+        let is_relative = model.positions() == Positions::RelativeBias;
+        let (rope, relative) = ("of positions \"rope\"", "of positions \"relative-bias\"");
+        let hiding = "of objective \"span-corruption\" or \"mlm\"";
+        let theta = model.rope_theta != model::default_rope_theta();
+        let buckets = model.relative_buckets != model::default_relative_buckets();
+        let distance = model.relative_max != model::default_relative_max();
+        let types = model.token_types != model::default_token_types();
+        let part = data.mask_prob != data::default_mask_prob();
+        let short = data.short_seq_prob != data::default_short_seq_prob();
+        let keys = [
+            (theta && !turns, "model.rope_theta", rope),
+            (buckets && !is_relative, "model.relative_buckets", relative),
+            (distance && !is_relative, "model.relative_max", relative),
+            (types && model.family != Family::Bert, "model.token_types", "of family \"bert\""),
+            (part && !objective.hides(), "data.mask_prob", hiding),
+            (short && !objective.hides(), "data.short_seq_prob", hiding),
+        ];
+        match keys.into_iter().find(|key| key.0) {
+            Some((_, key, of)) => Err(refused(key, format!("is {of} alone"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl LrConfig {
+    /// `rises` if there is a warm-up.
+    fn idle(&self, rises: bool) -> [Idle; 8] {
+        use LrStyle::{Constant, Cosine, Exponential, Linear, RangeTest, Wsd};
+        let is_of = |styles: &[LrStyle]| styles.contains(&self.style);
+        let is_test = self.style == RangeTest;
+        let flat = if is_test { "a range test has no warm-up" } else { "there is no warm-up" };
+        let anneal = "it is of optim.lr.style \"wsd\"";
+        let is_log = self.warmup_shape == WarmupShape::Log;
+        let clamps = self.floor_mode == FloorMode::Clamp;
+        let has_warmup = self.warmup != Warmup::default() && !self.warmup.is_zero();
+        let has_style = self.anneal_style != AnnealStyle::default();
+        // A sweep is a range test over the config of another run.
+        let anneals = is_of(&[Wsd, RangeTest]);
+        let may_clamp = is_of(&[Linear, Cosine, Exponential, RangeTest]);
+        let constant = "optim.lr.style \"constant\" stays at the peak";
+        let clamp = "it is of optim.lr.style \"linear\" and \"cosine\"";
+        let from_0 = "from optim.lr.floor = 0 a range test rises along a line";
+        [
+            (self.floor > 0.0 && is_of(&[Constant]), "optim.lr.floor", constant),
+            (clamps && !may_clamp, "optim.lr.floor_mode", clamp),
+            (self.start > 0.0 && !rises, "optim.lr.start", flat),
+            (is_log && !rises && !is_test, "optim.lr.warmup_shape", flat),
+            (is_log && is_test && self.floor == 0.0, "optim.lr.warmup_shape", from_0),
+            (has_warmup && is_test, "optim.lr.warmup", flat),
+            (self.anneal.is_some() && !anneals, "optim.lr.anneal", anneal),
+            (has_style && !anneals, "optim.lr.anneal_style", anneal),
+        ]
+    }
+}

@@ -63,7 +63,9 @@ pub enum Verb {
     /// Reads the samples of a GPT dataset as a training run would, and tells how quickly they came.
     ///
     /// With --hash the sum of all tokens, which is the same on every store, from every restart and
-    /// for Megatron's own GPTDataset. Exit 0: read. 2: a read or the index failed.
+    /// for Megatron's own GPTDataset. With --show it prints what samples of a run were, as
+    /// `feedline samples run.toml --show --first 96 --samples 12` after a leap of the loss. Exit 0:
+    /// read. 2: a read or the index failed.
     Samples(Box<samples::SamplesArgs>),
     /// Looks after checkpoints: lists, checks, compares, rewrites, imports, exports and deletes
     /// them.

@@ -49,10 +49,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             let merged = merge::merge(&args.request())?;
             tell(args.json, &merged, merged.text())?;
         }
-        Verb::Samples(args) => {
-            let read = samples::samples(args)?;
-            tell(args.json, &read, read.text())?;
-        }
+        Verb::Samples(args) => tell_samples(args)?,
         Verb::Split(args) => {
             let (source, split) = (args.source.clone(), args.split.clone());
             let out = args.output_prefix.clone();
@@ -101,6 +98,15 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Completions { shell } => complete(*shell)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn tell_samples(args: &samples::SamplesArgs) -> Result<()> {
+    if args.show {
+        let shown = samples::show(args)?;
+        return tell(args.json, &shown, shown.text());
+    }
+    let read = samples::samples(args)?;
+    tell(args.json, &read, read.text())
 }
 
 /// Does what is asked, tells what was found, and whether it is as it should be.

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use indexed::IndexedDataset;
 use serde_json::Value;
 use storage::simulated::Model;
 
@@ -83,4 +84,65 @@ fn what_cannot_be_read_is_told() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
         assert!(told.contains(due), "{args:?}: {told}");
     }
+}
+
+/// A run over the golden corpora, whose tokens are shown as their numbers.
+fn run(folder: &Path, train: &str) -> String {
+    let text = format!(
+        "run = {{ dir = 'r', budget = {{ samples = 96 }} }}
+         model = {{ layers = 1, hidden = 8, heads = 1, vocab = 70000, seq_len = 16 }}
+         data = {{ train = {train}, tokenizer = 'null:70000', split = '1,0,0' }}
+         batch = {{ global = 12, micro = 4 }}
+         eval.every = 0
+         optim.lr.peak = 1e-3"
+    );
+    let file = folder.join("run.toml");
+    std::fs::write(&file, text).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+/// What a message of the trainer names can be looked at: where each sample lies, and its text.
+#[test]
+fn samples_of_a_run_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = run(folder.path(), "['corpus_a', 'corpus_b']");
+    let config = config.as_str();
+    let output = samples(&[config, "--show", "--first", "36", "--samples", "12", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gpt_cache");
+    let store = storage::open_url(corpora.to_str().unwrap()).unwrap();
+    let open = |name| IndexedDataset::open(&store, &storage::Key::new(name).unwrap()).unwrap();
+    let files = ["corpus_a", "corpus_b"].map(open);
+    let number = |value: &Value| value.as_u64().unwrap();
+    let mut used = [0, 0];
+    for (at, sample) in (36..).zip(shown["samples"].as_array().unwrap()) {
+        assert_eq!(sample["sample"], at);
+        let parts = sample["parts"].as_array().unwrap();
+        let tokens = parts.iter().map(|part| number(&part["tokens"])).sum::<u64>();
+        assert_eq!(tokens, 17, "{sample}");
+        for part in parts {
+            let file = usize::from(part["file"].as_str().unwrap().contains("corpus_b"));
+            let first = number(&part["first_token"]) as usize;
+            let tokens = files[file].read_sequence(number(&part["sequence"])).unwrap();
+            let due = &tokens[first..first + number(&part["tokens"]) as usize];
+            let text = part["text"].as_str().unwrap().split_whitespace();
+            let got: Vec<i64> = text.map(|id| id.parse().unwrap()).collect();
+            assert_eq!(got, due, "{part}");
+            used[file] += 1;
+        }
+    }
+    assert!(used.iter().all(|count| *count > 0), "of both corpora: {used:?}");
+    // Without numbers, the first step.
+    let output = samples(&[config, "--show"]);
+    let told = String::from_utf8_lossy(&output.stdout);
+    let heads = told.lines().filter(|line| line.starts_with("sample ")).count();
+    assert_eq!(heads, 12, "{told}");
+    assert!(told.starts_with("sample 0, 17 tokens\n  "), "{told}");
+    assert!(told.contains("corpus_a, sequence "), "{told}");
+
+    let beyond = samples(&[config, "--show", "--first", "90", "--samples", "12"]);
+    assert_eq!(beyond.status.code(), Some(2));
+    let told = String::from_utf8_lossy(&beyond.stderr);
+    assert!(told.contains("--first 90 --samples 12: due some of the run's 96 samples"), "{told}");
 }

@@ -83,7 +83,8 @@ impl fmt::Display for Error {
                 f,
                 "step {step}: {what} is not finite, after samples {first_sample} to {} of the \
                  training order; the weights are those of step {}\n\
-                 hint: lower optim.lr.peak, lengthen optim.lr.warmup, or look at those samples",
+                 hint: lower optim.lr.peak, lengthen optim.lr.warmup, or look at those samples: \
+                 `feedline samples RUN.toml --show --first {first_sample} --samples {samples}`",
                 first_sample + samples - 1,
                 step - 1
             ),
@@ -91,8 +92,9 @@ impl fmt::Display for Error {
                 f,
                 "step {step}: the loss is {loss:.4}, after a mean of {mean:.4}, at samples \
                  {first_sample} to {} of the training order\n\
-                 hint: look at those samples with `feedline samples --first {first_sample}`, or \
-                 lower optim.lr.peak; run.spike says what counts as a leap",
+                 hint: look at those samples: `feedline samples RUN.toml --show --first \
+                 {first_sample} --samples {samples}`, or lower optim.lr.peak; run.spike says what \
+                 counts as a leap",
                 first_sample + samples - 1
             ),
             Error::Run { doing, source } => write!(f, "{doing}: {source}"),

@@ -168,6 +168,12 @@ fn the_command_prints_text() {
     let due = [("!", 0), ("!", 1), ("! the", 0), ("! the", 1)].map(|(p, s)| (p.into(), s.into()));
     assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), due);
     assert!(lines.iter().all(|line| line["tokens"] == 5));
+    // The same from standard input, a line at a time.
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.arg("generate").arg("--ckpt").arg(lab.path("run")).env("OMP_NUM_THREADS", "1");
+    command.args(["--interactive", "--samples", "2", "--tokens", "5", "--json"]);
+    command.stdin(std::fs::File::open(lab.path("prompts")).unwrap());
+    assert_eq!(command.output().unwrap().stdout, output.stdout);
     // Its end-of-document token is beyond the test vocabulary.
     let output = generate(&["--tokens", "3"]);
     assert_eq!(output.status.code(), Some(2));

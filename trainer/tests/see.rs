@@ -84,6 +84,9 @@ fn a_leap_of_the_loss_names_its_samples() {
         12 * step - 1
     );
     assert!(said.contains(&due), "{said} is without '{due}'");
+    let look =
+        format!("`feedline samples RUN.toml --show --first {} --samples 12`", 12 * (step - 1));
+    assert!(said.contains(&look), "{said} is without '{look}'");
     // The run goes on from before it, if it may.
     let output = train(&lab.config("run", &[("run.spike.rise", "0"), ("run.spike.window", "1")]));
     assert_success(&output);

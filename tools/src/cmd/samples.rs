@@ -1,5 +1,7 @@
 //! `feedline samples`: what a training run would be given, read as it would be read.
 
+mod show;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,8 @@ use storage::{ByteSize, Key};
 use crate::report::{Facts, thousands};
 use crate::simulate::Simulate;
 
+pub use show::{Shown, show};
+
 /// The order in which samples are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OrderKind {
@@ -32,7 +36,7 @@ pub enum OrderKind {
 /// What is to be read.
 #[derive(Args, Clone, Debug)]
 pub struct SamplesArgs {
-    /// Prefix of a GPT dataset: a path or a URL.
+    /// Prefix of a GPT dataset: a path or a URL. With --show the config of a run.
     #[arg(value_name = "PREFIX")]
     pub prefix: String,
     /// Tokens a row.
@@ -88,6 +92,11 @@ pub struct SamplesArgs {
     /// Prints the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
     #[arg(long)]
     pub hash: bool,
+    /// Shows samples of a run, of whatever objective, by their places in its order, as a message of
+    /// the trainer names them: file, sequence and text of each part. --first and --samples say
+    /// which. Default: those of one step.
+    #[arg(long, conflicts_with_all = ["hash", "raw"])]
+    pub show: bool,
     /// Whether the store is a model.
     #[command(flatten)]
     pub simulate: Simulate,

@@ -149,6 +149,32 @@ fn cpm2_is_a_batch_of_2080() {
     check_runs(&run, "", 320, 1);
 }
 
+/// `AnnealingLR` of CPM-2 counts from the end of the warm-up on, over all of the decay.
+#[test]
+fn cpm2_decays_as_its_program() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
+    let script = fs::read_to_string(format!("{folder}/cpm2.sh")).unwrap();
+    let line = (|part| 1.0 - part) as fn(f64) -> f64;
+    let arc = (|part| 0.5 * (1.0 + (std::f64::consts::PI * part).cos())) as fn(f64) -> f64;
+    for (style, height) in [("linear", line), ("cosine", arc)] {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("run.sh").display().to_string();
+        fs::write(&file, script.replace("style noam", &format!("style {style}"))).unwrap();
+        let others = ["cpm2_model.json", "cpm2_ds.json"].map(|name| format!("{folder}/{name}"));
+        let run = import(Source::Cpm, &[&[file][..], &others].concat(), None).unwrap();
+        assert_eq!(refused(&run), [""; 0], "{run}");
+        let config = Config::from_toml("imported", &run.to_toml()).unwrap();
+        let rate = recipe::lr::LearningRate::new(&config);
+        for step in [1, 9_999, 10_000, 10_001, 100_000, 189_999, 195_000, 199_999] {
+            let warm = step as f64 / 10_000.0;
+            let part = (step as f64 - 10_000.0) / 200_000.0;
+            let due = 1e-3 * if step <= 10_000 { warm } else { height(part) };
+            let got = rate.at(step * config.batch.global);
+            assert!((got - due).abs() < 1e-15, "{style} at {step}: {got}, due {due}");
+        }
+    }
+}
+
 #[test]
 fn megatron_175b_comes_over_whole() {
     let run = read("megatron", &["megatron_175b.sh"], None);
@@ -427,6 +453,113 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     assert!(!refused(&same).contains(&"model.dropout"), "{same}");
     let other = gpt2("\"embd_pdrop\": 0.1, \"resid_pdrop\": 0.3");
     assert!(refused(&other).contains(&"model.dropout"), "{other}");
+}
+
+/// What one program of a run says, and another; and two flags that belong together.
+#[test]
+fn what_is_said_twice_is_said_once() {
+    // DeepSpeed's own lines beside the program's: CPM-1's JSON says 10, its script 1.
+    let run = read("cpm", &["cpm1_t5.sh", "cpm1_ds_t5.json"], None);
+    check(&run, &[("log.every", "1")]);
+    assert_eq!(
+        fate(&run, "steps_per_print"),
+        (Fate::Implied, "the program's own interval says it")
+    );
+    let alone = read("deepspeed", &["deepspeed_zero3.json"], None);
+    check(&alone, &[("log.every", "10")]);
+    assert_eq!(fate(&alone, "steps_per_print"), (Fate::Mapped, "log.every"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let both = |flag: &str, json: &str| {
+        let base = "deepspeed --num_gpus 1 pretrain_gpt2.py --num-layers 4 --hidden-size 64 \
+                    --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
+                    --train-iters 100 --lr 1e-3 --data-path d --deepspeed_config ds.json";
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let files = [write("run.sh", &format!("{base} {flag}\n")), write("ds.json", json)];
+        import(Source::Deepspeed, &files, None).unwrap()
+    };
+    let micro = "{\"train_micro_batch_size_per_gpu\": 8, \"gradient_clipping\": 1.0}";
+    let other = both("--batch-size 4 --clip-grad 1", micro);
+    check(&other, &[("batch.micro", "4")]);
+    let due = "the JSON says 8, --batch-size 4: they are to be equal";
+    assert_eq!(fate(&other, "batch.micro"), (Fate::Refused, due));
+    // A whole number is that number.
+    assert_eq!(refused(&other), ["batch.micro"], "{other}");
+    let same = both("--batch-size 8", micro);
+    assert_eq!((refused(&same), same.missing.len()), (vec![], 0), "{same}");
+    // The default of its program, whose vocabulary is known.
+    check(&same, &[("data.tokenizer", "\"gpt2\""), ("model.vocab", "50257")]);
+    assert_eq!(fate(&same, "tokenizer-type").0, Fate::Default);
+
+    let reset = both("--batch-size 8 --reset-position-ids --reset-attention-mask", micro);
+    check(&reset, &[("data.reset_at_document", "true")]);
+    let half = both("--batch-size 8 --reset-position-ids", micro);
+    check(&half, &[("data.reset_at_document", "absent")]);
+    assert_eq!(refused(&half), ["data.reset_at_document"]);
+}
+
+/// What the programs compute where their flags leave it open.
+#[test]
+fn models_are_those_of_their_programs() {
+    // CPM-1: the exact GELU unless it is fused, and a GPT-2 that looks at few of its flags.
+    let gpt2 = read("cpm", &["cpm1_gpt2.sh"], None);
+    check(&gpt2, &[("model.activation", "\"gelu\""), ("model.bias", "true")]);
+    let script =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import/cpm1_gpt2.sh"));
+    let script = script.unwrap().replace("--hidden-bias", "--bias-gelu-fusion");
+    let script = script.replace("--ff-hidden-size 1024", "--ff-hidden-size 512");
+    let other = read_text("cpm", "run.sh", &script).unwrap();
+    check(&other, &[("model.activation", "absent"), ("model.bias", "true")]);
+    check(&other, &[("model.ffn", "1024")]);
+    let note = "CPM-1's GPT-2 does not look at --ff-hidden-size: model.ffn is 1024";
+    assert!(other.notes.iter().any(|told| told == note), "{other}");
+
+    let flags = |flags: &str| {
+        let base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
+                    --max-position-embeddings 32 --train-iters 100 --lr 1e-3 --micro-batch-size 2";
+        read_text("megatron", "flags.txt", &format!("{base} {flags}\n")).unwrap()
+    };
+    let gpt = "--tokenizer-type GPT2BPETokenizer --data-path d";
+    check(&flags(gpt), &[("model.activation", "absent"), ("model.vocab", "50257")]);
+    let exact = flags(&format!("{gpt} --no-bias-gelu-fusion"));
+    check(&exact, &[("model.activation", "\"gelu\"")]);
+    let turned = flags(&format!("{gpt} --global-batch-size 2 --rotary-base 500000"));
+    assert!(fate(&turned, "together").1.contains("rope_theta: is of positions"), "{turned}");
+    let own = flags(&format!("{gpt} --vocab-file a/vocab.json --merge-file a/merges.txt"));
+    let due = [("data.tokenizer", "\"gpt2:a/vocab.json,a/merges.txt\""), ("model.vocab", "absent")];
+    check(&own, &due);
+    // The first Megatron trained on text.
+    let first = flags("--tokenizer-type GPT2BPETokenizer --train-data wikipedia --cache-dir cache");
+    assert_eq!((refused(&first), &first.missing[..]), (vec!["--train-data"], &["data.train"][..]));
+
+    // Another place than its own is a checkpoint of another program.
+    let other = flags(&format!("{gpt} --save a --load b --finetune"));
+    assert!(fate(&other, "checkpoint.load").1.contains("`feedline ckpt import b OUT"), "{other}");
+
+    // titans has sizes of its own, and drops where its pipelines do not.
+    let builder = |name: &str, more: &str| {
+        let text = format!("BATCH_SIZE = 1\nSEQ_LEN = 64\n{more}model = dict(type={name})\n");
+        read_text("colossal", "config.py", &text).unwrap()
+    };
+    let large = builder("gpt2_large", "");
+    check(&large, &[("model.hidden", "1536"), ("model.heads", "12"), ("model.dropout", "0.1")]);
+    check(&large, &[("model.activation", "\"gelu\"")]);
+    let pipeline = builder("GPT2_exlarge_pipeline_hybrid", "");
+    check(&pipeline, &[("model.heads", "32"), ("model.dropout", "0.0")]);
+    let scale = builder("gpt.gpt2_8B", "fp16 = dict(mode=AMP, initial_scale=2**5 * 2)\n");
+    check(&scale, &[("precision.loss_scale.init", "64"), ("model.layers", "72")]);
+    let nvme = "zero = dict(level=3, dynamic_loss_scale=True, clip_grad=1.0,\n    \
+                offload_optimizer_config=dict(device='nvme', nvme_path='/n', pipeline=False),\n    \
+                offload_param_config=dict(device='nvme', max_in_cpu=1e9),\n    \
+                aio_config=dict(block_size=1048576))\n";
+    let nvme = builder("gpt2_small", nvme);
+    check(&nvme, &[("optim.offload", "\"nvme:/n\""), ("optim.clip", "1.0")]);
+    // Weights that lie on a disk, and ZeRO-3 with an optimizer that does.
+    assert_eq!(refused(&nvme), ["zero.offload_param_config.device", "together"], "{nvme}");
 }
 
 /// Megatron's `examples/bert` and `examples/t5`, shortened, and ERNIE of Paddle.

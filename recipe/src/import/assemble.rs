@@ -25,6 +25,7 @@ impl Build {
         self.precision();
         self.layout();
         self.batch();
+        self.told_twice();
         self.lengths();
         self.learning_rate(source, program.is_some());
         self.state();
@@ -90,8 +91,10 @@ impl Build {
         let is_cpm2 = source == Source::Cpm && program.contains("enc_dec");
         let of_megatron = !program.is_empty() && source != Source::Hf && !is_cpm2;
         if source == Source::Cpm && of_megatron {
-            // CPM-1 has no biases unless it is told to.
-            self.set_if_absent("model.bias", false);
+            self.cpm1(&family);
+        }
+        if self.on("exact_gelu") {
+            self.set_if_absent("model.activation", "gelu");
         }
         if of_megatron {
             self.encoders_of_megatron(source, &family);
@@ -133,7 +136,36 @@ impl Build {
         if source == Source::Cpm && family == "t5" {
             self.set("data.objective", "encdec");
         }
+        // What its GPT programs take where they are told none.
+        if of_megatron && source != Source::Cpm && program.contains("pretrain_gpt") {
+            self.tokenizer_of_gpt();
+        }
         self.tokenizer();
+    }
+
+    /// What its two programs make of its flags.
+    fn cpm1(&mut self, family: &str) {
+        if !self.on("fused_gelu") {
+            self.set_if_absent("model.activation", "gelu");
+        }
+        if family != "gpt" {
+            // No biases unless it is told to.
+            self.set_if_absent("model.bias", false);
+            return;
+        }
+        let Some(hidden) = self.ours("model.hidden") else { return };
+        let width = self.ours("model.heads").filter(|heads| *heads > 0).map(|heads| hidden / heads);
+        let made = [("ffn", "ff", Some(4 * hidden)), ("head_dim", "kv", width)];
+        for (key, flag, due) in made {
+            let (key, Some(due)) = (format!("model.{key}"), due) else { continue };
+            if self.ours(&key).is_some_and(|given| given != due) {
+                self.set(&key, due);
+                self.notes.push(format!(
+                    "CPM-1's GPT-2 does not look at --{flag}-hidden-size: {key} is {due}"
+                ));
+            }
+        }
+        self.set("model.bias", true);
     }
 
     /// Megatron's T5 is its GPT with an encoder, and its BERT has the norms of that.
@@ -245,9 +277,16 @@ impl Build {
         let named = self.count("dp").map(|dp| dp * self.count("sharding").unwrap_or(1));
         let dp = named.or_else(|| world.map(|world| world / (tp * pp).max(1)));
         let local = self.count("local");
+        // The program's own loader takes the flag.
+        if let (Some(engine), Some(flag)) = (self.count("micro"), self.count("micro_v1"))
+            && engine != flag
+        {
+            let text = format!("the JSON says {engine}, --batch-size {flag}: they are to be equal");
+            self.refuse("batch.micro", text);
+        }
         let micro = self
-            .count("micro")
-            .or_else(|| self.count("micro_v1"))
+            .count("micro_v1")
+            .or_else(|| self.count("micro"))
             .or_else(|| Some(local? / self.count("local_micro_batches").unwrap_or(1).max(1)));
         let passes = match (local, micro) {
             (Some(local), Some(micro)) if micro > 0 => {
@@ -277,13 +316,7 @@ impl Build {
             self.set("batch.global", global);
             self.set("batch.micro", micro);
         }
-        let powers = |count: i64| u64::try_from(count).is_ok_and(u64::is_power_of_two);
-        let shares =
-            micro.zip(global).zip(dp).map(|((micro, global), dp)| global / (micro * dp).max(1));
-        if dp.is_some_and(|dp| dp > 1 && !powers(dp)) || shares.is_some_and(|count| !powers(count))
-        {
-            self.set("parallel.reduce", "ring");
-        }
+        self.reduce(micro.zip(global), dp);
         if let Some(ranks) = world.filter(|ranks| ranks % (tp * pp).max(1) != 0) {
             self.refuse("parallel", format!("{ranks} ranks are no multiple of tp {tp} x pp {pp}"));
         } else if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
@@ -301,6 +334,44 @@ impl Build {
         if let Some(Value::Array(ramp)) = self.fact("rampup").cloned() {
             let keys = ["start", "increment", "samples"].map(str::to_owned);
             self.set("batch.rampup", Table::from_iter(keys.into_iter().zip(ramp)));
+        }
+    }
+
+    /// Sums over replicas that no tree of powers of two takes.
+    fn reduce(&mut self, batch: Option<(i64, i64)>, dp: Option<i64>) {
+        let powers = |count: i64| u64::try_from(count).is_ok_and(u64::is_power_of_two);
+        let shares = batch.zip(dp).map(|((micro, global), dp)| global / (micro * dp).max(1));
+        // Of batches that grow, some are of no power of two.
+        let grows = self.fact("rampup").is_some() && dp.is_some_and(|dp| dp > 1);
+        if grows
+            || dp.is_some_and(|dp| dp > 1 && !powers(dp))
+            || shares.is_some_and(|count| !powers(count))
+        {
+            self.set("parallel.reduce", "ring");
+        }
+    }
+
+    /// What two programs of one run say each for itself, and what two flags say together.
+    fn told_twice(&mut self) {
+        if let Some(steps) = self.count("print_steps") {
+            self.set_if_absent("log.every", steps);
+            if self.ours("log.every") != Some(steps) {
+                let theirs = self.fates.iter_mut().filter(|key| key.key == "steps_per_print");
+                for key in theirs {
+                    key.fate = Fate::Implied;
+                    "the program's own interval says it".clone_into(&mut key.text);
+                }
+            }
+        }
+        match (self.on("reset_positions"), self.on("reset_mask")) {
+            (true, true) => self.set("data.reset_at_document", true),
+            (false, false) => {}
+            _ => self.refuse(
+                "data.reset_at_document",
+                "positions and masks begin anew together: --reset-position-ids and \
+                 --reset-attention-mask are given both, or none"
+                    .to_owned(),
+            ),
         }
     }
 
@@ -354,13 +425,25 @@ impl Build {
         }
         let style = get(&self.config, "optim.lr.style").map(shown).unwrap_or_default();
         let first_megatron = source == Source::Cpm || self.facts.contains_key("micro_v1");
+        let is_cpm2 = self.facts.contains_key("model_file");
         if first_megatron && ["linear", "cosine"].contains(&style.as_str()) {
-            self.set("optim.lr.floor_mode", "clamp");
+            match self.warmup_and_decay().filter(|_| is_cpm2) {
+                // The whole way from the end of the warm-up, of which the end is never seen.
+                Some((warmup, decay)) => {
+                    self.one("optim.lr.warmup", "steps", warmup as i64);
+                    self.one("optim.lr.decay", "steps", (decay + warmup) as i64);
+                    self.notes.push(format!(
+                        "CPM-2 counts its decay from the end of the warm-up on: {decay} steps \
+                         more, of which the run ends before the last {warmup}"
+                    ));
+                }
+                None => self.set("optim.lr.floor_mode", "clamp"),
+            }
         }
         if first_megatron && style == "inverse-sqrt" {
             self.noam(peak);
         }
-        if self.facts.contains_key("model_file") && style == "exponential" {
+        if is_cpm2 && style == "exponential" {
             self.set("optim.lr.style", "constant");
             self.notes.push("CPM-2's exponential decay does not decay: its rate stays".to_owned());
         }
@@ -383,7 +466,9 @@ impl Build {
         }
         if let Some(from) = self.number("warm_from") {
             self.set("optim.lr.start", from);
-            self.set("optim.lr.floor", from);
+            if style != "constant" {
+                self.set("optim.lr.floor", from);
+            }
         }
         // DeepSpeed's own ratios where none are given.
         for (fact, key, ratio) in [("start_ratio", "start", 0.0), ("floor_ratio", "floor", 1e-4)] {
@@ -397,11 +482,16 @@ impl Build {
         }
     }
 
+    /// Steps of both, as the first Megatron counts them.
+    fn warmup_and_decay(&self) -> Option<(f64, f64)> {
+        let decay = self.number("decay_steps").or_else(|| self.number("steps"))?;
+        let by_part = || Some((decay * self.number("warmup_fraction")?).floor());
+        Some((self.number("warmup_steps").or_else(by_part)?, decay))
+    }
+
     /// `lr / sqrt(step)`, whose peak is where the warm-up ends.
     fn noam(&mut self, lr: Option<f64>) {
-        let decay = self.number("decay_steps").or_else(|| self.number("steps"));
-        let by_part = || Some((decay? * self.number("warmup_fraction")?).floor());
-        let warm = self.number("warmup_steps").or_else(by_part).filter(|steps| *steps > 0.0);
+        let warm = self.warmup_and_decay().map(|(warm, _)| warm).filter(|steps| *steps > 0.0);
         match (lr, warm) {
             (Some(lr), Some(warm)) => {
                 self.set("optim.lr.peak", lr / warm.sqrt());
@@ -438,7 +528,9 @@ impl Build {
             } else {
                 self.refuse(
                     "checkpoint.load",
-                    format!("convert {path} with `feedline convert` and give the step's folder"),
+                    format!(
+                        "`feedline ckpt import {path} OUT --from ...` makes a step: give its folder"
+                    ),
                 );
             }
         }
@@ -486,10 +578,11 @@ impl Build {
             set(&mut whole, key, value);
         }
         let text = toml::to_string(&whole).unwrap_or_default();
-        match Config::from_toml("imported", &text) {
+        let given = Config::from_toml("imported", &text);
+        match given.and_then(|config| config.refuse_foreign().map(|()| config)) {
             Err(ConfigError::Key { key, .. }) if missing.iter().any(|it| key.starts_with(it)) => {}
             Err(error) => self.refuse("together", error.to_string()),
-            Ok(_) => {}
+            Ok(config) => self.notes.extend(config.idle()),
         }
     }
 }

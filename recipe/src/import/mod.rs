@@ -226,7 +226,7 @@ impl Build {
 
     fn put(&mut self, ours: &str, value: Value) -> (Fate, String) {
         let other = get(&self.config, ours).cloned();
-        match other.filter(|other| *other != value) {
+        match other.filter(|other| !is_same(other, &value)) {
             Some(other) => (Fate::Refused, format!("{ours}: another key says {}", shown(&other))),
             None => {
                 set(&mut self.config, ours, value);

@@ -1,6 +1,6 @@
 //! What files name and do not spell out: tokenizers, and the models of builders.
 
-use super::{Build, get, shown};
+use super::{Build, Fate, KeyFate, get, shown};
 
 impl Build {
     /// Its kind and its file, which special tokens are known by.
@@ -15,10 +15,7 @@ impl Build {
         }
         let kind = get(&self.config, "data.tokenizer").map(shown).unwrap_or_default();
         let file = match kind.as_str() {
-            "gpt2" => {
-                self.set_if_absent("model.vocab", 50_257);
-                None
-            }
+            "gpt2" => self.gpt2_files(),
             "wordpiece" | "bert-cased" | "yuan" => self.fact("vocab_file").map(shown),
             "hf" | "sentencepiece" | "tiktoken" => self.fact("tokenizer_model").map(shown),
             "null" => get(&self.config, "model.vocab").map(shown),
@@ -29,17 +26,45 @@ impl Build {
         }
     }
 
+    /// The tokenizer that Megatron's programs of GPT have by default.
+    pub(super) fn tokenizer_of_gpt(&mut self) {
+        if get(&self.config, "data.tokenizer").is_some() {
+            return;
+        }
+        self.set("data.tokenizer", "gpt2");
+        let [file, key, value, text] =
+            ["default", "tokenizer-type", "GPT2BPETokenizer", "data.tokenizer"].map(str::to_owned);
+        self.fates.push(KeyFate { file, key, value, fate: Fate::Default, text });
+    }
+
+    /// GPT-2's own vocabulary is built in; another is known by its two files.
+    fn gpt2_files(&mut self) -> Option<String> {
+        let files = self.fact("vocab_file").zip(self.fact("merge_file"));
+        let files = files.map(|(vocab, merges)| (shown(vocab), shown(merges)));
+        let is_own = |vocab: &str| vocab.rsplit('/').next().is_some_and(|it| it.contains("gpt2"));
+        match files.filter(|(vocab, _)| !is_own(vocab)) {
+            Some((vocab, merges)) => Some(format!("{vocab},{merges}")),
+            None => {
+                self.set_if_absent("model.vocab", 50_257);
+                None
+            }
+        }
+    }
+
     /// The sizes behind the names of Colossal-AI's builders.
     pub(super) fn builder(&mut self) {
         let Some(builder) = self.fact("builder").map(|name| shown(name).to_ascii_lowercase())
         else {
             return;
         };
+        // Of titans, whose sizes are not those of the published models but for the first.
         let sizes = [
             ("gpt2_small", [12, 768, 12]),
-            ("gpt2_medium", [24, 1024, 16]),
-            ("gpt2_large", [36, 1280, 20]),
-            ("gpt2_xl", [48, 1600, 25]),
+            ("gpt2_medium", [24, 1024, 8]),
+            ("gpt2_large", [36, 1536, 12]),
+            ("gpt2_xl", [48, 1600, 16]),
+            ("gpt2_exlarge", [48, 1600, 32]),
+            ("gpt2_8b", [72, 3072, 24]),
             ("gpt3", [96, 12_288, 96]),
         ];
         // With what divides them behind, as in GPT2_small_pipeline_hybrid.
@@ -49,9 +74,14 @@ impl Build {
                     self.set_if_absent(&format!("model.{key}"), *value);
                 }
                 self.set_if_absent("model.vocab", 50_257);
+                self.set_if_absent("model.activation", "gelu");
+                // Those of a pipeline drop nothing unless they are told to.
+                let dropped = if builder.contains("pipeline") { 0.0 } else { 0.1 };
+                self.set_if_absent("model.dropout", dropped);
+                self.set_if_absent("model.attention_dropout", dropped);
                 self.notes.push(format!(
-                    "model.type {builder}: the sizes of the published GPT; dropout and the course \
-                     of the learning rate are in its Python code and not in this file"
+                    "model.type {builder}: sizes, activation and dropout are those of titans; the \
+                     course of the learning rate is in the Python code and not in this file"
                 ));
             }
             None => self.refuse("model", format!("the sizes of '{builder}' are not known here")),

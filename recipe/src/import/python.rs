@@ -1,5 +1,5 @@
 //! Configs that are Python files, read as data: assignments of literals, `dict(...)`, names that
-//! were assigned above, and `+ - * /` of numbers. Nothing is executed. What a call or an import
+//! were assigned above, and `+ - * / **` of numbers. Nothing is executed. What a call or an import
 //! would give stays as its text, and is a value only where a table of words knows it.
 
 use toml::{Table, Value};
@@ -56,7 +56,12 @@ impl<'a> Parser<'a> {
     }
 
     fn product(&mut self) -> Result<Value, String> {
-        self.operators(&["*", "//", "/"], Self::one)
+        self.operators(&["*", "//", "/"], Self::power)
+    }
+
+    /// As in `2**16`; of several the left one binds first, unlike in Python, and none are written.
+    fn power(&mut self) -> Result<Value, String> {
+        self.operators(&["**"], Self::one)
     }
 
     fn operators(
@@ -196,6 +201,7 @@ fn compute(operator: &str, left: &Value, right: &Value) -> Option<Value> {
             "+" => a.checked_add(*b),
             "-" => a.checked_sub(*b),
             "*" => a.checked_mul(*b),
+            "**" => u32::try_from(*b).ok().and_then(|b| a.checked_pow(b)),
             "//" => a.checked_div_euclid(*b),
             _ => None,
         };
@@ -208,6 +214,7 @@ fn compute(operator: &str, left: &Value, right: &Value) -> Option<Value> {
         "+" => a + b,
         "-" => a - b,
         "*" => a * b,
+        "**" => a.powf(b),
         "//" => (a / b).floor(),
         _ => a / b,
     }))

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
-use crate::disk::{Disk, DiskFile, Name, Stat};
+use crate::disk::{Disk, DiskFile, Name, Stat, folder_of};
 use crate::engine::Mover;
 use crate::piece::{Failure, PIECE_BYTES, Piece};
 use crate::pread::{self, share};
@@ -67,12 +67,47 @@ impl OsDisk {
         let carrier = Arc::clone(&self.carrier);
         Arc::new(OsFile { file, writable, direct: OnceLock::new(), carrier })
     }
+
+    /// Looks by a name, and where its absence may only be remembered, once more. A client of NFS
+    /// believes for 30 s and more (`acdirmin`) that a name which it did not find is not there,
+    /// whatever other clients have made since.
+    fn look<T>(&self, path: &Path, look: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match look() {
+            Err(e) if is_absent(&e) && self.remembers_names() => {
+                ask_anew(&folder_of(path));
+                look()
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn remembers_names(&self) -> bool {
+        self.profile.file_system == "nfs"
+    }
+}
+
+/// Has the client of NFS ask its server what is in a folder by now, and in those above it which it
+/// remembers as absent: that is what opening a folder does.
+fn ask_anew(folder: &Path) {
+    let is_gone = matches!(File::open(folder), Err(e) if is_absent(&e));
+    let above = folder_of(folder);
+    if is_gone && above != folder {
+        ask_anew(&above);
+        // If it fails, so does whatever is looked for in it, which says so.
+        let _ = File::open(folder);
+    }
+}
+
+fn is_absent(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::NotFound
 }
 
 impl Disk for OsDisk {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let mut options = OpenOptions::new();
+        let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+        let file = self.look(path, || options.open(path))?;
         let meta = file.metadata()?;
         if meta.is_dir() {
             return Err(io::Error::from_raw_os_error(libc::EISDIR));
@@ -101,12 +136,15 @@ impl Disk for OsDisk {
     }
 
     fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        let open = OpenOptions::new().read(true).write(true).open(path)?;
+        let open = self.look(path, || OpenOptions::new().read(true).write(true).open(path))?;
         let ours = open.metadata()?;
         let file = self.file(open, true);
         file.lock()?;
         // Its writer may have finished it or taken it away before it let go of the lock: what is
         // held then is another object, or none.
+        if self.remembers_names() {
+            ask_anew(&folder_of(path));
+        }
         let named = fs::metadata(path)?;
         match (named.dev(), named.ino()) == (ours.dev(), ours.ino()) {
             true => Ok(file),
@@ -115,7 +153,7 @@ impl Disk for OsDisk {
     }
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
-        let meta = fs::metadata(path)?;
+        let meta = self.look(path, || fs::metadata(path))?;
         Ok(match meta.file_type() {
             kind if kind.is_file() => Stat::File { len_bytes: meta.len() },
             kind if kind.is_dir() => Stat::Folder,
@@ -152,7 +190,7 @@ impl Disk for OsDisk {
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+        self.look(path, || fs::remove_file(path))
     }
 
     fn mkdir(&self, path: &Path) -> io::Result<()> {
@@ -174,10 +212,14 @@ impl Disk for OsDisk {
 
     fn read_dir(&self, path: &Path) -> io::Result<Vec<Name>> {
         let mut names = Vec::new();
-        for entry in fs::read_dir(path)? {
+        for entry in self.look(path, || fs::read_dir(path))? {
             let entry = entry?;
-            if let Ok(text) = entry.file_name().into_string() {
-                names.push(Name { text, is_folder: entry.file_type()?.is_dir() });
+            let Ok(text) = entry.file_name().into_string() else { continue };
+            match entry.file_type() {
+                Ok(kind) => names.push(Name { text, is_folder: kind.is_dir() }),
+                // NFS does not list it with the name, and it went before it was asked for.
+                Err(e) if is_absent(&e) => {}
+                Err(e) => return Err(e),
             }
         }
         Ok(names)

@@ -213,6 +213,8 @@ impl Storage for Posix {
             };
             match removed {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
+                // NFS and FUSE: a reader has something open that is in it.
+                Err(e) if is_in_use(&e) => log::debug!("{}: left for now: {e}", show(&left)),
                 Err(e) => return Err(failed(e)),
                 Ok(()) => swept.push(name.text),
             }
@@ -351,10 +353,13 @@ impl Place {
     fn remove_tree(&self, folder: &Path) -> io::Result<()> {
         for name in self.disk.read_dir(folder)? {
             let path = folder.join(&name.text);
-            match name.is_folder {
-                true => self.remove_tree(&path)?,
-                false => self.disk.unlink(&path)?,
-            }
+            let removed = match name.is_folder {
+                true => self.remove_tree(&path),
+                false => self.disk.unlink(&path),
+            };
+            // What NFS keeps of an open file goes by itself when that is closed.
+            removed
+                .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?;
         }
         self.disk.rmdir(folder)
     }

@@ -79,7 +79,11 @@ impl Scratch {
     pub fn exclusive_rename(&self) -> Tried<bool> {
         self.make("renamed")?;
         self.make("in the way")?;
-        is_taken(sys::rename_noreplace(&self.path("renamed"), &self.path("in the way")))
+        // The kernel looks by itself whether a name is taken: only where it is free does a file
+        // system without such a thing say so.
+        let free = self.path("renamed to");
+        sys::rename_noreplace(&self.path("renamed"), &free)?;
+        is_taken(sys::rename_noreplace(&free, &self.path("in the way")))
     }
 
     /// Whether a file takes a second name.
@@ -98,7 +102,8 @@ impl Scratch {
     pub fn lock(&self) -> Tried<bool> {
         let first = self.make("locked")?;
         first.try_lock()?;
-        let second = File::open(self.path("locked"))?;
+        // NFS locks for writing only what was opened for it.
+        let second = OpenOptions::new().read(true).write(true).open(self.path("locked"))?;
         match second.try_lock() {
             Err(fs::TryLockError::WouldBlock) => Ok(true),
             Err(fs::TryLockError::Error(e)) => Err(e),

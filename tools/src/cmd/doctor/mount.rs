@@ -11,6 +11,9 @@ const READ_AHEAD_KIB_MAX: u64 = 1024;
 /// Fuller file systems slow down, and one target of Lustre may be full long before all are.
 const FREE_SHARE_MIN: f64 = 0.1;
 
+/// What clients and servers of NFS agree on by themselves if both may.
+const NFS_REQUEST_BYTES_MIN: u64 = 1 << 20;
+
 pub(super) fn judge(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
     let MountFacts { file_system, point, source, .. } = facts;
     found.fine("file system", format!("{file_system} at {point}, of {source}"));
@@ -99,11 +102,69 @@ fn nfs(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
         (false, Purpose::Data) => found.note(
             "errors",
             "mounted hard",
-            "a process that waits for a server that is gone cannot be killed: the run ends with \
-             an error, its process stays",
+            "what reads through the page cache (maps of indexes, other programs) of a server that \
+             is gone cannot be killed; reads of samples, around it, end with an error",
             "mount token files -o soft,timeo=100,retrans=3",
         ),
         _ => {}
+    }
+    nfs_promises(facts, purpose, found);
+    nfs_requests(facts, found);
+}
+
+/// Options that take back what NFS promises to several machines.
+fn nfs_promises(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
+    if let Some(which @ ("all" | "flock")) = facts.value("local_lock") {
+        found.hurts(
+            "locks",
+            format!("local_lock={which}: they hold on this node alone"),
+            "two `preprocess` on two nodes that resume one output are not kept apart",
+            "umount and mount -o vers=4.2, without nolock",
+        );
+    }
+    if facts.has("nocto") && purpose != Purpose::Data {
+        found.hurts(
+            "consistency",
+            "mounted with nocto: opening a file or folder does not ask the server",
+            "what other nodes write, a new checkpoint or the sign that a save is whole, is seen \
+             up to a minute late",
+            "umount and mount without nocto; token files may have it",
+        );
+    }
+    if facts.value("proto").is_some_and(|told| told.starts_with("udp")) {
+        found.breaks(
+            "transport",
+            "UDP",
+            "at today's rates parts of two requests are put together as one, and the bytes are \
+             wrong",
+            "umount and mount -o proto=tcp",
+        );
+    }
+}
+
+/// Options that make many requests of one.
+fn nfs_requests(facts: &MountFacts, found: &mut Findings) {
+    let is_off = |option| facts.value(option) == Some("0");
+    if facts.has("noac") || is_off("acregmax") || is_off("acdirmax") {
+        found.hurts(
+            "attributes",
+            "not remembered (noac, or actimeo=0)",
+            "every look at a file is a request, and with noac every write waits for the server's \
+             disk by itself",
+            "umount and mount without noac and actimeo; nothing here needs them",
+        );
+    }
+    let sizes = ["rsize", "wsize"].map(|option| facts.value(option)?.parse::<u64>().ok());
+    match sizes.into_iter().flatten().min() {
+        Some(bytes) if bytes < NFS_REQUEST_BYTES_MIN => found.note(
+            "request size",
+            format!("{} at most", ByteSize(bytes)),
+            "a save is so many more requests, each with its own wait for the server",
+            "mount -o rsize=1048576,wsize=1048576; on a server of Linux the limit is \
+             /proc/fs/nfsd/max_block_size, set before nfsd starts",
+        ),
+        Some(bytes) => found.fine("request size", format!("up to {}", ByteSize(bytes))),
+        None => {}
     }
 }
 

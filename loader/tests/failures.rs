@@ -2,10 +2,16 @@
 //! rest ends the run with an error of its own, which names the file and the place.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+
+#[path = "../../storage/tests/nfs/mod.rs"]
+mod nfs;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use loader::{
@@ -13,7 +19,9 @@ use loader::{
 };
 use storage::server::{Fault, Rule, S3Server};
 use storage::sim::{Faults, FaultyStore, ReadFaults, SimStore};
-use storage::{Key, RemoteCause, Storage, open_url, write_all};
+use storage::{Key, RemoteCause, Storage, Watch, open_url, write_all};
+
+use nfs::Nfs;
 
 const SAMPLE_BYTES: u64 = 512;
 const SAMPLES: u64 = 16_384;
@@ -57,10 +65,18 @@ fn key() -> Key {
 
 /// A loader that keeps trying for a moment, and reads ahead next to nothing.
 fn start(store: Arc<dyn Storage>) -> Loader<RawAssemble> {
+    let pauses = [1, 2, 3].map(Duration::from_millis);
+    start_with(store, Duration::from_secs(20), pauses)
+}
+
+fn start_with(
+    store: Arc<dyn Storage>,
+    timeout: Duration,
+    retry_pauses: [Duration; 3],
+) -> Loader<RawAssemble> {
     let source = Source { store, key: key(), len_bytes: FILE_BYTES };
     let mut options = LoaderOptions::new(16, 0..SAMPLES);
-    options.timeout = Duration::from_secs(20);
-    options.retry_pauses = [1, 2, 3].map(Duration::from_millis);
+    (options.timeout, options.retry_pauses) = (timeout, retry_pauses);
     options.window_bytes = 64 << 10;
     Loader::start(Arc::new(InTurns([source])), RawAssemble, options).unwrap()
 }
@@ -232,3 +248,112 @@ fn a_server_that_is_not_reached_is_told_apart() {
         assert!(error.to_string().contains("hint: "), "{error}");
     }
 }
+
+fn nfs() -> Option<Nfs> {
+    Nfs::here().inspect_err(|why| eprintln!("SKIPPED: {why}")).ok()
+}
+
+/// What is away on the server when it has forgotten its open files: gone, or another.
+#[test]
+fn services_nfs_files_gone_from_the_server_under_a_run() {
+    let Some(nfs) = nfs() else { return };
+    for (mount, is_replaced) in [(nfs.three(), false), (nfs.three(), true), (nfs.hard(), true)] {
+        let folder = nfs.folder_on(&mount);
+        let there = nfs.on_disk(folder.path()).join(key().as_str());
+        let error = broken_by(on_disk(folder.path()), || {
+            fs::write(there.with_extension("new"), vec![7; FILE_BYTES as usize]).unwrap();
+            fs::remove_file(&there).unwrap();
+            if is_replaced {
+                fs::rename(there.with_extension("new"), &there).unwrap();
+            }
+            nfs.server("restart");
+        });
+        let is_due = match &error {
+            Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,
+            Error::Storage(storage::Error::Changed { .. }) => is_replaced,
+            _ => false,
+        };
+        assert!(is_due, "{}: {error}", mount.display());
+    }
+}
+
+/// Handles that are stale until the server knows them again, as when a disk of it comes late.
+#[test]
+fn services_nfs_handles_that_are_stale_for_a_moment() {
+    let Some(nfs) = nfs() else { return };
+    for mount in [nfs.three(), nfs.hard()] {
+        let folder = nfs.folder_on(&mount);
+        let pauses = [1, 5, 20].map(Duration::from_secs);
+        let store = on_disk(folder.path());
+        let mut loader = start_with(store, Duration::from_secs(60), pauses);
+        loader.next_batch().unwrap().unwrap();
+        nfs.server("lose");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(500));
+                nfs.server("know");
+            });
+            read_on(&mut loader, 16).unwrap();
+        });
+        let metrics = loader.metrics();
+        assert!(metrics.retries_by.get("ESTALE").is_some_and(|&count| count > 0), "{metrics:?}");
+    }
+}
+
+/// Says to the child of the next test where to read.
+const FOLDER: &str = "LOADER_TEST_NFS_FOLDER";
+
+/// A server that is cut off: the read that hangs is named, the wait ends at its time-out, and the
+/// process can end. What is read when the server is back is right.
+#[test]
+fn services_nfs_a_server_that_hangs_is_named() {
+    let Some(nfs) = nfs() else { return };
+    if let Ok(folder) = std::env::var(FOLDER) {
+        let store = open_url(&folder).unwrap();
+        let mut loader = start_with(store, Duration::from_secs(4), PAUSES);
+        loader.next_batch().unwrap().unwrap();
+        nfs.server("hang");
+        let error = read_on(&mut loader, 16).unwrap_err();
+        panic!("told: {error}, watched: {:?}", Watch::story());
+    }
+    let folder = nfs.folder_on(&nfs.other());
+    let store = on_disk(folder.path());
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "services_nfs_a_server_that_hangs_is_named", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .output();
+    nfs.server("answer");
+    let child = child.unwrap();
+    let err = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(child.status.code(), Some(101), "{err}");
+    let (told, watched) = err.split_once(", watched: ").expect("it ends by its own panic");
+    for due in ["told: load ", "deep/samples.bin", "no answer for 4 s"] {
+        assert!(told.contains(due), "no {due:?} in {told}");
+    }
+    assert!(watched.contains("deep/samples.bin: no answer for"), "{watched}");
+    read_on(&mut start_with(store, Duration::from_secs(60), PAUSES), 0).unwrap();
+}
+
+/// On a soft mount the read fails instead, and is tried again until the server is back.
+#[test]
+fn services_nfs_a_soft_mount_is_read_through_an_outage() {
+    let Some(nfs) = nfs() else { return };
+    let mount = nfs.soft();
+    let folder = nfs.folder_on(&mount);
+    let mut loader = start_with(on_disk(folder.path()), Duration::from_secs(120), PAUSES);
+    loader.next_batch().unwrap().unwrap();
+    nfs.server("hang");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_secs(6));
+            nfs.server("answer");
+        });
+        read_on(&mut loader, 16).unwrap();
+    });
+    let metrics = loader.metrics();
+    assert!(metrics.retries > 0, "nothing failed: the test tries nothing: {metrics:?}");
+}
+
+/// Longer than a soft mount takes to give up.
+const PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];

@@ -1,13 +1,18 @@
 //! Real services: what every store must keep, the stream of batches, and checkpoints of several
-//! writers, on CephFS, S3 and XFS.
+//! writers, on CephFS, S3, XFS and NFS.
 //!
-//! `scripts/services/ceph-test` brings up a Ceph and `scripts/services/xfs-test` mounts an XFS, and
-//! they run these. Elsewhere `FEEDLINE_TEST_CEPHFS` and `FEEDLINE_TEST_XFS` are folders on mounts,
-//! `FEEDLINE_TEST_S3_URL` a place in a bucket; a test without its variable says so and ends.
+//! `scripts/services/ceph-test` brings up a Ceph, `scripts/services/xfs-test` mounts an XFS and
+//! `scripts/services/nfs-test` makes an NFS, and they run these. Elsewhere `FEEDLINE_TEST_CEPHFS`
+//! and `FEEDLINE_TEST_XFS` are folders on mounts, `FEEDLINE_TEST_S3_URL` a place in a bucket; a
+//! test without its variable says so and ends.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
+#[path = "../../storage/tests/nfs/mod.rs"]
+mod nfs;
+
 use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 
 use ckpt::offload::{self, AdamW, Offload, Update, Way, Weights};
@@ -33,6 +38,10 @@ fn service(test: &str, variable: &str) -> Option<String> {
     place
 }
 
+fn nfs(test: &str) -> Option<nfs::Nfs> {
+    nfs::Nfs::here().inspect_err(|why| tests::skip(test, why)).ok()
+}
+
 fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
     let count = Cell::new(0);
     conformance::run(&|| -> Arc<dyn Storage> {
@@ -44,16 +53,16 @@ fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
 #[test]
 fn services_cephfs_conformance() {
     let Some(mount) = service("services_cephfs_conformance", CEPHFS) else { return };
-    keeps_the_contract_in(&mount);
+    keeps_the_contract_in(mount.as_ref());
 }
 
 #[test]
 fn services_xfs_conformance() {
     let Some(mount) = service("services_xfs_conformance", XFS) else { return };
-    keeps_the_contract_in(&mount);
+    keeps_the_contract_in(mount.as_ref());
 }
 
-fn keeps_the_contract_in(mount: &str) {
+fn keeps_the_contract_in(mount: &Path) {
     for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
         let folder = tempfile::tempdir_in(mount).unwrap();
         let root = folder.path().display();
@@ -92,9 +101,19 @@ fn services_xfs_merge_shares_blocks() {
 #[test]
 fn services_cephfs_stream() {
     let Some(mount) = service("services_cephfs_stream", CEPHFS) else { return };
+    streams_alike_on(mount.as_ref());
+}
+
+#[test]
+fn services_nfs_stream() {
+    let Some(nfs) = nfs("services_nfs_stream") else { return };
+    streams_alike_on(&nfs.hard());
+}
+
+fn streams_alike_on(mount: &Path) {
     let corpus = Corpus::new();
     for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
-        let folder = tempfile::tempdir_in(&mount).unwrap();
+        let folder = tempfile::tempdir_in(mount).unwrap();
         corpus.streams_alike_from(&format!("file:{}?{options}", folder.path().display()));
     }
 }
@@ -118,7 +137,16 @@ fn services_cephfs_checkpoint() {
     let Some(mount) = service("services_cephfs_checkpoint", CEPHFS) else { return };
     let folder = tempfile::tempdir_in(&mount).unwrap();
     // FUSE knows no rename that refuses a name which is taken.
-    saves_together(folder.path().to_str().unwrap(), false);
+    saves_together(&[folder.path().to_str().unwrap()], false);
+}
+
+/// Writers on two machines, whose caches of what is there are apart.
+#[test]
+fn services_nfs_checkpoint() {
+    let Some(nfs) = nfs("services_nfs_checkpoint") else { return };
+    let folder = nfs.folder_on(&nfs.hard());
+    let other = nfs.seen_on(&nfs.other(), folder.path());
+    saves_together(&[folder.path().to_str().unwrap(), other.to_str().unwrap()], false);
 }
 
 #[test]
@@ -126,14 +154,14 @@ fn services_s3_checkpoint() {
     let Some(url) = service("services_s3_checkpoint", S3) else { return };
     let (place, options) = url.split_once('?').unwrap_or((&url, ""));
     let run = format!("{}/ckpt-{}", place.trim_end_matches('/'), std::process::id());
-    saves_together(&format!("{run}?{options}"), false);
+    saves_together(&[&format!("{run}?{options}")], false);
 }
 
 #[test]
 fn services_xfs_checkpoint() {
     let Some(mount) = service("services_xfs_checkpoint", XFS) else { return };
     let folder = tempfile::tempdir_in(&mount).unwrap();
-    saves_together(folder.path().to_str().unwrap(), true);
+    saves_together(&[folder.path().to_str().unwrap()], true);
 }
 
 /// Files of a state on a disk become a step's by sharing their blocks, and by a second name:
@@ -179,8 +207,9 @@ fn services_xfs_offload() {
     }
 }
 
-/// Three writers save two steps together, each with a store of its own, and one of them goes.
-fn saves_together(url: &str, can_publish: bool) {
+/// Three writers save two steps together, each with a store of its own, and one step goes. They
+/// come by these ways to the place in turn.
+fn saves_together(urls: &[&str], can_publish: bool) {
     const WRITERS: usize = 3;
     const ROWS: usize = 3000;
     let spec = |name: &str, group| TensorSpec {
@@ -201,7 +230,8 @@ fn saves_together(url: &str, can_publish: bool) {
     let tensor = |step: u64| -> Vec<u8> {
         (0..ROWS * 1000).map(|i| (i as u64 * step % 251) as u8).collect()
     };
-    let steps = || Checkpoints::open(open_url(url).unwrap(), key("run"));
+    let by = |url: &str| Checkpoints::open(open_url(url).unwrap(), key("run"));
+    let steps = || by(urls[0]);
     for step in [1, 2] {
         let bytes = tensor(step);
         std::thread::scope(|scope| {
@@ -214,11 +244,12 @@ fn saves_together(url: &str, can_publish: bool) {
                     let blobs = [Blob { name: &name, bytes: &[writer as u8] }];
                     let meta = serde_json::json!({ "step": step });
                     let held = [part, part];
-                    steps().save_together(step, plan, &held, &blobs, meta, &together).unwrap();
+                    let steps = by(urls[writer % urls.len()]);
+                    steps.save_together(step, plan, &held, &blobs, meta, &together).unwrap();
                 });
             }
         });
-        let newest = steps().newest().unwrap().unwrap();
+        let newest = by(urls[urls.len() - 1]).newest().unwrap().unwrap();
         assert_eq!(newest.step(), step);
         newest.verify().unwrap();
         let mut read = vec![0; bytes.len()];
@@ -226,7 +257,7 @@ fn saves_together(url: &str, can_publish: bool) {
         assert!(read == bytes, "step {step} came back changed");
         assert_eq!(newest.blob("rng-2").unwrap(), [2]);
     }
-    let store = open_url(url).unwrap();
+    let store = open_url(urls[0]).unwrap();
     assert_eq!(store.can_publish(&key("run")).unwrap(), can_publish);
     let has_record = store.names(&key("run/step-000000000002")).unwrap()[0] == "COMMIT";
     assert_eq!(has_record, !can_publish);

@@ -1,14 +1,18 @@
-//! `feedline doctor`, and what `feedline bench` refuses, on a real Ceph.
+//! `feedline doctor`, and what `feedline bench` refuses, on a real Ceph and a real NFS.
 //!
-//! `scripts/services/ceph-test` brings it up and sets the variables; a test without its variable
-//! says so and ends.
+//! `scripts/services/ceph-test` and `nfs-test` bring them up and set the variables; a test without
+//! its variable says so and ends.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+#[path = "../../storage/tests/nfs/mod.rs"]
+mod nfs;
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use nfs::Nfs;
 use serde_json::Value;
 use storage::Key;
 
@@ -42,9 +46,13 @@ impl Told {
     }
 
     fn of(&self, what: &str) -> (&str, &str) {
-        let found = self.1.iter().find(|f| f["what"] == what && f["place"] != "this machine");
-        let found = found.unwrap_or_else(|| panic!("nothing of {what}: {:#?}", self.1));
+        let found = self.finding(what);
         (found["severity"].as_str().unwrap(), found["found"].as_str().unwrap())
+    }
+
+    fn finding(&self, what: &str) -> &Value {
+        let found = self.1.iter().find(|f| f["what"] == what && f["place"] != "this machine");
+        found.unwrap_or_else(|| panic!("nothing of {what}: {:#?}", self.1))
     }
 }
 
@@ -149,4 +157,115 @@ fn services_bad_credentials_on_rgw() {
         assert!(err.contains(due), "no {due:?} in {err}");
         assert!(!err.contains(secret) && !told.1.iter().any(|f| f.to_string().contains(secret)));
     }
+}
+
+/// Each of its mounts, by what it was mounted with.
+#[test]
+fn services_nfs_doctor() {
+    let nfs = match Nfs::here() {
+        Ok(nfs) => nfs,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    for mount in [nfs.hard(), nfs.three(), nfs.soft()] {
+        let folder = nfs.folder_on(&mount);
+        let told = doctor(&[folder.path().to_str().unwrap(), "--for", "checkpoint"]);
+        let (severity, found) = told.of("file system");
+        let due = format!("nfs at {}, of ", mount.display());
+        assert!(severity == "fine" && found.starts_with(&due), "{found}");
+        let is = |what: &str, severity: &str, part: &str| {
+            let (told, found) = told.of(what);
+            assert!(told == severity && found.contains(part), "{what}: {told} {found}");
+        };
+        is("connections", "hurts", "one TCP connection");
+        assert_eq!(told.finding("connections")["fix"], "mount -o vers=4.2,nconnect=8");
+        is("new files", "fine", "");
+        is("new names", "fine", "given by links");
+        is("direct IO", "fine", "offsets aligned to 512 bytes, of memory it does not tell");
+        for what in ["a durable file", "clocks", "space", "inodes", "request size"] {
+            assert!(["fine", "note", "hurts"].contains(&told.of(what).0), "{:?}", told.of(what));
+        }
+        if mount == nfs.hard() {
+            is("locks", "fine", "one keeps a second out");
+        } else {
+            is("version", "note", "NFS 3");
+            is("locks", "hurts", "local_lock=all: they hold on this node alone");
+        }
+        let is_soft = mount == nfs.soft();
+        assert_eq!(told.1.iter().any(|finding| finding["what"] == "errors"), is_soft);
+        if is_soft {
+            is("errors", "hurts", "mounted soft");
+            assert!(told.finding("errors")["fix"].as_str().unwrap().contains("-o hard"));
+        }
+        assert_eq!(told.0, 1);
+        assert!(is_empty(folder.path()), "something is left on {}", mount.display());
+    }
+}
+
+/// While its server is cut off both say so in time, and all is well when it is back.
+#[test]
+fn services_nfs_that_hangs() {
+    let nfs = match Nfs::here() {
+        Ok(nfs) => nfs,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    let mount = nfs.other();
+    let folder = nfs.folder_on(&mount);
+    let name = folder.path().to_str().unwrap();
+    nfs.server("hang");
+    let told = doctor(&[name, "--for", "checkpoint", "--timeout", "2s"]);
+    let output = feedline(&["bench", name, "--timeout=2", "--bytes=16MiB", "--runs=1", "--no-fio"]);
+    nfs.server("answer");
+    let (severity, found) = told.of("answers");
+    assert_eq!((told.0, severity), (1, "breaks"), "{found}");
+    assert!(found.contains("not done after 2 s"), "{found}");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("open a target: no end after 2 s"), "{err}");
+    let told = doctor(&[name, "--for", "checkpoint", "--timeout", "60s"]);
+    assert_eq!(told.of("new files").0, "fine");
+    assert!(is_empty(folder.path()), "something is left");
+}
+
+#[test]
+fn services_nfs_bench() {
+    let nfs = match Nfs::here() {
+        Ok(nfs) => nfs,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    let folder = nfs.folder_on(&nfs.hard());
+    let name = folder.path().to_str().unwrap();
+    let small = [
+        "bench",
+        name,
+        "--runs=1",
+        "--seconds=0.3",
+        "--bytes=16MiB",
+        "--checkpoint=4MiB",
+        "--writers=2",
+        "--files=8",
+        "--ranks=4",
+        "--no-fio",
+    ];
+    let output = feedline(&[&small[..], &["--json"]].concat());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let target = &report["targets"][0];
+    let mount = nfs.hard();
+    assert_eq!((&target["file_system"], &target["direct"]), (&"nfs".into(), &true.into()));
+    assert_eq!(target["mount_point"], mount.to_str().unwrap());
+    assert_eq!(target["witness"], "kernel");
+    for of in target["patterns"].as_array().unwrap() {
+        assert!(of["estimate"]["median"].as_f64().unwrap() > 0.0, "{of}");
+        // What goes around the page cache is moved once.
+        if of["pattern"] == "stream" || of["pattern"] == "save" {
+            let moved = of["moved_per_delivered"].as_f64().unwrap();
+            assert!((0.95..1.2).contains(&moved) && of["flag"].is_null(), "{of}");
+        }
+    }
+    assert!(is_empty(folder.path()), "something is left");
+    let output = feedline(&[&small[..], &["--patterns=save"]].concat());
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && table.contains("nfs"), "{table}");
+    assert!(is_empty(folder.path()), "something is left");
 }

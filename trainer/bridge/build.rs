@@ -42,6 +42,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         build.flag("-isystem").flag(folder);
     }
     build.flag("-fvisibility=hidden").warnings(true).extra_warnings(true);
+    if env::var_os("CARGO_FEATURE_FAKE_GPU").is_some() {
+        println!("cargo:rerun-if-changed=tests/fake_gpu.cpp");
+        build.file("tests/fake_gpu.cpp");
+    }
     build.files(SOURCES).compile("feedline_bridge");
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");

@@ -59,13 +59,12 @@ impl Comm {
             }
             let own = members.iter().position(|member| *member == rank);
             let own = own.expect("a rank is in its own groups");
-            #[cfg(feature = "cuda")]
-            if device.is_cuda() && name != "pp" {
-                let name = format!("{name}[{number}]");
-                return Ok(Some(Group::nccl(store, &name, own, &members, device, options)?));
-            }
-            let name = format!("{name}[{number}]");
-            Ok(Some(Group::gloo(store, &name, own, &members, options)?))
+            let (at, name) = (device.is_cuda() && name != "pp", format!("{name}[{number}]"));
+            Ok(Some(if at {
+                Group::nccl(store, &name, own, &members, device, options)?
+            } else {
+                Group::gloo(store, &name, own, &members, options)?
+            }))
         };
         let Place { tp, dp, pp } = place;
         Ok(Comm {

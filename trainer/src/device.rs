@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Mismatch`] if the config wants a GPU and there is none for it.
 pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
-    let gpus = if cfg!(feature = "cuda") { Cuda::device_count().max(0) as usize } else { 0 };
+    let gpus = usize::try_from(Cuda::device_count()).unwrap_or(0);
     let wanted = config.run.device;
     if wanted == ComputeOn::Cpu || (wanted == ComputeOn::Auto && gpus == 0) {
         return Ok(Device::Cpu);
@@ -31,12 +31,41 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
     Ok(Device::Cuda(gpu))
 }
 
-/// Memory of the host for what a device has of this kind and size: page-locked for a GPU, which
-/// then copies by itself.
+/// A tensor in the memory of the host. A GPU is waited for, but not without end if it waits for
+/// other ranks.
+///
+/// # Errors
+/// [`Error::Bridge`] with the rank that keeps it waiting, [`Error::Torch`].
+pub(crate) fn to_host(tensor: &Tensor) -> Result<Tensor> {
+    if tensor.device().is_cuda() {
+        bridge::dist::settle()?;
+    }
+    Ok(tensor.f_to_device(Device::Cpu)?)
+}
+
+/// The numbers of some tensors of f64 on one device, one after the other.
+///
+/// # Errors
+/// As [`to_host`].
+pub(crate) fn numbers(tensors: &[Tensor]) -> Result<Vec<f64>> {
+    if tensors.is_empty() {
+        return Ok(Vec::new());
+    }
+    let flat = tensors.iter().map(|tensor| Ok(tensor.f_reshape([-1])?));
+    let all = Tensor::f_cat(&flat.collect::<Result<Vec<Tensor>>>()?, 0)?;
+    Ok(Vec::<f64>::try_from(to_host(&all)?)?)
+}
+
+/// A copy in memory of the host that nothing else has a hand on: page-locked for what a GPU has,
+/// which then copies by itself.
 ///
 /// # Errors
 /// [`Error::Torch`] if the memory does not suffice.
-pub(crate) fn host_memory(like: &Tensor) -> Result<Tensor> {
-    let memory = Tensor::f_empty(like.size(), (like.kind(), Device::Cpu))?;
-    Ok(if like.device().is_cuda() { memory.f_pin_memory(like.device())? } else { memory })
+pub(crate) fn host_copy(of: &Tensor) -> Result<Tensor> {
+    let mut memory = Tensor::f_empty(of.size(), (of.kind(), Device::Cpu))?;
+    if of.device().is_cuda() {
+        memory = memory.f_internal_pin_memory(of.device())?;
+    }
+    memory.f_copy_(of)?;
+    Ok(memory)
 }

@@ -3,6 +3,7 @@
 use feed::Batches;
 
 use crate::Result;
+use crate::device::numbers;
 use crate::input::Input;
 use crate::model::LossWeights;
 use crate::parallel::norm::all_sum;
@@ -71,7 +72,8 @@ impl Trainer {
             if chunk.next.is_none() {
                 let piece = *chunk.pieces.last().expect("a chunk has a piece");
                 let leaves = weights.leaves(piece, None)?;
-                sum += self.setup.pieces[piece].stage.loss(&leaves, &micro, &outs)?;
+                let loss = self.setup.pieces[piece].stage.loss(&leaves, &micro, &outs)?;
+                sum += numbers(&[loss])?[0];
             }
         }
         pipe.map_or(Ok(()), Pipe::finish)?;

@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::comm::Comm;
 use crate::config::{Config, Offload, OptimConfig};
-use crate::device::host_memory;
+use crate::device::host_copy;
 use crate::held::{ITEM_BYTES, cut, range};
 use crate::optim::StepSize;
 use crate::resume::is_damage;
@@ -162,7 +162,8 @@ impl Offloaded {
         let grads = grads.into_iter().map(alone).collect::<Result<Vec<Tensor>>>()?;
         let is_away = params.iter().any(|param| param.device().is_cuda());
         if is_away && self.landing.is_empty() {
-            self.landing = params.iter().map(host_memory).collect::<Result<_>>()?;
+            // With the padding, which no part of the state has.
+            self.landing = params.iter().map(host_copy).collect::<Result<_>>()?;
         }
         let here = if is_away { &mut self.landing[..] } else { &mut *params };
         let mut updates = Vec::new();
@@ -230,7 +231,5 @@ fn alone(grad: Tensor) -> Result<Tensor> {
     if grad.device() == Device::Cpu && bridge::bytes(&grad).is_ok() {
         return Ok(grad);
     }
-    let mut own = host_memory(&grad)?;
-    own.f_copy_(&grad)?;
-    Ok::<_, Error>(own)
+    host_copy(&grad)
 }

@@ -18,9 +18,10 @@ use recipe::scaler::Scaler;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 use storage::Key;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::config::{self, Config, Effect};
+use crate::device::to_host;
 use crate::held::{Held, HeldMut, ITEM_BYTES, cut, range};
 use crate::model::ParamSpec;
 use crate::parallel::setup::GROUPS;
@@ -90,7 +91,7 @@ impl Parts {
         }
         let (mut held, is_away) = (Vec::new(), trainer.comm().device.is_cuda());
         for Held { tensor, .. } in trainer.parts().into_iter().filter(|_| is_away) {
-            copies.push(tensor.f_to_device(Device::Cpu)?);
+            copies.push(to_host(tensor)?);
         }
         let copies: &[Tensor] = copies;
         for (at, Held { parts, tensor }) in trainer.parts().into_iter().enumerate() {

@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 use crate::accumulate::{Contribution, tree_sum};
 use crate::comm::Comm;
 use crate::config::{Config, Dtype, LossScaleConfig, Offload, OptimConfig};
+use crate::device::numbers;
 use crate::input::Input;
 use crate::model::{LossWeights, Micro, Model, ParamSpec, Stage, Tp};
 use crate::offload::Offloaded;
@@ -278,7 +279,7 @@ impl Trainer {
     pub fn gradient<B: Input>(&self, batches: &[B]) -> Result<Contribution> {
         let weights = self.weights_of(batches, 1.0)?;
         let (losses, grads) = self.passes(batches, weights)?;
-        Ok(Contribution { loss: tree_sum(&losses), grads: self.join(grads)? })
+        Ok(Contribution { loss: tree_sum(&numbers(&losses)?), grads: self.join(grads)? })
     }
 
     /// What some micro-batches of a step contribute to it, every token weighed with `weight`, one
@@ -293,15 +294,15 @@ impl Trainer {
     pub fn sum<B: Input>(&self, batches: &[B], weight: f64) -> Result<Contribution> {
         let weights = LossWeights { token: weight, sample: weight };
         let (losses, grads) = self.passes(batches, weights)?;
-        Ok(Contribution { loss: tree_sum(&losses), grads })
+        Ok(Contribution { loss: tree_sum(&numbers(&losses)?), grads })
     }
 
-    /// The loss of each micro-batch, and gradients by use of the rank.
+    /// The loss of each micro-batch, one f64, and gradients by use of the rank.
     fn passes<B: Input>(
         &self,
         batches: &[B],
         weights: LossWeights,
-    ) -> Result<(Vec<f64>, Vec<Tensor>)> {
+    ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
         assert!(!batches.is_empty(), "a step has a micro-batch");
         let micros = batches.iter().map(|batch| batch.micro(weights)?.on(self.comm.device));
         let micros = micros.collect::<Result<Vec<Micro>>>()?;
@@ -348,23 +349,29 @@ impl Trainer {
 
     /// The loss of the step and the norm of its gradient, alike on all ranks, of the losses of this
     /// rank's micro-batches and its part of the gradient.
-    fn loss_and_norm(&self, losses: &[f64], grads: &[Tensor]) -> Result<(f64, f64)> {
+    fn loss_and_norm(&self, losses: &[Tensor], grads: &[Tensor]) -> Result<(f64, f64)> {
         self.comm.doing.set(|| "takes the norm of the gradient".to_owned());
         let Setup { params, uses, rules, .. } = &self.setup;
         let (mesh, place) = (self.comm.mesh, self.comm.place());
+        let elements = |at: usize| self.setup.elements(at) as u64; // fits: not negative
+        // All of it is asked for before any of it is waited for.
+        let sums = grads.iter().enumerate().map(|(at, grad)| block_sums(grad, elements(at)));
+        let sums = sums.collect::<Result<Vec<Tensor>>>()?;
+        let (losses, blocks) = (numbers(losses)?, numbers(&sums)?);
         // The losses of the step's micro-batches, then the blocks of the parameters.
         let micros = losses.len() * mesh.dp;
         let mut numbers = vec![0.0; micros];
         for (micro, loss) in mesh.share(rules.share, place.dp, micros).into_iter().zip(losses) {
-            numbers[micro] = *loss;
+            numbers[micro] = loss;
         }
-        for (at, grad) in grads.iter().enumerate() {
-            let elements = self.setup.elements(at) as u64; // fits: not negative
-            let first = numbers.len();
-            numbers.resize(first + block_count(elements), 0.0);
-            let mine = if rules.sliced { self.own_slice(elements).start } else { 0 };
-            let mine = first + block_count_before(mine, elements);
-            block_sums(grad, elements, &mut numbers[mine..])?;
+        let mut blocks = &blocks[..];
+        for (at, sums) in sums.iter().enumerate() {
+            let own;
+            (own, blocks) = blocks.split_at(sums.numel());
+            let mine = if rules.sliced { self.own_slice(elements(at)).start } else { 0 };
+            let mine = numbers.len() + block_count_before(mine, elements(at));
+            numbers.resize(numbers.len() + block_count(elements(at)), 0.0);
+            numbers[mine..mine + own.len()].copy_from_slice(own);
         }
         if rules.sliced {
             all_sum(self.comm.dp.as_ref(), &mut numbers)?;
@@ -378,7 +385,7 @@ impl Trainer {
         let (losses, mut blocks) = numbers.split_at(micros);
         for (at, param) in params.iter().enumerate() {
             let own;
-            (own, blocks) = blocks.split_at(block_count(self.setup.elements(at) as u64));
+            (own, blocks) = blocks.split_at(block_count(elements(at)));
             let is_whole = self.model.params()[*param].split == ckpt::layout::Split::Replicate;
             if uses.is_owner(*param, place.pp) && (place.tp == 0 || !is_whole) {
                 squares[*param] = own.iter().sum();

@@ -29,6 +29,12 @@ use spec::Builder;
 /// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. Fewer make the products thin.
 pub const HEAD_CHUNK_ROWS: u64 = 512;
 
+/// The same where a GPU computes, which is idle in thin products.
+#[must_use]
+pub fn head_chunk_rows(on_gpu: bool) -> u64 {
+    if on_gpu { 8 * HEAD_CHUNK_ROWS } else { HEAD_CHUNK_ROWS }
+}
+
 /// What parameters a model has, and how they are used.
 #[derive(Clone, Debug)]
 pub struct Blueprint {

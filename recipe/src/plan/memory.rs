@@ -3,8 +3,10 @@
 use ckpt::offload::Options;
 use serde::Serialize;
 
-use crate::config::{Config, Division, Dtype, Family, ModelConfig, Offload, Positions, Schedule};
-use crate::model::{Blueprint, HEAD_CHUNK_ROWS};
+use crate::config::{
+    ComputeOn, Config, Division, Dtype, Family, ModelConfig, Offload, Positions, Schedule,
+};
+use crate::model::{Blueprint, head_chunk_rows};
 use crate::schedule::{Pass, Pipeline};
 
 /// Bytes of a parameter in f32.
@@ -156,10 +158,11 @@ fn memory(config: &Config, division: &Division, held: &Held, activations: u64) -
     let fresh = if zero >= 2 { bucket } else { F32_BYTES * held.uses };
     let body = unit_work.saturating_add(fresh + narrow * held.unit_params);
     let at_head = held.head.map_or(0, |weight| {
-        let rows = head_tokens(config).min(HEAD_CHUNK_ROWS);
+        let chunk = head_chunk_rows(config.run.device == ComputeOn::Cuda);
+        let rows = head_tokens(config).min(chunk);
         let logits = rows * model.vocab_rows(division.tp);
         // Matrix products pack the weight twice; measured with full chunks.
-        let packed = 2 * F32_BYTES * weight * rows / HEAD_CHUNK_ROWS;
+        let packed = 2 * F32_BYTES * weight * rows / chunk;
         // From the second step on the heap has holes into which the next logits do not fit, and
         // sums that wait make another one; measured, though now and then there is none.
         let holes = F32_BYTES * logits * if waiting > 0 { 2 } else { 1 };

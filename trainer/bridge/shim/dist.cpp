@@ -3,6 +3,7 @@
 #include "dist.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #ifdef USE_C10D_NCCL
@@ -11,6 +12,8 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <set>
+#include <thread>
 
 using at::Tensor;
 using feedline::Call;
@@ -29,6 +32,10 @@ using std::chrono::steady_clock;
 // `main`, while there is one thread, as a change of the environment must.
 __attribute__((constructor)) static void without_flight_recorder() {
   if (getenv("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr) setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
+  // NCCL's watchdog would end the process by a signal before anybody could say who is missing.
+  // `settle` looks for what it found.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);
+  setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0);
 }
 
 namespace feedline {
@@ -135,6 +142,9 @@ Work start(const GroupPtr& group, const Call& call, const Tensor& out, const Ten
   }
 }
 
+// Between two looks at the groups while a GPU is waited for.
+constexpr milliseconds LOOK(100);
+
 // What threads of this process have waited for operations, in all.
 static std::atomic<int64_t> waited_ns{0};
 
@@ -160,11 +170,60 @@ class Waiting {
   const steady_clock::time_point begun_;
 };
 
+// The groups of GPUs of this process.
+static std::mutex of_gpus_lock;
+static std::set<Group*> of_gpus;
+
+Group::~Group() {
+  const std::lock_guard<std::mutex> lock(of_gpus_lock);
+  of_gpus.erase(this);
+}
+
+// A mark behind all that this thread gave to its GPU so far.
+static c10::Event mark() {
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  c10::Event event(c10::kCUDA);
+  event.record(guard.getStream(guard.getDevice()));
+  return event;
+}
+
+// The oldest operation that the GPU has not come past, null if there is none. Under `looking`.
+static const Ticket* oldest(Group& group) {
+  while (!group.ahead.empty() && group.ahead.front().second.query()) {
+    group.ahead.pop_front();
+  }
+  return group.ahead.empty() ? nullptr : &group.ahead.front().first;
+}
+
+// Throws `Lost` if a group of this GPU has failed, or an operation of it takes too long.
+static void look_for_lost(c10::DeviceIndex gpu) {
+  const std::lock_guard<std::mutex> lock(of_gpus_lock);
+  for (Group* group : of_gpus) {
+    if (group->gpu != gpu) {
+      continue;
+    }
+    const std::lock_guard<std::mutex> looking(group->looking);
+    const Ticket* ticket = oldest(*group);
+    if (group->backend->getError() != c10d::ErrorType::SUCCESS) {
+      throw lost(*group, ticket != nullptr ? *ticket : Ticket(), "NCCL has failed");
+    }
+    if (ticket != nullptr && steady_clock::now() - ticket->begun > group->patience) {
+      throw lost(*group, *ticket, "the GPU still waits for it");
+    }
+  }
+}
+
 void finish(Work& work) {
   const Waiting waiting(*work.group, work.ticket);
   try {
     if (!work.work->wait()) {
       throw lost(*work.group, work.ticket, "aborted");
+    }
+    if (work.group->gpu >= 0) {
+      c10::Event event = mark();
+      const std::lock_guard<std::mutex> lock(work.group->looking);
+      oldest(*work.group);
+      work.group->ahead.emplace_back(work.ticket, std::move(event));
     }
   } catch (const Lost&) {
     throw;
@@ -207,21 +266,56 @@ FB_API int fb_group_gloo(
 }
 
 #ifdef USE_C10D_NCCL
+static c10::intrusive_ptr<c10d::Backend> of_nccl(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int size, milliseconds timeout) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(std::move(store), rank, size, options);
+}
+feedline::MakeOfGpus feedline::make_of_gpus = of_nccl;
+#else
+feedline::MakeOfGpus feedline::make_of_gpus = nullptr;
+#endif
+
 // A group of GPUs, one a rank: this rank's is the current device.
 FB_API int fb_group_nccl(
     c10d::Store* store, const char* prefix, int rank, int size, int64_t timeout_ms, uint64_t id,
     Group** out) {
   *out = nullptr;
   return guarded([&] {
+    TORCH_CHECK(feedline::make_of_gpus != nullptr, "built without the feature cuda");
+    const milliseconds timeout(timeout_ms);
     auto base = c10::intrusive_ptr<c10d::Store>::reclaim_copy(store);
     auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(base));
-    auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = milliseconds(timeout_ms);
-    *out = made(
-        c10::make_intrusive<c10d::ProcessGroupNCCL>(std::move(own), rank, size, options), id);
+    Group* group = made(feedline::make_of_gpus(std::move(own), rank, size, timeout), id);
+    group->gpu = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index();
+    group->patience = timeout;
+    const std::lock_guard<std::mutex> lock(feedline::of_gpus_lock);
+    feedline::of_gpus.insert(*out = group);
   });
 }
-#endif
+
+// Waits until the current GPU has done what this thread gave to it.
+FB_API int fb_settle() {
+  return guarded([] {
+    {
+      const std::lock_guard<std::mutex> lock(feedline::of_gpus_lock);
+      if (feedline::of_gpus.empty()) {
+        return;  // who reads waits, and for nobody else
+      }
+    }
+    const c10::Event done = feedline::mark();
+    auto looked = steady_clock::now();
+    while (!done.query()) {
+      std::this_thread::yield();
+      if (steady_clock::now() - looked > feedline::LOOK) {
+        feedline::look_for_lost(done.device_index());
+        looked = steady_clock::now();
+      }
+    }
+    feedline::look_for_lost(done.device_index());
+  });
+}
 
 FB_API void fb_group_free(Group* group) { GroupPtr::reclaim(group); }
 
@@ -255,12 +349,16 @@ struct Wait {
   double seconds;
 };
 FB_API int fb_group_waits(Group* group, Wait* out) {
-  const std::lock_guard<std::mutex> lock(group->looking);
-  if (!group->waits) {
-    return 0;
+  try {
+    const std::lock_guard<std::mutex> lock(group->looking);
+    const Ticket* ticket = group->waits ? &group->waited : feedline::oldest(*group);
+    if (ticket == nullptr) {
+      return 0;
+    }
+    const std::chrono::duration<double> age = steady_clock::now() - ticket->begun;
+    *out = {feedline::name_of(ticket->op), ticket->peer, ticket->number, age.count()};
+    return 1;
+  } catch (...) {
+    return 0;  // a GPU that cannot be asked any more: who computes on it hears that
   }
-  const Ticket& ticket = group->waited;
-  const std::chrono::duration<double> age = steady_clock::now() - ticket.begun;
-  *out = {feedline::name_of(ticket.op), ticket.peer, ticket.number, age.count()};
-  return 1;
 }

@@ -1,10 +1,13 @@
 // A group of ranks, and how an operation on it is started and waited for.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
+#include <deque>
 #include <mutex>
+#include <utility>
 
 #include "shim.h"
 
@@ -55,9 +58,22 @@ struct Group : torch::CustomClassHolder {
   std::mutex looking;
   bool waits = false;
   Ticket waited;
+
+  // Of GPUs: this rank's, -1 of others, and how long one may wait for another.
+  c10::DeviceIndex gpu = -1;
+  std::chrono::milliseconds patience{0};
+  // What was waited for in name, and is by the GPU: each with what it comes to behind that.
+  std::deque<std::pair<Ticket, c10::Event>> ahead;
+
+  ~Group() override;
 };
 
 using GroupPtr = c10::intrusive_ptr<Group>;
+
+// Makes a group of GPUs; null where that is not compiled in.
+using MakeOfGpus = c10::intrusive_ptr<c10d::Backend> (*)(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout);
+extern MakeOfGpus make_of_gpus;
 
 // An operation under way. Its tensors live as long.
 struct Work {

@@ -129,7 +129,6 @@ unsafe extern "C" {
         id: u64,
         out: *mut *mut RawGroup,
     ) -> c_int;
-    #[cfg(feature = "cuda")]
     pub(crate) fn fb_group_nccl(
         store: *mut RawStore,
         prefix: *const c_char,
@@ -141,6 +140,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn fb_group_free(group: *mut RawGroup);
     pub(crate) fn fb_group_waits(group: *mut RawGroup, out: *mut RawWait) -> c_int;
+    pub(crate) safe fn fb_settle() -> c_int;
     pub(crate) fn fb_start(
         group: *mut RawGroup,
         call: *const Call,
@@ -171,6 +171,10 @@ unsafe extern "C" {
     ) -> c_int;
 
     pub(crate) safe fn fb_use_gpu(index: c_int) -> c_int;
+    #[cfg(feature = "fake_gpu")]
+    pub(crate) safe fn fb_fake_gpus() -> c_int;
+    #[cfg(feature = "fake_gpu")]
+    pub(crate) safe fn fb_fake_gpus_hang(hang: c_int);
     pub(crate) fn fb_rng_get(cuda: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(crate) fn fb_rng_set(cuda: c_int, state: *const C_tensor) -> c_int;
 

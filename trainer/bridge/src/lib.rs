@@ -17,6 +17,8 @@ pub mod autograd;
 mod bytes;
 pub mod dist;
 mod error;
+#[cfg(feature = "fake_gpu")]
+pub mod fake_gpu;
 mod ffi;
 mod optim;
 pub mod runtime;

@@ -62,8 +62,8 @@ fn same_run(queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
 
 fn mask(sees: &Tensor, kind: Kind) -> Result<Tensor> {
     // Finite, so that a query that sees nothing has even weights rather than none. Sums with a
-    // logit stay finite too.
-    let hidden = if kind == Kind::Half { -6.0e4 } else { -3.0e38 };
+    // logit stay finite too, and products with the binary logarithm of e, which kernels of GPUs take.
+    let hidden = if kind == Kind::Half { -6.0e4 } else { -1.0e30 };
     let zeros = sees.f_zeros_like()?.f_to_kind(kind)?;
     Ok(zeros.f_masked_fill(&sees.f_logical_not()?, hidden)?.f_unsqueeze(1)?)
 }
@@ -76,7 +76,8 @@ pub(super) fn split_heads(x: &Tensor, rows: i64, head_dim: i64) -> Result<Tensor
 
 /// Attention of queries to keys and values, all `[rows, heads, len, head_dim]`. The logits are
 /// multiplied with `scale`, by default one over the root of `head_dim`. The result is
-/// `[rows x len, heads x head_dim]`. Where weights are dropped, they are there as a matrix.
+/// `[rows x len, heads x head_dim]`. Where weights are dropped, they are there as a matrix, but on
+/// a GPU.
 pub(super) fn attend(
     q: &Tensor,
     k: &Tensor,
@@ -90,7 +91,7 @@ pub(super) fn attend(
         Sight::Back => (None, true),
         Sight::Mask(mask) => (Some(mask), false),
     };
-    let mixed = if drops.drops_weights() {
+    let mixed = if drops.drops_weights() && !q.device().is_cuda() {
         assert!(!is_causal, "who makes a sight for training spells it out");
         let scale = scale.unwrap_or_else(|| (q.size()[3] as f64).powf(-0.5));
         let mut logits = q.f_mul_scalar(scale)?.f_matmul(&k.f_transpose(2, 3)?)?;
@@ -100,7 +101,8 @@ pub(super) fn attend(
         let weights = drops.weights(logits.f_softmax(-1, Kind::Float)?)?;
         weights.f_to_kind(v.kind())?.f_matmul(v)?
     } else {
-        Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale, false)?
+        let rate = drops.sow_weights();
+        Tensor::f_scaled_dot_product_attention(q, k, v, mask, rate, is_causal, scale, false)?
     };
     let (rows, heads, len, head_dim) = mixed.size4()?;
     Ok(mixed.f_transpose(1, 2)?.f_reshape([rows * len, heads * head_dim])?)
@@ -125,7 +127,9 @@ impl Rope {
         });
         let rates = Tensor::f_from_slice(&rates.collect::<Vec<f32>>())?;
         let positions = positions.f_to_kind(Kind::Float)?.f_unsqueeze(1)?.f_unsqueeze(3)?;
-        let angles = positions.f_mul(&rates.f_to_device(positions.device())?)?;
+        // Without waiting for what a GPU still does.
+        let rates = rates.f_to_device_(positions.device(), Kind::Float, true, false)?;
+        let angles = positions.f_mul(&rates)?;
         let sin = angles.f_sin()?.f_to_kind(kind)?;
         Ok(Rope { cos: angles.f_cos()?.f_to_kind(kind)?, minus_sin: sin.f_neg()?, sin })
     }

@@ -59,9 +59,9 @@ impl Network for Bert {
         &self.head
     }
 
-    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
+    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
         let hidden = head::loss(&self.head, leaves, &outs[0], &micro.targets)?;
-        Ok(hidden + order_loss(&outs[1], &micro.targets)?.0)
+        Ok(hidden.f_add(&order_loss(&outs[1], &micro.targets)?.0)?)
     }
 
     fn loss_and_grad(
@@ -72,7 +72,7 @@ impl Network for Bert {
     ) -> Result<HeadGrad> {
         let mut grad = head::loss_and_grad(&self.head, leaves, &outs[0], &micro.targets)?;
         let (loss, mut to_order) = order_loss(&outs[1], &micro.targets)?;
-        grad.loss += loss;
+        _ = grad.loss.f_add_(&loss)?;
         // All ranks know all of it, and what goes back from here is summed over them.
         if leaves.tp.rank > 0 {
             _ = to_order.f_zero_()?;
@@ -94,15 +94,17 @@ fn embed_text(bert: &Bert, work: &Work<'_>) -> Result<Tensor> {
     leaves.norm(&bert.norm, &x.f_add(&leaves.positions(bert.positions, text, 0)?)?)
 }
 
-/// The weighted loss of saying whether parts are in order, and the gradient of the logits,
+/// The weighted loss of saying whether parts are in order, one f64, and the gradient of the logits,
 /// `[rows, 2]`.
-fn order_loss(logits: &Tensor, due: &Targets) -> Result<(f64, Tensor)> {
+fn order_loss(logits: &Tensor, due: &Targets) -> Result<(Tensor, Tensor)> {
     let _no_grad = tch::no_grad_guard();
-    let Some((is_random, weight)) = &due.order else { return Ok((0.0, logits.f_zeros_like()?)) };
+    let Some((is_random, weight)) = &due.order else {
+        return Ok((head::zero(logits)?, logits.f_zeros_like()?));
+    };
     let is_random = is_random.f_unsqueeze(1)?;
     let log_probs = logits.f_log_softmax(1, Kind::Float)?;
     let picked = log_probs.f_gather(1, &is_random, false)?;
-    let loss = -picked.f_sum(Kind::Double)?.f_double_value(&[])? * weight;
+    let loss = picked.f_sum(Kind::Double)?.f_mul_scalar(-*weight)?;
     let due = log_probs.f_zeros_like()?.f_scatter_value(1, &is_random, 1)?;
     let back = log_probs.f_exp()?.f_sub(&due)?.f_mul_scalar(*weight)?;
     Ok((loss, back.f_to_kind(logits.kind())?))

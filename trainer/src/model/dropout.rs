@@ -4,9 +4,13 @@
 //! Tensor parallel ranks draw their parts of one and the same mask.
 //!
 //! The draws are made by a loop on the CPU that takes about a nanosecond an element ([`Stream`]),
-//! and one byte of each is kept for the way back.
+//! and one byte of each is kept for the way back. A GPU would wait for that: there libtorch's own
+//! kernels draw, from a generator that is sown anew before each of them. Then a mask follows from
+//! the seed, the first sample of the micro-batch, the layer, and which of the tensor parallel ranks
+//! it is, where they have parts: the same in every layout of replicas and stages, when a layer is
+//! computed again, and after a resume.
 
-use tch::{Kind, Tensor};
+use tch::{Cuda, Kind, Tensor};
 
 use super::Tp;
 use crate::Result;
@@ -64,6 +68,13 @@ impl Dropout {
     pub(super) fn drops_weights(&self) -> bool {
         self.weights > 0
     }
+
+    /// What the current GPU draws next follows from the stream and the first sample, and from the
+    /// rank where several have parts.
+    fn sow(&self, stream: Stream, rank: usize, ranks: usize) {
+        let [a, b, ..] = stream.block(self.first_sample * ranks as u64 + rank as u64);
+        Cuda::manual_seed(u64::from(a) << 32 | u64::from(b));
+    }
 }
 
 impl Drops<'_> {
@@ -89,6 +100,14 @@ impl Drops<'_> {
         self.apply(".weights", |dropout| dropout.weights, x, Part { count, ranks, rank })
     }
 
+    /// Sows what a fused kernel of attention on a GPU draws the dropped weights from, and says what
+    /// part of them that is.
+    pub(super) fn sow_weights(self) -> f64 {
+        let Some(dropout) = self.dropout.filter(|it| it.drops_weights()) else { return 0.0 };
+        dropout.sow(self.stream(dropout, ".weights"), self.tp.rank, self.tp.size);
+        part_of(dropout.weights)
+    }
+
     /// Whether [`Drops::weights`] does anything.
     pub(super) fn drops_weights(self) -> bool {
         self.dropout.is_some_and(Dropout::drops_weights)
@@ -105,9 +124,12 @@ impl Drops<'_> {
         else {
             return Ok(x);
         };
-        let Drops { unit, block, .. } = self;
-        let stream = Stream::new(dropout.seed, &format!("dropout.{unit}.{block}{place}"));
+        let stream = self.stream(dropout, place);
         let (elements, Part { count, ranks, rank }) = (x.numel(), part);
+        if x.device().is_cuda() {
+            dropout.sow(stream, rank, ranks);
+            return Ok(x.f_native_dropout(part_of(rate), true)?.0);
+        }
         let (len, of_sample) = (elements / count, elements * ranks / dropout.rows);
         let first_sample = dropout.first_sample;
         let draw = Draw { stream, rate, first_sample, of_sample, len, ranks, rank };
@@ -115,10 +137,18 @@ impl Drops<'_> {
         // Bytes of 0 and 1 are what booleans are. A product with them takes two thirds of the time
         // of filling with zeros, and keeps no more.
         let dropped = dropped.f_view_dtype(Kind::Bool)?.f_view(x.size().as_slice())?;
-        let kept = dropped.f_logical_not()?.f_to_device(x.device())?;
-        let part = 1.0 - f64::from(rate) / 65_536.0;
-        Ok(x.f_mul(&kept)?.f_mul_scalar_(1.0 / part)?)
+        let kept = dropped.f_logical_not()?;
+        Ok(x.f_mul(&kept)?.f_mul_scalar_(1.0 / (1.0 - part_of(rate)))?)
     }
+
+    fn stream(self, dropout: &Dropout, place: &str) -> Stream {
+        let Drops { unit, block, .. } = self;
+        Stream::new(dropout.seed, &format!("dropout.{unit}.{block}{place}"))
+    }
+}
+
+fn part_of(rate: u16) -> f64 {
+    f64::from(rate) / 65_536.0
 }
 
 /// How a rank draws what is dropped of its part of a tensor.

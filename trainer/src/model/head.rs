@@ -18,7 +18,7 @@
 //! `dh` is what follows from a rank's own run; its sum over the ranks is taken where the hidden
 //! states entered. Padding of the vocabulary is minus infinity before the largest is taken.
 
-use recipe::model::{HEAD_CHUNK_ROWS, Head};
+use recipe::model::{Head, head_chunk_rows};
 use tch::{Kind, Tensor};
 
 use super::Tp;
@@ -29,8 +29,9 @@ use crate::Result;
 /// What goes back from the head.
 #[derive(Debug)]
 pub struct HeadGrad {
-    /// The weighted sum of the tokens' losses, in nats.
-    pub loss: f64,
+    /// The weighted sum of the tokens' losses, in nats: one f64 where the outs are, so that nobody
+    /// waits for it here.
+    pub loss: Tensor,
     /// Gradients of what [`super::Pass::outs`] gave: their shapes and dtype.
     pub outs: Vec<Tensor>,
     /// Gradients of the head's parameters, f32: the place in [`super::Stage::uses`], and the
@@ -56,15 +57,20 @@ pub(super) fn logits(head: &Head, leaves: Leaves<'_>, hidden: &Tensor) -> Result
     Ok(weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?.f_to_kind(Kind::Float)?)
 }
 
-/// The weighted sum of the losses.
-pub(super) fn loss(head: &Head, leaves: Leaves<'_>, hidden: &Tensor, due: &Targets) -> Result<f64> {
+/// The weighted sum of the losses, one f64.
+pub(super) fn loss(
+    head: &Head,
+    leaves: Leaves<'_>,
+    hidden: &Tensor,
+    due: &Targets,
+) -> Result<Tensor> {
     let _no_grad = tch::no_grad_guard();
     let weights = Weights::new(head, leaves);
-    let mut sum = 0.0;
-    for (first, rows) in chunks(hidden.size()[0]) {
+    let mut sum = zero(hidden)?;
+    for (first, rows) in chunks(hidden) {
         let hidden = hidden.f_narrow(0, first, rows)?;
         let labels = due.labels.f_narrow(0, first, rows)?;
-        sum += due.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?;
+        _ = sum.f_sub_(&due.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?)?;
     }
     Ok(sum)
 }
@@ -81,15 +87,15 @@ pub(super) fn loss_and_grad(
     let weights = Weights::new(head, leaves);
     let kind = hidden.kind();
     let zeros = |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
-    let mut loss = 0.0;
+    let mut loss = zero(hidden)?;
     let to_hidden = hidden.f_empty_like()?;
     let mut to_weight = zeros(weights.weight)?;
     let mut to_bias = weights.bias.map(zeros).transpose()?;
-    for (first, rows) in chunks(hidden.size()[0]) {
+    for (first, rows) in chunks(hidden) {
         let chunk = hidden.f_narrow(0, first, rows)?;
         let labels = due.labels.f_narrow(0, first, rows)?;
         let (picked, mut residue) = weights.softmax(&chunk, &labels)?;
-        loss += due.weigh(&picked, first, rows)?;
+        _ = loss.f_sub_(&due.weigh(&picked, first, rows)?)?;
         weights.subtract_due(&mut residue, &labels)?;
 
         let counts = due.weights.f_narrow(0, first, rows)?;
@@ -181,15 +187,21 @@ impl<'a> Weights<'a> {
 }
 
 impl Targets {
-    /// The weighted sum of the losses of some labels, from their log-probabilities.
-    fn weigh(&self, picked: &Tensor, first: i64, rows: i64) -> Result<f64> {
+    /// The weighted sum of the log-probabilities of some labels, one f64.
+    fn weigh(&self, picked: &Tensor, first: i64, rows: i64) -> Result<Tensor> {
         let weights = self.weights.f_narrow(0, first, rows)?.f_to_kind(Kind::Double)?;
-        Ok(-picked.f_to_kind(Kind::Double)?.f_dot(&weights)?.f_double_value(&[])?)
+        Ok(picked.f_to_kind(Kind::Double)?.f_dot(&weights)?)
     }
 }
 
+/// One f64 of nothing, where `like` is.
+pub(super) fn zero(like: &Tensor) -> Result<Tensor> {
+    Ok(Tensor::f_zeros([0_i64; 0], (Kind::Double, like.device()))?)
+}
+
 /// First row and number of rows of each chunk.
-fn chunks(rows: i64) -> impl Iterator<Item = (i64, i64)> {
-    let chunk = HEAD_CHUNK_ROWS as i64; // fits: a constant
+fn chunks(hidden: &Tensor) -> impl Iterator<Item = (i64, i64)> + use<> {
+    let rows = hidden.size()[0];
+    let chunk = head_chunk_rows(hidden.device().is_cuda()) as i64; // fits: a constant
     (0..rows).step_by(chunk as usize).map(move |first| (first, chunk.min(rows - first)))
 }

@@ -145,7 +145,8 @@ impl Micro {
         let due =
             [Some(labels), Some(weights), places.as_mut(), order.as_mut().map(|it| &mut it.0)];
         for tensor in tensors.chain(due.into_iter().flatten()) {
-            let pinned = tensor.f_pin_memory(device)?;
+            // The public one warns of its own argument, each time.
+            let pinned = tensor.f_internal_pin_memory(device)?;
             *tensor = pinned.f_to_device_(device, tensor.kind(), true, false)?;
         }
         Ok(self)

@@ -34,7 +34,7 @@ pub(super) trait Network {
     fn head(&self) -> &Head;
 
     /// The weighted loss of what the last unit gave.
-    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<f64> {
+    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
         head::loss(self.head(), leaves, &outs[0], &micro.targets)
     }
 
@@ -84,14 +84,16 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// In training: weights of attention of which some are dropped are those of a matrix.
+    /// In training: weights of attention of which some are dropped are those of a matrix, but on a
+    /// GPU.
     pub(super) fn dropping(
         mut self,
         dropout: Option<Dropout>,
         text: &Text,
         kind: Kind,
     ) -> Result<Self> {
-        if dropout.is_some_and(|dropout| dropout.drops_weights()) {
+        let on_gpu = text.ids.device().is_cuda();
+        if dropout.is_some_and(|dropout| dropout.drops_weights() && !on_gpu) {
             self.text = self.text.spelled_out(text.len(), kind, text.ids.device())?;
         }
         Ok(Context { dropout, ..self })

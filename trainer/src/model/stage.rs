@@ -259,11 +259,11 @@ impl Stage {
 
 /// What only the last stage can do.
 impl Stage {
-    /// The weighted loss of a micro-batch. `outs` are those of its pass.
+    /// The weighted loss of a micro-batch, one f64. `outs` are those of its pass.
     ///
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
-    pub fn loss(&self, leaves: &[Tensor], micro: &Micro, outs: &[Tensor]) -> Result<f64> {
+    pub fn loss(&self, leaves: &[Tensor], micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
         self.model.family().loss(self.bind(leaves), micro, outs)
     }
 

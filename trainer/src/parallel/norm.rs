@@ -9,10 +9,12 @@ use bridge::dist::{Group, Reduce};
 use ckpt::layout::block_elements;
 use tch::{Kind, Tensor};
 
-use crate::Result;
+use crate::{Result, device};
 
 /// Elements that are taken to f64 at once: 512 KiB, so that they stay in the cache.
 const CHUNK: i64 = 1 << 16;
+/// The same on a GPU: 128 MiB, so that it has something to do.
+const CHUNK_GPU: i64 = 1 << 24;
 
 /// How many blocks a parameter of so many elements has.
 #[must_use]
@@ -20,34 +22,32 @@ pub fn block_count(elements: u64) -> usize {
     elements.div_ceil(block_elements(elements)) as usize // fits: fewer than elements of memory
 }
 
-/// The sums of squares of the blocks of a run of elements that begins with a block. `elements` is
-/// what the whole parameter has.
+/// The sums of squares of the blocks of a run of elements that begins with a block, f64, where the
+/// run is. `elements` is what the whole parameter has.
 ///
 /// # Errors
 /// [`crate::Error::Torch`].
-pub fn block_sums(run: &Tensor, elements: u64, into: &mut [f64]) -> Result<()> {
+pub fn block_sums(run: &Tensor, elements: u64) -> Result<Tensor> {
     let block = block_elements(elements) as i64; // fits: a small power of two
     let flat = run.f_reshape([-1])?;
     let len = flat.numel() as i64; // fits: libtorch counts in i64
     let whole = len / block * block;
-    let mut sums = into.iter_mut();
+    let chunk = if run.device().is_cuda() { CHUNK_GPU } else { CHUNK };
+    let mut sums = vec![Tensor::f_zeros([0], (Kind::Double, run.device()))?];
     let mut first = 0;
     while first < len {
         // Whole blocks many at a time; what is left of the parameter is a block by itself.
         let (count, width) = if first < whole {
-            (CHUNK.min(whole - first) / block, block)
+            (chunk.min(whole - first) / block, block)
         } else {
             (1, len - whole)
         };
         let mut part = flat.f_narrow(0, first, count * width)?.f_to_kind(Kind::Double)?;
         let squares = part.f_square_()?.f_view([count, width])?;
-        let part_sums = squares.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?;
-        for sum in Vec::<f64>::try_from(&part_sums)? {
-            *sums.next().expect("a place for each block") = sum;
-        }
+        sums.push(squares.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?);
         first += count * width;
     }
-    Ok(())
+    Ok(Tensor::f_cat(&sums, 0)?)
 }
 
 /// Adds the numbers of all ranks of a group, in place.
@@ -63,6 +63,6 @@ pub fn all_sum(group: Option<&Group>, numbers: &mut Vec<f64>) -> Result<()> {
     let mut tensor = Tensor::f_zeros([numbers.len() as i64], options)?; // fits: of memory
     tensor.f_copy_(&Tensor::f_from_slice(numbers)?)?;
     group.all_reduce(&mut tensor, Reduce::Sum)?;
-    *numbers = Vec::<f64>::try_from(&tensor)?;
+    *numbers = device::numbers(&[tensor])?;
     Ok(())
 }

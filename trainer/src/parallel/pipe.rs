@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor};
 use super::exchange::wait_all;
 use crate::Result;
 use crate::comm::Doing;
+use crate::device::to_host;
 use recipe::schedule::{Action, Pass, Pipeline};
 
 /// How many of the next actions have their input asked for: the one at hand, and one that is on its
@@ -119,7 +120,7 @@ impl<'a> Pipe<'a> {
         for (_, _, works) in taken {
             wait_all(works)?;
         }
-        let here = |tensor: Tensor| Ok(tensor.f_to_device(self.device)?);
+        let here = |tensor: Tensor| Ok(tensor.f_to_device_(self.device, self.kind, true, false)?);
         Ok(Some(tensors.into_iter().map(here).collect::<Result<_>>()?))
     }
 
@@ -133,7 +134,7 @@ impl<'a> Pipe<'a> {
             return Ok(());
         };
         let send = |(index, tensor): (usize, &Tensor)| {
-            let tensor = tensor.f_to_device(self.group.device())?.f_contiguous()?;
+            let tensor = to_host(tensor)?.f_contiguous()?;
             Ok(self.group.send(&tensor, to, tag(self.shape, &next, index))?)
         };
         let works = tensors.iter().enumerate().map(send).collect::<Result<Vec<Work>>>()?;

@@ -98,8 +98,8 @@ pub struct Run<'a> {
     rows: &'a [i64],
     /// Passes that wait for their way back, by micro-batch and chunk.
     kept: HashMap<(usize, usize), Vec<model::Pass>>,
-    /// Of each micro-batch; 0 but for the last stage.
-    losses: Vec<f64>,
+    /// Of each micro-batch, one f64; 0 but for the last stage.
+    losses: Vec<Tensor>,
 }
 
 impl<'a> Run<'a> {
@@ -112,7 +112,8 @@ impl<'a> Run<'a> {
         grads: Grads<'a>,
         (micros, rows): (&'a [Micro], &'a [i64]),
     ) -> Self {
-        let (kept, losses) = (HashMap::new(), vec![0.0; micros.len()]);
+        let kept = HashMap::new();
+        let losses = micros.iter().map(|_| Tensor::from(0.0)).collect();
         Run { parts, weights, pipe, grads, micros, rows, kept, losses }
     }
 
@@ -121,7 +122,7 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn go(mut self, actions: &[Action]) -> Result<(Vec<f64>, Vec<Tensor>)> {
+    pub fn go(mut self, actions: &[Action]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
         for (at, action) in actions.iter().enumerate() {
             let mut input = None;
             if let Some(pipe) = &mut self.pipe {

@@ -11,6 +11,7 @@ use super::exchange::wait_all;
 use super::pipe;
 use crate::Result;
 use crate::comm::Doing;
+use crate::device::to_host;
 use crate::model::Use;
 
 /// Tells the gradients of uses apart from one another, and from what a pipeline sends.
@@ -89,7 +90,7 @@ impl Uses {
         }
         for at in &self.own {
             let Some(grad) = &by_use[*at] else { continue };
-            let grad = grad.f_to_device(group.device())?;
+            let grad = to_host(grad)?;
             for to in self.others(self.all[*at].param, own) {
                 works.push(group.send(&grad, to, tag(*at))?);
             }

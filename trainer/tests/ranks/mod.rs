@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+pub mod runs;
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -70,20 +72,37 @@ static ONE_MESH: Mutex<()> = Mutex::new(());
 
 /// Runs `body` on every rank of a mesh, a thread each, and gives what they return.
 pub fn on_ranks<T: Send>(mesh: Mesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
+    on_devices(|_| Device::Cpu, mesh, body)
+}
+
+/// The same where each rank has a device.
+pub fn on_devices<T: Send>(
+    device: impl Fn(usize) -> Device + Sync,
+    mesh: Mesh,
+    body: impl Fn(Comm) -> T + Sync,
+) -> Vec<T> {
+    let device = |rank: usize| {
+        let device = device(rank);
+        if let Device::Cuda(index) = device {
+            bridge::runtime::use_gpu(index).expect("there is one");
+        }
+        device
+    };
     if mesh.ranks() == 1 {
-        return vec![body(Comm::alone(Device::Cpu))];
+        return vec![body(Comm::alone(device(0)))];
     }
     let _alone = ONE_MESH.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
     let port = server.port();
     std::thread::scope(|scope| {
         let start = |rank: usize| {
-            let body = &body;
+            let (body, device) = (&body, &device);
             scope.spawn(move || {
                 tch::set_num_threads(1);
                 let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
                 let options = Options::local(PATIENCE);
-                body(Comm::connect(&store, mesh, rank, Device::Cpu, &options).expect("all come"))
+                let device = device(rank);
+                body(Comm::connect(&store, mesh, rank, device, &options).expect("all come"))
             })
         };
         let ranks: Vec<_> = (0..mesh.ranks()).map(start).collect();

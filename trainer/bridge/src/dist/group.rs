@@ -115,13 +115,13 @@ impl Group {
         })
     }
 
-    /// As [`Group::gloo`], of GPUs, one a rank: this rank's is `device`. Waiting for an operation
-    /// then orders it before what this thread gives to the GPU next, and returns at once. Tags mean
+    /// As [`Group::gloo`], of GPUs, one a rank: this rank's is `device`, and the current one of this
+    /// thread. Waiting for an operation then orders it before what this thread gives to the GPU
+    /// next, and returns at once: who is lost is told by [`settle`](super::settle). Tags mean
     /// nothing: what two ranks send each other must be asked for in the order of sending.
     ///
     /// # Errors
-    /// As [`Group::gloo`].
-    #[cfg(feature = "cuda")]
+    /// As [`Group::gloo`]; without the feature `cuda` always [`Error::Torch`].
     pub fn nccl(
         store: &Store,
         name: &str,

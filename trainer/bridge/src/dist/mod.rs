@@ -19,7 +19,7 @@ pub use group::{Group, Listen, Options};
 pub(crate) use op::{Lost, Op};
 pub use op::{Reduce, Wait};
 pub use store::Store;
-pub use work::{Work, waited};
+pub use work::{Work, settle, waited};
 
 /// How long who has failed looks for the notes of others. They fail at about the same time, or have
 /// [`Store::tell_waits`] called for them every second.

@@ -68,6 +68,16 @@ pub fn waited() -> Duration {
     Duration::from_nanos(ffi::fb_waited_ns().unsigned_abs())
 }
 
+/// Waits until the current GPU has done what it was given. What is read from it afterwards is what
+/// it was told to compute, of which a failed operation would say nothing.
+///
+/// # Errors
+/// [`crate::Error::Collective`] if an operation of its groups takes longer than one may wait for
+/// another rank, or has failed.
+pub fn settle() -> Result<()> {
+    check("wait for the GPU", ffi::fb_settle())
+}
+
 impl Drop for Work {
     fn drop(&mut self) {
         if !self.waited {

@@ -288,6 +288,19 @@ pub trait Storage: fmt::Debug + Send + Sync {
         })
     }
 
+    /// The same without a name, in a folder: nobody else can open it, and its space is given back
+    /// when it is dropped or this process is gone, however it goes.
+    ///
+    /// # Errors
+    /// As [`Storage::create_work`].
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        let _ = len_bytes;
+        Err(Error::Unsupported {
+            doing: "keep a file without a name in",
+            what: self.display(folder),
+        })
+    }
+
     /// Makes an object of the bytes of a file of this machine without copying them. All of them are
     /// to be durable. `None` where that cannot be; then nothing was made.
     ///

@@ -273,6 +273,10 @@ impl Storage for Posix {
         Ok(Arc::new(PosixWork::open(Arc::clone(&self.0), key)?))
     }
 
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        Ok(Arc::new(PosixWork::create_unnamed(Arc::clone(&self.0), folder, len_bytes)?))
+    }
+
     fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
         self.0.refuse_temporary(key)?;
         match from.file() {

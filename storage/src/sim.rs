@@ -222,6 +222,10 @@ impl Storage for SimStore {
         self.store.open_work(key)
     }
 
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.store.create_unnamed(folder, len_bytes)
+    }
+
     fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
         self.store.share(key, from, how)
     }

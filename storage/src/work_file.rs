@@ -86,6 +86,27 @@ impl PosixWork {
         Ok(PosixWork { object: PosixObject { file, len_bytes, name }, place })
     }
 
+    /// Makes one without a name, with all its space.
+    pub(crate) fn create_unnamed(place: Arc<Place>, folder: &Key, len_bytes: u64) -> Result<Self> {
+        let folder = place.path(folder);
+        let name = format!("a file without a name in {}", folder.display());
+        place.make_folder(&folder)?;
+        // It has one for a moment, by which a sweep knows it if its maker dies in that moment.
+        let path = folder.join(temporary::name_for("unnamed", &place.disk.writer()));
+        let make = || {
+            let file = place.disk.create_sized(&path, len_bytes)?;
+            place.disk.unlink(&path)?;
+            file.allocate(len_bytes)?;
+            file.set_len(len_bytes)?;
+            Ok(file)
+        };
+        let file = make().map_err(|e| {
+            let failed = Error::from_io("reserve the space of", &name, e);
+            no_space(&place, &path, len_bytes, failed)
+        })?;
+        Ok(PosixWork { object: PosixObject { file, len_bytes, name }, place })
+    }
+
     pub(crate) fn open(place: Arc<Place>, key: &Key) -> Result<Self> {
         let path = place.path(key);
         let name = path.display().to_string();

@@ -52,6 +52,29 @@ fn a_full_disk_is_found_before_the_first_byte() {
     assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
 }
 
+/// It is written and read as one that has a name, and its space is there as long as it is.
+#[test]
+fn a_file_without_a_name_is_gone_when_it_is_dropped() {
+    let Some(disk) = mount("size=4m") else { return };
+    let store = open(disk.path());
+    let file = store.create_unnamed(&key("a/b"), 3 << 20).unwrap();
+    assert!(raw_names(&disk.path().join("a/b")).is_empty());
+    assert_eq!((file.len_bytes(), file.names().unwrap()), (3 << 20, 0));
+    file.write_at(8192, &[7; 5000]).unwrap();
+    let mut buf = [0; 5001];
+    file.read_many(&mut [Read { offset: 8192, buf: &mut buf }]).unwrap();
+    assert!(buf[..5000] == [7; 5000] && buf[5000] == 0);
+    let error = file.write_at((3 << 20) - 1, &[1, 2]).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    let Err(error) = store.create_unnamed(&key("a/b"), 2 << 20) else { panic!("no such space") };
+    let due = format!("write a file without a name in {}/a/b: no space", disk.path().display());
+    assert!(error.to_string().starts_with(&due), "{error}");
+    assert!(error.to_string().contains("(2097152 bytes due, 1048576 free)"), "{error}");
+    assert!(raw_names(&disk.path().join("a/b")).is_empty());
+    drop(file);
+    store.create_unnamed(&key("a/b"), 4 << 20).unwrap();
+}
+
 #[test]
 fn a_disk_that_fills_up_leaves_nothing() {
     let Some(disk) = mount("size=1m") else { return };

@@ -25,8 +25,8 @@ pub struct ReadFaults {
     pub broken: Range<u64>,
 }
 
-/// Another store, whose reads fail, come late or hang. All else is passed on. Clones are the same
-/// store.
+/// Another store, whose reads of objects and of files without a name fail, come late or hang. All
+/// else is passed on. Clones are the same store.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -159,6 +159,46 @@ impl Object for FaultyObject {
     }
 }
 
+/// A file without a name. Writes are passed on.
+#[derive(Debug)]
+struct FaultyFile {
+    inner: Arc<dyn WorkFile>,
+    plan: Arc<Plan>,
+}
+
+impl Object for FaultyFile {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+        reads.iter().try_for_each(|read| self.plan.meet(&self.inner.display(), read))?;
+        self.inner.read_many(reads)
+    }
+
+    fn map(&self) -> Result<Map> {
+        self.inner.map()
+    }
+
+    fn display(&self) -> String {
+        self.inner.display()
+    }
+}
+
+impl WorkFile for FaultyFile {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    fn names(&self) -> Result<u64> {
+        self.inner.names()
+    }
+}
+
 impl Storage for FaultyStore {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         let inner = self.inner.open(key)?;
@@ -235,6 +275,11 @@ impl Storage for FaultyStore {
 
     fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
         self.inner.open_work(key)
+    }
+
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        let inner = self.inner.create_unnamed(folder, len_bytes)?;
+        Ok(Arc::new(FaultyFile { inner, plan: Arc::clone(&self.plan) }))
     }
 
     fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {

@@ -136,6 +136,10 @@ impl Storage for Hooked {
         self.call("open_work", key, |inner| inner.open_work(key))
     }
 
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.call("create_unnamed", folder, |inner| inner.create_unnamed(folder, len_bytes))
+    }
+
     fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
         self.call("share", key, |inner| inner.share(key, from, how))
     }

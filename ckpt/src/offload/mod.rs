@@ -21,7 +21,8 @@
 //!
 //! `adamw` is the arithmetic, `form` what a rank has and how it is cut; `memory` and `disk` keep
 //! it, `pass` carries a step through buffers, `folders`, `slot` and `generation` are its places,
-//! its files and their record, `save` makes them a checkpoint.
+//! its files and their record, `save` makes them a checkpoint. `spill` keeps what no checkpoint is
+//! made of, for the length of a step.
 
 mod adamw;
 pub mod bench;
@@ -33,6 +34,7 @@ mod memory;
 mod pass;
 mod save;
 mod slot;
+mod spill;
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,6 +52,7 @@ use storage::{Key, Storage, Width};
 pub use adamw::AdamW;
 pub use folders::{Folder, sweep};
 pub use form::{Param, plan, plan_over};
+pub use spill::{Away, Spill, SpillOptions, SpillReport};
 
 /// How a state is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

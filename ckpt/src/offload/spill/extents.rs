@@ -1,0 +1,287 @@
+//! Where each extent is, and what is to be done about it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::space::Place;
+use super::{SpillOptions, SpillReport};
+use crate::{Error, Result};
+use storage::Zeros;
+
+/// A part of what was put, under one checksum.
+#[derive(Debug)]
+pub(super) struct Extent {
+    pub(super) len: usize,
+    pub(super) crc64: u64,
+    /// Whether it was announced, and has a place in `wanted` or `ahead`.
+    is_wanted: bool,
+    pub(super) at: At,
+}
+
+#[derive(Debug)]
+pub(super) enum At {
+    /// In a buffer alone, to be written.
+    Memory(Arc<Zeros>),
+    /// A thread writes it.
+    Writing(Arc<Zeros>),
+    Both(Arc<Zeros>, Place),
+    Disk(Place),
+    /// A thread reads it.
+    Reading,
+}
+
+/// What a thread is to do.
+#[derive(Debug)]
+pub(super) enum Job {
+    Write { number: u64, len: usize, buffer: Arc<Zeros> },
+    Read { number: u64, len: usize, crc64: u64, place: Place, buffer: Zeros },
+}
+
+/// All extents, by number: the lower, the longer ago it was put.
+#[derive(Debug, Default)]
+pub(super) struct Extents {
+    all: BTreeMap<u64, Extent>,
+    next: u64,
+    /// To be written.
+    dirty: BTreeSet<u64>,
+    /// In memory and on the disk, and not announced: the lowest is given up first, for it is
+    /// needed last where the way back is the way there.
+    clean: BTreeSet<u64>,
+    /// Announced and on the disk alone, in the order of their need.
+    wanted: VecDeque<u64>,
+    /// Announced and in memory or on the way there, half of the buffers at most.
+    ahead: VecDeque<u64>,
+    idle: Vec<Zeros>,
+    /// Buffers there are.
+    made: usize,
+    /// Buffers that threads read into or write from.
+    flying: usize,
+    /// The first error, until somebody was told, and its words.
+    failed: Option<(Option<Error>, String)>,
+    pub(super) is_closing: bool,
+    pub(super) report: SpillReport,
+}
+
+impl Extents {
+    /// Refuses to go on after an error.
+    pub(super) fn check(&mut self, what: impl FnOnce() -> String) -> Result<()> {
+        let Some((error, first)) = &mut self.failed else { return Ok(()) };
+        let again = || storage::Error::Poisoned { what: what(), first: first.clone() }.into();
+        Err(error.take().unwrap_or_else(again))
+    }
+
+    pub(super) fn fail(&mut self, error: Error) {
+        if self.failed.is_none() {
+            let first = error.to_string();
+            self.failed = Some((Some(error), first));
+        }
+    }
+
+    /// A buffer for somebody who waits, if one can be had now.
+    pub(super) fn buffer(&mut self, options: SpillOptions) -> Result<Option<Zeros>> {
+        if let Some(buffer) = self.spare(options)? {
+            return Ok(Some(buffer));
+        }
+        if !self.dirty.is_empty() || self.flying > 0 {
+            return Ok(None);
+        }
+        // All are announced: those that are needed last go, and are announced anew or read late.
+        while let Some(number) = self.ahead.pop_back() {
+            if let Some(buffer) = self.evict(number) {
+                return Ok(Some(buffer));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A buffer that nobody misses.
+    fn spare(&mut self, options: SpillOptions) -> Result<Option<Zeros>> {
+        if let Some(idle) = self.idle.pop() {
+            return Ok(Some(idle));
+        }
+        if self.made < options.buffers {
+            let fresh = Zeros::try_new(options.buffer_bytes())
+                .map_err(|e| storage::Error::from_io("get", "memory for what leaves it", e))?;
+            self.made += 1;
+            self.report.memory_bytes = (self.made * options.buffer_bytes()) as u64;
+            return Ok(Some(fresh));
+        }
+        while let Some(number) = self.clean.pop_first() {
+            if let Some(buffer) = self.evict(number) {
+                return Ok(Some(buffer));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets the copy in memory of an extent that is on the disk.
+    fn evict(&mut self, number: u64) -> Option<Zeros> {
+        let extent = self.all.get_mut(&number)?;
+        match std::mem::replace(&mut extent.at, At::Reading) {
+            At::Both(buffer, place) => {
+                (extent.at, extent.is_wanted) = (At::Disk(place), false);
+                Arc::into_inner(buffer)
+            }
+            other => {
+                extent.at = other;
+                None
+            }
+        }
+    }
+
+    /// Takes what was copied into a buffer.
+    pub(super) fn add(&mut self, buffer: Zeros, len: usize, crc64: u64) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let at = At::Memory(Arc::new(buffer));
+        self.all.insert(number, Extent { len, crc64, is_wanted: false, at });
+        self.dirty.insert(number);
+        self.report.put_bytes += len as u64;
+        number
+    }
+
+    /// Takes an extent away; `None` while it is read, and what is needed of it is not there yet.
+    pub(super) fn remove(&mut self, number: u64) -> Option<Extent> {
+        if matches!(self.all.get(&number)?.at, At::Reading) {
+            return None;
+        }
+        self.forget(number)
+    }
+
+    /// The same, also while it is read: whoever reads it finds it gone.
+    pub(super) fn forget(&mut self, number: u64) -> Option<Extent> {
+        let extent = self.all.remove(&number)?;
+        self.dirty.remove(&number);
+        self.clean.remove(&number);
+        if extent.is_wanted {
+            self.ahead.retain(|other| *other != number);
+            self.wanted.retain(|other| *other != number);
+        }
+        Some(extent)
+    }
+
+    /// Takes a buffer back, when the last who has it lets go of it.
+    pub(super) fn give(&mut self, buffer: Arc<Zeros>) {
+        self.idle.extend(Arc::into_inner(buffer));
+    }
+
+    /// These are needed next, in this order, after those that were announced before.
+    pub(super) fn expect(&mut self, numbers: &[u64], options: SpillOptions) {
+        for &number in numbers {
+            let Some(extent) = self.all.get_mut(&number).filter(|extent| !extent.is_wanted) else {
+                continue;
+            };
+            match extent.at {
+                At::Disk(_) => {
+                    extent.is_wanted = true;
+                    self.wanted.push_back(number);
+                }
+                At::Both(..) if self.ahead.len() < options.ahead_max() => {
+                    extent.is_wanted = true;
+                    self.clean.remove(&number);
+                    self.ahead.push_back(number);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// These are needed now: before all that was announced.
+    pub(super) fn urge(&mut self, numbers: &[u64]) {
+        for &number in numbers.iter().rev() {
+            let Some(extent) = self.all.get_mut(&number) else { continue };
+            if matches!(extent.at, At::Disk(_)) {
+                if std::mem::replace(&mut extent.is_wanted, true) {
+                    self.wanted.retain(|other| *other != number);
+                }
+                self.wanted.push_front(number);
+            }
+        }
+    }
+
+    /// The next thing to do: reads before writes, for somebody waits for them sooner.
+    pub(super) fn job(&mut self, options: SpillOptions) -> Result<Option<Job>> {
+        if self.failed.is_some() {
+            return Ok(None);
+        }
+        if !self.wanted.is_empty()
+            && self.ahead.len() < options.ahead_max()
+            && let Some(buffer) = self.spare(options)?
+        {
+            // An extent that leaves the disk leaves `wanted` as well.
+            let number = self.wanted.pop_front().expect("it has one");
+            let extent = self.all.get_mut(&number).expect("what is wanted is there");
+            let (len, crc64) = (extent.len, extent.crc64);
+            if let At::Disk(place) = std::mem::replace(&mut extent.at, At::Reading) {
+                self.ahead.push_back(number);
+                self.flying += 1;
+                return Ok(Some(Job::Read { number, len, crc64, place, buffer }));
+            }
+            unreachable!("what is wanted is on the disk alone");
+        }
+        let Some(number) = self.dirty.pop_first() else { return Ok(None) };
+        let extent = self.all.get_mut(&number).expect("what is dirty is there");
+        let At::Memory(buffer) = &extent.at else { unreachable!("what is dirty is in memory") };
+        let (len, buffer) = (extent.len, Arc::clone(buffer));
+        extent.at = At::Writing(Arc::clone(&buffer));
+        self.flying += 1;
+        Ok(Some(Job::Write { number, len, buffer }))
+    }
+
+    /// An extent was written. Gives its place back if it was taken meanwhile.
+    pub(super) fn was_written(
+        &mut self,
+        number: u64,
+        len: usize,
+        buffer: Arc<Zeros>,
+        place: Result<Place>,
+    ) -> Option<Place> {
+        self.flying -= 1;
+        let place = match place {
+            Ok(place) => {
+                self.report.write_bytes += len as u64;
+                place
+            }
+            Err(error) => {
+                self.fail(error);
+                self.give(buffer);
+                return None;
+            }
+        };
+        let Some(extent) = self.all.get_mut(&number) else {
+            self.give(buffer);
+            return Some(place);
+        };
+        extent.at = At::Both(buffer, place);
+        self.clean.insert(number);
+        None
+    }
+
+    /// An extent was read. Gives its place back if nobody wants it any more.
+    pub(super) fn was_read(
+        &mut self,
+        number: u64,
+        len: usize,
+        buffer: Zeros,
+        place: Result<Place>,
+    ) -> Option<Place> {
+        self.flying -= 1;
+        let place = match place {
+            Ok(place) => {
+                self.report.read_bytes += len as u64;
+                place
+            }
+            Err(error) => {
+                self.fail(error);
+                self.idle.push(buffer);
+                return None;
+            }
+        };
+        let Some(extent) = self.all.get_mut(&number) else {
+            self.idle.push(buffer);
+            return Some(place);
+        };
+        extent.at = At::Both(Arc::new(buffer), place);
+        None
+    }
+}

@@ -1,0 +1,131 @@
+//! Places in files without a name.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::offload::Folder;
+use crate::shard::ALIGN_BYTES;
+use crate::{Error, Result};
+use storage::{Read, WorkFile, crc64};
+
+/// Of the first file. Each is as large as all before it, so that there are few, and no more than
+/// half of the space lies idle.
+const FILE_BYTES_MIN: u64 = 1 << 20;
+
+/// From here on files are of one size: 25 of them are 100 GiB.
+const FILE_BYTES_MAX: u64 = 4 << 30;
+
+/// The space that is taken of one folder. It grows with what is away at once and is given back at
+/// the end.
+#[derive(Debug)]
+pub(super) struct Space {
+    folder: Folder,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    /// The last file, and where its rest begins.
+    last: Option<(Arc<dyn WorkFile>, u64)>,
+    /// Of all files.
+    bytes: u64,
+    /// Places that were used and are free, by length. Inputs of layers have few lengths, so no
+    /// place is ever cut or joined.
+    free: HashMap<u64, Vec<Place>>,
+}
+
+/// A part of a file that one extent has for itself.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    file: Arc<dyn WorkFile>,
+    offset: u64,
+    len: u64,
+    disk: usize,
+}
+
+impl Space {
+    /// Removes what a killed process may have left in the folder, and makes the first file.
+    pub(super) fn open(folder: Folder) -> Result<Self> {
+        folder.store.sweep(&folder.key)?;
+        let file = folder.store.create_unnamed(&folder.key, FILE_BYTES_MIN)?;
+        let taken = Taken { last: Some((file, 0)), bytes: FILE_BYTES_MIN, ..Taken::default() };
+        Ok(Space { folder, taken: Mutex::new(taken) })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.lock().bytes
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.folder.to_string()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place of so many bytes, whole pages, for the disk with this number.
+    pub(super) fn take(&self, disk: usize, len: u64) -> Result<Place> {
+        let mut taken = self.lock();
+        if let Some(place) = taken.free.get_mut(&len).and_then(Vec::pop) {
+            return Ok(place);
+        }
+        let has_room = |(file, rest): &(Arc<dyn WorkFile>, u64)| file.len_bytes() - rest >= len;
+        let (file, offset) = match taken.last.take().filter(has_room) {
+            Some(last) => last,
+            None => {
+                let file = self.grow(taken.bytes.clamp(FILE_BYTES_MIN, FILE_BYTES_MAX), len)?;
+                taken.bytes += file.len_bytes();
+                (file, 0)
+            }
+        };
+        taken.last = Some((Arc::clone(&file), offset + len));
+        Ok(Place { file, offset, len, disk })
+    }
+
+    /// A new file of so many bytes, or of as many as there is room for, but `least`.
+    fn grow(&self, bytes: u64, least: u64) -> Result<Arc<dyn WorkFile>> {
+        let Folder { store, key } = &self.folder;
+        let mut bytes = bytes.max(least);
+        loop {
+            match store.create_unnamed(key, bytes) {
+                Err(storage::Error::NoSpace { .. }) if bytes > least => {
+                    bytes = (bytes / 2).next_multiple_of(ALIGN_BYTES).max(least);
+                }
+                file => return Ok(file?),
+            }
+        }
+    }
+
+    pub(super) fn give(&self, place: Place) {
+        self.lock().free.entry(place.len).or_default().push(place);
+    }
+}
+
+impl Place {
+    pub(super) fn disk(&self) -> usize {
+        self.disk
+    }
+
+    /// Writes a whole place.
+    pub(super) fn write(&self, bytes: &[u8]) -> Result<()> {
+        Ok(self.file.write_at(self.offset, bytes)?)
+    }
+
+    /// Reads as much as `into` has, which is part of it at least to the last page, and compares the
+    /// first bytes of it, `len` of them, with their sum.
+    pub(super) fn read(&self, into: &mut [u8], len: usize, due: u64) -> Result<()> {
+        let offset = self.offset;
+        self.file.read_many(&mut [Read { offset, buf: into }])?;
+        let got = crc64(&into[..len]);
+        if got == due {
+            return Ok(());
+        }
+        Err(Error::Corrupt {
+            what: self.file.display(),
+            offset,
+            got: format!("{len} bytes with the CRC-64 {got:016x}"),
+            due: format!("{due:016x}, as they were written"),
+        })
+    }
+}

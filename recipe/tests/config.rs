@@ -374,6 +374,7 @@ fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
             "parallel.zero=1",
             "parallel.bucket_mib=1",
             "parallel.recompute.mode=full",
+            "parallel.activation_offload='nvme:/away'",
             "data.train=[{path='elsewhere', weight=3}]",
             "model.init.std=0.5",
             "optim.offload=cpu",

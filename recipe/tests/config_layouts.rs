@@ -91,6 +91,16 @@ fn layouts_that_cannot_be_are_refused() {
         (vec!["parallel.pp=2", "parallel.layers_per_stage=[0,4]"], "a stage without a layer"),
         (vec!["parallel.recompute={mode='full',except=[4]}"], "got 4, due layers below 4"),
         (vec!["parallel.recompute={except=[1]}"], "is of mode \"full\" alone"),
+        (vec!["parallel.activation_offload='nvme:/a'"], "needs recompute.mode = \"full\""),
+        (
+            vec![
+                "parallel.recompute.mode=full",
+                "parallel.activation_offload=cpu",
+                "run.device=cpu",
+            ],
+            "parallel.activation_offload: is \"cpu\", where run.device has them already",
+        ),
+        (vec!["parallel.activation_offload=disk"], "got 'disk', due none, cpu or nvme:/path"),
         (vec!["parallel.timeout=0s"], "parallel.timeout: got 0s, due 1s or more"),
     ] {
         let refusal = set(&sets).unwrap_err();

@@ -400,6 +400,39 @@ fn what_is_offloaded_is_moved_by_each_update() {
     assert!(slow.warnings[0].contains("the disk takes longer for an update"), "{slow}");
 }
 
+/// Of four layers three take an input, of 4 x 64 x 128 numbers, which a step of four micro-batches
+/// moves; with one stage one micro-batch is away at once.
+#[test]
+fn inputs_of_layers_are_moved_by_each_step() {
+    let (input, sets) = (4 * 64 * 128 * 4, ["parallel.recompute.mode=full"]);
+    let plan = |more: &[&str], known: Known| Plan::new(&config(&[&sets, more].concat()), &known);
+    assert_eq!(plan(&[], Known::default()).inputs, None);
+    let here = plan(&[], Known::default()).memory_bytes;
+    let disk = "parallel.activation_offload='nvme:/scratch'";
+    let speeds = Known { tokens_per_s: Some(1024.0), disk_bytes_per_s: Some(1e6), ..two() };
+    let away = plan(&[disk], Known { world: Some(1), ..speeds });
+    let moved = away.inputs.as_ref().unwrap();
+    assert_eq!((moved.bytes_per_step, moved.away_bytes), (4 * 3 * input, 3 * input));
+    // Less than the buffers have room for.
+    assert_eq!((moved.spared_bytes, away.memory_bytes.input_buffers), (0, 3 * input));
+    assert_eq!(away.memory_bytes.activations, here.activations - 4 * input);
+    assert!(moved.disk_s_per_step.unwrap() > moved.compute_s_per_step.unwrap());
+    assert!(away.warnings[0].contains("the disk takes longer for the inputs"), "{away}");
+    assert!(away.warnings[1].contains("spares no memory"), "{away}");
+
+    // All micro-batches at once, of a longer text.
+    let long = ["parallel.schedule=gpipe", "model.seq_len=8192", "model.layers=13"];
+    let away = plan(&[&long[..], &[disk]].concat(), Known::default());
+    let (all, buffers) = (4 * 12 * 128 * input, ckpt::offload::SpillOptions::default());
+    let moved = away.inputs.as_ref().unwrap();
+    assert_eq!((moved.bytes_per_step, moved.away_bytes), (all, all));
+    assert_eq!(moved.spared_bytes, all - buffers.memory_bytes());
+    assert!(away.warnings.is_empty(), "{away}");
+    assert!(away.to_string().contains("to nvme:/scratch and back, "), "{away}");
+    let host = plan(&[&long[..], &["parallel.activation_offload=cpu"]].concat(), two());
+    assert_eq!(host.inputs.unwrap().spared_bytes, all / 2);
+}
+
 fn two() -> Known {
     Known { world: Some(2), ..Known::default() }
 }

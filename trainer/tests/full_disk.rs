@@ -9,12 +9,16 @@
 #![expect(clippy::print_stdout, reason = "a test that is left out says why")]
 
 mod common;
+#[path = "common/kills.rs"]
+mod kills;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use common::{Lab, assert_success, text, train};
+use kills::kill_after;
 
 /// 5 MiB a checkpoint, and as much a generation of the optimizer's state.
 const SIZE: [(&str, &str); 2] = [("model.hidden", "128"), ("checkpoint.keep.last", "3")];
@@ -28,7 +32,7 @@ fn alone() -> Command {
 
 /// Runs a config on a disk of so many MiB, which it is to fill; then once more when the disk has
 /// become larger. `run/ckpt` has what was saved in the end, and `run/before` what the first run
-/// left. Gives the outcomes of both; `None` where there are no such namespaces.
+/// left, on this disk or beside it. Gives the outcomes of both; `None` where there are no such namespaces.
 fn run_twice(lab: &Lab, disk: &Path, config: &Path, mib: u32) -> Option<[Output; 2]> {
     fs::create_dir(disk).unwrap();
     let probe = alone().args(["mount", "-t", "tmpfs", "tmpfs"]).arg(disk).output();
@@ -42,10 +46,12 @@ fn run_twice(lab: &Lab, disk: &Path, config: &Path, mib: u32) -> Option<[Output;
         "$3" train "$4" >"$5/first.out" 2>"$5/first.err" || code=$?
         echo $code >"$5/first"
         mkdir -p "$5/run"
-        cp -r "$2/ckpt" "$5/run/before"
+        from="$2/ckpt"
+        [ -d "$from" ] || from="$5/run/ckpt"
+        cp -r "$from" "$5/run/before"
         mount -o remount,size=256m "$2"
         "$3" train "$4"
-        cp -r "$2/ckpt" "$5/run/ckpt"
+        [ "$from" = "$5/run/ckpt" ] || cp -r "$from" "$5/run/ckpt"
     "#;
     let mut command = alone();
     command.args(["sh", "-euc", script, "sh"]).arg(mib.to_string()).arg(disk);
@@ -99,6 +105,41 @@ fn check(mib: u32, offload: &str, words: &[&str], newest: u64) {
 fn a_state_that_finds_no_room_ends_the_run() {
     let words = ["disk/state/rank-00000/slot-", "no space left on the device (", " due, "];
     check(24, "'nvme:DISK/state'", &words, 12);
+}
+
+/// Inputs of layers find no room on a disk of their own: the run ends within its step, with the
+/// checkpoints of before as they were, and goes on from the newest when there is room.
+#[test]
+fn inputs_that_find_no_room_end_the_run() {
+    let lab = Lab::new();
+    // 32 KiB a layer and micro-batch, of which 64 have room, 16 are in memory and 90 are away.
+    let size = [
+        ("model.layers", "16"),
+        ("model.hidden", "128"),
+        ("batch.global", "24"),
+        ("run.budget", "{ steps = 12 }"),
+        ("checkpoint.async", "false"),
+    ];
+    let (disk, folder) = (lab.path("disk"), lab.path("run"));
+    let away = format!(
+        "{{ recompute.mode = 'full', schedule = 'gpipe', activation_offload = 'nvme:{}/away' }}",
+        disk.display()
+    );
+    kill_after(1, &lab.config("run", &size), &folder, 5, Duration::ZERO);
+    let config = lab.config("run", &[&size[..], &[("parallel", &*away)]].concat());
+    let before = steps(&folder.join("ckpt"));
+    let Some([first, second]) = run_twice(&lab, &disk, &config, 2) else { return };
+    let told = text(&first.stderr);
+    assert_eq!(first.status.code(), Some(2), "{told}");
+    let words = format!("a file without a name in {}/away: no space left", disk.display());
+    assert!(told.contains(&words) && told.contains("(32768 bytes due, "), "{told}");
+    assert_eq!(steps(&lab.path("run/before")), before, "{told}");
+    assert_success(&second);
+    let told = text(&second.stderr);
+    let from = format!("ckpt/step-{:012}", before.last().unwrap());
+    assert!(told.contains("going on from") && told.contains(&from), "due {from}: {told}");
+    assert_success(&train(&lab.config("whole", &size)));
+    lab.assert_same("run", "whole");
 }
 
 /// A checkpoint finds no room, and the next ones neither: the run computes on, and says in the end

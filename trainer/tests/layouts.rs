@@ -136,6 +136,27 @@ fn what_is_dropped() {
     assert!(some.reports != none.reports, "nothing is dropped");
 }
 
+/// Inputs of layers that wait on a disk come back as they went, in every order of passes; the text
+/// that all layers of a decoder have stays for all of them.
+#[test]
+fn inputs_that_wait_on_a_disk() {
+    let base = Layout { recompute: true, spills: true, ..Layout::ALONE };
+    let layouts = [
+        // All of a step are away at once, which are more than there are buffers.
+        Layout { schedule: "gpipe", ..base },
+        Layout { dp: 2, pp: 2, zero: 1, ..base },
+        Layout { pp: 2, schedule: "gpipe", ..base },
+        Layout { dp: 2, zero: 3, recompute: false, ..base },
+    ];
+    let woven = Layout { pp: 2, virtual_stages: 2, schedule: "interleaved", ..base };
+    check::<Batch>(FP32, &[&layouts[..], &[woven]].concat());
+    check::<Batch>(BF16, &layouts[..2]);
+    check::<T5Batch>(FP32, &layouts);
+    check::<T5Batch>(BF16, &layouts[..2]);
+    check::<BertBatch>(FP32, &layouts[1..2]);
+    check::<T5Batch>(DROPPING, &layouts[..1]);
+}
+
 /// The sums of a ring depend on how many there are in it, but not by much.
 #[test]
 fn a_ring_is_close() {
@@ -214,7 +235,8 @@ fn tensor_parallel() {
 fn sequence_parallel() {
     let two = Layout { tp: 2, sequence: true, ..Layout::ALONE };
     check_tensor_parallel::<Batch>(FP32, two, &[Layout { dp: 2, pp: 2, zero: 1, ..two }]);
-    check_tensor_parallel::<T5Batch>(FP32, two, &[Layout { pp: 2, recompute: true, ..two }]);
+    let spilled = Layout { pp: 2, recompute: true, spills: true, ..two };
+    check_tensor_parallel::<T5Batch>(FP32, two, &[spilled]);
     check_tensor_parallel::<Batch>(DROPPING, two, &[]);
     check_tensor_parallel::<T5Batch>(DROPPING, two, &[Layout { pp: 2, recompute: true, ..two }]);
 }

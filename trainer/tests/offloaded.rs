@@ -162,6 +162,44 @@ fn t5_ends_in_the_same_bits() {
     }
 }
 
+/// Inputs of layers on the way to their way back, of twelve layers: killed, gone on with elsewhere,
+/// and in the bits of a run that has them in memory. No name is left.
+#[test]
+fn inputs_of_layers_wait_on_a_disk() {
+    let lab = Lab::new();
+    let size = [("model.layers", "12"), ("model.hidden", "32"), ("run.budget", "{ steps = 16 }")];
+    let common = [&BATCH[..], &size].concat();
+    assert_success(&train(&lab.config("whole", &common)));
+    let away = |place: &str, more: &str| {
+        let disk = lab.path(place);
+        let disk = disk.display();
+        format!("{{ recompute.mode = 'full', activation_offload = 'nvme:{disk}', {more} }}")
+    };
+    let own = away("{local_rank}", "schedule = 'gpipe'");
+    let config = lab.config("run", &[&common[..], &[("parallel", &*own)]].concat());
+    kill_after(2, &config, &lab.path("run"), 6, Duration::ZERO);
+    let (shared, disk) = (away("0", "pp = 2, schedule = 'gpipe'"), on_disk(&lab, "state"));
+    let keys = [("parallel", &*shared), ("optim.offload", &*disk)];
+    let output = run(2, &lab.config("run", &[&common[..], &keys].concat()));
+    assert_success(&output);
+    let words = text(&output.stderr);
+    assert!(words.contains("inputs of layers wait in nvme:"), "{words}");
+    assert!(words.contains("going on from"), "{words}");
+    lab.assert_same("run", "whole");
+    assert_eq!((names(&lab, "0"), names(&lab, "1")), (vec![], vec![]));
+
+    let mut plan = trainer("plan", &config);
+    let output = plan.args(["--world", "2", "--disk-per-s", "1GB"]).output().unwrap();
+    assert_success(&output);
+    let told = text(&output.stdout);
+    assert!(told.contains("a step moves inputs") && told.contains("s of the disk"), "{told}");
+    let host = [("parallel", "{ recompute.mode = 'full', activation_offload = 'cpu' }")];
+    let output = train(&lab.config("host", &host));
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    let told = text(&output.stderr);
+    assert!(told.contains("computes on the CPU has them there already"), "{told}");
+}
+
 /// A state that another run holds is not touched, and one whose folder cannot be is told.
 #[test]
 fn a_state_that_cannot_be_kept_is_told() {

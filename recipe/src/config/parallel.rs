@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{refused, within};
 use super::node::Refusal;
-use super::{Config, Family, RecomputeMode, Reduce, Schedule, WallTime};
+use super::{ComputeOn, Config, Family, Offload, RecomputeMode, Reduce, Schedule, WallTime};
 use crate::mesh::Share;
 
 /// `[parallel]`: a world of `dp x tp x pp` ranks, of which `dp` is what is left over.
@@ -42,6 +42,12 @@ pub struct ParallelConfig {
     pub bucket_mib: u64,
     /// A peer that is silent for so long is lost. Default: `"2m"`. Minimum: `"1s"`.
     pub timeout: WallTime,
+    /// Where the inputs of layers that are computed again wait for the backward pass: `"none"`,
+    /// where they are; `"nvme:/path"`, in files without a name in a folder, which may be several
+    /// with commas between them and have the rank's number on its node, as in `optim.offload`;
+    /// `"cpu"`, of what a GPU computes, in the host's memory. Needs `recompute.mode = "full"` or
+    /// `zero = 3`. Default: `"none"`.
+    pub activation_offload: Offload,
     /// What the backward pass computes again.
     pub recompute: RecomputeConfig,
 }
@@ -70,6 +76,7 @@ impl Default for ParallelConfig {
             layers_per_stage: Vec::new(),
             bucket_mib: 25,
             timeout: WallTime(Duration::from_secs(120)),
+            activation_offload: Offload::None,
             recompute: RecomputeConfig::default(),
         }
     }
@@ -209,6 +216,7 @@ impl Config {
             let problem = format!("got {layer}, due layers below {}", self.model.units());
             return Err(refused("parallel.recompute.except", problem));
         }
+        self.check_activation_offload()?;
         self.check_tensor_parallel()?;
         self.check_pipeline()?;
         if parallel.zero >= 2 && (parallel.tp > 1 || parallel.pp > 1) {
@@ -216,6 +224,24 @@ impl Config {
             return Err(refused("parallel.zero", problem).hint("zero = 1 goes with every layout"));
         }
         Ok(())
+    }
+
+    fn check_activation_offload(&self) -> Result<(), Refusal> {
+        let (parallel, key) = (&self.parallel, "parallel.activation_offload");
+        let recomputes = parallel.recompute.mode == RecomputeMode::Full || parallel.zero == 3;
+        match parallel.activation_offload {
+            Offload::None => Ok(()),
+            _ if !recomputes => {
+                let problem = "needs recompute.mode = \"full\": only layers that are computed \
+                               again keep their inputs and nothing else";
+                Err(refused(key, problem))
+            }
+            Offload::Cpu if self.run.device == ComputeOn::Cpu => {
+                let problem = "is \"cpu\", where run.device has them already";
+                Err(refused(key, problem).hint("\"nvme:PATH\" moves them to a disk"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_tensor_parallel(&self) -> Result<(), Refusal> {

@@ -1,8 +1,9 @@
 //! The peak memory of each stage's ranks.
 
-use ckpt::offload::Options;
+use ckpt::offload::{Options, SpillOptions};
 use serde::Serialize;
 
+use super::inputs::{input_bytes, kept_bytes, moved_bytes};
 use crate::config::{
     ComputeOn, Config, Division, Dtype, Family, ModelConfig, Offload, Positions, Schedule,
 };
@@ -34,8 +35,10 @@ pub struct Memory {
     /// What the backward pass keeps of the micro-batches under way: for each layer and token
     /// `4 hidden + 4 attention width + 2 ffn` numbers (4 ffn if gated), and the matrix of the
     /// attention where it has a learned bias or dropout; of what is dropped a byte each. A layer
-    /// that is recomputed keeps `hidden`.
+    /// that is recomputed keeps `hidden`, or nothing if its input waits elsewhere.
     pub activations: u64,
+    /// Buffers that inputs of layers pass on their way to a disk.
+    pub input_buffers: u64,
     /// The backward pass at work: the logits of 512 tokens, their probabilities and the gradient of
     /// the head, or the gradients of one micro-batch, whichever is more.
     pub backward: u64,
@@ -58,6 +61,10 @@ pub struct StagePlan {
     pub parameters: u64,
     /// Micro-batches, or with several pieces parts of them, that are kept at once at most.
     pub in_flight: u64,
+    /// Inputs of layers that one rank of it moves away in a step.
+    pub moved_bytes: u64,
+    /// What of them is away at once, at most.
+    pub away_bytes: u64,
     /// Peak memory of one rank.
     pub memory_bytes: Memory,
 }
@@ -83,8 +90,10 @@ pub(super) fn stages(config: &Config, model: &Blueprint, division: &Division) ->
         let own: Vec<_> = pieces.iter().skip(rank).step_by(pp).cloned().collect();
         let held = Held::of(model, own, division.tp as usize);
         let (bytes, in_flight) = activations(config, division, &held.pieces, rank);
-        let memory_bytes = memory(config, division, &held, bytes);
-        StagePlan { units: held.pieces, parameters: held.params, in_flight, memory_bytes }
+        let (moved_bytes, away_bytes) = moved(config, division, &held.pieces, rank);
+        let memory_bytes = memory(config, division, &held, (bytes, away_bytes));
+        let (units, parameters) = (held.pieces, held.params);
+        StagePlan { units, parameters, in_flight, moved_bytes, away_bytes, memory_bytes }
     };
     (0..division.pp as usize).map(of_rank).collect()
 }
@@ -119,14 +128,19 @@ impl Held {
 }
 
 /// Bytes of a number that is computed with.
-fn number_bytes(config: &Config) -> u64 {
+pub(super) fn number_bytes(config: &Config) -> u64 {
     match config.precision.dtype {
         Dtype::Fp32 => F32_BYTES,
         Dtype::Bf16 | Dtype::Fp16 => 2,
     }
 }
 
-fn memory(config: &Config, division: &Division, held: &Held, activations: u64) -> Memory {
+fn memory(
+    config: &Config,
+    division: &Division,
+    held: &Held,
+    (activations, away): (u64, u64),
+) -> Memory {
     let (model, parallel) = (&config.model, &config.parallel);
     let number = number_bytes(config);
     let zero = if division.dp > 1 { parallel.zero } else { 0 };
@@ -180,6 +194,10 @@ fn memory(config: &Config, division: &Division, held: &Held, activations: u64) -
         offload,
         gradients,
         activations,
+        input_buffers: match config.parallel.activation_offload {
+            Offload::Nvme(_) => away.min(SpillOptions::default().memory_bytes()),
+            _ => 0,
+        },
         backward: body.max(at_head),
         exchange,
         staging: staging(config, division, held),
@@ -193,6 +211,7 @@ fn memory(config: &Config, division: &Division, held: &Held, activations: u64) -
         offload,
         gradients,
         activations,
+        all.input_buffers,
         all.backward,
         exchange,
         all.staging,
@@ -236,23 +255,52 @@ fn activations(
     rank: usize,
 ) -> (u64, u64) {
     let kept = |recomputes: bool, unit: usize| unit_bytes(config, division.tp, unit, recomputes);
-    let recomputes = |unit: usize| {
-        let by_weights = division.dp > 1 && config.parallel.zero == 3;
-        by_weights || config.parallel.recomputes(unit as u64)
-    };
+    let recomputes = |unit: usize| recomputes(config, division, unit);
+    let moves = config.parallel.activation_offload != Offload::None;
     let of_piece = |units: &std::ops::Range<usize>| {
-        units.clone().map(|unit| kept(recomputes(unit), unit)).fold(0, u64::saturating_add)
+        let here = units.clone().filter(|unit| !(moves && recomputes(*unit)));
+        let stays = if moves { kept_bytes(config, division, units) } else { 0 };
+        here.map(|unit| kept(recomputes(unit), unit)).fold(stays, u64::saturating_add)
     };
     let bytes: Vec<u64> = pieces.iter().map(of_piece).collect();
     // While a layer is computed again it keeps everything.
     let again = pieces.iter().flat_map(Clone::clone).filter(|unit| recomputes(*unit));
     let again = again.map(|unit| kept(false, unit)).max().unwrap_or(0);
+    let (peak, count) = under_way(config, division, &bytes, rank);
+    (peak.saturating_add(again), count)
+}
+
+/// Whether the backward pass computes a unit again.
+pub(super) fn recomputes(config: &Config, division: &Division, unit: usize) -> bool {
+    let by_weights = division.dp > 1 && config.parallel.zero == 3;
+    by_weights || config.parallel.recomputes(unit as u64)
+}
+
+/// Bytes of inputs that a rank moves away in a step, and those that are away at once.
+fn moved(
+    config: &Config,
+    division: &Division,
+    pieces: &[std::ops::Range<usize>],
+    rank: usize,
+) -> (u64, u64) {
+    if config.parallel.activation_offload == Offload::None {
+        return (0, 0);
+    }
+    let of_piece = |units| moved_bytes(config, division, units);
+    let bytes: Vec<u64> = pieces.iter().map(of_piece).collect();
+    let all = bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    (all.saturating_mul(division.micro_batches), under_way(config, division, &bytes, rank).0)
+}
+
+/// The peak of what a rank has of the micro-batches between their passes, of so many bytes in each
+/// of its pieces, and how many micro-batches that is.
+fn under_way(config: &Config, division: &Division, bytes: &[u64], rank: usize) -> (u64, u64) {
     if config.parallel.schedule == Schedule::Gpipe {
         let all = bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
         let count = division.micro_batches;
-        return (all.saturating_mul(count).saturating_add(again), count);
+        return (all.saturating_mul(count), count);
     }
-    let shape = Pipeline { ranks: division.pp as usize, chunks: pieces.len() };
+    let shape = Pipeline { ranks: division.pp as usize, chunks: bytes.len() };
     // A few rounds of the pipeline reach its steady state.
     let micro = division.micro_batches.min(4 * division.pp) as usize; // fits: at most 4096
     let (mut now, mut peak, mut count, mut count_max) = (0_u64, 0, 0_u64, 0);
@@ -264,7 +312,7 @@ fn activations(
         }
         (peak, count_max) = (peak.max(now), count_max.max(count));
     }
-    (peak.saturating_add(again), count_max)
+    (peak, count_max)
 }
 
 /// What one unit keeps of one micro-batch.
@@ -275,9 +323,8 @@ fn unit_bytes(config: &Config, tp: u64, unit: usize, recomputes: bool) -> u64 {
     let tokens = config.batch.micro.saturating_mul(len);
     let shared = if config.parallel.sequence_parallel { tp } else { 1 };
     let number = number_bytes(config);
-    // A decoder's layers carry the text along.
-    let carried = if is_decoder { config.batch.micro.saturating_mul(model.seq_len) } else { 0 };
-    let inputs = (tokens.saturating_add(carried)).saturating_mul(model.hidden / shared) * number;
+    let (own, carried) = input_bytes(config, tp, unit);
+    let inputs = own.saturating_add(carried);
     if recomputes {
         return inputs;
     }

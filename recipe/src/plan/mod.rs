@@ -6,6 +6,7 @@
 //! come from different formulas cannot be compared.
 
 mod count;
+mod inputs;
 mod memory;
 mod offload;
 mod table;
@@ -17,6 +18,7 @@ use crate::model::Blueprint;
 use crate::schedule::Pipeline;
 
 pub use count::{Flop, Parameters};
+pub use inputs::MovedInputs;
 pub use memory::{Memory, StagePlan};
 pub use offload::Offloaded;
 
@@ -39,7 +41,7 @@ pub struct Known {
     /// Ranks. Default: as few as `tp` and `pp` ask for.
     pub world: Option<u64>,
     /// What a rank's disks read and write in a second, all together, in bytes: for an optimizer
-    /// that is offloaded there.
+    /// that is offloaded there, and inputs of layers that wait there.
     pub disk_bytes_per_s: Option<f64>,
 }
 
@@ -66,6 +68,8 @@ pub struct Plan {
     pub checkpoint: Saving,
     /// What each update moves, where weights and moments are offloaded.
     pub offload: Option<Offloaded>,
+    /// What each step moves, where inputs of layers wait elsewhere for the backward pass.
+    pub inputs: Option<MovedInputs>,
     /// How long it takes, if the speed is known.
     pub time: Option<Time>,
     /// How much of the ranks' arithmetic is used, if both speeds are known.
@@ -160,6 +164,7 @@ impl Plan {
             parameters,
             layout,
             offload: Offloaded::of(config, known, &division, &stages, step_s),
+            inputs: MovedInputs::of(config, known, &stages, step_s),
             stages,
             memory_bytes: largest.unwrap_or_default(),
             bubble,
@@ -223,6 +228,20 @@ impl Plan {
             self.warnings.push(
                 "the disk takes longer for an update than the ranks for the rest of a step; hint: \
                  a larger batch.global, parallel.zero = 1 over more replicas, or a faster disk"
+                    .to_owned(),
+            );
+        }
+        if self.inputs.as_ref().is_some_and(MovedInputs::is_behind) {
+            self.warnings.push(
+                "the disk takes longer for the inputs of layers than the ranks for all else of a \
+                 step; hint: a faster disk, or several in parallel.activation_offload"
+                    .to_owned(),
+            );
+        }
+        if self.inputs.as_ref().is_some_and(|all| all.spared_bytes == 0) {
+            self.warnings.push(
+                "parallel.activation_offload spares no memory: what it would move has room in its \
+                 buffers"
                     .to_owned(),
             );
         }

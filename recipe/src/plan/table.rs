@@ -89,6 +89,7 @@ impl Plan {
             ("Adam moments", all.moments, "8 B a parameter, of this replica's slice"),
             ("gradients", all.gradients, "sums that wait in the tree over the micro-batches"),
             ("activations", all.activations, "of the micro-batches under way"),
+            ("input buffers", all.input_buffers, "of inputs on their way to a disk"),
             ("backward", all.backward, "512 tokens' logits, or one micro-batch's gradients"),
             ("exchange", all.exchange, "between replicas"),
             ("staging", all.staging, "the state that a checkpoint is written from"),
@@ -133,6 +134,14 @@ impl Plan {
                 note += &format!(", beside {seconds:.1} s of computing");
             }
             rows.push(("an update moves", moved, note));
+        }
+        if let Some(all) = &self.inputs {
+            let spared = bytes(all.spared_bytes);
+            let mut note = format!("to {} and back, {spared} of memory less", all.place);
+            if let Some(seconds) = all.disk_s_per_step {
+                note += &format!(", {seconds:.1} s of the disk");
+            }
+            rows.push(("a step moves inputs", bytes(all.bytes_per_step), note));
         }
         if let Some(time) = &self.time {
             let at = format!("at {} tokens/s, from {}", thousands(time.tokens_per_s), time.basis);

@@ -33,6 +33,13 @@ pub fn bytes_mut(tensor: &mut Tensor) -> Result<&mut [u8]> {
     Ok(unsafe { slice::from_raw_parts_mut(tensor.data_ptr().cast::<u8>(), len) })
 }
 
+/// Whether no other handle, view or graph refers to the memory of a tensor, wherever it lies.
+#[must_use]
+pub fn is_alone(tensor: &Tensor) -> bool {
+    // SAFETY: the handle is alive during the call, which looks whether it is defined.
+    unsafe { fb_is_sole_owner(tensor.as_ptr()) != 0 }
+}
+
 fn lendable_bytes(tensor: &Tensor) -> Result<usize> {
     let refuse = |why| Err(Error::NotLendable { why });
     if !tensor.defined() {
@@ -47,8 +54,7 @@ fn lendable_bytes(tensor: &Tensor) -> Result<usize> {
     if tensor.is_sparse() || tensor.is_mkldnn() || !tensor.is_contiguous() {
         return refuse("it is not contiguous");
     }
-    // SAFETY: the handle is defined and alive during the call.
-    if unsafe { fb_is_sole_owner(tensor.as_ptr()) } == 0 {
+    if !is_alone(tensor) {
         return refuse("another handle, view or graph refers to its memory");
     }
     Ok(tensor.numel() * tensor.kind().elt_size_in_bytes())

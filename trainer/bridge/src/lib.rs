@@ -24,6 +24,6 @@ mod optim;
 pub mod runtime;
 
 pub use autograd::{backward, take_grad};
-pub use bytes::{bytes, bytes_mut};
+pub use bytes::{bytes, bytes_mut, is_alone};
 pub use error::{Error, Result};
 pub use optim::{AdamWStep, Moments, fused_adamw, norms};

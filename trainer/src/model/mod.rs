@@ -7,7 +7,7 @@
 //! In reading order: `init` gives parameters values, `micro` is a batch as tensors, `tp` the ranks
 //! that share each matrix, `dropout` what is left out in training, `parts` and `attention` what
 //! layers do, `network` what a family is, `gpt`, `t5` and `bert` the families, `head` the logits
-//! and the loss, `stage` puts them together.
+//! and the loss, `kept` what waits for the way back, `stage` puts them together.
 
 mod attention;
 mod bert;
@@ -16,6 +16,7 @@ mod dropout;
 mod gpt;
 mod head;
 mod init;
+mod kept;
 mod micro;
 mod network;
 mod parts;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 pub use cache::Cache;
 pub use head::HeadGrad;
 pub use init::initialize;
+pub use kept::Keep;
 pub use micro::{LossWeights, Micro};
 pub use recipe::model::{Blueprint, HEAD_CHUNK_ROWS, Init, ParamSpec, Use};
 pub use stage::{Pass, Stage};

@@ -6,6 +6,7 @@ use std::ops::Range;
 use recipe::Mismatch;
 use tch::{Kind, Tensor};
 
+use super::kept::{Keep, Kept};
 use super::network::{Context, Work};
 use super::parts::Leaves;
 use super::{Cache, HeadGrad, Micro, Model, Tp, head, initialize};
@@ -25,6 +26,8 @@ pub struct Stage {
     tp: Tp,
     /// Whether a unit is computed again for its backward pass, by its place in the stage.
     recomputed: Vec<bool>,
+    /// Where their inputs are meanwhile.
+    keep: Keep,
     params: Vec<usize>,
     uses: Vec<usize>,
     /// Where each use of the model is in `uses`.
@@ -43,6 +46,12 @@ impl Pass {
     /// What the next stage is carried, or what the head of the last takes. They have no graph.
     pub fn outs(&self) -> &[Tensor] {
         &self.outs
+    }
+
+    /// Tells that the way back is next, after those of which that was told before: inputs that are
+    /// elsewhere are brought near.
+    pub fn expect(&self) {
+        self.segments.iter().rev().flat_map(|segment| &segment.inputs).for_each(Kept::expect);
     }
 
     /// Gives back the memory of the outs, which are sent: the way back needs their graph alone.
@@ -69,7 +78,7 @@ impl Pass {
 #[derive(Debug)]
 struct Segment {
     /// Leaves.
-    inputs: Vec<Tensor>,
+    inputs: Vec<Kept>,
     /// Absent if they are computed again.
     outputs: Option<Vec<Tensor>>,
 }
@@ -94,7 +103,14 @@ impl Stage {
         params.sort_unstable();
         params.dedup();
         let recomputed = units.clone().map(recomputes).collect();
-        Stage { model: model.clone(), units, tp: tp.clone(), recomputed, params, uses, places }
+        let (model, tp, keep) = (model.clone(), tp.clone(), Keep::Here);
+        Stage { model, units, tp, recomputed, keep, params, uses, places }
+    }
+
+    /// With this place for the inputs of units that are computed again, instead of where they are.
+    #[must_use]
+    pub fn keeping(self, keep: &Keep) -> Self {
+        Stage { keep: keep.clone(), ..self }
     }
 
     /// The model that it is a part of.
@@ -171,7 +187,7 @@ impl Stage {
     /// The units, one after the other. `carried` is what came from the stage before.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`], [`crate::Error::Ckpt`].
     pub fn forward(&self, leaves: &[Tensor], micro: &Micro, carried: Vec<Tensor>) -> Result<Pass> {
         let dropout = self.model.dropout(micro);
         let context =
@@ -184,7 +200,10 @@ impl Stage {
             let outputs = self.unit(leaves, unit, micro, &context, &inputs)?;
             outs = outputs.iter().map(|x| Ok(x.f_detach()?)).collect::<Result<_>>()?;
             // The graph is dropped rather than not made: some kernels are others without one.
-            segments.push(Segment { inputs, outputs: (!is_recomputed).then_some(outputs) });
+            let outputs = (!is_recomputed).then_some(outputs);
+            let keep = if *is_recomputed { &self.keep } else { &Keep::Here };
+            let inputs = inputs.into_iter().map(|input| keep.put(input)).collect::<Result<_>>()?;
+            segments.push(Segment { inputs, outputs });
         }
         Ok(Pass { context, segments, outs })
     }
@@ -193,7 +212,8 @@ impl Stage {
     /// back, those of parameters wait in the leaves. `done` is told of each unit that has its own.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`], [`crate::Error::Bridge`], and those of `done`.
+    /// [`crate::Error::Torch`], [`crate::Error::Bridge`], [`crate::Error::Ckpt`], and those of
+    /// `done`.
     pub fn backward(
         &self,
         leaves: &[Tensor],
@@ -205,6 +225,7 @@ impl Stage {
         let mut grads = outs;
         for (unit, segment) in self.units.clone().zip(pass.segments).rev() {
             let Segment { inputs, outputs } = segment;
+            let inputs = inputs.into_iter().map(Kept::take).collect::<Result<Vec<Tensor>>>()?;
             let outputs = match outputs {
                 Some(outputs) => outputs,
                 None => self.unit(leaves, unit, micro, &pass.context, &inputs)?,

@@ -12,6 +12,9 @@ use crate::comm::Doing;
 use crate::model::{self, Micro, Stage};
 use recipe::schedule::{Action, Pass, Pipeline};
 
+/// Ways back that are made ready before their turn: the one at hand, and the next.
+const AHEAD: usize = 2;
+
 /// One of a rank's stages of the pipeline.
 #[derive(Clone, Debug)]
 pub struct Chunk {
@@ -131,6 +134,7 @@ impl<'a> Run<'a> {
                 input = pipe.take(action)?;
             }
             self.parts.doing.set(|| action.to_string());
+            self.expect(&actions[at..]);
             match action.pass {
                 Pass::Forward => self.forward(action, input.unwrap_or_default())?,
                 Pass::Backward => self.backward(action, input.unwrap_or_default())?,
@@ -144,12 +148,21 @@ impl<'a> Run<'a> {
         Ok((self.losses, grads))
     }
 
+    /// Has the next ways back of these actions made ready.
+    fn expect(&self, actions: &[Action]) {
+        let back = actions.iter().filter(|action| action.pass == Pass::Backward).take(AHEAD);
+        let kept = back.filter_map(|action| self.kept.get(&(action.micro, action.chunk)));
+        kept.for_each(|passes| passes.iter().rev().for_each(model::Pass::expect));
+    }
+
     fn forward(&mut self, action: &Action, carried: Vec<Tensor>) -> Result<()> {
         let parts = self.parts;
         let micro = &self.micros[action.micro];
-        let mut passes = Vec::new();
+        let mut passes = Vec::<model::Pass>::new();
         let mut carried = carried;
         for &piece in &parts.chunks[action.chunk].pieces {
+            // They are the inputs of this piece, which may be moved away.
+            passes.last_mut().map_or(Ok(()), model::Pass::forget_outs)?;
             let leaves = self.weights.leaves(piece, parts.following(action.chunk, piece))?;
             let pass = parts.pieces[piece].stage.forward(&leaves, micro, carried)?;
             carried = pass.outs().iter().map(Tensor::shallow_clone).collect();

@@ -15,7 +15,7 @@ use crate::comm::Comm;
 use crate::config::{self, Config};
 use crate::kind::kind;
 use crate::mesh::Mesh;
-use crate::model::{Model, Stage, Tp};
+use crate::model::{Keep, Model, Stage, Tp};
 use recipe::schedule::{Pipeline, Schedule};
 
 /// The groups of a checkpoint that training changes.
@@ -56,7 +56,7 @@ impl Setup {
     /// For a checked config that the mesh divides.
     ///
     /// # Errors
-    /// [`crate::Error::Ckpt`] if a parameter cannot be cut so.
+    /// [`crate::Error::Ckpt`] if a parameter cannot be cut so; as [`Keep::new`].
     pub fn new(config: &Config, model: &Model, tp: &Tp, comm: &Comm) -> Result<Self> {
         let parallel = &config.parallel;
         let (mesh, place) = (comm.mesh, comm.place());
@@ -71,8 +71,10 @@ impl Setup {
         let ranks = all.iter().map(|it| rank_of(it.unit) % mesh.pp).collect();
         let mut uses = Uses { all, ranks, own: Vec::new() };
 
+        let keep = Keep::new(config, comm)?;
         let make = |units: Range<usize>| {
-            model.stage(units, tp, |unit| zero == 3 || parallel.recomputes(unit as u64))
+            let recomputes = |unit| zero == 3 || parallel.recomputes(unit as u64);
+            model.stage(units, tp, recomputes).keeping(&keep)
         };
         let (mut chunks, mut pieces) = (Vec::new(), Vec::<Piece>::new());
         for chunk in 0..mesh.virtual_stages {

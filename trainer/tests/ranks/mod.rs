@@ -29,6 +29,8 @@ pub struct Layout {
     pub reduce: &'static str,
     pub bucket_mib: u64,
     pub recompute: bool,
+    /// Whether inputs of layers wait in files.
+    pub spills: bool,
     pub sequence: bool,
     pub stages: &'static [u64],
 }
@@ -44,6 +46,7 @@ impl Layout {
         reduce: "tree",
         bucket_mib: 25,
         recompute: false,
+        spills: false,
         sequence: false,
         stages: &[],
     };
@@ -57,10 +60,12 @@ impl Layout {
     pub fn toml(&self) -> String {
         let Layout { tp, pp, virtual_stages, schedule, zero, reduce, bucket_mib, .. } = self;
         let mode = if self.recompute { "full" } else { "none" };
+        let disk = concat!("nvme:", env!("CARGO_TARGET_TMPDIR"));
+        let place = if self.spills { disk } else { "none" };
         format!(
             "tp = {tp}\npp = {pp}\nvirtual_stages = {virtual_stages}\nschedule = '{schedule}'\n\
              zero = {zero}\nreduce = '{reduce}'\nbucket_mib = {bucket_mib}\n\
-             recompute.mode = '{mode}'\nlayers_per_stage = {:?}\nsequence_parallel = {}\n",
+             recompute.mode = '{mode}'\nactivation_offload = '{place}'\nlayers_per_stage = {:?}\nsequence_parallel = {}\n",
             self.stages, self.sequence
         )
     }

@@ -1,0 +1,104 @@
+//! Where the inputs of units that are computed again wait for their way back.
+
+use std::sync::Arc;
+
+use ckpt::offload::{Away, Folder, Spill, SpillOptions};
+use recipe::Mismatch;
+use storage::Key;
+use tch::{Device, Kind, Tensor};
+
+use crate::comm::Comm;
+use crate::config::{Config, Offload};
+use crate::device::host_memory;
+use crate::{Error, Result};
+
+/// Where they wait.
+#[derive(Clone, Debug, Default)]
+pub enum Keep {
+    /// Where they are.
+    #[default]
+    Here,
+    /// In the host's memory, page-locked, for a GPU.
+    Host,
+    /// In files.
+    Disk(Arc<Spill>),
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) enum Kept {
+    Here(Tensor),
+    Host(Tensor, Device),
+    Disk { away: Away, shape: Vec<i64>, kind: Kind, device: Device },
+}
+
+impl Keep {
+    /// As the config has it, for one rank.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there is no device beside which the host's memory is; [`Error::Ckpt`]
+    /// and [`Error::Storage`] if a folder cannot be used.
+    pub fn new(config: &Config, comm: &Comm) -> Result<Self> {
+        let place = &config.parallel.activation_offload;
+        match place {
+            Offload::None => Ok(Keep::Here),
+            Offload::Cpu if comm.device.is_cuda() => Ok(Keep::Host),
+            Offload::Cpu => Err(Error::Mismatch(Mismatch::new(
+                "move the inputs of layers to the host's memory",
+                "a rank that computes on the CPU has them there already",
+                "parallel.activation_offload = \"nvme:PATH\" moves them to a disk",
+            ))),
+            Offload::Nvme(_) => {
+                let folder = |url: &String| {
+                    Ok::<_, Error>(Folder { store: storage::open_url(url)?, key: Key::root() })
+                };
+                let folders = place.folders(comm.local_rank);
+                let folders = folders.iter().map(folder).collect::<Result<Vec<_>>>()?;
+                log::info!("inputs of layers wait in {place}");
+                Ok(Keep::Disk(Arc::new(Spill::open(folders, SpillOptions::default())?)))
+            }
+        }
+    }
+
+    /// Takes a leaf that is not needed before its way back. One that others use as well stays where
+    /// it is: to move it would free nothing.
+    pub(super) fn put(&self, input: Tensor) -> Result<Kept> {
+        let device = input.device();
+        if matches!(self, Keep::Here) || !input.is_contiguous() || !bridge::is_alone(&input) {
+            return Ok(Kept::Here(input));
+        }
+        let host = if device.is_cuda() {
+            let mut host = host_memory(&input)?;
+            host.f_copy_(&input.f_detach()?)?;
+            host
+        } else {
+            input
+        };
+        let Keep::Disk(spill) = self else { return Ok(Kept::Host(host, device)) };
+        let away = spill.put(bridge::bytes(&host)?)?;
+        Ok(Kept::Disk { away, shape: host.size(), kind: host.kind(), device })
+    }
+}
+
+impl Kept {
+    /// It is needed soon, after all of which that was told before.
+    pub(super) fn expect(&self) {
+        if let Kept::Disk { away, .. } = self {
+            away.expect();
+        }
+    }
+
+    /// The leaf.
+    pub(super) fn take(self) -> Result<Tensor> {
+        let (host, device) = match self {
+            Kept::Here(input) => return Ok(input),
+            Kept::Host(host, device) => (host, device),
+            Kept::Disk { away, shape, kind, device } => {
+                let mut host = Tensor::f_empty(shape, (kind, Device::Cpu))?;
+                away.take(bridge::bytes_mut(&mut host)?)?;
+                (host, device)
+            }
+        };
+        Ok(host.f_to_device(device)?.f_set_requires_grad(true)?)
+    }
+}

@@ -62,7 +62,7 @@ fn same_run(queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
 
 fn mask(sees: &Tensor, kind: Kind) -> Result<Tensor> {
     // Finite, so that a query that sees nothing has even weights rather than none. Sums with a
-    // logit stay finite too, and products with the binary logarithm of e, which kernels of GPUs take.
+    // logit stay finite too, and products with the binary logarithm of e, as in kernels of GPUs.
     let hidden = if kind == Kind::Half { -6.0e4 } else { -1.0e30 };
     let zeros = sees.f_zeros_like()?.f_to_kind(kind)?;
     Ok(zeros.f_masked_fill(&sees.f_logical_not()?, hidden)?.f_unsqueeze(1)?)

@@ -115,7 +115,7 @@ impl Group {
         })
     }
 
-    /// As [`Group::gloo`], of GPUs, one a rank: this rank's is `device`, and the current one of this
+    /// As [`Group::gloo`], of GPUs, one a rank: this rank's is `device`, the current one of this
     /// thread. Waiting for an operation then orders it before what this thread gives to the GPU
     /// next, and returns at once: who is lost is told by [`settle`](super::settle). Tags mean
     /// nothing: what two ranks send each other must be asked for in the order of sending.

@@ -148,11 +148,7 @@ fn memory(
     let is_here = config.optim.offload == Offload::None;
     let (state, computing) = (F32_BYTES * slice(held.params), number * held.params);
     let (weights, moments) = if is_here { (state, 2 * state) } else { (0, 0) };
-    let offload = match config.optim.offload {
-        Offload::None => 0,
-        Offload::Cpu => 3 * state,
-        Offload::Nvme(ref disks) => (3 * state).min(Options::default().memory_bytes(disks.len())),
-    };
+    let offload = offloaded(config, 3 * state);
     let compute_copy = match zero {
         3 => 2 * number * held.unit_params,
         0 if is_here && number == F32_BYTES => 0,
@@ -194,10 +190,7 @@ fn memory(
         offload,
         gradients,
         activations,
-        input_buffers: match config.parallel.activation_offload {
-            Offload::Nvme(_) => away.min(SpillOptions::default().memory_bytes()),
-            _ => 0,
-        },
+        input_buffers: input_buffers(config, away),
         backward: body.max(at_head),
         exchange,
         staging: staging(config, division, held),
@@ -225,6 +218,23 @@ fn memory(
 /// What a process has before it has a weight: libtorch and its tables, the tokenizer, the loader.
 /// Measured on x86-64 Linux with one layer of 2 numbers.
 const PROGRAM_BYTES: u64 = 165 << 20;
+
+/// What the host's memory has of so many bytes of weights and moments that are offloaded.
+fn offloaded(config: &Config, bytes: u64) -> u64 {
+    match &config.optim.offload {
+        Offload::None => 0,
+        Offload::Cpu => bytes,
+        Offload::Nvme(disks) => bytes.min(Options::default().memory_bytes(disks.len())),
+    }
+}
+
+/// What inputs pass on their way to a disk, of which so many bytes are away.
+fn input_buffers(config: &Config, away: u64) -> u64 {
+    match config.parallel.activation_offload {
+        Offload::Nvme(_) => away.min(SpillOptions::default().memory_bytes()),
+        _ => 0,
+    }
+}
 
 /// A rank's share of the state, while it is written behind the run.
 fn staging(config: &Config, division: &Division, held: &Held) -> u64 {

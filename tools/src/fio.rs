@@ -1,8 +1,8 @@
 //! fio, the yardstick of devices, at its best.
 //!
 //! As it is called by most it loses up to half of a quick device to itself: its buffers lie in
-//! small pages, each of which is an entry of a request's list; it changes 8 bytes in each 512 of
-//! what it writes before every write; and it reads clocks twice a request. Not so here.
+//! small pages, each of which is an entry of a request's list; it changes something in each 512
+//! bytes before it writes them; and it reads clocks twice a request. Not so here.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -32,7 +32,8 @@ fn alone() -> Command {
 
 /// Runs a config on a disk of so many MiB, which it is to fill; then once more when the disk has
 /// become larger. `run/ckpt` has what was saved in the end, and `run/before` what the first run
-/// left, on this disk or beside it. Gives the outcomes of both; `None` where there are no such namespaces.
+/// left, on this disk or beside it. Gives the outcomes of both; `None` where there are no such
+/// namespaces.
 fn run_twice(lab: &Lab, disk: &Path, config: &Path, mib: u32) -> Option<[Output; 2]> {
     fs::create_dir(disk).unwrap();
     let probe = alone().args(["mount", "-t", "tmpfs", "tmpfs"]).arg(disk).output();

@@ -65,7 +65,8 @@ impl Layout {
         format!(
             "tp = {tp}\npp = {pp}\nvirtual_stages = {virtual_stages}\nschedule = '{schedule}'\n\
              zero = {zero}\nreduce = '{reduce}'\nbucket_mib = {bucket_mib}\n\
-             recompute.mode = '{mode}'\nactivation_offload = '{place}'\nlayers_per_stage = {:?}\nsequence_parallel = {}\n",
+             recompute.mode = '{mode}'\nactivation_offload = '{place}'\n\
+             layers_per_stage = {:?}\nsequence_parallel = {}\n",
             self.stages, self.sequence
         )
     }

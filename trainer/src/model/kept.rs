@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::comm::Comm;
 use crate::config::{Config, Offload};
-use crate::device::host_memory;
+use crate::device::host_copy;
 use crate::{Error, Result};
 
 /// Where they wait.
@@ -67,13 +67,7 @@ impl Keep {
         if matches!(self, Keep::Here) || !input.is_contiguous() || !bridge::is_alone(&input) {
             return Ok(Kept::Here(input));
         }
-        let host = if device.is_cuda() {
-            let mut host = host_memory(&input)?;
-            host.f_copy_(&input.f_detach()?)?;
-            host
-        } else {
-            input
-        };
+        let host = if device.is_cuda() { host_copy(&input.f_detach()?)? } else { input };
         let Keep::Disk(spill) = self else { return Ok(Kept::Host(host, device)) };
         let away = spill.put(bridge::bytes(&host)?)?;
         Ok(Kept::Disk { away, shape: host.size(), kind: host.kind(), device })

@@ -2,7 +2,6 @@
 //! what a disk does to it is told, with the place.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
 
 mod common;
 

@@ -308,8 +308,8 @@ fn what_will_hurt_is_a_warning() {
 
     let enough = Known { corpus_tokens: Some(1 << 30), memory_bytes: Some(1 << 40), ..known };
     assert!(Plan::new(&config(&[]), &enough).warnings.is_empty());
-    let idle = Plan::new(&config(&["parallel.schedule=gpipe"]), &enough).warnings;
-    assert_eq!(idle, ["parallel.schedule has no effect: parallel.pp is 1"]);
+    let idle = Plan::new(&config(&["precision.loss_scale.init=2"]), &enough).warnings;
+    assert_eq!(idle, ["precision.loss_scale has no effect: precision.dtype is not \"fp16\""]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::check::refused;
 use super::node::Refusal;
 use super::{
     AnnealStyle, Config, ConfigError, Dtype, Family, FloorMode, Load, LossScaleConfig, LrConfig,
-    LrStyle, Part, Positions, Schedule, Warmup, WarmupShape, data, model,
+    LrStyle, Part, Positions, Warmup, WarmupShape, data, model,
 };
 
 /// Whether a key is given and has no effect, its name, and the reason.
@@ -27,11 +27,6 @@ impl Config {
                 scales && precision.dtype != Dtype::Fp16,
                 "precision.loss_scale",
                 "precision.dtype is not \"fp16\"",
-            ),
-            (
-                self.parallel.schedule == Schedule::Gpipe && self.parallel.pp == 1,
-                "parallel.schedule",
-                "parallel.pp is 1",
             ),
             (
                 checkpoint.load_parts == [Part::Model] && !names_one,

@@ -43,6 +43,8 @@ pub fn bare() -> Command {
         "--output-format=json",
         "--scramble_buffers=0",
         "--gtod_reduce=1",
+        // Else those buffers begin and end in small ones.
+        "--iomem_align=2m",
     ]);
     fio
 }

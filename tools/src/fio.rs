@@ -59,11 +59,28 @@ pub fn ring(fio: &mut Command, depth: usize) {
     fio.arg(format!("--iodepth_batch_complete_max={depth}"));
 }
 
+/// What fio did.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// Of cores, as shares of the time of one job; `None` if it does not say.
+    pub cores: Option<f64>,
+}
+
 /// Bytes a second that it read, wrote or (`rw`) both together.
 ///
 /// # Errors
+/// As [`run`].
+pub fn rate(fio: Command, what: &str) -> Result<f64> {
+    Ok(run(fio, what)?.bytes_per_s)
+}
+
+/// Runs it and tells what it read, wrote or (`rw`) both together.
+///
+/// # Errors
 /// If fio fails, or tells nothing.
-pub fn rate(mut fio: Command, what: &str) -> Result<f64> {
+pub fn run(mut fio: Command, what: &str) -> Result<Told> {
     let done = fio.stdin(Stdio::null()).output().context("start fio")?;
     if !done.status.success() {
         let told = String::from_utf8_lossy(&done.stderr);
@@ -78,5 +95,8 @@ pub fn rate(mut fio: Command, what: &str) -> Result<f64> {
         "rw" => rate("read").zip(rate("write")).map(|(read, write)| read + write),
         _ => rate(what),
     };
-    rate.with_context(|| format!("fio told no bw_bytes of its {what}"))
+    let bytes_per_s = rate.with_context(|| format!("fio told no bw_bytes of its {what}"))?;
+    let per_cent = |whose: &str| told["jobs"][0][whose].as_f64();
+    let both = per_cent("usr_cpu").zip(per_cent("sys_cpu"));
+    Ok(Told { bytes_per_s, cores: both.map(|(own, kernel)| (own + kernel) / 100.0) })
 }

@@ -152,6 +152,7 @@ fn fio_stands_beside_us_with_an_interval() {
     for peer in peers {
         let of = |name: &str| peer[name].as_f64().unwrap();
         assert!(of("ours_mb_per_s") > 0.0 && of("fio_mb_per_s") > 0.0, "{peer}");
+        assert!(of("ours_core_s_per_gb") > 0.0 && of("fio_core_s_per_gb") > 0.0, "{peer}");
         assert!(of("low") <= of("ours_by_fio") && of("ours_by_fio") <= of("high"), "{peer}");
         assert!(["yes", "no", "open"].contains(&peer["agreement"].as_str().unwrap()), "{peer}");
     }

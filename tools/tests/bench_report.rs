@@ -326,6 +326,8 @@ fn the_page_is_whole_and_needs_nothing() {
         low: 0.97,
         high: 1.01,
         agreement: Agreement::of(0.97, 1.01),
+        ours_core_s_per_gb: Some(0.06),
+        fio_core_s_per_gb: Some(0.05),
     });
     let report = report(vec![first, target("/b", "ext4", both(1900, 500_000_000))]);
     let page = html(&report);

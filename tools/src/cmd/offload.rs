@@ -186,7 +186,7 @@ fn disk(
     let key = Key::new("state")?;
     let homes = stores.into_iter().map(|store| Folder { store, key: key.clone() }).collect();
     let mut state = Offload::on_disks(homes, "bench", plan, &layout, 0, options)?;
-    let given = Given::new(&state);
+    let (given, state_bytes) = (Given::new(&state), state.state_bytes());
     line.show("filling the state");
     state.fill(&given.weights(&state), 0, ().into())?;
     let step = |state: &mut Offload, number: u64| -> Result<StepReport> {
@@ -200,18 +200,24 @@ fn disk(
         stop.check()?;
         step(&mut state, number)?;
     }
+    // Files of fio stay until the end: what a disk is told of removed ones keeps it busy.
+    let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
+    let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+    line.show("making the files of fio");
+    stop.check()?;
+    let mixed = || fio::mixed(&paths, state_bytes);
+    mixed()?;
     let (mut rates, mut fios, mut shares, mut times) = (vec![], vec![], vec![], vec![]);
     for round in 1..=args.rounds {
         line.show(&format!("round {round}: the disks"));
         stop.check()?;
-        let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
-        let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-        let theirs = fio::mixed(&paths, state.state_bytes())?;
-        paths.into_iter().try_for_each(remove_file)?;
+        // Each is first as often as the other.
+        let before = if round % 2 == 1 { mixed()? } else { None };
         let began = Instant::now();
         let report = step(&mut state, WARM + round)?;
         state.settle()?;
         let seconds = began.elapsed().as_secs_f64();
+        let theirs = if round % 2 == 1 { before } else { mixed()? };
         let rate = DISK_BYTES * args.parameters as f64 / seconds;
         shares.extend(theirs.map(|theirs| rate / theirs));
         fios.extend(theirs);
@@ -219,6 +225,7 @@ fn disk(
         times.push(seconds);
         measured.disk_depth = report.depth;
     }
+    paths.iter().filter(|path| path.exists()).try_for_each(|path| remove_file(path))?;
     measured.disk_step_bytes_per_s = median(&rates);
     measured.disk_step_s = median(&times);
     measured.fio_bytes_per_s = (!fios.is_empty()).then(|| median(&fios));

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::fio;
+use crate::fio::{self, Told};
 
 /// Reads that both can make.
 #[derive(Clone, Copy, Debug)]
@@ -34,26 +34,26 @@ pub struct Writes {
     pub bytes: usize,
 }
 
-/// Bytes a second that were read.
+/// What was read.
 ///
 /// # Errors
 /// If fio fails, or tells nothing.
-pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<f64> {
+pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<Told> {
     let mut job = fio::job(&[file])?;
     fio::ring(&mut job, reads.depth);
     job.args(["--readonly", "--time_based", "--norandommap", "--randrepeat=0"]);
     job.arg(if reads.in_order { "--rw=read" } else { "--rw=randread" });
     job.arg(format!("--runtime={}ms", (reads.seconds * 1e3).ceil()));
     requests(&mut job, reads.bytes, direct);
-    fio::rate(job, "read")
+    fio::run(job, "read")
 }
 
-/// Bytes a second that were written and synced, into files that are there: one, or with a number
+/// What was written and synced, into files that are there: one, or with a number
 /// behind its name one for each.
 ///
 /// # Errors
 /// As [`read`].
-pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<f64> {
+pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<Told> {
     let part = writes.part_bytes;
     let mut job = if writes.apart {
         let name = file.to_str().context("a name that is not UTF-8")?;
@@ -69,7 +69,9 @@ pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<f64> {
     job.args(["--end_fsync=1", "--fallocate=none"]);
     job.args([format!("--numjobs={}", writes.writers), format!("--size={part}")]);
     requests(&mut job, writes.bytes, direct);
-    fio::rate(job, "write")
+    let told = fio::run(job, "write")?;
+    // Each writer has its own share.
+    Ok(Told { cores: told.cores.map(|cores| cores * writes.writers as f64), ..told })
 }
 
 /// What both kinds have in common. Nothing is dropped from a cache that we do not drop either.

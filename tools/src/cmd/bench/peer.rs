@@ -16,6 +16,7 @@ use super::rounds::{SAMPLES_DEPTH, STREAM, Settings};
 use super::saves;
 use super::stats::{Beside, median};
 use super::target::Place;
+use crate::fio::Told;
 
 /// What both did.
 #[derive(Clone, Debug, Serialize)]
@@ -34,6 +35,10 @@ pub struct Peer {
     pub high: f64,
     /// Whether the two are within 5 % of each other.
     pub agreement: Agreement,
+    /// Our median of cores for each gigabyte a second, those of the kernel for us counted in.
+    pub ours_core_s_per_gb: Option<f64>,
+    /// Its median.
+    pub fio_core_s_per_gb: Option<f64>,
 }
 
 /// Whether the interval of a ratio says that two differ by 5 % at most.
@@ -75,7 +80,7 @@ impl Agreement {
 /// Rates of ours and of fio by round, of each pattern that both know.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs {
-    rates: BTreeMap<Pattern, (String, Vec<[f64; 2]>)>,
+    rates: BTreeMap<Pattern, (String, Vec<[Told; 2]>)>,
     /// What fio said when it could not. It is not asked again then.
     failed: Option<String>,
 }
@@ -90,8 +95,14 @@ impl Pairs {
     /// What they say.
     #[must_use]
     pub fn peers(&self, seed: u64) -> Vec<Peer> {
-        let of = |(what, pairs): &(String, Vec<[f64; 2]>)| {
-            let [ours, fios] = [0, 1].map(|of| pairs.iter().map(|pair| pair[of]).collect());
+        let of = |(what, pairs): &(String, Vec<[Told; 2]>)| {
+            let rate = |of: usize| pairs.iter().map(move |pair| pair[of].bytes_per_s).collect();
+            let cores = |of: usize| {
+                let per_gb = |told: &Told| Some(told.cores? / (told.bytes_per_s / 1e9));
+                let all: Option<Vec<f64>> = pairs.iter().map(|pair| per_gb(&pair[of])).collect();
+                Some(median(&all?))
+            };
+            let [ours, fios] = [0, 1].map(rate);
             let (ours, fios): (Vec<f64>, Vec<f64>) = (ours, fios);
             let Beside { ratio, low, high, .. } = Beside::of(&ours, &fios, seed)?;
             Some(Peer {
@@ -102,6 +113,8 @@ impl Pairs {
                 low,
                 high,
                 agreement: Agreement::of(low, high),
+                ours_core_s_per_gb: cores(0),
+                fio_core_s_per_gb: cores(1),
             })
         };
         self.rates.values().filter_map(of).collect()
@@ -123,7 +136,7 @@ impl Pairs {
                 return Ok(());
             }
             let shared = Shared::of(pattern, settings);
-            let mut rates = [0.0; 2];
+            let mut rates = [Told { bytes_per_s: 0.0, cores: None }; 2];
             for turn in [round % 2, (round + 1) % 2] {
                 let (settings, place) = (Arc::clone(settings), Arc::clone(place));
                 let told = stop.clone();
@@ -193,8 +206,7 @@ impl Shared {
         }
     }
 
-    /// Bytes a second.
-    fn ours(&self, settings: &Settings, place: &Place, stop: &Stop) -> Result<f64> {
+    fn ours(&self, settings: &Settings, place: &Place, stop: &Stop) -> Result<Told> {
         let run = match self {
             Shared::Reads(reads) => aligned(settings, place, reads, stop)?,
             Shared::Writes(writes) => {
@@ -205,11 +217,12 @@ impl Shared {
                 }
             }
         };
-        Ok(run.bytes as f64 / run.seconds.max(1e-9))
+        let seconds = run.seconds.max(1e-9);
+        Ok(Told { bytes_per_s: run.bytes as f64 / seconds, cores: Some(run.cpu_s / seconds) })
     }
 
     /// The same of fio; within, what it cannot.
-    fn fios(&self, settings: &Settings, place: &Place) -> Result<Result<f64>> {
+    fn fios(&self, settings: &Settings, place: &Place) -> Result<Result<Told>> {
         let direct = place.store.profile().direct;
         Ok(match self {
             Shared::Reads(reads) => {

@@ -102,9 +102,12 @@ fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &SoFar) -> Result<(
     Ok(())
 }
 
+/// What a rank has on its way to the device at most: more is memory to be zeroed, and no quicker.
+const STAGING_BYTES: u64 = 64 << 20;
+
 fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
-    // Each writer is a rank with one file at a time.
-    let options = Options { threads: 1, ..Options::default() };
+    // Each writer is a rank with one file at a time, beside others on its node.
+    let options = Options { threads: 1, staging_bytes_max: STAGING_BYTES, ..Options::default() };
     Ok(Checkpoints::open(Arc::clone(&place.store), place.key(folder)?).with_options(options))
 }
 
@@ -315,7 +318,7 @@ fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool, wrote: &SoFa
         file.write_all_at(chunk, first + (nth * CHUNK_BYTES) as u64)?;
         wrote.fetch_add(chunk.len() as u64, Relaxed);
     }
-    Ok(file.sync_data()?)
+    Ok(file.sync_all()?)
 }
 
 #[cfg(test)]

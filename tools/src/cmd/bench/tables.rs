@@ -57,6 +57,7 @@ fn row(target: &TargetReport, of: &PatternReport) -> Vec<String> {
 /// What fio did beside us, if it was asked.
 #[must_use]
 pub fn peers(targets: &[TargetReport]) -> String {
+    let cores = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.2}"));
     let row = |target: &TargetReport, peer: &Peer| {
         vec![
             target.name.clone(),
@@ -66,6 +67,8 @@ pub fn peers(targets: &[TargetReport]) -> String {
             format!("{:.3}", peer.ours_by_fio),
             format!("{:.3} to {:.3}", peer.low, peer.high),
             peer.agreement.text().to_owned(),
+            cores(peer.ours_core_s_per_gb),
+            cores(peer.fio_core_s_per_gb),
         ]
     };
     let pairs = targets.iter().flat_map(|of| of.peers.iter().map(move |peer| (of, peer)));
@@ -73,6 +76,16 @@ pub fn peers(targets: &[TargetReport]) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["beside fio", "", "ours MB/s", "fio MB/s", "ours by fio", "95 %", "within 5 %"];
+    let head = [
+        "beside fio",
+        "",
+        "ours MB/s",
+        "fio MB/s",
+        "ours by fio",
+        "95 %",
+        "within 5 %",
+        "cores per GB/s",
+        "fio's",
+    ];
     format!("\n{}", table(&head, &rows))
 }

@@ -22,6 +22,7 @@ def ours(args):
     with tempfile.TemporaryDirectory() as folder:
         command = [args.feedline, "offload", "bench", folder, "--json", "--parameters", "0"]
         command += ["--host-parameters", str(args.parameters), "--rounds", "3"]
+        command += ["--input-bytes", "0B"]
         told = subprocess.run(
             command + ["--threads", str(args.threads)], check=True, capture_output=True
         )

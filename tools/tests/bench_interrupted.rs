@@ -29,13 +29,15 @@ fn is_empty(folder: &Path) -> bool {
 
 const SAVES: [&str; 2] = ["--bytes=8MB", "--processes=2"];
 const ON_DISK: [&str; 2] = ["--parameters=200000", "--host-parameters=0"];
-const UPDATES: [&str; 2] = ["--parameters=200000", "--host-parameters=100000"];
+const UPDATES: [&str; 3] =
+    ["--parameters=200000", "--host-parameters=100000", "--input-bytes=128MiB"];
+const INPUTS: [&str; 3] = ["--parameters=0", "--host-parameters=0", "--input-bytes=128MiB"];
 
 #[test]
 fn nothing_stays_of_what_was_measured() {
-    for (verb, small) in [("ckpt", SAVES), ("offload", UPDATES)] {
+    for (verb, small) in [("ckpt", &SAVES[..]), ("offload", &UPDATES[..])] {
         let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let more = [small[0], small[1], "--rounds=1"];
+        let more = [small, &["--rounds=1"]].concat();
         let output = bench(verb, folder.path(), cache.path(), &more).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{verb}: {err}");
@@ -46,15 +48,47 @@ fn nothing_stays_of_what_was_measured() {
         };
         assert!(rate.as_f64().unwrap() > 0.0, "{told}");
         assert!(is_empty(folder.path()), "{verb} leaves files");
+        if verb == "offload" {
+            // The buffers have half of them at the turn, so that the rest was away.
+            let inputs = &told["inputs"];
+            assert_eq!(inputs["bytes_per_step"], 128 << 20, "{told}");
+            assert_eq!(inputs["memory_bytes"], 64 << 20, "{told}");
+            for way in ["there", "back", "both"] {
+                assert!(inputs[way]["bytes_per_s"].as_f64().unwrap() > 0.0, "{way}: {told}");
+                let fio = ["fio_bytes_per_s", "of_fio"].map(|key| inputs[way][key].as_f64());
+                let is_there = fio.map(|value| value.is_some_and(|value| value > 0.0));
+                assert_eq!(is_there, [tools::fio::is_there(); 2], "{way}: {told}");
+            }
+        }
+    }
+}
+
+/// Of so few inputs of layers nothing would be measured but memory.
+#[test]
+fn inputs_that_would_not_leave_memory_are_refused() {
+    let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (more, due) in [
+        ("--input-bytes=64MiB", "--input-bytes: got 64 MiB, due 0 B or at least 128 MiB"),
+        ("--layer-bytes=0B", "--layer-bytes: got 0 B, due at least 1 B"),
+    ] {
+        let output = bench("offload", folder.path(), cache.path(), &[more]).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{err}");
+        assert!(err.contains(due) && is_empty(folder.path()), "{err}");
     }
 }
 
 #[test]
 fn nothing_stays_of_an_interrupted_one() {
-    let wanted = [("ckpt", SAVES, "-INT"), ("ckpt", SAVES, "-TERM"), ("offload", ON_DISK, "-INT")];
+    let wanted = [
+        ("ckpt", &SAVES[..], "-INT"),
+        ("ckpt", &SAVES, "-TERM"),
+        ("offload", &ON_DISK, "-INT"),
+        ("offload", &INPUTS, "-INT"),
+    ];
     for (verb, small, signal) in wanted {
         let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let more = [small[0], small[1], "--rounds=1000000"];
+        let more = [small, &["--rounds=1000000"]].concat();
         let child = bench(verb, folder.path(), cache.path(), &more).spawn().unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         while is_empty(folder.path()) && Instant::now() < until {

@@ -85,8 +85,8 @@ pub(crate) struct PlanArgs {
     /// in bf16: for the efficiency, or without --tokens-per-s for the time at best.
     #[arg(long, value_name = "N")]
     pub(crate) tflop_per_s: Option<f64>,
-    /// What the disks of one rank read and write together in a second, as 3GB, for optim.offload on
-    /// disks; `feedline offload bench` measures it.
+    /// What the disks of one rank read and write together in a second, as 3GB, for optim.offload
+    /// and parallel.activation_offload on disks; `feedline offload bench` measures both.
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk_per_s: Option<storage::ByteSize>,
     /// Memory of one rank, as 80GiB. Default: this machine's.

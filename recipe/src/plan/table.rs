@@ -141,6 +141,9 @@ impl Plan {
             if let Some(seconds) = all.disk_s_per_step {
                 note += &format!(", {seconds:.1} s of the disk");
             }
+            if let Some(seconds) = all.compute_s_per_step {
+                note += &format!(", beside {seconds:.1} s of computing");
+            }
             rows.push(("a step moves inputs", bytes(all.bytes_per_step), note));
         }
         if let Some(time) = &self.time {

@@ -1,4 +1,7 @@
-//! `feedline offload`: what keeping the optimizer's state beside the device would cost here.
+//! `feedline offload`: what keeping the optimizer's state beside the device would cost here, and
+//! inputs of layers.
+
+mod inputs;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +14,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use storage::{ByteSize, Key, Storage, Width};
 
+use self::inputs::MovedInputs;
 use super::bench::guard::Stop;
 use super::ckpt::Answer;
 use super::ckpt::bench::{MemoryWatch, fio, median, remove_file};
@@ -20,7 +24,7 @@ use crate::report::{ProgressLine, table};
 #[derive(Debug, Subcommand)]
 pub enum OffloadVerb {
     /// Measures updates of a state in host memory and on a disk, beside the memory's own rate and
-    /// fio, and a checkpoint of it.
+    /// fio, a checkpoint of it, and how fast inputs of layers go to the disk and come back.
     ///
     /// Exit 0: measured. 2: it could not be.
     Bench(BenchArgs),
@@ -33,13 +37,22 @@ pub struct BenchArgs {
     /// to be spread over; what is written there is removed. The checkpoint is made in the first.
     #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
     pub folders: Vec<PathBuf>,
-    /// Parameters of the model, of 12 bytes each, twice on the disks. 0 leaves the disks out.
+    /// Parameters of the model, of 12 bytes each, twice on the disks. 0 leaves updates there out.
     #[arg(long, default_value_t = 250_000_000)]
     pub parameters: u64,
     /// Parameters that are updated in memory. Fewer than the caches hold say nothing of memory; 0
     /// leaves memory out.
     #[arg(long, default_value_t = 64 << 20)]
     pub host_parameters: u64,
+    /// Inputs of layers that a step moves to the disks and takes back, as
+    /// parallel.activation_offload has it; fio's files are as large. 0B leaves them out, and less
+    /// than 128MiB would stay in the buffers.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub input_bytes: ByteSize,
+    /// One of them: sequences of a micro-batch times their length times the hidden size, in 2 or 4
+    /// bytes.
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    pub layer_bytes: ByteSize,
     /// Times that everything is done; the medians are told.
     #[arg(long, default_value_t = 5)]
     pub rounds: u64,
@@ -81,6 +94,8 @@ struct Measured {
     /// The one that needs new files, by the median of the others.
     step_after_checkpoint_ratio: f64,
     memory_peak_bytes: u64,
+    /// `None` if they were left out.
+    inputs: Option<MovedInputs>,
 }
 
 /// Does what is asked.
@@ -90,6 +105,7 @@ struct Measured {
 pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
     let OffloadVerb::Bench(args) = verb;
     ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
+    inputs::check(args)?;
     let stop = Stop::at_signals()?;
     let own = format!(".bench-offload-{}", std::process::id());
     let folders: Vec<PathBuf> = args.folders.iter().map(|folder| folder.join(&own)).collect();
@@ -113,9 +129,15 @@ pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
         0 => Ok(()),
         _ => host(args, options, &mut measured, (&stop, line)),
     };
-    let outcome = in_memory.and_then(|()| match args.parameters {
+    let on_disks = in_memory.and_then(|()| match args.parameters {
         0 => Ok(()),
-        _ => disk(args, options, (&folders, stores), &mut measured, (&stop, line)),
+        _ => disk(args, options, (&folders, stores.clone()), &mut measured, (&stop, line)),
+    });
+    let outcome = on_disks.and_then(|()| {
+        if args.input_bytes.0 > 0 {
+            measured.inputs = Some(inputs::run(args, (&folders, stores), (&stop, line))?);
+        }
+        Ok(())
     });
     line.clear();
     for folder in folders.iter().filter(|folder| folder.exists()) {
@@ -251,6 +273,15 @@ fn adamw(step: u64) -> AdamW {
     AdamW { step, lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, grad_divisor: 1.0 }
 }
 
+/// Singles between -1 and 1, the same every time.
+fn numbers() -> impl Iterator<Item = [u8; 4]> {
+    let mut word = 1_u64;
+    std::iter::repeat_with(move || {
+        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        ((word >> 40) as f32 / (1 << 23) as f32 - 1.0).to_le_bytes()
+    })
+}
+
 /// Numbers for the largest parameter, which serve all: nobody looks at the results.
 struct Given {
     /// In f32.
@@ -262,12 +293,7 @@ struct Given {
 impl Given {
     fn new(state: &Offload) -> Self {
         let most = state.params().iter().map(|param| param.elements).max().unwrap_or(0);
-        let mut word = 1_u64;
-        let mut number = || {
-            word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            ((word >> 40) as f32 / (1 << 23) as f32 - 1.0).to_le_bytes()
-        };
-        let weights: Vec<u8> = (0..most).flat_map(|_| number()).collect();
+        let weights: Vec<u8> = numbers().take(most).flatten().collect();
         let upper = |number: &[u8; 4]| [number[2], number[3]];
         let grads = weights.as_chunks().0.iter().flat_map(upper).collect();
         Given { weights, grads }
@@ -347,6 +373,7 @@ impl Measured {
             row("memory", ByteSize(self.memory_peak_bytes).to_string(), String::new()),
         ];
         rows.extend(disk.into_iter().filter(|_| self.parameters > 0));
+        rows.extend(self.inputs.iter().flat_map(MovedInputs::rows));
         let head = format!(
             "{} parameters in {} ({}), {} in memory, {}, {} threads, depth {}\n",
             self.parameters,

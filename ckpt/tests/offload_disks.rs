@@ -10,9 +10,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use ckpt::layout::{Layout, Mesh, Param, Split};
 use ckpt::offload::{self, Folder, Way};
-use ckpt::{Checkpoints, Error, Result};
-use common::beside::{Rank, SMALL, contents, layout, meshes};
+use ckpt::{Checkpoints, Dtype, Error, Group, Result};
+use common::beside::{GROUPS, Rank, SMALL, contents, layout, meshes};
 use serde_json::Value;
 use storage::{Key, Storage};
 use tempfile::TempDir;
@@ -65,10 +66,10 @@ fn several_disks_are_as_memory() {
             drop(got);
             let own = format!("rank-{rank}");
             let bytes = disks.each_ref().map(|disk| bytes_of(&disk.path().join(&own)));
-            let most = due.weights.iter().map(Vec::len).max().unwrap() as u64;
             let (least, largest) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
-            // Each array and file may have up to a page of padding.
-            assert!(largest - least <= 3 * most + (64 << 10), "{mesh:?}, rank {rank}: {bytes:?}");
+            // Of each role a disk may have a page more, for cuts are at pages, and one of padding;
+            // and two headers.
+            assert!(largest - least <= 32 << 10, "{mesh:?}, rank {rank}: {bytes:?}");
         }
     }
 }
@@ -80,18 +81,84 @@ fn bytes_of(folder: &Path) -> u64 {
     fs::read_dir(slot).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
 }
 
-/// Parameters go to the disk that has the least, the largest first.
+/// Parameters go to the disk that has the least, the largest first, and are cut where it is full.
 #[test]
 fn a_plan_spreads_bytes() {
-    let layout = offload::bench::layout(300 << 20).unwrap();
-    for disks in 1..=5 {
-        let plan = offload::plan_over(&layout, disks).unwrap();
-        let mut bytes = vec![0; disks];
-        plan.shards(0).iter().for_each(|shard| bytes[shard.folder] += shard.bytes());
-        let (least, most) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
-        // 19 matrices of 64 MiB, three of each.
-        assert!(most - least <= 3 * (65 << 20), "{disks} disks: {bytes:?}");
-        assert_eq!(plan.shards(0).len(), if disks == 1 { 1 } else { disks });
+    let even = offload::bench::layout(300 << 20).unwrap();
+    let param = |(name, elements): (&str, u64)| Param {
+        name: name.to_owned(),
+        shape: vec![elements / 1024, 1024],
+        split: Split::Replicate,
+        stages: vec![0],
+    };
+    let groups = [Group::Master, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
+    let params = [("embed", 200 << 20), ("up", 30 << 20), ("down", 30 << 20), ("norm", 1024)];
+    let params = params.map(param).to_vec();
+    let embedding = Layout::new(Mesh::default(), params, &groups).unwrap();
+    for (layout, params) in [(even, 19), (embedding, 4)] {
+        for disks in 1..=5 {
+            let plan = offload::plan_over(&layout, disks).unwrap();
+            let mut bytes = vec![0; disks];
+            plan.shards(0).iter().for_each(|shard| bytes[shard.folder] += shard.bytes());
+            let (least, most) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
+            // 4 MiB of each array, and headers.
+            assert!(most - least <= 13 << 20, "{disks} disks: {bytes:?}");
+            assert_eq!(plan.shards(0).len(), disks);
+            let cuts = plan.chunks() - 3 * params;
+            assert!(cuts <= 3 * 2 * (disks - 1), "{disks} disks: {cuts} cuts");
+        }
+    }
+}
+
+/// A parameter in parts is one to all others: a checkpoint of it has the bytes of one from a single
+/// disk, verifies, and loads into any layout and number of disks, which go on alike.
+#[test]
+fn parts_of_a_parameter_are_one_in_a_checkpoint() {
+    for mesh in [meshes()[0], meshes()[2]] {
+        let spread = disks::<5>();
+        let folders = || spread.iter().map(|disk| folder(disk, 0)).collect();
+        let plan = offload::plan_over(&layout(mesh), 5).unwrap();
+        assert!((0..3).any(|tensor| plan.pieces(tensor) > 1), "nothing is cut");
+        let save = |rank: &mut Rank, steps: &Checkpoints| {
+            rank.fill().unwrap();
+            for step in 1..=3 {
+                rank.step(step).unwrap();
+            }
+            // The only one of the ranks that saves anything.
+            steps.save_offloaded(3, &mut rank.state, &[], Value::Null, None).unwrap();
+            steps.open_step(3).unwrap()
+        };
+        let one = tempfile::tempdir().unwrap();
+        let alone = meshes()[0];
+        let mut due = Rank::on_disk(store(one.path()), alone, 0, SMALL).unwrap();
+        let due_step = save(&mut due, &steps(&one));
+        if mesh != alone {
+            // A replica that saves nothing keeps all of its own, and in parts as well.
+            let folders = spread.iter().map(|disk| folder(disk, 1)).collect();
+            let mut got = Rank::on_disks(folders, "test", mesh, 1, SMALL).unwrap();
+            got.state.load(&due_step, &GROUPS, Value::Null).unwrap();
+            assert!(got.kept().unwrap() == due.weights);
+            got.step(4).unwrap();
+            due.step(4).unwrap();
+            assert!(got.weights == due.weights);
+            continue;
+        }
+        let mut got = Rank::on_disks(folders(), "test", mesh, 0, SMALL).unwrap();
+        let step = save(&mut got, &steps(&spread[0]));
+        step.verify().unwrap();
+        assert!(contents(&step) == contents(&due_step));
+        drop(got);
+        let two = disks::<2>();
+        let mut again = open(&[&two[0], &two[1]]).unwrap();
+        let mut memory = Rank::in_memory(alone, 0, SMALL);
+        let mut back = Rank::on_disks(folders(), "test", mesh, 0, SMALL).unwrap();
+        due.step(4).unwrap();
+        for rank in [&mut again, &mut memory, &mut back] {
+            rank.state.load(&step, &GROUPS, Value::Null).unwrap();
+            rank.half_step(4).unwrap();
+            rank.state.finish(Value::Null).unwrap();
+            assert!(rank.weights == due.weights);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::parts::{cut, parts};
 use crate::layout::Layout;
 use crate::plan::{PlanLimits, SavePlan, spread};
 use crate::shard::ALIGN_BYTES;
@@ -20,7 +21,8 @@ pub(super) const ITEM_BYTES: usize = 4;
 /// whole state. They have no header, for they never become part of a checkpoint.
 const KEPT: &str = "kept-";
 
-/// What a rank has of a parameter: one array of weights, and two of moments of the same form.
+/// What a rank has of a parameter, or one part of that: one array of weights, and two of moments of
+/// the same form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
     /// The parameter's name.
@@ -59,6 +61,11 @@ pub(super) struct FileForm {
 pub(super) struct Form {
     pub(super) plan: Arc<SavePlan>,
     pub(super) rank: usize,
+    /// Parameters as the layout has them.
+    pub(super) whole: Vec<Param>,
+    /// Which of `params` each of these is, which is one for most.
+    pub(super) parts: Vec<Range<usize>>,
+    /// Their parts, which are what everything else here calls parameters.
     pub(super) params: Vec<Param>,
     /// The tensors of each parameter, of the plan's specs.
     pub(super) tensors: Vec<[usize; ROLES]>,
@@ -80,7 +87,7 @@ pub fn plan(layout: &Layout) -> Result<Arc<SavePlan>> {
 }
 
 /// The same for ranks of which each keeps its state on so many disks: every parameter is on one of
-/// them, and all have about as many bytes, as far as no parameter is larger than a disk's share.
+/// them, or in parts where one has its share, so that all have about as many bytes.
 ///
 /// # Errors
 /// As [`plan`].
@@ -96,7 +103,10 @@ pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
         folders: disks.try_into().map_err(bad)?,
         ..PlanLimits::default()
     };
-    Ok(Arc::new(SavePlan::new(layout.specs(), &held_once(layout), limits)?))
+    let specs = layout.specs();
+    let held: Vec<Vec<Holding>> =
+        held_once(layout).iter().map(|held| cut(specs, held, disks)).collect();
+    Ok(Arc::new(SavePlan::new(specs, &held, limits)?))
 }
 
 /// What each rank has that none before it has.
@@ -143,7 +153,14 @@ impl Form {
         if plan.specs() != layout.specs() || plan.writers() as u64 != layout.mesh().ranks() {
             return bad("its plan is of another layout");
         }
-        let (params, tensors) = params(&plan, layout, rank)?;
+        let disks = plan.folders();
+        let (whole, tensors) = params(&plan, layout, rank)?;
+        let rank = rank as usize; // fits: one of the plan's writers
+        let held = held_once(layout).swap_remove(rank);
+        let (params, parts) = parts(&whole, &held, disks);
+        let of_parts =
+            parts.iter().zip(tensors).flat_map(|(parts, tensors)| vec![tensors; parts.len()]);
+        let tensors: Vec<_> = of_parts.collect();
         let arrays: HashMap<(usize, Region), (usize, usize)> = tensors
             .iter()
             .enumerate()
@@ -153,7 +170,6 @@ impl Form {
                 (0..ROLES).map(key)
             })
             .collect();
-        let rank = rank as usize; // fits: one of the plan's writers
         let mut places = vec![[None; ROLES]; params.len()];
         let mut files = Vec::new();
         for shard in plan.shards(rank) {
@@ -179,12 +195,12 @@ impl Form {
                 is_saved: true,
             });
         }
-        files.extend(kept(&params, &mut places, files.len(), plan.folders()));
+        files.extend(kept(&params, &mut places, files.len(), disks));
         let place = |place: Option<Place>| place.expect("what no plan has is in the kept file");
         let places = places.into_iter().map(|places| places.map(place)).collect();
-        let held = held_once(layout).swap_remove(rank);
+        let held = cut(plan.specs(), &held, disks);
         let saved = held.iter().map(|it| arrays[&(it.tensor, it.region.normal())]).collect();
-        Ok(Form { plan, rank, params, tensors, places, files, saved })
+        Ok(Form { plan, rank, whole, parts, params, tensors, places, files, saved })
     }
 
     /// Bytes of all arrays.
@@ -245,7 +261,7 @@ fn in_turns(mut disks: Vec<Vec<Tile>>) -> Vec<Tile> {
 }
 
 /// Bytes of one array that are on their way at once: enough for every device to be at its rate.
-const TILE_BYTES: usize = 4 << 20;
+pub(super) const TILE_BYTES: usize = 4 << 20;
 
 /// The most that a tile has of each of its three arrays.
 pub(super) fn tile_bytes_max(block_bytes: usize) -> usize {

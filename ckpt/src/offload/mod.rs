@@ -12,17 +12,18 @@
 //! before a file of the generation before is written again: what a crash can take is the step in
 //! flight and the one before it.
 //!
-//! Of several disks each has some parameters, and all of them about as many bytes; tiles take turns
-//! among them. The record is on the first, written when the files on all of them are durable.
+//! Of several disks each has some parameters, and parts of large ones, so that all have about as
+//! many bytes; tiles take turns among them. The record is on the first, written when the files on
+//! all of them are durable.
 //!
 //! So a checkpoint is a second name for each file and a manifest of checksums that are known
 //! ([`Checkpoints::save_offloaded`](crate::Checkpoints::save_offloaded)). A file with two names is
 //! never written again: the next step but one takes new ones.
 //!
-//! `adamw` is the arithmetic, `form` what a rank has and how it is cut; `memory` and `disk` keep
-//! it, `pass` carries a step through buffers, `folders`, `slot` and `generation` are its places,
-//! its files and their record, `save` makes them a checkpoint. `spill` keeps what no checkpoint is
-//! made of, for the length of a step.
+//! `adamw` is the arithmetic, `form` what a rank has and how it is cut, `parts` the same for
+//! several disks; `memory` and `disk` keep it, `pass` carries a step through buffers, `folders`,
+//! `slot` and `generation` are its places, its files and their record, `save` makes them a
+//! checkpoint. `spill` keeps what no checkpoint is made of, for the length of a step.
 
 mod adamw;
 pub mod bench;
@@ -31,6 +32,7 @@ mod folders;
 mod form;
 mod generation;
 mod memory;
+mod parts;
 mod pass;
 mod save;
 mod slot;
@@ -244,7 +246,7 @@ impl Offload {
     /// What the rank has: one for each part of the weights that its layout holds, in that order.
     #[must_use]
     pub fn params(&self) -> &[Param] {
-        &self.form.params
+        self.form.whole.as_slice()
     }
 
     /// Bytes of all arrays: 12 a parameter.
@@ -272,13 +274,17 @@ impl Offload {
             self.check_bytes(param, "weights", weights.len(), ITEM_BYTES)?;
         }
         self.begun = None;
+        let form = &self.form;
+        let parts = weights.iter().enumerate();
+        let parts: Vec<&[u8]> =
+            parts.flat_map(|(param, weights)| form.bytes(param, weights, ITEM_BYTES)).collect();
         match &mut self.home {
             Home::Memory(memory, generation) => {
-                memory.fill(&self.form, weights);
+                memory.fill(form, &parts);
                 *generation = Some(after(generation.as_ref(), step, meta));
                 Ok(())
             }
-            Home::Disk(disk) => disk.fill(weights, step, meta),
+            Home::Disk(disk) => disk.fill(&parts, step, meta),
         }
     }
 
@@ -311,9 +317,14 @@ impl Offload {
         for (param, into) in into.iter().enumerate() {
             self.check_copy(param, into)?;
         }
+        let form = &self.form;
+        let mut parts = Vec::with_capacity(form.params.len());
+        for (param, Weights { dtype, bytes }) in into.iter_mut().enumerate() {
+            parts.extend(form.weights(param, Weights { dtype: *dtype, bytes }));
+        }
         match &mut self.home {
-            Home::Memory(memory, _) => memory.weights(&self.form, into, self.options),
-            Home::Disk(disk) => disk.weights(into),
+            Home::Memory(memory, _) => memory.weights(form, &mut parts, self.options),
+            Home::Disk(disk) => disk.weights(&mut parts),
         }
     }
 
@@ -350,7 +361,7 @@ impl Offload {
         if let Home::Disk(disk) = &mut self.home {
             disk.begin()?;
         }
-        let done = vec![false; self.form.params.len()];
+        let done = vec![false; self.form.whole.len()];
         self.begun = Some(Begun { adamw: *adamw, done, time: Duration::ZERO });
         Ok(())
     }
@@ -368,7 +379,7 @@ impl Offload {
     pub fn update(&mut self, first: usize, updates: Vec<Update<'_>>) -> Result<()> {
         let mut begun = self.begun.take().expect("an update was begun");
         let end = first.saturating_add(updates.len());
-        if end > self.form.params.len() {
+        if end > self.form.whole.len() {
             return Err(self.miscounted(format!("{} from number {first} on", updates.len())));
         }
         for (param, update) in (first..).zip(&updates) {
@@ -378,9 +389,13 @@ impl Offload {
             }
         }
         let began = Instant::now();
+        let form = &self.form;
+        let updates = (first..).zip(updates);
+        let updates = updates.flat_map(|(param, update)| form.updates(param, update)).collect();
+        let first = form.first_part(first);
         match &mut self.home {
             Home::Memory(memory, _) => {
-                memory.update(&self.form, &begun.adamw, first, updates, self.options)?;
+                memory.update(form, &begun.adamw, first, updates, self.options)?;
             }
             Home::Disk(disk) => disk.update(&begun.adamw, first, updates)?,
         }
@@ -437,21 +452,21 @@ impl Offload {
 /// Refusals.
 impl Offload {
     fn refused(&self, param: usize, got: &str, due: &str) -> Error {
-        let what = format!("'{}'", self.form.params[param].name);
+        let what = format!("'{}'", self.form.whole[param].name);
         Error::BadRequest { what, got: got.to_owned(), due: due.to_owned() }
     }
 
     fn miscounted(&self, got: String) -> Error {
         let what = "the parameters of a state".to_owned();
-        Error::BadRequest { what, got, due: self.form.params.len().to_string() }
+        Error::BadRequest { what, got, due: self.form.whole.len().to_string() }
     }
 
     fn check_count(&self, got: usize) -> Result<()> {
-        if got == self.form.params.len() { Ok(()) } else { Err(self.miscounted(got.to_string())) }
+        if got == self.form.whole.len() { Ok(()) } else { Err(self.miscounted(got.to_string())) }
     }
 
     fn check_bytes(&self, param: usize, what: &str, got: usize, item_bytes: usize) -> Result<()> {
-        let due = self.form.params[param].elements * item_bytes;
+        let due = self.form.whole[param].elements * item_bytes;
         if got == due {
             return Ok(());
         }

@@ -1,0 +1,144 @@
+//! Parameters that are too large for one disk's share of a state, in parts.
+//!
+//! A part is as a parameter to all that keeps a state: it has arrays and blocks of its own, which a
+//! checkpoint has as pieces of the parameter's tensors. Who updates a state knows nothing of it.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::form::{Form, ITEM_BYTES, Param, TILE_BYTES};
+use super::{Update, Weights};
+use crate::shard::ALIGN_BYTES;
+use crate::{Holding, Region, TensorSpec};
+
+/// What a rank has, in parts.
+pub(super) fn cut(specs: &[TensorSpec], held: &[Holding], disks: usize) -> Vec<Holding> {
+    let group = |holding: &Holding| specs[holding.tensor].group;
+    let mut all = Vec::with_capacity(held.len());
+    for same in held.chunk_by(|a, b| group(a) == group(b)) {
+        let elements: Vec<u64> = same.iter().map(|holding| holding.region.count()).collect();
+        for (Holding { tensor, region }, ranges) in same.iter().zip(cuts(&elements, disks)) {
+            let part = |region| Holding { tensor: *tensor, region };
+            all.extend(regions(region, ranges).map(part));
+        }
+    }
+    all
+}
+
+/// The parts of a rank's parameters, and which of them each is in. What the rank saves, which is
+/// `held`, is spread by itself, as the plan has it, and so is the rest.
+pub(super) fn parts(
+    whole: &[Param],
+    held: &[Holding],
+    disks: usize,
+) -> (Vec<Param>, Vec<Range<usize>>) {
+    let saved: HashSet<(usize, Region)> =
+        held.iter().map(|holding| (holding.tensor, holding.region.normal())).collect();
+    let is_saved = |param: &Param| saved.contains(&(param.tensor, param.region.normal()));
+    let mut ranges: Vec<Vec<Range<u64>>> = whole.iter().map(|_| Vec::new()).collect();
+    for own in [true, false] {
+        let same = (0..whole.len()).filter(|at| is_saved(&whole[*at]) == own);
+        let same: Vec<usize> = same.collect();
+        let elements: Vec<u64> = same.iter().map(|at| whole[*at].elements as u64).collect();
+        for (at, cuts) in same.into_iter().zip(cuts(&elements, disks)) {
+            ranges[at] = cuts;
+        }
+    }
+    let (mut params, mut parts) = (Vec::with_capacity(whole.len()), Vec::new());
+    for (param, ranges) in whole.iter().zip(ranges) {
+        let first = params.len();
+        params.extend(regions(&param.region, ranges).map(|region| {
+            // fits: no more than the whole has
+            let elements = region.count() as usize;
+            Param { region, elements, ..param.clone() }
+        }));
+        parts.push(first..params.len());
+    }
+    (params, parts)
+}
+
+fn regions(whole: &Region, ranges: Vec<Range<u64>>) -> impl Iterator<Item = Region> {
+    let is_one = ranges.len() == 1;
+    ranges.into_iter().map(move |range| if is_one { whole.clone() } else { whole.slice(range) })
+}
+
+/// Disks are even to such a part of a share,
+const UNITS: u64 = 16;
+
+/// and to a tile.
+const UNIT_ELEMENTS_MAX: u64 = (TILE_BYTES / ITEM_BYTES) as u64;
+
+/// Where arrays of so many elements are cut: the largest first, each goes where there is the most
+/// room, and what does not fit there goes elsewhere. Cuts are at pages, and so at vectors of the
+/// update, or they would show in its bits.
+fn cuts(elements: &[u64], disks: usize) -> Vec<Vec<Range<u64>>> {
+    let mut loads = vec![0; disks.max(1)];
+    let share = elements.iter().sum::<u64>().div_ceil(loads.len() as u64);
+    let page = ALIGN_BYTES / ITEM_BYTES as u64;
+    let unit = (share / UNITS).next_multiple_of(page).clamp(page, UNIT_ELEMENTS_MAX);
+    let mut order: Vec<usize> = (0..elements.len()).collect();
+    order.sort_by_key(|at| Reverse(elements[*at]));
+    let mut all: Vec<Vec<Range<u64>>> = elements.iter().map(|_| Vec::new()).collect();
+    for at in order {
+        let mut start = 0;
+        // An array of nothing is one part as well.
+        while start < elements[at] || all[at].is_empty() {
+            let load = loads.iter_mut().min().expect("there is one at least");
+            let (left, room) = (elements[at] - start, share.saturating_sub(*load));
+            let len = if left <= room + unit { left } else { room.max(unit) / unit * unit };
+            all[at].push(start..start + len);
+            *load += len;
+            start += len;
+        }
+    }
+    all
+}
+
+/// What is given for a parameter, part by part. Lengths are those of the parameter.
+impl Form {
+    fn elements(&self, param: usize) -> impl Iterator<Item = usize> {
+        self.params[self.parts[param].clone()].iter().map(|part| part.elements)
+    }
+
+    /// The first part of a parameter; of one past the last, how many parts there are.
+    pub(super) fn first_part(&self, param: usize) -> usize {
+        self.parts[..param].last().map_or(0, |before| before.end)
+    }
+
+    /// Bytes, of which an element has so many.
+    pub(super) fn bytes<'a>(
+        &self,
+        param: usize,
+        mut bytes: &'a [u8],
+        item_bytes: usize,
+    ) -> Vec<&'a [u8]> {
+        let part = |elements| {
+            let (own, rest) = bytes.split_at(elements * item_bytes);
+            bytes = rest;
+            own
+        };
+        self.elements(param).map(part).collect()
+    }
+
+    /// Memory for weights, which there may be none of.
+    pub(super) fn weights<'a>(&self, param: usize, whole: Weights<'a>) -> Vec<Weights<'a>> {
+        let Weights { dtype, mut bytes } = whole;
+        let item_bytes = if bytes.is_empty() { 0 } else { dtype.item_bytes() as usize };
+        let part = |elements| {
+            let (own, rest) = std::mem::take(&mut bytes).split_at_mut(elements * item_bytes);
+            bytes = rest;
+            Weights { dtype, bytes: own }
+        };
+        self.elements(param).map(part).collect()
+    }
+
+    /// An update.
+    pub(super) fn updates<'a>(&self, param: usize, whole: Update<'a>) -> Vec<Update<'a>> {
+        let Update { grad, grad_dtype, weight_decay, weights } = whole;
+        let grads = self.bytes(param, grad, grad_dtype.item_bytes() as usize); // fits: 2 or 4
+        let parts = grads.into_iter().zip(self.weights(param, weights));
+        let part = |(grad, weights)| Update { grad, grad_dtype, weight_decay, weights };
+        parts.map(part).collect()
+    }
+}

@@ -134,13 +134,14 @@ impl Plan {
     }
 }
 
+/// An object, or a file without a name, whose writes are passed on.
 #[derive(Debug)]
-struct FaultyObject {
-    inner: Arc<dyn Object>,
+struct Faulty<T: ?Sized> {
+    inner: Arc<T>,
     plan: Arc<Plan>,
 }
 
-impl Object for FaultyObject {
+impl<T: ?Sized + Object> Object for Faulty<T> {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
@@ -159,33 +160,7 @@ impl Object for FaultyObject {
     }
 }
 
-/// A file without a name. Writes are passed on.
-#[derive(Debug)]
-struct FaultyFile {
-    inner: Arc<dyn WorkFile>,
-    plan: Arc<Plan>,
-}
-
-impl Object for FaultyFile {
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
-        reads.iter().try_for_each(|read| self.plan.meet(&self.inner.display(), read))?;
-        self.inner.read_many(reads)
-    }
-
-    fn map(&self) -> Result<Map> {
-        self.inner.map()
-    }
-
-    fn display(&self) -> String {
-        self.inner.display()
-    }
-}
-
-impl WorkFile for FaultyFile {
+impl WorkFile for Faulty<dyn WorkFile> {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.inner.write_at(offset, bytes)
     }
@@ -202,7 +177,7 @@ impl WorkFile for FaultyFile {
 impl Storage for FaultyStore {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         let inner = self.inner.open(key)?;
-        Ok(Arc::new(FaultyObject { inner, plan: Arc::clone(&self.plan) }))
+        Ok(Arc::new(Faulty { inner, plan: Arc::clone(&self.plan) }))
     }
 
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
@@ -279,7 +254,7 @@ impl Storage for FaultyStore {
 
     fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
         let inner = self.inner.create_unnamed(folder, len_bytes)?;
-        Ok(Arc::new(FaultyFile { inner, plan: Arc::clone(&self.plan) }))
+        Ok(Arc::new(Faulty { inner, plan: Arc::clone(&self.plan) }))
     }
 
     fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {

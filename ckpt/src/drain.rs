@@ -326,7 +326,9 @@ impl Drain {
 /// Whether another try may end otherwise.
 fn is_passing(error: &Error) -> bool {
     match error {
-        Error::Storage(error) => !matches!(error, storage::Error::Denied { .. }),
+        Error::Storage(error) => {
+            !matches!(error, storage::Error::Denied { .. } | storage::Error::Interrupted)
+        }
         Error::Held { .. } => true,
         _ => false,
     }

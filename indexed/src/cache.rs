@@ -254,19 +254,41 @@ enum Saved {
     NotAll,
 }
 
-/// The description is written last, so that what a killed run leaves is no cache.
+/// The description is written last, so that what a killed run leaves is no cache. One that fails
+/// takes back what it wrote.
 fn save<R: Recipe<N>, const N: usize>(
     store: &dyn Storage,
     names: &Names,
     index: &R::Index,
 ) -> Result<Saved> {
-    let mut is_ours = true;
+    let mut ours = Vec::new();
+    let written = save_to::<R, N>(store, names, index, &mut ours);
+    if written.is_err() {
+        for key in ours.iter().rev() {
+            // The first error is the one to tell.
+            if let Err(left) = delete(store, key) {
+                log::warn!("{}, of no index, is left: {left}", store.display(key));
+            }
+        }
+    }
+    Ok(if written? && ours.len() == N { Saved::All } else { Saved::NotAll })
+}
+
+/// Writes the files. Says whether the description is ours, and `ours` which of the arrays are.
+fn save_to<R: Recipe<N>, const N: usize>(
+    store: &dyn Storage,
+    names: &Names,
+    index: &R::Index,
+    ours: &mut Vec<Key>,
+) -> Result<bool> {
     for (array, npy) in R::ARRAYS.iter().zip(R::arrays(index)) {
-        is_ours &= write_unless_taken(npy.write(store, &names.array_key(array)?))?;
+        let key = names.array_key(array)?;
+        if write_unless_taken(npy.write(store, &key))? {
+            ours.push(key);
+        }
     }
     let (key, text) = (names.description_key()?, names.description.as_bytes());
-    is_ours &= write_unless_taken(storage::write_all(store, &key, text).map_err(Error::from))?;
-    Ok(if is_ours { Saved::All } else { Saved::NotAll })
+    write_unless_taken(storage::write_all(store, &key, text).map_err(Error::from))
 }
 
 /// Deletes all files of an index, the description first.

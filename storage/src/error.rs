@@ -139,6 +139,8 @@ pub enum Error {
         /// The object.
         what: String,
     },
+    /// This process was told to stop, by whoever watches this store.
+    Interrupted,
     /// The handle has failed before; what it would write now could not be trusted.
     Poisoned {
         /// The object.
@@ -228,6 +230,7 @@ impl fmt::Display for Error {
                 write!(f, "{doing} {what}: this kind of store cannot")
             }
             Error::Locked { what } => write!(f, "{what}: another process is writing it"),
+            Error::Interrupted => f.write_str("interrupted"),
             Error::Poisoned { what, first } => {
                 write!(f, "write {what}: an earlier write failed ({first})")
             }

@@ -379,6 +379,13 @@ pub trait Object: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Hears how many bytes of [`Self::file`] the kernel has copied since it was asked last, and
+    /// says whether to go on so; else all are read instead.
+    fn copied(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        true
+    }
+
     /// Itself, for the [`Reader`] of the store that it is of.
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None

@@ -267,7 +267,8 @@ impl PosixUpload {
         let Some(to) = self.file().os_file() else {
             return copy::read_and_write(self, object, range, crc64);
         };
-        let copied = copy::copy_range(from, range, to, self.len_bytes);
+        let go_on = |bytes| object.copied(bytes);
+        let copied = copy::copy_range(from, range, to, self.len_bytes, &go_on);
         self.allocated = u64::MAX; // it may have grown past its end
         if copied.map_err(|e| self.failed(&format!("copy {} to", object.display()), e))? < len {
             // What was copied of it is written over by the same bytes.

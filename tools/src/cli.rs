@@ -30,35 +30,37 @@ pub enum Verb {
     Check(Subject),
     /// Writes token files of one format as another.
     ///
-    /// Memory does not grow with the files. Nothing is overwritten, and a run that fails leaves
-    /// nothing. Exit 0: written. 2: it could not be.
+    /// Memory does not grow with the files. Nothing is overwritten, and a run that fails, or is
+    /// ended by Ctrl-C, leaves nothing. Exit 0: written. 2: it could not be.
     Convert(Convert),
     /// Joins datasets (.bin and .idx) to one, byte for byte as Megatron's merge_datasets.py does.
     ///
     /// Refuses different token types, and different tokenizers where manifests tell them. Memory
     /// does not grow. The .bin of a source with a manifest is copied within the kernel, and not at
     /// all where the file system shares blocks, for the first source and for others that happen to
-    /// begin at a block; one without is read. Exit 0: merged. 2: it could not be.
+    /// begin at a block; one without is read. Ctrl-C leaves nothing. Exit 0: merged. 2: it could
+    /// not be.
     Merge(Merge),
     /// Divides a dataset's documents into one for training, one for validation and one for test.
     ///
-    /// Writes P_train, P_valid and P_test. The documents keep their order. Exit 0: written. 2: it
-    /// could not be.
+    /// Writes P_train, P_valid and P_test. The documents keep their order. A run that fails, or is
+    /// ended by Ctrl-C, leaves none of them. Exit 0: written. 2: it could not be.
     Split(SplitArgs),
     /// Writes what can be saved of a damaged dataset under another name.
     ///
     /// A document index that was never written (CPM-2, Yuan) or is broken becomes one document a
     /// sequence; wrong pointers are made anew; of a .bin that was cut off the whole documents stay.
-    /// The source is not touched. Exit 0: written, or nothing to repair. 2: not even its header can
-    /// be read.
+    /// The source is not touched, and Ctrl-C leaves nothing. Exit 0: written, or nothing to repair.
+    /// 2: not even its header can be read.
     Repair(Repair),
     /// Builds or checks the sample orders of a run before it.
     #[command(subcommand)]
     Index(IndexVerb),
     /// Writes the samples of a run in their order as a dataset: one sequence a sample.
     ///
-    /// Training then reads one file from front to back. Memory is bounded; a run that fails leaves
-    /// nothing, and begins anew. Exit 0: written. 2: it could not be.
+    /// Training then reads one file from front to back. Memory is bounded. What a run had committed
+    /// when it failed, or was ended by Ctrl-C, stays, and the same command goes on with it; of one
+    /// that had committed nothing nothing does. Exit 0: written. 2: it could not be.
     Materialize(Box<Materialize>),
     /// Reads the samples of a GPT dataset as a training run would, and tells how quickly they came.
     ///
@@ -99,8 +101,8 @@ pub enum Verb {
     /// Copies JSON lines without those that are bad, short, foreign, or there already.
     ///
     /// Lines are kept byte for byte and in order, whatever the number of workers. The first bad
-    /// line ends the run, and nothing is left under the names of the outputs. Exit 0: done. 2: it
-    /// could not.
+    /// line ends the run, and nothing is left under the names of the outputs, nor after Ctrl-C.
+    /// Exit 0: done. 2: it could not.
     Clean(Box<clean::CleanArgs>),
 }
 
@@ -109,8 +111,8 @@ pub enum IndexVerb {
     /// Builds them under Megatron's names, where it and `trainer` find them; or checks those there.
     ///
     /// Needs no torch and no GPU. What is found is checked whole, and rebuilt with a warning if it
-    /// is not of this data; what was checked before and has not changed is not read again. Exit 0:
-    /// all are there. 2: one cannot be built.
+    /// is not of this data; what was checked before and has not changed is not read again. After
+    /// Ctrl-C the orders that are finished stay. Exit 0: all are there. 2: one cannot be built.
     Build(Box<IndexBuild>),
 }
 

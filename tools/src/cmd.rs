@@ -107,6 +107,13 @@ pub(crate) fn write_manifest_only(
     files.iter().chain([&written]).map(output).collect()
 }
 
+/// The bytes of a pair of token files.
+pub(crate) fn pair_bytes(store: &dyn Storage, prefix: &Key) -> anyhow::Result<u64> {
+    let len = |suffix| Ok(store.open(&prefix.with_suffix(suffix)?)?.len_bytes());
+    let [bin, idx]: [Result<u64>; 2] = [".bin", ".idx"].map(len);
+    Ok(bin?.saturating_add(idx?))
+}
+
 /// The manifest beside a pair of token files; `None` if they came from a tool that writes none.
 pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option<Manifest>> {
     let key = prefix.with_suffix(".manifest.json")?;

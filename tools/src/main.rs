@@ -4,6 +4,7 @@ mod cli;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
@@ -16,6 +17,7 @@ use tools::cmd::{
 };
 use tools::report::ProgressLine;
 use tools::target::Target;
+use tools::work::Work;
 
 fn main() -> ExitCode {
     match run(&Cli::parse().verb) {
@@ -38,43 +40,37 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
         Verb::Check(subject) => {
-            let verdict = check::check(&Target::find(&subject.name)?, &subject.wishes())?;
+            let work = Work::of_reading();
+            let target = Target::find(&subject.name)?.watched(&work);
+            let verdict = work.end(check::check(&target, &subject.wishes(), &work))?;
             return judge(subject.json, &verdict, verdict.text(), verdict.ok());
         }
         Verb::Convert(args) => {
-            let converted = convert::convert(&args.request())?;
+            let converted = working(|work| convert::convert(&args.request(), work))?;
             tell(args.json, &converted, converted.text())?;
         }
         Verb::Merge(args) => {
-            let merged = merge::merge(&args.request())?;
+            let merged = working(|work| merge::merge(&args.request(), work))?;
             tell(args.json, &merged, merged.text())?;
         }
         Verb::Samples(args) => tell_samples(args)?,
         Verb::Split(args) => {
             let (source, split) = (args.source.clone(), args.split.clone());
-            let out = args.output_prefix.clone();
-            let parts = split::split(&split::Request { source, split, out })?;
+            let request = split::Request { source, split, out: args.output_prefix.clone() };
+            let parts = working(|work| split::split(&request, work))?;
             tell(args.json, &parts, parts.text())?;
         }
         Verb::Repair(args) => {
-            let (source, out) = (args.source.clone(), args.out.clone());
-            let repaired = repair::repair(&repair::Request { source, out })?;
+            let request = repair::Request { source: args.source.clone(), out: args.out.clone() };
+            let repaired = working(|work| repair::repair(&request, work))?;
             tell(args.json, &repaired, repaired.text())?;
         }
         Verb::Index(IndexVerb::Build(args)) => {
-            let mut line = ProgressLine::new();
-            let built = index::build(args, |what| line.show(what));
-            line.clear();
-            let built = built?;
+            let built = working(|work| index::build(args, work))?;
             tell(args.json, &built, built.text())?;
         }
         Verb::Materialize(args) => {
-            let mut line = ProgressLine::new();
-            let written = materialize::materialize(args, |done, all| {
-                line.show(&format!("{done} of {all} samples"));
-            });
-            line.clear();
-            let written = written?;
+            let written = working(|work| materialize::materialize(args, work))?;
             tell(args.json, &written, written.text())?;
         }
         Verb::Ckpt(verb) => return answer(|line| ckpt::run(verb, line)),
@@ -105,8 +101,14 @@ fn tell_samples(args: &samples::SamplesArgs) -> Result<()> {
         let shown = samples::show(args)?;
         return tell(args.json, &shown, shown.text());
     }
-    let read = samples::samples(args)?;
+    let read = working(|work| samples::samples(args, work))?;
     tell(args.json, &read, read.text())
+}
+
+/// Does what writes: Ctrl-C ends it, and nothing stays but what is gone on with.
+fn working<T>(act: impl FnOnce(&Arc<Work>) -> Result<T>) -> Result<T> {
+    let work = Work::at_signals()?;
+    work.end(act(&work))
 }
 
 /// Does what is asked, tells what was found, and whether it is as it should be.

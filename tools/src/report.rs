@@ -71,6 +71,12 @@ impl ProgressLine {
         ProgressLine { is_terminal: false, is_open: false }
     }
 
+    /// Whether anything is shown.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
     /// Shows this in place of what was shown before.
     pub fn show(&mut self, what: &str) {
         if self.is_terminal {
@@ -99,8 +105,28 @@ impl Default for ProgressLine {
 #[derive(Debug)]
 pub struct Bar<'a> {
     line: &'a mut ProgressLine,
+    gauge: Gauge,
+}
+
+impl<'a> Bar<'a> {
+    /// A bar for `total_bytes` of work.
+    #[must_use]
+    pub fn new(line: &'a mut ProgressLine, what: impl Into<String>, total_bytes: u64) -> Self {
+        Bar { line, gauge: Gauge::new(what, Some(total_bytes)) }
+    }
+
+    /// Tells that so many bytes are done, all in all.
+    pub fn at(&mut self, done_bytes: u64) {
+        self.gauge.at(self.line, done_bytes);
+    }
+}
+
+/// A [`Bar`] whose line is somebody else's.
+#[derive(Debug)]
+pub struct Gauge {
     what: String,
-    total_bytes: u64,
+    /// None if nobody knows: what is done is told then.
+    total_bytes: Option<u64>,
     begun: Instant,
     shown: Option<Instant>,
 }
@@ -108,26 +134,31 @@ pub struct Bar<'a> {
 /// A person reads no faster, and a terminal far away is slow.
 const BAR_EVERY: Duration = Duration::from_millis(100);
 
-impl<'a> Bar<'a> {
-    /// A bar for `total_bytes` of work.
+impl Gauge {
+    /// Of a work that begins now.
     #[must_use]
-    pub fn new(line: &'a mut ProgressLine, what: impl Into<String>, total_bytes: u64) -> Self {
-        Bar { line, what: what.into(), total_bytes, begun: Instant::now(), shown: None }
+    pub fn new(what: impl Into<String>, total_bytes: Option<u64>) -> Self {
+        Gauge { what: what.into(), total_bytes, begun: Instant::now(), shown: None }
     }
 
-    /// Tells that so many bytes are done, all in all.
-    pub fn at(&mut self, done_bytes: u64) {
+    /// Shows that so many bytes are done, all in all.
+    pub fn at(&mut self, line: &mut ProgressLine, done_bytes: u64) {
         if self.shown.is_some_and(|shown| shown.elapsed() < BAR_EVERY) {
             return;
         }
         self.shown = Some(Instant::now());
-        let elapsed = self.begun.elapsed();
-        self.line.show(&bar_text(&self.what, done_bytes, self.total_bytes, elapsed));
+        line.show(&gauge_text(&self.what, done_bytes, self.total_bytes, self.begun.elapsed()));
     }
 }
 
-fn bar_text(what: &str, done: u64, total: u64, elapsed: Duration) -> String {
+fn gauge_text(what: &str, done: u64, total: Option<u64>, elapsed: Duration) -> String {
     const CELLS: usize = 24;
+    let Some(total) = total else {
+        let (size, seconds) = (ByteSize(done), elapsed.as_secs());
+        return format!("{what}: {size}, {}, {seconds} s", rate_text(done, elapsed));
+    };
+    // What is read twice, or of a table, is not work that was left.
+    let done = done.min(total);
     let share = done as f64 / total.max(1) as f64;
     let filled = ((share * CELLS as f64) as usize).min(CELLS);
     let bar = "#".repeat(filled) + &"-".repeat(CELLS - filled);
@@ -163,10 +194,14 @@ mod tests {
 
     #[test]
     fn bars_fill_up() {
-        let text = bar_text("verify", 1 << 20, 4 << 20, Duration::from_secs(1));
+        let text = gauge_text("verify", 1 << 20, Some(4 << 20), Duration::from_secs(1));
         assert_eq!(text, "verify [######------------------] 1 MiB of 4 MiB, 1.0 MB/s, 3 s left");
-        let empty = bar_text("verify", 0, 0, Duration::ZERO);
+        let empty = gauge_text("verify", 0, Some(0), Duration::ZERO);
         assert!(empty.contains("0 B of 0 B"), "{empty}");
+        let over = gauge_text("check", 5 << 20, Some(4 << 20), Duration::from_secs(1));
+        assert!(over.contains("4 MiB of 4 MiB") && over.ends_with(", 0 s left"), "{over}");
+        let open = gauge_text("order", 1 << 20, None, Duration::from_secs(2));
+        assert_eq!(open, "order: 1 MiB, 0.5 MB/s, 2 s");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use anyhow::{Context as _, Result, bail};
 use indexed::Format;
 use storage::{Key, Storage};
 
+use crate::work::Work;
+
 /// What was found under a name.
 #[derive(Debug)]
 pub enum Target {
@@ -40,6 +42,17 @@ pub enum Target {
 }
 
 impl Target {
+    /// The same, its store watched.
+    #[must_use]
+    pub fn watched(mut self, work: &Arc<Work>) -> Self {
+        let (Target::Tokens { store, .. }
+        | Target::Foreign { store, .. }
+        | Target::Checkpoint { store, .. }
+        | Target::Checkpoints { store }) = &mut self;
+        *store = work.watch(Arc::clone(store));
+        self
+    }
+
     /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first, and so is what the
     /// files of another format end with.
     ///

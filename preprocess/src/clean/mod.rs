@@ -29,7 +29,7 @@ mod sketch;
 mod twice;
 mod urls;
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use filter::Cause;
@@ -39,9 +39,9 @@ pub use options::{
 };
 pub use report::{CleanProgress, CleanReport, CleanedInput, Clusters, Dropped, Example, Index};
 
-use crate::Result;
 use crate::input::{Cutter, Format, InputOptions, expand};
 use crate::pump::pump;
+use crate::{Error, Result};
 use block::Block;
 use filter::Rules;
 use judged::{Work, Worker};
@@ -70,6 +70,21 @@ pub fn clean(
     options: &CleanOptions,
     progress: &mut dyn FnMut(&CleanProgress),
 ) -> Result<CleanReport> {
+    clean_until(options, &AtomicBool::new(false), progress)
+}
+
+/// The same, until `stop` is true.
+///
+/// # Errors
+/// As [`clean`]; [`Error::Stopped`] if it was stopped: nothing is left then, and nothing to go on
+/// with.
+///
+/// [`Error::Stopped`]: crate::Error::Stopped
+pub fn clean_until(
+    options: &CleanOptions,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&CleanProgress),
+) -> Result<CleanReport> {
     let start = Instant::now();
     options.check()?;
     let rules = Rules::new(&options.filters)?;
@@ -89,7 +104,7 @@ pub fn clean(
     let mut twice = None;
     if let Some(near) = two_passes {
         let mut gatherer = Gatherer::new(options, near, Tally::new(&inputs, 1, passes))?;
-        judge(cutter(), &work, &mut |block| {
+        judge(cutter(), &work, stop, &mut |block| {
             gatherer.take(block)?;
             progress(&gatherer.tally.progress());
             Ok(())
@@ -101,7 +116,7 @@ pub fn clean(
     if let Some(near) = &options.near {
         keeper.look_for_near(near, twice)?;
     }
-    judge(cutter(), &work, &mut |block| {
+    judge(cutter(), &work, stop, &mut |block| {
         keeper.take(block)?;
         progress(&keeper.tally.progress());
         Ok(())
@@ -113,11 +128,15 @@ pub fn clean(
 fn judge(
     cutter: Cutter,
     work: &Work<'_>,
+    stop: &AtomicBool,
     take: &mut dyn FnMut(&mut Block) -> Result<()>,
 ) -> Result<()> {
     let worker = || {
         let mut worker = Worker::new(work);
         move |block: &mut Block| worker.judge(&mut block.parcel, &mut block.judged)
     };
-    pump(cutter, work.options.workers, &AtomicBool::new(false), worker, take)
+    let mut take = |block: &mut Block| {
+        if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { take(block) }
+    };
+    pump(cutter, work.options.workers, stop, worker, &mut take)
 }

@@ -12,6 +12,7 @@ use storage::{ByteSize, Key, Storage};
 use crate::cmd::{Wishes, checkpoints, steps_named, token_manifest};
 use crate::report::thousands;
 use crate::target::Target;
+use crate::work::{Way, Work};
 
 /// What was checked and found. `--json` prints it as it is.
 #[derive(Debug, Serialize)]
@@ -53,20 +54,20 @@ pub struct Eod {
 ///
 /// # Errors
 /// Only if what is there cannot be listed. Whatever is wrong with it is in the verdict.
-pub fn check(target: &Target, wishes: &Wishes) -> Result<Verdict> {
+pub fn check(target: &Target, wishes: &Wishes, work: &Work) -> Result<Verdict> {
     let checked = match target {
         Target::Tokens { store, prefix } => {
-            let result = tokens(store, prefix, Format::Mmididx, wishes);
+            let result = tokens((store, prefix), Format::Mmididx, wishes, work);
             vec![finding(store.display(prefix), result)]
         }
         Target::Foreign { store, prefix, format } => {
-            let result = tokens(store, prefix, *format, wishes);
+            let result = tokens((store, prefix), *format, wishes, work);
             vec![finding(format!("{} ({format})", store.display(prefix)), result)]
         }
-        Target::Checkpoint { store, step } => vec![checkpoint(store, *step)?],
+        Target::Checkpoint { store, step } => vec![checkpoint(store, *step, work)?],
         Target::Checkpoints { store } => steps_named(&**store)?
             .into_iter()
-            .map(|step| checkpoint(store, step))
+            .map(|step| checkpoint(store, step, work))
             .collect::<Result<_>>()?,
     };
     Ok(Verdict { checked })
@@ -99,8 +100,11 @@ fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding 
     }
 }
 
-fn checkpoint(store: &Arc<dyn Storage>, step: u64) -> Result<Finding> {
-    let verified = checkpoints(store).open_step(step).and_then(|found| found.verify());
+fn checkpoint(store: &Arc<dyn Storage>, step: u64, work: &Work) -> Result<Finding> {
+    let verified = checkpoints(store).open_step(step).and_then(|found| {
+        work.begin(format!("check step {step}"), Way::Read, Some(found.size().1));
+        found.verify()
+    });
     let result = verified.map_err(anyhow::Error::from).map(|report| {
         let size = ByteSize(report.bytes);
         let holds = format!("{} files, {size}, {} tensors", report.files, report.tensors);
@@ -112,10 +116,10 @@ fn checkpoint(store: &Arc<dyn Storage>, step: u64) -> Result<Finding> {
 /// The rules of the format, then the manifest's lengths and sums, then the ids against the
 /// vocabulary.
 fn tokens(
-    store: &Arc<dyn Storage>,
-    prefix: &Key,
+    (store, prefix): (&Arc<dyn Storage>, &Key),
     format: Format,
     wishes: &Wishes,
+    work: &Work,
 ) -> Result<(u64, String, Option<Eod>)> {
     let manifest = token_manifest(&**store, prefix)?;
     let meta = manifest.as_ref().map_or(Value::Null, |manifest| manifest.meta.clone());
@@ -123,6 +127,9 @@ fn tokens(
     let eod = wishes.eod.or_else(|| tokenizer["eod_id"].as_u64()?.try_into().ok());
     let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
     let source = Source::open(store, prefix, format, &options)?;
+    let listed = manifest.iter().flat_map(|manifest| &manifest.files).map(|file| file.bytes);
+    let total = listed.fold(0, u64::saturating_add).max(source.token_bytes());
+    work.begin("check", Way::Read, Some(total));
     let report = Census::take(&source, eod)?;
     let mut bytes = source.token_bytes();
     let mut text = format!(

@@ -115,7 +115,7 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<Answer> {
         CkptVerb::Export(args) => convert::run_export(args, line),
         CkptVerb::Import(args) => convert::run_import(args, line),
         CkptVerb::Reshard(args) => convert::run_reshard(args, line),
-        CkptVerb::Drain(args) => drain::run(args, line),
+        CkptVerb::Drain(args) => drain::run(args),
         CkptVerb::Doctor(args) => doctor::run(args),
         CkptVerb::Retain(args) => retain::run(args),
         CkptVerb::Scrub(args) => scrub::run(args, line),

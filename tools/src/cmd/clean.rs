@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use preprocess::TokenizerSpec;
 use preprocess::clean::{
     CleanOptions, CleanProgress, CleanReport, Filters, Measure, NearOptions, Reject, ScriptMin,
-    ShingleUnit, SplitOptions, TokensMin, UrlOptions, clean,
+    ShingleUnit, SplitOptions, TokensMin, UrlOptions, clean_until,
 };
 use storage::{ByteSize, Key, Storage};
 
+use crate::cmd::bench::guard::Stop;
 use crate::report::{Facts, table, thousands};
 
 /// What `feedline clean` can be told.
@@ -192,9 +193,14 @@ struct Rules {
 pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
     let report_to = args.report.as_deref().map(free_name).transpose()?;
     let mut reporter = Reporter::new(args.quiet);
-    let result = clean(&args.options(), &mut |progress| reporter.show(progress));
+    let stop = Stop::at_signals()?;
+    let tell = &mut |progress: &CleanProgress| reporter.show(progress);
+    let result = clean_until(&args.options(), &stop.0, tell);
     reporter.clear();
-    let report = result?;
+    let report = match result {
+        Err(preprocess::Error::Stopped) => bail!("interrupted"),
+        result => result?,
+    };
     if let Some((store, key)) = report_to {
         let json = serde_json::to_string_pretty(&report).context("serialize the report")?;
         storage::write_all(store.as_ref(), &key, format!("{json}\n").as_bytes())

@@ -1,5 +1,6 @@
 //! `feedline convert`: token files of one format as another.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -10,6 +11,7 @@ use storage::{ByteSize, rate_text};
 
 use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
 use crate::report::{Facts, thousands};
+use crate::work::{Way, Work};
 
 /// What to convert, and to what.
 #[derive(Clone, Debug)]
@@ -60,9 +62,9 @@ pub struct Converted {
 /// # Errors
 /// What is wrong with the source and where, or why the output cannot be written; nothing is left of
 /// it then.
-pub fn convert(request: &Request) -> Result<Converted> {
+pub fn convert(request: &Request, work: &Arc<Work>) -> Result<Converted> {
     let start = Instant::now();
-    let (store, key) = storage::locate(request.source.trim_end_matches('/'))?;
+    let (store, key) = work.locate(request.source.trim_end_matches('/'))?;
     let found = Format::detect(&store, &key)?;
     let (format, prefix) = match (request.from, found) {
         (None, None) => bail!(
@@ -83,14 +85,18 @@ pub fn convert(request: &Request) -> Result<Converted> {
         ReadOptions { dtype: request.source_dtype, eod: request.eod, ..ReadOptions::default() };
     let source = Source::open(&store, &prefix, format, &options)
         .with_context(|| format!("read {} as {format}", request.source))?;
-    let (out, out_prefix) = storage::locate(&request.out)?;
+    let (out, out_prefix) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
     let tokenizer = match token_manifest(store.as_ref(), &prefix)? {
         Some(manifest) => manifest.meta["tokenizer"].clone(),
         None => Value::Null,
     };
     let options = WriteOptions { dtype: request.dtype };
+    let bytes = Some(source.token_bytes());
+    // Some formats tell in front how many tokens follow, and some do not tell it at all.
+    work.begin("count", Way::Read, bytes);
     let mut writer = Writer::create(&out, &out_prefix, request.to, &source, &options)?;
+    work.begin("convert", Way::Read, bytes);
     source.read_into(&mut writer)?;
     let written = writer.finish()?;
     let mut meta = json!({

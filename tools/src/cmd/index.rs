@@ -4,6 +4,7 @@
 //! the files where the run will look for it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -16,6 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::report::{table, thousands};
+use crate::work::{Way, Work};
 
 /// What to build.
 #[derive(Debug, Args)]
@@ -112,45 +114,63 @@ struct Blend {
     weights: Option<Vec<f64>>,
 }
 
-/// Builds or checks all orders; `tell` hears of each before it is begun.
+/// Builds or checks all orders.
 ///
 /// # Errors
-/// What is wrong with the settings or a dataset. Orders that were finished by then stay.
-pub fn build(args: &IndexBuild, mut tell: impl FnMut(&str)) -> Result<Indexes> {
-    let tokenizer = match &args.tokenizer_from {
-        Some(file) => tokenizer_of(file)?,
-        None => Value::Null,
-    };
-    let mut run = Run { args, tokenizer, orders: Vec::new(), tell: &mut tell };
-    let of_parts = [&args.train, &args.valid, &args.test];
-    if args.data.is_empty() {
-        for (which, data) in Split::ALL.into_iter().zip(of_parts) {
-            if !data.is_empty() {
-                let blend = Blend::parse(data)?;
-                let is_blend = blend.prefixes.len() > 1;
-                run.part(which, &blend, None, is_blend)?;
-            }
-        }
-        return Ok(Indexes { orders: run.orders });
+/// What is wrong with the settings or a dataset. Orders that were finished by then stay, and are
+/// found by the next run; of the one that was not nothing does.
+pub fn build(args: &IndexBuild, work: &Arc<Work>) -> Result<Indexes> {
+    let mut run = Run { args, tokenizer: Value::Null, orders: Vec::new(), work };
+    let built = run.build();
+    let kept = run.orders.iter().filter(|order| order.folder.is_some()).count();
+    match built {
+        Ok(()) => Ok(Indexes { orders: run.orders }),
+        Err(error) if kept == 0 => Err(error),
+        Err(error) if kept == 1 => Err(error.context("one order is finished, and stays")),
+        Err(error) => Err(error.context(format!("{kept} orders are finished, and stay"))),
     }
-    let (blend, matrix) = (Blend::parse(&args.data)?, SplitMatrix::parse(&args.split)?);
-    let is_blend = blend.prefixes.len() > 1 || blend.weights.is_some();
-    for which in Split::ALL {
-        if matrix.share(which).is_some() {
-            run.part(which, &blend, Some(&args.split), is_blend)?;
-        }
-    }
-    Ok(Indexes { orders: run.orders })
 }
 
 struct Run<'a> {
     args: &'a IndexBuild,
     tokenizer: Value,
     orders: Vec<OrderRow>,
-    tell: &'a mut dyn FnMut(&str),
+    work: &'a Arc<Work>,
 }
 
 impl Run<'_> {
+    fn build(&mut self) -> Result<()> {
+        let args = self.args;
+        if let Some(file) = &args.tokenizer_from {
+            self.tokenizer = tokenizer_of(file)?;
+        }
+        if args.data.is_empty() {
+            let of_parts = [&args.train, &args.valid, &args.test];
+            for (which, data) in Split::ALL.into_iter().zip(of_parts) {
+                if !data.is_empty() {
+                    let blend = Blend::parse(data)?;
+                    let is_blend = blend.prefixes.len() > 1;
+                    self.part(which, &blend, None, is_blend)?;
+                }
+            }
+            return Ok(());
+        }
+        let (blend, matrix) = (Blend::parse(&args.data)?, SplitMatrix::parse(&args.split)?);
+        let is_blend = blend.prefixes.len() > 1 || blend.weights.is_some();
+        for which in Split::ALL {
+            if matrix.share(which).is_some() {
+                self.part(which, &blend, Some(&args.split), is_blend)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells what is begun: reads and writes count, of which nobody knows how many come.
+    fn show(&self, what: &str) {
+        let nth = self.orders.len() + 1;
+        self.work.begin(format!("order {nth}, {what}"), Way::Any, None);
+    }
+
     fn part(
         &mut self,
         which: Split,
@@ -199,16 +219,17 @@ impl Run<'_> {
 
     fn blend(&mut self, config: &BlendConfig) -> Result<()> {
         let dataset = format!("a blend of {}", config.available.len());
-        (self.tell)(&format!("{} of {dataset}", config.which));
+        self.show(&format!("{} of {dataset}", config.which));
         let start = Instant::now();
         let (index, folder) = match &self.args.data_cache_path {
             Some(folder) => {
-                let (store, key) = storage::locate(folder)?;
+                let (store, key) = self.work.locate(folder)?;
                 let shown = store.display(&key);
                 (BlendIndex::load_or_build(config, store.as_ref(), &key)?, Some(shown))
             }
             None => (BlendIndex::build_checked(config)?, None),
         };
+        self.work.check()?;
         self.orders.push(OrderRow {
             part: config.which.name(),
             dataset,
@@ -227,13 +248,13 @@ impl Run<'_> {
         split: Option<&str>,
         num_samples: Option<u64>,
     ) -> Result<(Value, u64)> {
-        (self.tell)(&format!("{which} of {prefix}"));
+        self.show(&format!("{which} of {prefix}"));
         let start = Instant::now();
-        let (store, key) = storage::locate(prefix)?;
+        let (store, key) = self.work.locate(prefix)?;
         let dataset = IndexedDataset::open_ready(&store, &key)?;
         let kind = self.args.masked.map(|masked| masked.kind(self.args));
         let (cache, folder) = match &self.args.data_cache_path {
-            Some(folder) => storage::locate(folder)?,
+            Some(folder) => self.work.locate(folder)?,
             None => {
                 let class = kind.map_or("GPTDataset", MaskedKind::class);
                 (store, key.join(&format!("cache/{class}_indices"))?)
@@ -253,6 +274,8 @@ impl Run<'_> {
                 (config.description(which)?, index.sample_count())
             }
         };
+        // One that could not be kept is no error else.
+        self.work.check()?;
         self.orders.push(OrderRow {
             part: which.name(),
             dataset: prefix.to_owned(),

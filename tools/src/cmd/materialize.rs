@@ -10,7 +10,7 @@ mod unfinished;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use indexed::{Builder, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use serde::Serialize;
@@ -20,6 +20,7 @@ use storage::{ByteSize, Key, Read, rate_text};
 use crate::cmd::index::tokenizer_of;
 use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest_only};
 use crate::report::{Facts, thousands};
+use crate::work::{Way, Work};
 use unfinished::Unfinished;
 
 /// What to write.
@@ -101,17 +102,16 @@ struct Piece {
 }
 
 /// Writes the samples of a part in their order, or goes on with what an interrupted run of the same
-/// settings has left. If it fails before the first commit nothing is left; `tell` hears how many
-/// samples are written.
+/// settings has left. If it fails before the first commit nothing is left.
 ///
 /// # Errors
 /// If the source is damaged, an output exists, or the settings make no order.
-pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result<Materialized> {
+pub fn materialize(args: &Materialize, work: &Arc<Work>) -> Result<Materialized> {
     let start = Instant::now();
     let name = args.source.trim_end_matches(".bin").trim_end_matches(".idx");
-    let (store, prefix) = storage::locate(name)?;
+    let (store, prefix) = work.locate(name)?;
     let dataset = IndexedDataset::open_ready(&store, &prefix)?;
-    let (out, out_key) = storage::locate(&args.output_prefix)?;
+    let (out, out_key) = work.locate(&args.output_prefix)?;
     if args.restart {
         Unfinished::discard(out.as_ref(), &out_key)?;
     }
@@ -122,7 +122,8 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
         }
         return Err(error.into());
     }
-    let (index, config) = order_of(args, name, &dataset, &store, &prefix)?;
+    let (index, config, kept_in) = order_of(args, work, (name, &dataset), (&store, &prefix))?;
+    work.check()?;
     let samples = args.samples.unwrap_or(index.sample_count());
     ensure!(samples > 0, "{name}: the {} part has no sample to write", args.part);
     let manifest = token_manifest(store.as_ref(), &prefix)?;
@@ -134,12 +135,21 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
     let is_there = |sample| tokens_of(&dataset, &index, sample);
     unfinished.tell_present(samples, is_there)?;
     let samples_before = unfinished.samples();
-    let wrote = write(args, &dataset, &index, samples, &mut unfinished, &mut tell);
+    let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
+    let bytes = sample_bytes.saturating_mul(samples - samples_before.min(samples));
+    work.begin("materialize", Way::Written, Some(bytes));
+    let wrote = write(args, &dataset, &index, samples, &mut unfinished);
     let read_bytes = match wrote {
         Ok(read_bytes) => read_bytes,
-        Err(error) => return Err(unfinished.fail(error)),
+        Err(error) => {
+            let is_all = unfinished.samples() == 0 && work.check().is_err();
+            let error = unfinished.fail(error);
+            let order = format!("the order stays in {kept_in}");
+            return Err(if is_all { error.context(order) } else { error });
+        }
     };
-    let built = unfinished.finish()?;
+    let stay = || format!("{samples} samples stay for the same command to go on");
+    let built = unfinished.finish().with_context(stay)?;
     let mut meta = manifest.map_or(json!({}), |old| old.meta);
     meta["tool"] = TOOL.into();
     meta["documents"] = built.documents.into();
@@ -156,7 +166,8 @@ pub fn materialize(args: &Materialize, mut tell: impl FnMut(u64, u64)) -> Result
         meta.remove("inputs");
     }
     // Without it the files stay as they are, for the same command to go on with.
-    let outputs = write_manifest_only(out.as_ref(), &out_key, &[built.bin, built.idx], meta)?;
+    let files = [built.bin, built.idx];
+    let outputs = write_manifest_only(out.as_ref(), &out_key, &files, meta).with_context(stay)?;
     Unfinished::discard_or_warn(out.as_ref(), &out_key);
     let elapsed_s = start.elapsed().as_secs_f64();
     Ok(Materialized {
@@ -177,7 +188,6 @@ fn write(
     index: &GptIndex,
     samples: u64,
     into: &mut Unfinished,
-    tell: &mut dyn FnMut(u64, u64),
 ) -> Result<u64> {
     let mut window = Window::default();
     let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
@@ -190,7 +200,6 @@ fn write(
         window.write(dataset, into.builder())?;
         into.reached(args.commit_every.0)?;
         first = end;
-        tell(first, samples);
     }
     into.reached_end(samples)?;
     Ok(read_bytes)
@@ -202,13 +211,14 @@ fn tokens_of(dataset: &IndexedDataset, index: &GptIndex, sample: u64) -> Result<
     Ok(tokens)
 }
 
+/// The order, what names it, and where it is kept.
 fn order_of(
     args: &Materialize,
-    name: &str,
-    dataset: &IndexedDataset,
-    store: &Arc<dyn storage::Storage>,
-    prefix: &Key,
-) -> Result<(GptIndex, GptIndexConfig)> {
+    work: &Arc<Work>,
+    (name, dataset): (&str, &IndexedDataset),
+    (store, prefix): (&Arc<dyn storage::Storage>, &Key),
+) -> Result<(GptIndex, GptIndexConfig, String)> {
+    work.begin("order", Way::Any, None);
     let tokenizer = args.tokenizer_from.as_deref().map(tokenizer_of).transpose()?;
     let config = GptIndexConfig {
         dataset_path: name.to_owned(),
@@ -221,11 +231,11 @@ fn order_of(
         tokenizer: tokenizer.unwrap_or(Value::Null),
     };
     let (cache, folder) = match &args.data_cache_path {
-        Some(folder) => storage::locate(folder)?,
+        Some(folder) => work.locate(folder)?,
         None => (Arc::clone(store), indexed::default_cache_folder(prefix)?),
     };
     let index = GptIndex::load_or_build(dataset, args.part, &config, cache.as_ref(), &folder)?;
-    Ok((index, config))
+    Ok((index, config, cache.display(&folder)))
 }
 
 /// Consecutive samples in memory.

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
 
-use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
+use crate::cmd::{Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest};
 use crate::report::{Facts, thousands};
+use crate::work::{Way, Work};
 
 /// What to merge, and how.
 #[derive(Clone, Debug)]
@@ -73,16 +74,21 @@ struct Source {
 ///
 /// # Errors
 /// If the inputs do not fit together or break their format, naming which; nothing is written then.
-pub fn merge(request: &Request) -> Result<Merged> {
+pub fn merge(request: &Request, work: &Arc<Work>) -> Result<Merged> {
     let start = Instant::now();
-    let sources = find(request)?;
-    let (out, out_prefix) = storage::locate(&request.out)?;
+    let sources = find(request, work)?;
+    let (out, out_prefix) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
     same_tokenizer(&sources)?;
     if !request.partial {
         all_shards(&sources)?;
     }
+    let bytes = sources.iter().map(Source::bytes).sum::<Result<u64>>()?;
+    if request.verify {
+        work.begin("verify", Way::Read, Some(bytes));
+    }
     let parts = sources.iter().map(|source| source.part(request)).collect::<Result<Vec<_>>>()?;
+    work.begin("merge", Way::Written, Some(bytes));
     let built = splice(&out, &out_prefix, &parts)?;
     let mut meta = common_meta(&sources);
     meta.insert("tool".to_owned(), TOOL.into());
@@ -105,19 +111,20 @@ pub fn merge(request: &Request) -> Result<Merged> {
     })
 }
 
-fn find(request: &Request) -> Result<Vec<Source>> {
+fn find(request: &Request, work: &Arc<Work>) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for input in &request.inputs {
         let bare = input.trim_end_matches('/');
         let bare = [".bin", ".idx"].iter().find_map(|s| bare.strip_suffix(s)).unwrap_or(bare);
-        let (store, key) = storage::locate(if bare.is_empty() { "/." } else { bare })
-            .or_else(|error| if bare == "." { storage::locate("./.") } else { Err(error) })?;
+        let (store, key) = work
+            .locate(if bare.is_empty() { "/." } else { bare })
+            .or_else(|error| if bare == "." { work.locate("./.") } else { Err(error) })?;
         let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
         if is_pair {
             sources.push(Source::open(store, key)?);
             continue;
         }
-        let folder = storage::open_url(bare)?;
+        let folder = work.open_url(bare)?;
         let names = folder.names(&Key::root()).with_context(|| format!("look into {input}"))?;
         let with =
             |stem: &str, suffix: &str| names.binary_search(&format!("{stem}{suffix}")).is_ok();
@@ -144,6 +151,11 @@ impl Source {
         let manifest = token_manifest(store.as_ref(), &prefix)?;
         let manifest = manifest.map(|manifest| (manifest.meta, manifest.files));
         Ok(Source { name, store, prefix, manifest })
+    }
+
+    /// Of both files.
+    fn bytes(&self) -> Result<u64> {
+        pair_bytes(self.store.as_ref(), &self.prefix)
     }
 
     fn part(&self, request: &Request) -> Result<SplicePart> {

@@ -1,12 +1,15 @@
 //! `feedline repair`: what can be saved of a damaged pair, under another name.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use indexed::Repair;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
+use crate::cmd::{Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest};
 use crate::report::{Facts, thousands};
+use crate::work::{Way, Work};
 
 /// What to repair.
 #[derive(Clone, Debug)]
@@ -42,11 +45,13 @@ pub struct Repaired {
 ///
 /// # Errors
 /// If not even the header can be read, or the output exists.
-pub fn repair(request: &Request) -> Result<Repaired> {
+pub fn repair(request: &Request, work: &Arc<Work>) -> Result<Repaired> {
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
-    let (store, prefix) = storage::locate(name)?;
-    let (out, key) = storage::locate(&request.out)?;
+    let (store, prefix) = work.locate(name)?;
+    let (out, key) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &key)?;
+    let idx_bytes = store.open(&prefix.with_suffix(".idx")?)?.len_bytes();
+    work.begin("examine", Way::Read, Some(idx_bytes));
     let repair = Repair::examine(&store, &prefix)?;
     let report = repair.report().clone();
     let mut repaired = Repaired {
@@ -62,6 +67,7 @@ pub fn repair(request: &Request) -> Result<Repaired> {
     if repaired.faults.is_empty() {
         return Ok(repaired);
     }
+    work.begin("repair", Way::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let built = repair.write(&out, &key)?;
     // A manifest that no longer fits its files still names their tokenizer.
     let mut meta = match token_manifest(store.as_ref(), &prefix) {

@@ -19,6 +19,7 @@ use storage::{ByteSize, Key};
 
 use crate::report::{Facts, thousands};
 use crate::simulate::Simulate;
+use crate::work::{Way, Work};
 
 pub use show::{Shown, show};
 
@@ -138,7 +139,7 @@ pub struct Samples {
 ///
 /// # Errors
 /// What the dataset, the index or a read say.
-pub fn samples(args: &SamplesArgs) -> Result<Samples> {
+pub fn samples(args: &SamplesArgs, work: &Arc<Work>) -> Result<Samples> {
     let begun = Instant::now();
     let (mut store, key) = storage::locate(&args.prefix)?;
     let simulation = args.simulate.start()?;
@@ -146,7 +147,9 @@ pub fn samples(args: &SamplesArgs) -> Result<Samples> {
         store = simulation.wrap(store);
     }
     let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
-    let order = order_of(args, &dataset)?;
+    work.begin("order", Way::Any, None);
+    let order = order_of(args, &dataset, work)?;
+    work.check()?;
     let index_seconds = begun.elapsed().as_secs_f64();
     let total = order.sample_count();
     let end = args.samples.map_or(total, |count| args.first.saturating_add(count));
@@ -159,11 +162,15 @@ pub fn samples(args: &SamplesArgs) -> Result<Samples> {
     let name = order.name();
     let mut sum = args.hash.then(Sha256::new);
     let begun = Instant::now();
+    let sample_bytes = args.seq_length.saturating_add(1) * dataset.dtype().item_bytes();
+    let count = end.min(total).saturating_sub(args.first) / u64::from(args.ranks).max(1);
+    work.begin("samples", Way::Read, Some(count.saturating_mul(sample_bytes)));
+    let shown = (work.as_ref(), sample_bytes);
     let (taken, metrics) = if args.raw {
-        drain(Loader::start(order, RawAssemble, options)?, args.rate, RawBatch::rows)?
+        drain(Loader::start(order, RawAssemble, options)?, args.rate, shown, RawBatch::rows)?
     } else {
         let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
-        drain(Loader::start(order, assemble, options)?, args.rate, |batch| {
+        drain(Loader::start(order, assemble, options)?, args.rate, shown, |batch| {
             if let Some(sum) = &mut sum {
                 add(sum, batch);
             }
@@ -190,11 +197,15 @@ pub fn samples(args: &SamplesArgs) -> Result<Samples> {
 fn drain<A: Assemble>(
     mut loader: Loader<A>,
     rate: Option<f64>,
+    (work, sample_bytes): (&Work, u64),
     mut rows: impl FnMut(&A::Batch) -> usize,
 ) -> Result<(u64, Metrics)> {
     let (begun, mut taken) = (Instant::now(), 0);
     while let Some(batch) = loader.next_batch()? {
-        taken += rows(&batch) as u64;
+        work.check()?;
+        let new = rows(&batch) as u64;
+        work.moved(Way::Read, new * sample_bytes);
+        taken += new;
         loader.recycle(batch);
         if let Some(rate) = rate {
             let due = begun + Duration::from_secs_f64(taken as f64 / rate);
@@ -204,11 +215,15 @@ fn drain<A: Assemble>(
     Ok((taken, loader.metrics()))
 }
 
-fn order_of(args: &SamplesArgs, dataset: &Arc<IndexedDataset>) -> Result<Arc<dyn Order>> {
+fn order_of(
+    args: &SamplesArgs,
+    dataset: &Arc<IndexedDataset>,
+    work: &Arc<Work>,
+) -> Result<Arc<dyn Order>> {
     let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
     Ok(match args.order {
         OrderKind::Megatron => {
-            let index = Arc::new(megatron_index(args, dataset)?);
+            let index = Arc::new(megatron_index(args, dataset, work)?);
             Arc::new(GptOrder::new(Arc::clone(dataset), index, seq_len)?)
         }
         OrderKind::Block => {
@@ -225,7 +240,11 @@ fn order_of(args: &SamplesArgs, dataset: &Arc<IndexedDataset>) -> Result<Arc<dyn
     })
 }
 
-fn megatron_index(args: &SamplesArgs, dataset: &IndexedDataset) -> Result<GptIndex> {
+fn megatron_index(
+    args: &SamplesArgs,
+    dataset: &IndexedDataset,
+    work: &Arc<Work>,
+) -> Result<GptIndex> {
     let reached = args.samples.map(|count| args.first.saturating_add(count));
     let config = GptIndexConfig {
         dataset_path: args.prefix.clone(),
@@ -240,7 +259,7 @@ fn megatron_index(args: &SamplesArgs, dataset: &IndexedDataset) -> Result<GptInd
     let Some(folder) = &args.cache else {
         return Ok(GptIndex::build(dataset, Split::Train, &config)?);
     };
-    let store = storage::open_url(folder)?;
+    let store = work.open_url(folder)?;
     Ok(GptIndex::load_or_build(dataset, Split::Train, &config, store.as_ref(), &Key::root())?)
 }
 

@@ -6,9 +6,11 @@ use anyhow::{Result, ensure};
 use indexed::{IndexedDataset, SplicePart, Split, SplitMatrix, splice};
 use serde::Serialize;
 use serde_json::{Value, json};
+use storage::{Key, Storage};
 
-use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
+use crate::cmd::{Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest};
 use crate::report::{table, thousands};
+use crate::work::{Way, Work};
 
 /// What to split, and how.
 #[derive(Clone, Debug)]
@@ -51,24 +53,25 @@ pub struct Part {
 /// applied to documents.
 ///
 /// # Errors
-/// If the source is damaged, or an output exists. Parts that were written by then stay, each whole.
-pub fn split(request: &Request) -> Result<Parts> {
+/// If the source is damaged, or an output exists; no part is left then.
+pub fn split(request: &Request, work: &Arc<Work>) -> Result<Parts> {
     let shares = SplitMatrix::parse(&request.split)?;
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
-    let (store, prefix) = storage::locate(name)?;
+    let (store, prefix) = work.locate(name)?;
     let documents = IndexedDataset::open(&store, &prefix)?.document_count();
     let manifest = token_manifest(store.as_ref(), &prefix)?;
     ensure!(documents > 0, "{name}: no documents to split");
     let mut targets = Vec::new();
     for which in Split::ALL {
         let Some(range) = shares.range(which, documents) else { continue };
-        let (out, key) = storage::locate(&format!("{}_{which}", request.out))?;
+        let (out, key) = work.locate(&format!("{}_{which}", request.out))?;
         no_manifest_yet(out.as_ref(), &key)?;
         targets.push((which, range, out, key));
     }
+    work.begin("split", Way::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();
-    for (which, range, out, key) in targets {
-        let documents = [range.start, range.end];
+    for (nth, (which, range, out, key)) in targets.iter().enumerate() {
+        let (documents, range) = ([range.start, range.end], range.clone());
         if range.is_empty() {
             let part = which.name();
             parts.push(Part { part, documents, sequences: 0, tokens: 0, outputs: Vec::new() });
@@ -76,32 +79,55 @@ pub fn split(request: &Request) -> Result<Parts> {
         }
         let (store, prefix) = (Arc::clone(&store), prefix.clone());
         let of = SplicePart { store, prefix, documents: Some(range), bin_crc64: None };
-        let built = splice(&out, &key, &[of])?;
         let mut meta = manifest.as_ref().map_or(json!({}), |manifest| manifest.meta.clone());
-        meta["tool"] = TOOL.into();
-        meta["documents"] = built.documents.into();
-        meta["sequences"] = built.sequences.into();
-        meta["tokens"] = built.tokens.into();
         meta["split"] = json!({
             "source": name,
             "shares": request.split,
             "part": which.name(),
             "documents": documents,
         });
-        if let Value::Object(meta) = &mut meta {
-            // Which of them the documents of this part are from is not known.
-            meta.remove("inputs");
+        match write_part(which.name(), documents, (out, key), of, meta) {
+            Ok(part) => parts.push(part),
+            Err(error) => {
+                // The one that failed has taken itself back.
+                let before = targets[..nth].iter().filter(|(_, range, ..)| !range.is_empty());
+                before.for_each(|(_, _, out, key)| remove(out.as_ref(), key));
+                return Err(error);
+            }
         }
-        let files = [built.bin, built.idx];
-        parts.push(Part {
-            part: which.name(),
-            documents,
-            sequences: built.sequences,
-            tokens: built.tokens,
-            outputs: write_manifest(out.as_ref(), &key, &files, meta)?,
-        });
     }
     Ok(Parts { source: name.to_owned(), documents, parts })
+}
+/// Writes one part, or nothing of it.
+fn write_part(
+    part: &'static str,
+    documents: [u64; 2],
+    (out, key): (&Arc<dyn Storage>, &Key),
+    of: SplicePart,
+    mut meta: Value,
+) -> Result<Part> {
+    let built = splice(out, key, &[of])?;
+    meta["tool"] = TOOL.into();
+    meta["documents"] = built.documents.into();
+    meta["sequences"] = built.sequences.into();
+    meta["tokens"] = built.tokens.into();
+    if let Value::Object(meta) = &mut meta {
+        // Which of them the documents of this part are from is not known.
+        meta.remove("inputs");
+    }
+    let (sequences, tokens) = (built.sequences, built.tokens);
+    let outputs = write_manifest(out.as_ref(), key, &[built.bin, built.idx], meta)?;
+    Ok(Part { part, documents, sequences, tokens, outputs })
+}
+
+/// Removes a part that was written, what makes it whole first.
+fn remove(out: &dyn Storage, key: &Key) {
+    for suffix in [".manifest.json", ".idx", ".bin"] {
+        // The error that ended the others is the one to tell.
+        if let Err(left) = key.with_suffix(suffix).and_then(|key| out.delete(&key)) {
+            log::warn!("{}{suffix} is left: {left}", out.display(key));
+        }
+    }
 }
 
 impl Parts {

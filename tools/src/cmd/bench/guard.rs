@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use storage::Watch;
 
 /// How often the watcher looks at the flag.
@@ -17,21 +19,35 @@ const LOOK: Duration = Duration::from_millis(50);
 /// What work has to come to its end when it is told to stop: a save that is under way is finished.
 const STOP_WAIT: Duration = Duration::from_secs(20);
 
+/// Signals that come together are one: `timeout` sends to the process and then to its group, and so
+/// do launchers of jobs. No hand is so quick.
+const SAME_SIGNAL: Duration = Duration::from_millis(100);
+
 /// Whether all is to stop: by a signal, or because another process has failed.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(pub Arc<AtomicBool>);
 
 impl Stop {
-    /// One that SIGINT and SIGTERM set; a second one ends the process as it would have without us.
+    /// One that SIGINT and SIGTERM set; a later one ends the process as it would have without us.
     ///
     /// # Errors
     /// If the system takes no handlers.
     pub fn at_signals() -> Result<Self> {
-        let stop = Stop::default();
-        for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop.0))?;
-            signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
-        }
+        let (stop, mut signals) = (Stop::default(), Signals::new([SIGINT, SIGTERM])?);
+        let told = stop.clone();
+        let listen = move || {
+            let mut first = None;
+            for signal in signals.forever() {
+                told.set();
+                if first.get_or_insert_with(Instant::now).elapsed() > SAME_SIGNAL {
+                    let _ = emulate_default_handler(signal); // what it cannot end, ends by the flag
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(listen)
+            .context("start a thread")?;
         Ok(stop)
     }
 

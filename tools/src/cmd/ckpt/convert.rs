@@ -1,6 +1,6 @@
 //! `feedline ckpt export`, `import` and `reshard`: a checkpoint as another.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +13,7 @@ use storage::{ByteSize, Key, rate_text};
 
 use super::{Answer, open_step};
 use crate::report::{Bar, Facts, ProgressLine, thousands};
+use crate::work::Work;
 
 /// What bounds a conversion.
 #[derive(Debug, Args)]
@@ -185,10 +186,15 @@ struct Converted {
 const HF_SHARD_BYTES: u64 = 5_000_000_000;
 
 pub(super) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<Answer> {
+    let work = Work::at_signals()?;
+    work.end(export_by(args, &work, line))
+}
+
+fn export_by(args: &ExportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Result<Answer> {
     let begun = Instant::now();
     let bounds = args.bounds.bounds(HF_SHARD_BYTES)?;
     let step = open_step(&args.name)?;
-    let (store, folder) = storage::locate(&args.out)?;
+    let (store, folder) = work.locate(&args.out)?;
     let mut import = Import::of_step(step)?;
     let model = model_of(&import);
     import.without_optimizer();
@@ -231,6 +237,11 @@ pub(super) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<A
 }
 
 pub(super) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<Answer> {
+    let work = Work::at_signals()?;
+    work.end(import_by(args, &work, line))
+}
+
+fn import_by(args: &ImportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Result<Answer> {
     let begun = Instant::now();
     let bounds = args.bounds.bounds(Bounds::default().shard_bytes_max)?;
     let format = match args.from {
@@ -269,7 +280,7 @@ pub(super) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<A
             "tool": crate::cmd::TOOL,
         },
     });
-    let steps = steps_to_write(&args.out, args.compress)?;
+    let steps = steps_to_write(&args.out, args.compress, work)?;
     write_step(&steps, step, &import, meta, bounds, line).map(|report| {
         let converted = Converted {
             source: import.source.display().to_owned(),
@@ -287,6 +298,11 @@ pub(super) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<A
 }
 
 pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result<Answer> {
+    let work = Work::at_signals()?;
+    work.end(reshard_by(args, &work, line))
+}
+
+fn reshard_by(args: &ReshardArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Result<Answer> {
     let begun = Instant::now();
     let bounds = args.bounds.bounds(Bounds::default().shard_bytes_max)?;
     let source = open_step(&args.name)?;
@@ -295,7 +311,7 @@ pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result
     if args.without_optimizer {
         import.without_optimizer();
     }
-    let steps = steps_to_write(&args.out, args.compress)?;
+    let steps = steps_to_write(&args.out, args.compress, work)?;
     let report = write_step(&steps, step, &import, meta, bounds, line)?;
     let converted = Converted {
         source: import.source.display().to_owned(),
@@ -311,9 +327,9 @@ pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result
     Answer::new(args.json, &converted, converted.text("wrote"), true)
 }
 
-fn steps_to_write(out: &str, compress: bool) -> Result<Checkpoints> {
+fn steps_to_write(out: &str, compress: bool, work: &Arc<Work>) -> Result<Checkpoints> {
     let options = Options { codec: codec_if(compress), ..Options::default() };
-    Ok(Checkpoints::open(storage::open_url(out)?, Key::root()).with_options(options))
+    Ok(Checkpoints::open(work.open_url(out)?, Key::root()).with_options(options))
 }
 
 /// What `--compress` stands for.

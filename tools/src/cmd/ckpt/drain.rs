@@ -3,16 +3,17 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ckpt::{Drain, DrainOptions, Options};
 use clap::Args;
 use serde::Serialize;
 use storage::ByteSize;
 
+use super::Answer;
 use super::convert::codec_if;
 use super::retain::PolicyArgs;
-use super::{Answer, open_folder};
-use crate::report::ProgressLine;
+use crate::cmd::checkpoints;
+use crate::work::{Way, Work};
 
 /// From where, to where, and how.
 #[derive(Debug, Args)]
@@ -68,7 +69,7 @@ struct Failed {
     why: String,
 }
 
-pub(super) fn run(args: &DrainArgs, line: &mut ProgressLine) -> Result<Answer> {
+pub(super) fn run(args: &DrainArgs) -> Result<Answer> {
     let bytes_per_s = match args.rate {
         Some(rate) => {
             let rate = NonZeroU64::new(rate.0);
@@ -78,14 +79,24 @@ pub(super) fn run(args: &DrainArgs, line: &mut ProgressLine) -> Result<Answer> {
         None => None,
     };
     let options = Options { codec: codec_if(args.compress), ..Options::default() };
-    let from = Arc::new(open_folder(&args.from)?);
-    let to = Arc::new(open_folder(&args.to)?.with_options(options));
+    let work = Work::at_signals()?;
+    let open = |name| Ok::<_, anyhow::Error>(checkpoints(&work.open_url(name)?));
+    let from = Arc::new(open(&args.from)?);
+    let to = Arc::new(open(&args.to)?.with_options(options));
     let retention = args.policy.retention()?;
+    let source = Arc::clone(&from);
     let drain = Drain::new(from, to, DrainOptions { bytes_per_s, retention, ..Default::default() });
     let mut told = Drained { pending: drain.pending()?, ..Drained::default() };
     if !args.dry_run {
-        line.show(&format!("drain {} steps to {}", told.pending.len(), args.to));
-        let pass = drain.run()?;
+        let bytes = |step: &u64| Some(source.open_step(*step).ok()?.size().1);
+        let total = told.pending.iter().map(bytes).sum();
+        work.begin(format!("drain {} steps", told.pending.len()), Way::Written, total);
+        let pass = drain.run();
+        let is_done = pass.as_ref().is_ok_and(|pass| pass.failed.is_empty());
+        // A step that was given up is not one that failed.
+        let went_on = if is_done { Ok(()) } else { work.check() };
+        let went_on = went_on.context("what was copied stays, and the next drain goes on with it");
+        let pass = work.end(went_on.and_then(|()| Ok(pass?)))?;
         for report in &pass.drained {
             told.lines.push(report.to_string());
             told.drained.push(StepLine {

@@ -1,0 +1,312 @@
+//! A store that asks its [`Work`] before each request, and tells it what passed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storage::{
+    Draft, Entry, FileEntry, Key, Map, Mark, Object, Profile, Read, Reader, ReaderOptions, Result,
+    Share, Storage, Unsynced, Upload, WorkFile,
+};
+
+use super::{Way, Work};
+
+/// Another store, watched.
+#[derive(Debug)]
+pub(super) struct WatchedStore {
+    inner: Arc<dyn Storage>,
+    work: Arc<Work>,
+}
+
+impl WatchedStore {
+    pub(super) fn new(inner: Arc<dyn Storage>, work: &Arc<Work>) -> Self {
+        WatchedStore { inner, work: Arc::clone(work) }
+    }
+
+    fn upload<U: ?Sized + Upload>(&self, inner: Box<U>) -> Box<WatchedUpload<U>> {
+        Box::new(WatchedUpload { inner, work: Arc::clone(&self.work) })
+    }
+
+    fn object(&self, inner: Arc<dyn Object>) -> Arc<dyn Object> {
+        Arc::new(WatchedObject { inner, work: Arc::clone(&self.work) })
+    }
+}
+
+/// What taking back needs is always done: to look what is there, to take hold of it, to remove it.
+impl Storage for WatchedStore {
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        Ok(self.object(self.inner.open(key)?))
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        self.work.check()?;
+        Ok(self.upload(self.inner.create(key, len_bytes_max)?))
+    }
+
+    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+        self.inner.list(folder)
+    }
+
+    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.names(folder)
+    }
+
+    fn delete(&self, key: &Key) -> Result<()> {
+        self.inner.delete(key)
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
+        self.work.check()?;
+        self.inner.publish(staged, target)
+    }
+
+    fn can_publish(&self, folder: &Key) -> Result<bool> {
+        self.inner.can_publish(folder)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        self.inner.replace(key, bytes)
+    }
+
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        self.inner.sync_folder(folder)
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        self.inner.delete_folder(folder)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.inner.free_bytes()
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.inner.display(key)
+    }
+
+    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.sweep(folder)
+    }
+
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+        self.work.check()?;
+        Ok(self.upload(self.inner.create_draft(key)?))
+    }
+
+    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+        Ok(self.upload(self.inner.resume_draft(key, from)?))
+    }
+
+    fn resume_draft_by(
+        &self,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+    ) -> Result<Box<dyn Draft>> {
+        Ok(self.upload(self.inner.resume_draft_by(key, find)?))
+    }
+
+    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        Ok(self.object(self.inner.open_draft(key)?))
+    }
+
+    fn discard_draft(&self, key: &Key) -> Result<()> {
+        self.inner.discard_draft(key)
+    }
+
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.work.check()?;
+        self.inner.create_work(key, len_bytes)
+    }
+
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+        self.inner.open_work(key)
+    }
+
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+        self.work.check()?;
+        self.inner.create_unnamed(folder, len_bytes)
+    }
+
+    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+        self.work.check()?;
+        self.inner.share(key, from, how)
+    }
+
+    fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
+        self.inner.reader(options)
+    }
+
+    fn reader_group(&self) -> Option<String> {
+        self.inner.reader_group()
+    }
+
+    fn metrics(&self) -> Vec<(String, u64)> {
+        self.inner.metrics()
+    }
+
+    fn profile(&self) -> &Profile {
+        self.inner.profile()
+    }
+}
+
+#[derive(Debug)]
+struct WatchedObject {
+    inner: Arc<dyn Object>,
+    work: Arc<Work>,
+}
+
+impl Object for WatchedObject {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+        self.work.check()?;
+        self.inner.read_many(reads)?;
+        self.work.moved(Way::Read, reads.iter().map(|read| read.buf.len() as u64).sum());
+        Ok(())
+    }
+
+    fn map(&self) -> Result<Map> {
+        self.work.check()?;
+        self.inner.map()
+    }
+
+    fn display(&self) -> String {
+        self.inner.display()
+    }
+
+    fn expect_random_reads(&self) {
+        self.inner.expect_random_reads();
+    }
+
+    fn memory_align(&self) -> usize {
+        self.inner.memory_align()
+    }
+
+    fn file(&self) -> Option<&std::fs::File> {
+        self.inner.file()
+    }
+
+    fn copied(&self, bytes: u64) -> bool {
+        self.work.moved(Way::Read, bytes);
+        self.work.check().is_ok() && self.inner.copied(bytes)
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        self.inner.as_any()
+    }
+}
+
+#[derive(Debug)]
+struct WatchedUpload<U: ?Sized> {
+    inner: Box<U>,
+    work: Arc<Work>,
+}
+
+impl<U: ?Sized + Upload> WatchedUpload<U> {
+    /// Writes so many bytes, unless it is time to stop.
+    fn write_by<T>(&mut self, bytes: u64, write: impl FnOnce(&mut U) -> Result<T>) -> Result<T> {
+        self.work.check()?;
+        let written = write(&mut self.inner)?;
+        self.work.moved(Way::Written, bytes);
+        Ok(written)
+    }
+}
+
+impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_by(bytes.len() as u64, |inner| inner.write(bytes))
+    }
+
+    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
+        self.write_by(bytes.len() as u64, |inner| inner.write_summed(bytes))
+    }
+
+    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        self.write_by(bytes.len() as u64, |inner| inner.write_given(bytes, crc64))
+    }
+
+    fn write_from(
+        &mut self,
+        object: &dyn Object,
+        range: Range<u64>,
+        crc64: Option<u64>,
+    ) -> Result<()> {
+        self.work.check()?;
+        self.inner.write_from(&Source { object, work: &self.work }, range, crc64)
+    }
+
+    fn stage_in(&mut self, bytes_max: u64) {
+        self.inner.stage_in(bytes_max);
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.work.check()?;
+        self.inner.settle()
+    }
+
+    fn finish(self: Box<Self>) -> Result<FileEntry> {
+        self.work.check()?;
+        self.inner.finish()
+    }
+
+    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+        self.work.check()?;
+        self.inner.finish_in_folder()
+    }
+}
+
+impl<U: ?Sized + Draft> Draft for WatchedUpload<U> {
+    fn sync(&mut self) -> Result<Mark> {
+        self.inner.sync()
+    }
+}
+
+/// What an upload is appended from: what is read of it is as good as written.
+#[derive(Debug)]
+struct Source<'a> {
+    object: &'a dyn Object,
+    work: &'a Work,
+}
+
+impl Object for Source<'_> {
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+        self.work.check()?;
+        self.object.read_many(reads)?;
+        self.work.moved(Way::Written, reads.iter().map(|read| read.buf.len() as u64).sum());
+        Ok(())
+    }
+
+    fn map(&self) -> Result<Map> {
+        self.object.map()
+    }
+
+    fn display(&self) -> String {
+        self.object.display()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.object.memory_align()
+    }
+
+    fn file(&self) -> Option<&std::fs::File> {
+        self.object.file()
+    }
+
+    fn copied(&self, bytes: u64) -> bool {
+        self.work.moved(Way::Written, bytes);
+        self.work.check().is_ok() && self.object.copied(bytes)
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        self.object.as_any()
+    }
+}

@@ -35,7 +35,9 @@ fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<ExitCode> {
     match verb {
         Verb::Inspect(subject) => {
-            let found = inspect::inspect(&Target::find(&subject.name)?, &subject.wishes())?;
+            let work = Work::of_reading();
+            let target = Target::find(&subject.name)?.watched(&work);
+            let found = work.end(inspect::inspect(&target, &subject.wishes(), &work))?;
             tell(subject.json, &found, found.text())?;
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,

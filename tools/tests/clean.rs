@@ -69,6 +69,10 @@ fn every_option_is_taken() {
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["documents"], &report["kept"]), (&json!(6), &json!(1)));
     assert_eq!(report["dropped"]["script"]["examples"][0]["line"], 6);
+
+    let output = clean(folder.path(), &["--out", "again.jsonl", "--min-chars", "6", "--json"]);
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&told["documents"], &told["kept"]), (&json!(6), &json!(5)));
 }
 
 #[test]

@@ -69,6 +69,10 @@ pub struct CleanArgs {
     /// No progress and no summary
     #[arg(long)]
     quiet: bool,
+
+    /// Print what --report writes in place of the summary
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -201,13 +205,15 @@ pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
         Err(preprocess::Error::Stopped) => bail!("interrupted"),
         result => result?,
     };
+    let json = serde_json::to_string_pretty(&report).context("serialize the report")? + "\n";
     if let Some((store, key)) = report_to {
-        let json = serde_json::to_string_pretty(&report).context("serialize the report")?;
-        storage::write_all(store.as_ref(), &key, format!("{json}\n").as_bytes())
+        storage::write_all(store.as_ref(), &key, json.as_bytes())
             .context("the lines stand, but the report does not")?;
     }
-    if !args.quiet {
-        out.write_all(text(&report).as_bytes())?;
+    match (args.json, args.quiet) {
+        (true, _) => out.write_all(json.as_bytes())?,
+        (false, false) => out.write_all(text(&report).as_bytes())?,
+        (false, true) => {}
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use storage::{ByteSize, Key, Storage};
 
 use crate::cmd::Wishes;
 use crate::report::{Facts, thousands};
+use crate::work::{Way, Work};
 
 /// Token files of another program.
 #[derive(Debug, Serialize)]
@@ -47,13 +48,14 @@ pub struct Foreign {
 /// # Errors
 /// What is wrong with the files, and where.
 pub fn inspect(
-    store: &Arc<dyn Storage>,
-    prefix: &Key,
+    (store, prefix): (&Arc<dyn Storage>, &Key),
     format: Format,
     wishes: &Wishes,
+    work: &Work,
 ) -> Result<Foreign> {
     let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
     let source = Source::open(store, prefix, format, &options)?;
+    work.begin("inspect", Way::Read, Some(source.token_bytes()));
     let report = Census::take(&source, wishes.eod)?;
     Ok(Foreign {
         prefix: source.display().to_owned(),

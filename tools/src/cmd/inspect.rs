@@ -15,6 +15,7 @@ use crate::cmd::foreign::{self, Foreign};
 use crate::cmd::{Wishes, checkpoints, steps_named, token_manifest};
 use crate::report::{Facts, table, thousands};
 use crate::target::Target;
+use crate::work::Work;
 
 /// What `inspect` tells; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
@@ -118,10 +119,10 @@ const FIRST_IDS: usize = 24;
 ///
 /// # Errors
 /// If it cannot be opened, naming what is wrong with it and where.
-pub fn inspect(target: &Target, wishes: &Wishes) -> Result<Inspection> {
+pub fn inspect(target: &Target, wishes: &Wishes, work: &Work) -> Result<Inspection> {
     match target {
         Target::Foreign { store, prefix, format } => {
-            let found = foreign::inspect(store, prefix, *format, wishes)?;
+            let found = foreign::inspect((store, prefix), *format, wishes, work)?;
             Ok(Inspection::ForeignTokens(Box::new(found)))
         }
         Target::Tokens { store, prefix } => {

@@ -152,7 +152,8 @@ fn fio_stands_beside_us_with_an_interval() {
     for peer in peers {
         let of = |name: &str| peer[name].as_f64().unwrap();
         assert!(of("ours_mb_per_s") > 0.0 && of("fio_mb_per_s") > 0.0, "{peer}");
-        assert!(of("ours_core_s_per_gb") > 0.0 && of("fio_core_s_per_gb") > 0.0, "{peer}");
+        // So short a run may be less than the clock of its cores ticks.
+        assert!(of("ours_core_s_per_gb") >= 0.0 && of("fio_core_s_per_gb") >= 0.0, "{peer}");
         assert!(of("low") <= of("ours_by_fio") && of("ours_by_fio") <= of("high"), "{peer}");
         assert!(["yes", "no", "open"].contains(&peer["agreement"].as_str().unwrap()), "{peer}");
     }
@@ -190,10 +191,14 @@ fn beside(answer: &str) -> (Value, Vec<String>) {
 #[test]
 fn fio_is_asked_for_the_same() {
     let (read, write) = ("\"read\":{\"bw_bytes\":5e8}", "\"write\":{\"bw_bytes\":4e8}");
-    let (report, asked) = beside(&format!("echo '{{\"jobs\":[{{{read},{write}}}]}}'"));
+    let cores = "\"usr_cpu\":10,\"sys_cpu\":15";
+    let (report, asked) = beside(&format!("echo '{{\"jobs\":[{{{read},{write},{cores}}}]}}'"));
     let target = &report["targets"][0];
     let rates = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_mb_per_s"]);
     assert_eq!(rates.collect::<Vec<_>>(), [500.0, 500.0, 400.0, 400.0]);
+    // A quarter of a core for half a gigabyte a second, and two writers of as much for 0.4.
+    let cores = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_core_s_per_gb"]);
+    assert_eq!(cores.collect::<Vec<_>>(), [0.5, 0.5, 1.25, 1.25]);
     let direct = format!("--direct={} ", u8::from(target["direct"].as_bool().unwrap()));
     let dues = [
         &["--rw=read ", "--bs=1048576 ", "--iodepth=32 ", "/tokens.bin ", "--runtime=50ms "][..],
@@ -202,7 +207,9 @@ fn fio_is_asked_for_the_same() {
         &["--rw=write ", "--bs=8388608 ", "--offset_increment=8388608 ", "/one.bin "],
     ];
     assert_eq!(asked.len(), 2 * dues.len(), "two rounds: {asked:?}");
+    let waits = target["engine"] != "ring";
     for (line, due) in asked.iter().zip(dues.iter().chain(&dues)) {
+        assert_eq!(line.contains("--force_async=1 "), waits && line.contains("read "), "{line}");
         for due in due.iter().copied().chain([&*direct, "--invalidate=0 "]) {
             assert!(line.contains(due), "no {due} in {line}");
         }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use storage::{Engine, Profile};
 
 use crate::fio::{self, Told};
 
@@ -38,13 +39,18 @@ pub struct Writes {
 ///
 /// # Errors
 /// If fio fails, or tells nothing.
-pub fn read(file: &Path, reads: &Reads, direct: bool) -> Result<Told> {
+pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<Told> {
     let mut job = fio::job(&[file])?;
     fio::ring(&mut job, reads.depth);
+    if profile.engine != Engine::Ring {
+        // Where a submission waits for its read, a ring is no more than one request at a time,
+        // unless the kernel's threads are asked at once.
+        job.arg("--force_async=1");
+    }
     job.args(["--readonly", "--time_based", "--norandommap", "--randrepeat=0"]);
     job.arg(if reads.in_order { "--rw=read" } else { "--rw=randread" });
     job.arg(format!("--runtime={}ms", (reads.seconds * 1e3).ceil()));
-    requests(&mut job, reads.bytes, direct);
+    requests(&mut job, reads.bytes, profile.direct);
     fio::run(job, "read")
 }
 

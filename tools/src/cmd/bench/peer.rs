@@ -223,11 +223,11 @@ impl Shared {
 
     /// The same of fio; within, what it cannot.
     fn fios(&self, settings: &Settings, place: &Place) -> Result<Result<Told>> {
-        let direct = place.store.profile().direct;
+        let profile = place.store.profile();
         Ok(match self {
             Shared::Reads(reads) => {
                 let file = reads::data_path(place).context("a file")?;
-                fio::read(&file, reads, direct)
+                fio::read(&file, reads, profile)
             }
             Shared::Writes(writes) => {
                 writes.prepare(settings, place)?;
@@ -235,7 +235,7 @@ impl Shared {
                     true => saves::apart_path(place),
                     false => saves::one_path(place),
                 };
-                fio::write(&file.context("a file")?, writes, direct)
+                fio::write(&file.context("a file")?, writes, profile.direct)
             }
         })
     }

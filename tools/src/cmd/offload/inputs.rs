@@ -73,13 +73,14 @@ pub(super) fn run(
     for round in 0..=args.rounds {
         line.show(&format!("round {round}: inputs of layers"));
         stop.check()?;
-        let there = in_place(&files, bytes, "write")?;
-        let back = in_place(&files, bytes, "read")?;
+        // Each is first as often as the other.
+        let before = if round % 2 == 1 { in_place(&files, bytes)? } else { None };
         stop.check()?;
         let step = step(&spill, &layer, layers, stop)?;
+        let fio = if round % 2 == 1 { before } else { in_place(&files, bytes)? };
         if round > 0 {
             ours.push(step);
-            theirs.extend(there.zip(back).map(|(there, back)| [there, back]));
+            theirs.extend(fio);
         }
     }
     let way = |moved: fn([Moved; 2]) -> Moved| {
@@ -145,17 +146,20 @@ fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &Stop) -> Result<[Moved;
     Ok([there, back])
 }
 
-/// What fio does in files that stay as they are, without making them durable: nor are ours.
-fn in_place(files: &[&Path], bytes: u64, what: &str) -> Result<Option<Moved>> {
+/// What fio writes and reads in files that stay as they are. It makes nothing durable, nor do we.
+fn in_place(files: &[&Path], bytes: u64) -> Result<Option<[Moved; 2]>> {
     if !fio::is_there() {
         return Ok(None);
     }
     let bytes = bytes >> 20 << 20;
-    let mut job = fio::job(files)?;
-    fio::ring(&mut job, 32);
-    job.args(["--direct=1", "--bs=1m", &format!("--rw={what}"), &format!("--size={bytes}")]);
-    let rate = fio::rate(job, what)?;
-    Ok(Some(Moved { bytes, seconds: bytes as f64 / rate }))
+    let way = |what| {
+        let mut job = fio::job(files)?;
+        fio::ring(&mut job, 32);
+        job.args(["--direct=1", "--bs=1m", &format!("--rw={what}"), &format!("--size={bytes}")]);
+        let rate = fio::rate(job, what)?;
+        anyhow::Ok(Moved { bytes, seconds: bytes as f64 / rate })
+    };
+    Ok(Some([way("write")?, way("read")?]))
 }
 
 impl MovedInputs {

@@ -11,7 +11,9 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
+use ckpt::offload::{self, Folder, Offload, Options};
 use serde_json::Value;
+use storage::Key;
 use storage::examine::{BucketFacts, MachineFacts, MountFacts};
 use storage::server::{Conditions, Fault, Rule, S3Server};
 use storage::sim::Mount;
@@ -447,4 +449,70 @@ fn stripes_are_recommended_and_refused_where_there_are_none() {
         assert!(said.err.contains(due), "{args:?}: {}", said.err);
     }
     assert!(is_empty(folder.path()));
+}
+
+/// A state of one rank in a folder of its own, as a run leaves it.
+fn state(folder: &Path, name: &str, owner: &str) -> Offload {
+    let layout = offload::bench::layout(5000).unwrap();
+    let store = storage::open_url(folder.to_str().unwrap()).unwrap();
+    let folders = vec![Folder { store, key: Key::new(name).unwrap() }];
+    let plan = offload::plan(&layout).unwrap();
+    let options = Options::default();
+    let mut state = Offload::on_disks(folders, owner, plan, &layout, 0, options).unwrap();
+    state.fill(&[&[0; 4 * 5000]], 0, Value::Null).unwrap();
+    state
+}
+
+#[test]
+fn what_ranks_left_is_found_and_removed() {
+    let lab = tempfile::tempdir().unwrap();
+    let folder = lab.path().join("nvme");
+    let held = state(&folder, "rank-00000", "/run/ckpt");
+    for (name, owner) in [("rank-00001", "/run/ckpt"), ("rank-00002", "/other")] {
+        drop(state(&folder, name, owner));
+    }
+    std::fs::create_dir(folder.join("mine")).unwrap();
+    let place = folder.to_str().unwrap();
+    let left = |more: &[&str]| -> Value {
+        let said = feedline(&[&["offload", "left", place, "--json"], more].concat());
+        assert_eq!(said.code, 0, "{}", said.err);
+        serde_json::from_str(&said.out).unwrap()
+    };
+    let names = || {
+        let entries = std::fs::read_dir(&folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let told = left(&[]);
+    let open: Vec<bool> = told["states"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|state| state["is_open"].as_bool().unwrap())
+        .collect();
+    assert_eq!(open, [true, false, false], "{told}");
+    assert_eq!(told["states"][2]["owner"], "/other");
+    // Both have 60,000 bytes and more.
+    assert!(told["left_bytes"].as_u64().unwrap() > 120_000, "{told}");
+    assert_eq!(names(), ["mine", "rank-00000", "rank-00001", "rank-00002"]);
+
+    let config = config(lab.path(), "corpus", 64);
+    let set = format!("optim.offload=nvme:{place}");
+    let told = doctor(&[&config, "--set", &set]);
+    let (severity, found) = told.of("states");
+    assert!(severity == "note" && found.contains("of 2 ranks that no process has"), "{found}");
+    let is_room = |of: &&Value| of["what"] == "room" && of["place"] == place;
+    let room = told.findings.iter().find(is_room).unwrap();
+    assert_eq!(room["severity"], "fine", "{room}");
+
+    let removed = |told: Value| told["removed"].as_array().unwrap().len();
+    assert_eq!(removed(left(&["--remove", "/nobody"])), 0);
+    assert_eq!(removed(left(&["--remove", "/run/ckpt"])), 1);
+    assert_eq!(names(), ["mine", "rank-00000", "rank-00002"]);
+    drop(held);
+    let said = feedline(&["offload", "left", place, "--remove", "/run/ckpt"]);
+    assert!(said.out.contains("removed") && said.out.contains("left"), "{}", said.out);
+    assert_eq!(names(), ["mine", "rank-00002"]);
 }

@@ -75,6 +75,8 @@ impl Offloaded {
         let rank = comm.rank as u64;
         let state = if matches!(offload, Offload::Nvme(_)) {
             let owner = owner(config)?;
+            // Other nodes, and those that the run had before, have folders of these names as well.
+            log::info!("offload: states are in {offload}; `feedline offload left` finds old ones");
             sweep(offload, &owner, comm.mesh.ranks());
             let key = Key::new(format!("rank-{rank:05}"))?;
             let open = |url: &String| {

@@ -4,8 +4,9 @@
 //! which generation is whole. What they can be is mixed up: named in another order, or one of them
 //! taken from another state. So each folder has a mark that tells whose it is, and which of them.
 
-use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, thread};
 
 use serde::{Deserialize, Serialize};
 
@@ -119,12 +120,67 @@ pub(super) fn claim(
 }
 
 /// Keeps other processes out of a folder.
-fn lock(Folder { store, key }: &Folder) -> Result<Arc<dyn WorkFile>> {
-    let key = key.join(LOCK)?;
-    match store.open_work(&key) {
-        Err(storage::Error::NotFound { .. }) => Ok(store.create_work(&key, LOCK_BYTES)?),
-        lock => Ok(lock?),
+fn lock(folder: &Folder) -> Result<Arc<dyn WorkFile>> {
+    let mut looks = 1;
+    loop {
+        match open_lock(folder) {
+            // Whoever only looks who has it, has it for a moment.
+            Err(storage::Error::Locked { .. }) if looks < LOOKS_MAX => {
+                looks += 1;
+                thread::sleep(LOOK);
+            }
+            Err(storage::Error::NotFound { .. }) => {
+                let Folder { store, key } = folder;
+                return Ok(store.create_work(&key.join(LOCK)?, LOCK_BYTES)?);
+            }
+            lock => return Ok(lock?),
+        }
     }
+}
+
+/// A tenth of a second together; who looks takes microseconds.
+const LOOKS_MAX: usize = 5;
+const LOOK: Duration = Duration::from_millis(25);
+
+fn open_lock(Folder { store, key }: &Folder) -> storage::Result<Arc<dyn WorkFile>> {
+    store.open_work(&key.join(LOCK)?)
+}
+
+/// A folder that is marked as a rank's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Marked {
+    /// Where it is.
+    pub folder: String,
+    /// Whose state it is part of, as whoever opened it called himself.
+    pub owner: String,
+    /// Its rank.
+    pub rank: usize,
+    /// Which of its disks, counted from 0.
+    pub disk: usize,
+    /// How many it has.
+    pub disks: usize,
+    /// Bytes of all files there. Those that a checkpoint has as well are not given back with them.
+    pub bytes: u64,
+    /// Whether a process has it.
+    pub is_open: bool,
+}
+
+/// The folders in `store` that are marked as a rank's, and whether a process has them. To see that
+/// each is locked for a moment.
+///
+/// # Errors
+/// What the store says.
+pub fn marked(store: &Arc<dyn Storage>) -> Result<Vec<Marked>> {
+    let mut all = Vec::new();
+    for (folder, mark) in marks(store)? {
+        let Folder { store, key } = &folder;
+        let bytes = store.list(key)?.iter().map(|entry| entry.bytes).sum();
+        let is_open = matches!(open_lock(&folder), Err(storage::Error::Locked { .. }));
+        let Mark { owner, rank, disk, disks } = mark;
+        let folder = folder.to_string();
+        all.push(Marked { folder, owner, rank, disk, disks, bytes, is_open });
+    }
+    Ok(all)
 }
 
 /// Removes what ranks left in a folder that a run has no more: of the folders in `store` those that
@@ -134,28 +190,35 @@ fn lock(Folder { store, key }: &Folder) -> Result<Arc<dyn WorkFile>> {
 /// # Errors
 /// What the store says.
 pub fn sweep(store: &Arc<dyn Storage>, owner: &str, ranks: usize) -> Result<Vec<String>> {
-    let names = match store.names(&Key::root()) {
-        Err(storage::Error::NotFound { .. }) => return Ok(Vec::new()),
-        names => names?,
-    };
     let mut removed = Vec::new();
-    for name in names {
-        let Ok(key) = Key::new(name) else { continue };
-        let folder = Folder { store: Arc::clone(store), key };
-        // What cannot be read is not known to be ours.
-        let Ok(Some(mark)) = Mark::read(&folder) else { continue };
+    for (folder, mark) in marks(store)? {
         if mark.owner != owner || mark.rank < ranks {
             continue;
         }
         // Held until the folder is gone. Another rank may be here for the same.
-        match store.open_work(&folder.key.join(LOCK)?) {
+        match open_lock(&folder) {
             Err(storage::Error::Locked { .. } | storage::Error::NotFound { .. }) => continue,
             lock => {
                 let _lock = lock?;
-                store.delete_folder(&folder.key)?;
+                folder.store.delete_folder(&folder.key)?;
             }
         }
         removed.push(folder.to_string());
     }
     Ok(removed)
+}
+
+/// The folders with a mark. What cannot be read is not known to be ours.
+fn marks(store: &Arc<dyn Storage>) -> Result<Vec<(Folder, Mark)>> {
+    let names = match store.names(&Key::root()) {
+        Err(storage::Error::NotFound { .. }) => return Ok(Vec::new()),
+        names => names?,
+    };
+    let folder = |key| Folder { store: Arc::clone(store), key };
+    let folders = names.into_iter().filter_map(|name| Key::new(name).ok().map(folder));
+    let marked = |folder: Folder| {
+        let mark = Mark::read(&folder).ok()??;
+        Some((folder, mark))
+    };
+    Ok(folders.filter_map(marked).collect())
 }

@@ -52,7 +52,7 @@ use memory::Memory;
 use storage::{Key, Storage, Width};
 
 pub use adamw::AdamW;
-pub use folders::{Folder, sweep};
+pub use folders::{Folder, Marked, marked, sweep};
 pub use form::{Param, plan, plan_over};
 pub use spill::{Away, Spill, SpillOptions, SpillReport};
 

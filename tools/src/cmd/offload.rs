@@ -2,6 +2,7 @@
 //! inputs of layers.
 
 mod inputs;
+mod left;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +29,11 @@ pub enum OffloadVerb {
     ///
     /// Exit 0: measured. 2: it could not be.
     Bench(BenchArgs),
+    /// Tells what ranks keep in folders of this node, or have left there, and removes that.
+    ///
+    /// A run that goes on with fewer ranks removes what the others left where its own reach it;
+    /// what is on a node that it has left stays there. Exit 0: done. 2: it could not be.
+    Left(left::LeftArgs),
 }
 
 /// Where to measure, and what.
@@ -103,7 +109,13 @@ struct Measured {
 /// # Errors
 /// If it cannot be done.
 pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
-    let OffloadVerb::Bench(args) = verb;
+    match verb {
+        OffloadVerb::Bench(args) => measure(args, line),
+        OffloadVerb::Left(args) => left::run(args),
+    }
+}
+
+fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
     ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
     inputs::check(args)?;
     let stop = Stop::at_signals()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
-use recipe::config::{Config, Objective};
+use recipe::config::{Config, Objective, Offload};
 use recipe::plan::{Known, Plan};
 use storage::examine::{MountFacts, Scratch, cached_share};
 use storage::{ByteSize, Key};
@@ -38,8 +38,9 @@ pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding
     }
     if let Some(near) = &config.data.local_cache {
         tour.look(&near.dir, Purpose::Both, Made::ByRun);
-        tour.all.extend(is_near(&near.dir, patience));
+        tour.all.extend(is_near(&near.dir, "local cache", patience));
     }
+    tour.offloaded(&config);
     Ok(tour.all)
 }
 
@@ -64,6 +65,83 @@ impl Tour<'_> {
             self.all.extend(found.all);
         }
     }
+
+    /// Where ranks keep states, and inputs of layers.
+    fn offloaded(&mut self, config: &Config) {
+        let plan = Plan::new(config, &Known::default());
+        let disks = config.optim.offload.folders(0).len() as u64;
+        let each = plan.offload.map_or(0, |state| state.disk_bytes.div_ceil(disks.max(1)));
+        for place in places(&config.optim.offload) {
+            self.look(&place, Purpose::Checkpoint, Made::ByRun);
+            self.all.extend(is_near(&place, "offload", self.patience));
+            self.all.extend(states(&place, each, self.patience));
+        }
+        for place in places(&config.parallel.activation_offload) {
+            self.look(&place, Purpose::Checkpoint, Made::ByRun);
+            self.all.extend(is_near(&place, "offload", self.patience));
+        }
+    }
+}
+
+/// Ranks of a node, of which the folders are looked for.
+const LOCAL_RANKS_MAX: usize = 64;
+
+/// Folders of the first rank of this node, and those of others that are there.
+fn places(offload: &Offload) -> Vec<String> {
+    let mut places = offload.folders(0);
+    for place in (1..LOCAL_RANKS_MAX).flat_map(|rank| offload.folders(rank)) {
+        if !places.contains(&place) && path_of(&place).exists() {
+            places.push(place);
+        }
+    }
+    places
+}
+
+/// What ranks left there, and whether two generations of another one fit.
+fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
+    let mut found = Findings::of(place);
+    let asked = place.to_owned();
+    let looked = patience.stage("look what ranks left").run(move || -> ckpt::Result<_> {
+        let store = storage::open_url(&asked)?;
+        Ok((ckpt::offload::marked(&store)?, store.free_bytes()?))
+    });
+    let (all, free) = match looked {
+        Ok(Ok(looked)) => looked,
+        Ok(Err(error)) => {
+            found.breaks("states", error.to_string(), "the run does not start", "");
+            return found.all;
+        }
+        Err(error) => {
+            found.breaks(ANSWERS, error.to_string(), "the run waits as long", "");
+            return found.all;
+        }
+    };
+    let left: Vec<_> = all.iter().filter(|state| !state.is_open).collect();
+    let left_bytes: u64 = left.iter().map(|state| state.bytes).sum();
+    if let Some(first) = left.first() {
+        let (count, bytes) = (left.len(), ByteSize(left_bytes));
+        found.note(
+            "states",
+            format!("{bytes} of {count} ranks that no process has, such as of {}", first.owner),
+            "their space: a run that goes on here takes its own again, and removes those of ranks \
+             that it has no more; one that goes on elsewhere does not",
+            &format!("feedline offload left {place}, and --remove RUN"),
+        );
+    } else {
+        found.fine("states", format!("none that no process has, {} in use", all.len()));
+    }
+    let told = format!("two generations of one rank take {}", ByteSize(need_bytes));
+    match free {
+        // What was left may be its own.
+        Some(free) if free.saturating_add(left_bytes) < need_bytes => {
+            let told = format!("{told}: {} are free", ByteSize(free));
+            let fix = "optim.offload on a larger disk, or on several";
+            found.breaks("room", told, "the first update fails", fix);
+        }
+        Some(free) => found.fine("room", format!("{told}: {} are free", ByteSize(free))),
+        None => found.fine("room", format!("{told}; the store has no limit that it tells")),
+    }
+    found.all
 }
 
 /// The nearest folder of a path that is there; `None` if that cannot be told.
@@ -232,19 +310,29 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// A cache on a disk that is as far away as the data is none.
-fn is_near(dir: &str, patience: &Patience) -> Vec<Finding> {
+/// A cache on a disk that is as far away as the data is none, and an update waits for its disk.
+fn is_near(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir);
     let asked = path_of(dir);
     let looked = patience.stage("look where it is").run(move || MountFacts::of(&asked));
     if let Ok(Ok(facts)) = looked
         && !LOCAL.contains(&facts.file_system.as_str())
     {
+        let (cost, fix) = match what {
+            "offload" => (
+                "each step waits for the network: 24 bytes a parameter, or all inputs both ways",
+                "nvme:FOLDER on a disk of the node",
+            ),
+            _ => (
+                "every sample is written once and read twice over the network",
+                "data.local_cache.dir on a disk of the node, as /local or /tmp",
+            ),
+        };
         found.hurts(
-            "local cache",
+            what,
             format!("on {}, which is not of this node", facts.file_system),
-            "every sample is written once and read twice over the network",
-            "data.local_cache.dir on a disk of the node, as /local or /tmp",
+            cost,
+            fix,
         );
     }
     found.all

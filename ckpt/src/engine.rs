@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use crate::blocks::{ChunkWriter, Sums};
 use crate::catalog::{PACKED_MAGIC, packed_path};
 use crate::control::Control;
+use crate::parallel::{self, Scratch};
 use crate::plan::{Piece, Shard};
 use crate::shard::ALIGN_BYTES;
 use crate::spec::TensorSpec;
-use crate::{Codec, Dtype, Error, Options, Result, parallel};
+use crate::{Codec, Dtype, Error, Options, Result};
 use storage::{FileEntry, Key, Storage, Unsynced, Upload, crc64_join};
 
 /// Files that have their space and are not durable yet. A process may open 1,024 unless it is told
@@ -135,7 +136,7 @@ impl Engine<'_> {
         for wave in jobs.chunks(FILES_OPEN_MAX) {
             let begin = |job| Ok((job, self.begin(job)?));
             let begun = wave.iter().map(begin).collect::<Result<Vec<_>>>()?;
-            let fill = |(job, upload), _: &mut Vec<u8>| self.fill(job, upload);
+            let fill = |(job, upload), _: &mut Scratch| self.fill(job, upload);
             let filled = parallel::each(begun, self.options.threads, fill)?;
             let full = Instant::now();
             let finished = parallel::each(filled, SYNCS_MAX, |file, _| self.finish(file))?;

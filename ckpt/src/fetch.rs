@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::codec::Unpacker;
-use crate::{Dtype, Error, Result, parallel};
+use crate::parallel::{self, Scratch};
+use crate::{Dtype, Error, Result};
 use storage::{Crc64, Object, Read, crc64};
 
 /// Reads in flight per thread: four blocks of the default size, or that many bytes of small ones.
@@ -80,7 +81,7 @@ impl Target<'_> {
 }
 
 /// Reads and checks all blocks. Blocks of one object should stand together, in the order of their
-/// offsets. Each thread holds at most one batch.
+/// offsets. Each thread holds at most one batch; beyond one, there are twice as many as `threads`.
 pub(crate) fn fetch(blocks: Vec<Block<'_>>, threads: usize) -> Result<()> {
     fetch_counted(blocks, threads, &AtomicU64::new(0))
 }
@@ -107,6 +108,8 @@ pub(crate) fn fetch_counted(
         bytes += len;
         batches.last_mut().expect("pushed above if there was none").push(block);
     }
+    // While one of two waits for the device, the other sums. One alone keeps the order.
+    let threads = if threads > 1 { 2 * threads } else { threads };
     parallel::each(batches, threads, |batch, scratch| {
         let bytes: usize = batch.iter().map(Block::stored_bytes).sum();
         fetch_batch(batch, scratch)?;
@@ -116,7 +119,7 @@ pub(crate) fn fetch_counted(
     Ok(())
 }
 
-fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
+fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Scratch) -> Result<()> {
     let object = batch[0].object;
     let align = object.memory_align();
     let mut reads = Vec::with_capacity(batch.len());
@@ -139,12 +142,8 @@ fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Vec<u8>) -> Result<()> {
             }
         }
     }
-    let needed = joined.last().map_or(0, |last| last.place + last.len + PAGE_BYTES);
-    if scratch.len() < needed {
-        scratch.resize(needed, 0);
-    }
-    let first_page = scratch.as_ptr().align_offset(PAGE_BYTES).min(scratch.len());
-    let scratch = &mut scratch[first_page..];
+    let needed = joined.last().map_or(0, |last| last.place + last.len);
+    let scratch = scratch.room(needed)?;
     let (mut rest, mut start) = (&mut *scratch, 0);
     for Joined { offset, len, place } in joined {
         let (_, from) = std::mem::take(&mut rest).split_at_mut(place - start);

@@ -1,7 +1,33 @@
 use std::sync::Mutex;
 use std::thread;
 
+use storage::Zeros;
+
 use crate::Result;
+
+/// Space for what is on its way, in large pages: a request into small ones has an entry for each,
+/// and fills the queue of a device alone.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Option<Zeros>);
+
+impl Scratch {
+    /// So many bytes or more, beginning at a page; what they hold is unspecified.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub(crate) fn room(&mut self, len: usize) -> Result<&mut [u8]> {
+        if self.0.as_ref().is_none_or(|room| room.len() < len) {
+            // What was there goes first.
+            self.0 = None;
+            let room = Zeros::try_new(len.max(1).next_multiple_of(LARGE_PAGE_BYTES))
+                .map_err(|e| storage::Error::from_io("get", "memory for what is read", e))?;
+            self.0 = Some(room);
+        }
+        Ok(self.0.as_deref_mut().expect("made above if there was none"))
+    }
+}
+
+const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Does the work for every item on up to `threads` threads, and gives the results in the order of
 /// the items. The first error stops all of them. Each thread has scratch space that it keeps from
@@ -10,18 +36,18 @@ use crate::Result;
 pub(crate) fn each<T: Send, R: Send>(
     items: Vec<T>,
     threads: usize,
-    work: impl Fn(T, &mut Vec<u8>) -> Result<R> + Sync,
+    work: impl Fn(T, &mut Scratch) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let threads = threads.min(items.len());
     if threads <= 1 {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         return items.into_iter().map(|item| work(item, &mut scratch)).collect();
     }
     let queue = Mutex::new(items.into_iter().enumerate());
     let next = || queue.lock().expect("nothing panics while it holds the queue").next();
     let drain = || queue.lock().expect("nothing panics while it holds the queue").by_ref().count();
     let run = || {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let mut done = Vec::new();
         while let Some((place, item)) = next() {
             let result = work(item, &mut scratch).inspect_err(|_| {

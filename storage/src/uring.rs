@@ -30,8 +30,8 @@ pub(crate) const FILES_MAX: usize = 256;
 /// For direct reads and for others.
 const PLACES: usize = 2 * FILES_MAX;
 
-/// How long a completion waits for company, a quarter of what is in flight but 16 at most: each call
-/// to the kernel, and each signal to the device, then pays for several.
+/// How long a completion waits for company, a quarter of what is in flight but 16 at most: each
+/// call to the kernel, and each signal to the device, then pays for several.
 const COMPANY: Duration = Duration::from_millis(1);
 
 /// How long a dropped ring waits for what is in flight before it lets go.

@@ -7,7 +7,8 @@ use storage::Zeros;
 use super::adamw::Row;
 use super::form::{Form, ITEM_BYTES, ROLES};
 use super::{AdamW, Options, Update, Weights};
-use crate::{Checkpoint, Group, Result, Want, parallel};
+use crate::parallel::{self, Scratch};
+use crate::{Checkpoint, Group, Result, Want};
 
 /// Arrays begin at lines of the cache, so that vectors do.
 const LINE_BYTES: usize = 64;
@@ -105,7 +106,7 @@ impl Memory {
     ) -> Result<()> {
         let items = into.iter_mut().enumerate().collect();
         let Options { threads, width, .. } = options;
-        let copy = |(param, into): (usize, &mut Weights<'_>), _: &mut Vec<u8>| {
+        let copy = |(param, into): (usize, &mut Weights<'_>), _: &mut Scratch| {
             if !into.bytes.is_empty() {
                 Row::copy(self.array(form, param, 0), into.bytes, into.dtype, width);
             }
@@ -130,7 +131,7 @@ impl Memory {
             rows.extend(rows_of(arrays, update).into_iter().map(|row| (row, factors)));
         }
         let Options { threads, width, .. } = options;
-        let work = |(row, factors): (Row<'_>, _), _: &mut Vec<u8>| {
+        let work = |(row, factors): (Row<'_>, _), _: &mut Scratch| {
             row.update(&factors, width);
             Ok(())
         };

@@ -4,14 +4,16 @@
 //! own. While some wait for the device to read or to write, others compute; what is bounded is
 //! their number. Tiles share no page of any file, so their order does not matter.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::adamw::{Factors, Row};
 use super::form::{Form, ROLES, Segment, Tile, tile_bytes_max};
 use super::generation::{Kept, Sums};
 use super::slot::Slot;
+use crate::parallel::{self, Scratch};
 use crate::shard::ALIGN_BYTES;
-use crate::{Dtype, Result, parallel};
+use crate::{Dtype, Result};
 use storage::{Crc64, Read, Width, Zeros, crc64};
 
 /// Bytes of an array that are summed, updated and summed again while they are in a near cache.
@@ -75,7 +77,7 @@ impl Pass<'_> {
         sums: &mut Sums,
         work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
     ) -> Result<()> {
-        let carry = |(tile, own): (Tile, T), _: &mut Vec<u8>| {
+        let carry = |(tile, own): (Tile, T), _: &mut Scratch| {
             let mut buffer = self.buffers.take()?;
             let (weights, rest) = buffer.split_at_mut(self.buffers.role_bytes);
             let (exp_avgs, exp_avg_sqs) = rest.split_at_mut(self.buffers.role_bytes);
@@ -109,10 +111,15 @@ impl Pass<'_> {
 
     fn read(&self, tile: &Tile, roles: &mut [&mut [u8]; ROLES]) -> Result<()> {
         let Some(Kept { slot, .. }) = self.from else { return Ok(()) };
+        // What is in one file is asked for together.
+        let mut files: BTreeMap<usize, Vec<Read<'_>>> = BTreeMap::new();
         for (role, buf) in roles.iter_mut().enumerate().take(self.roles) {
             let place = tile.places[role];
             let buf = &mut buf[..self.len(tile, role)];
-            slot.files[place.file].read_many(&mut [Read { offset: place.offset, buf }])?;
+            files.entry(place.file).or_default().push(Read { offset: place.offset, buf });
+        }
+        for (file, mut reads) in files {
+            slot.files[file].read_many(&mut reads)?;
         }
         Ok(())
     }

@@ -9,8 +9,9 @@ use super::form::{FileForm, Form};
 use super::generation::{Kept, entry};
 use super::{Home, Offload, Way};
 use crate::control::Control;
+use crate::parallel::{self, Scratch};
 use crate::staging::{Pieces, Ready};
-use crate::{Blob, Checkpoints, Chunk, Error, Result, SaveReport, Together, parallel};
+use crate::{Blob, Checkpoints, Chunk, Error, Result, SaveReport, Together};
 use storage::{ByteSize, FileEntry, Key, Object, Share, Unsynced, WorkFile};
 
 /// The files of a generation that is durable.
@@ -153,7 +154,7 @@ impl Ready for ReadyFiles {
     fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
         let files = self.form.files.iter().zip(&self.kept.slot.files);
         let saved = files.filter(|(file, _)| file.is_saved).collect();
-        let put = |(file, work): (&FileForm, &Arc<dyn WorkFile>), _: &mut Vec<u8>| {
+        let put = |(file, work): (&FileForm, &Arc<dyn WorkFile>), _: &mut Scratch| {
             self.put_one(steps, &folder.join(&file.name)?, (file, &**work))
         };
         // Copies of several disks need not wait for one another.

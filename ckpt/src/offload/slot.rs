@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::folders::Folder;
 use super::form::Form;
-use crate::{Error, Result, parallel};
+use crate::parallel::{self, Scratch};
+use crate::{Error, Result};
 use storage::WorkFile;
 
 /// Folders of files begin so, on every disk that has some.
@@ -60,7 +61,7 @@ impl Slot {
 
     /// Makes all files durable.
     pub(super) fn sync(&self) -> Result<()> {
-        let sync = |file: &Arc<dyn WorkFile>, _: &mut Vec<u8>| Ok(file.sync()?);
+        let sync = |file: &Arc<dyn WorkFile>, _: &mut Scratch| Ok(file.sync()?);
         parallel::each(self.files.iter().collect(), SYNCS_MAX, sync).map(drop)
     }
 

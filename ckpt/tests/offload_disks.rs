@@ -9,6 +9,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use ckpt::layout::{Layout, Mesh, Param, Split};
 use ckpt::offload::{self, Folder, Way};
@@ -72,6 +74,28 @@ fn several_disks_are_as_memory() {
             assert!(largest - least <= 32 << 10, "{mesh:?}, rank {rank}: {bytes:?}");
         }
     }
+}
+
+/// A process that was killed is gone before its last requests: their files are locked for as long.
+#[test]
+fn a_state_waits_for_the_requests_of_the_dead() {
+    let [disk] = disks::<1>();
+    let mut rank = open(&[&disk]).unwrap();
+    rank.fill().unwrap();
+    let due = rank.kept().unwrap();
+    drop(rank);
+    let folder = disk.path().join("rank-0");
+    let slot = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let slot = slot.filter(|path| path.is_dir()).max().unwrap();
+    let file = fs::read_dir(slot).unwrap().next().unwrap().unwrap().path();
+    let locked = fs::File::open(file).unwrap();
+    locked.try_lock().unwrap();
+    let dying = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        drop(locked);
+    });
+    assert!(open(&[&disk]).unwrap().kept().unwrap() == due);
+    dying.join().unwrap();
 }
 
 /// The last slot's; a disk that got none of a few parameters has no slot.

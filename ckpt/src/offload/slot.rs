@@ -1,6 +1,8 @@
 //! The files that one generation is in.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use super::folders::Folder;
 use super::form::Form;
@@ -13,6 +15,10 @@ const SLOT: &str = "slot-";
 
 /// Files that are made durable at the same time.
 const SYNCS_MAX: usize = 16;
+
+/// Five seconds together: requests in flight have ended long before.
+const LOOKS_MAX: usize = 200;
+const LOOK: Duration = Duration::from_millis(25);
 
 /// All files of a generation, open and locked.
 #[derive(Clone, Debug)]
@@ -54,7 +60,20 @@ impl Slot {
         let mut files = Vec::with_capacity(form.files.len());
         for file in &form.files {
             let Folder { store, key } = &folders[file.disk];
-            files.push(store.open_work(&key.join(&own)?.join(&file.name)?)?);
+            let key = key.join(&own)?.join(&file.name)?;
+            let mut looks = 1;
+            let work = loop {
+                match store.open_work(&key) {
+                    // The folder is ours: a process that was killed has had it, and the kernel still
+                    // reads for it.
+                    Err(storage::Error::Locked { .. }) if looks < LOOKS_MAX => {
+                        looks += 1;
+                        thread::sleep(LOOK);
+                    }
+                    work => break work?,
+                }
+            };
+            files.push(work);
         }
         Ok(Slot { number, files })
     }

@@ -64,8 +64,8 @@ impl Slot {
             let mut looks = 1;
             let work = loop {
                 match store.open_work(&key) {
-                    // The folder is ours: a process that was killed has had it, and the kernel still
-                    // reads for it.
+                    // The folder is ours: a process that was killed has had it, and the kernel
+                    // still reads for it.
                     Err(storage::Error::Locked { .. }) if looks < LOOKS_MAX => {
                         looks += 1;
                         thread::sleep(LOOK);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
@@ -14,40 +14,12 @@ pub(crate) const ALIGN_BYTES: usize = 4096;
 /// An upload holds two such buffers, a direct read one.
 pub(crate) const BUF_BYTES: usize = 8 << 20;
 
-/// Idle buffers that are kept while none is in use: 32 MiB, those of two uploads. More are given
-/// back to the system.
+/// Idle buffers that are kept: 32 MiB, those of two uploads. More are given back to the system.
 const IDLE_MAX: usize = 4;
-
-/// Buffers that are kept, in use or idle, while some are in use: 256 MiB, what a save may have on
-/// its way. To give them back in the middle of it is to have the system zero them again and again.
-const KEPT_MAX: usize = 32;
 
 const _: () = assert!(BUF_BYTES.is_multiple_of(ALIGN_BYTES));
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { idle: Vec::new(), taken: 0 });
-
-struct Pool {
-    idle: Vec<Zeros>,
-    /// In use.
-    taken: usize,
-}
-
-impl Pool {
-    /// Takes one back. Gives those that are too many.
-    fn give(&mut self, block: Option<Zeros>) -> Vec<Zeros> {
-        self.taken -= 1;
-        self.idle.extend(block);
-        let kept = match self.taken {
-            0 => IDLE_MAX,
-            taken => KEPT_MAX.saturating_sub(taken).max(IDLE_MAX),
-        };
-        self.idle.split_off(kept.min(self.idle.len()))
-    }
-}
-
-fn pool() -> MutexGuard<'static, Pool> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static IDLE: Mutex<Vec<Zeros>> = Mutex::new(Vec::new());
 
 /// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Goes back to the pool when dropped;
 /// what it holds when taken is unspecified.
@@ -56,11 +28,7 @@ pub(crate) struct Buf(Option<Zeros>);
 
 impl Buf {
     pub(crate) fn take() -> Self {
-        let idle = {
-            let mut pool = pool();
-            pool.taken += 1;
-            pool.idle.pop()
-        };
+        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Buf(Some(idle.unwrap_or_else(|| Zeros::new(BUF_BYTES))))
     }
 
@@ -71,9 +39,10 @@ impl Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        // Unmapped when the lock is free again.
-        let freed = pool().give(self.0.take());
-        drop(freed);
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_MAX {
+            idle.extend(self.0.take());
+        }
     }
 }
 
@@ -146,21 +115,6 @@ mod tests {
         }
         assert!(held.iter().enumerate().all(|(i, buf)| buf[BUF_BYTES - 1] == i as u8));
         drop(held);
-    }
-
-    /// Those of a save stay while it lasts, and few of them after it.
-    #[test]
-    fn idle_buffers_are_bounded() {
-        let mut pool = Pool { idle: Vec::new(), taken: 2 * KEPT_MAX };
-        for taken in (0..2 * KEPT_MAX).rev() {
-            let freed = pool.give(Some(Zeros::new(ALIGN_BYTES)));
-            let kept = pool.idle.len() + taken;
-            assert!(kept <= KEPT_MAX || pool.idle.len() <= IDLE_MAX, "{kept} with {taken} in use");
-            assert!(
-                freed.is_empty() || taken == 0 || kept >= KEPT_MAX,
-                "freed with {taken} in use"
-            );
-        }
-        assert_eq!((pool.taken, pool.idle.len()), (0, IDLE_MAX));
+        assert!(IDLE.lock().unwrap().len() <= IDLE_MAX);
     }
 }

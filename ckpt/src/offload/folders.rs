@@ -121,26 +121,32 @@ pub(super) fn claim(
 
 /// Keeps other processes out of a folder.
 fn lock(folder: &Folder) -> Result<Arc<dyn WorkFile>> {
-    let mut looks = 1;
-    loop {
-        match open_lock(folder) {
-            // Whoever only looks who has it, has it for a moment.
-            Err(storage::Error::Locked { .. }) if looks < LOOKS_MAX => {
-                looks += 1;
-                thread::sleep(LOOK);
-            }
-            Err(storage::Error::NotFound { .. }) => {
-                let Folder { store, key } = folder;
-                return Ok(store.create_work(&key.join(LOCK)?, LOCK_BYTES)?);
-            }
-            lock => return Ok(lock?),
+    // Whoever only looks who has it has it for microseconds.
+    match patiently(LOOKS_AT_LOCK, || open_lock(folder)) {
+        Err(storage::Error::NotFound { .. }) => {
+            let Folder { store, key } = folder;
+            Ok(store.create_work(&key.join(LOCK)?, LOCK_BYTES)?)
         }
+        lock => Ok(lock?),
     }
 }
 
-/// A tenth of a second together; who looks takes microseconds.
-const LOOKS_MAX: usize = 5;
-const LOOK: Duration = Duration::from_millis(25);
+/// A tenth of a second together.
+const LOOKS_AT_LOCK: usize = 5;
+
+/// Opens what another process may have for a moment: looks so often, 25 ms apart.
+pub(super) fn patiently(
+    looks_max: usize,
+    open: impl Fn() -> storage::Result<Arc<dyn WorkFile>>,
+) -> storage::Result<Arc<dyn WorkFile>> {
+    for _ in 1..looks_max {
+        match open() {
+            Err(storage::Error::Locked { .. }) => thread::sleep(Duration::from_millis(25)),
+            opened => return opened,
+        }
+    }
+    open()
+}
 
 fn open_lock(Folder { store, key }: &Folder) -> storage::Result<Arc<dyn WorkFile>> {
     store.open_work(&key.join(LOCK)?)

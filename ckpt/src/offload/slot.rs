@@ -1,10 +1,8 @@
 //! The files that one generation is in.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
-use super::folders::Folder;
+use super::folders::{Folder, patiently};
 use super::form::Form;
 use crate::parallel::{self, Scratch};
 use crate::{Error, Result};
@@ -18,7 +16,6 @@ const SYNCS_MAX: usize = 16;
 
 /// Five seconds together: requests in flight have ended long before.
 const LOOKS_MAX: usize = 200;
-const LOOK: Duration = Duration::from_millis(25);
 
 /// All files of a generation, open and locked.
 #[derive(Clone, Debug)]
@@ -61,18 +58,9 @@ impl Slot {
         for file in &form.files {
             let Folder { store, key } = &folders[file.disk];
             let key = key.join(&own)?.join(&file.name)?;
-            let mut looks = 1;
-            let work = loop {
-                match store.open_work(&key) {
-                    // The folder is ours: a process that was killed has had it, and the kernel
-                    // still reads for it.
-                    Err(storage::Error::Locked { .. }) if looks < LOOKS_MAX => {
-                        looks += 1;
-                        thread::sleep(LOOK);
-                    }
-                    work => break work?,
-                }
-            };
+            // The folder is ours: a process that was killed has had it, and the kernel still reads
+            // for it.
+            let work = patiently(LOOKS_MAX, || store.open_work(&key))?;
             files.push(work);
         }
         Ok(Slot { number, files })

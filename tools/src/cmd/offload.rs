@@ -234,7 +234,7 @@ fn disk(
         stop.check()?;
         step(&mut state, number)?;
     }
-    // Files of fio stay until the end: what a disk is told of removed ones keeps it busy.
+    // Files of fio stay until the end: a disk may be busy with removed ones.
     let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     line.show("making the files of fio");

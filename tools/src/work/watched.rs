@@ -1,6 +1,7 @@
 //! A store that asks its [`Work`] before each request, and tells it what passed.
 
-use std::ops::Range;
+use std::fmt;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use storage::{
@@ -27,7 +28,7 @@ impl WatchedStore {
     }
 
     fn object(&self, inner: Arc<dyn Object>) -> Arc<dyn Object> {
-        Arc::new(WatchedObject { inner, work: Arc::clone(&self.work) })
+        Arc::new(Watched { inner, work: Arc::clone(&self.work), way: Way::Read })
     }
 }
 
@@ -148,13 +149,20 @@ impl Storage for WatchedStore {
     }
 }
 
+/// An object, whose bytes are told as those that are read, or written: what an upload appends of
+/// one is as good as written.
 #[derive(Debug)]
-struct WatchedObject {
-    inner: Arc<dyn Object>,
-    work: Arc<Work>,
+struct Watched<O, W> {
+    inner: O,
+    work: W,
+    way: Way,
 }
 
-impl Object for WatchedObject {
+impl<O, W> Object for Watched<O, W>
+where
+    O: Deref<Target: Object> + fmt::Debug + Send + Sync,
+    W: Deref<Target = Work> + fmt::Debug + Send + Sync,
+{
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
@@ -162,7 +170,7 @@ impl Object for WatchedObject {
     fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
         self.work.check()?;
         self.inner.read_many(reads)?;
-        self.work.moved(Way::Read, reads.iter().map(|read| read.buf.len() as u64).sum());
+        self.work.moved(self.way, reads.iter().map(|read| read.buf.len() as u64).sum());
         Ok(())
     }
 
@@ -188,7 +196,7 @@ impl Object for WatchedObject {
     }
 
     fn copied(&self, bytes: u64) -> bool {
-        self.work.moved(Way::Read, bytes);
+        self.work.moved(self.way, bytes);
         self.work.check().is_ok() && self.inner.copied(bytes)
     }
 
@@ -233,7 +241,8 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
         crc64: Option<u64>,
     ) -> Result<()> {
         self.work.check()?;
-        self.inner.write_from(&Source { object, work: &self.work }, range, crc64)
+        let from = Watched { inner: object, work: &*self.work, way: Way::Written };
+        self.inner.write_from(&from, range, crc64)
     }
 
     fn stage_in(&mut self, bytes_max: u64) {
@@ -263,50 +272,5 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
 impl<U: ?Sized + Draft> Draft for WatchedUpload<U> {
     fn sync(&mut self) -> Result<Mark> {
         self.inner.sync()
-    }
-}
-
-/// What an upload is appended from: what is read of it is as good as written.
-#[derive(Debug)]
-struct Source<'a> {
-    object: &'a dyn Object,
-    work: &'a Work,
-}
-
-impl Object for Source<'_> {
-    fn len_bytes(&self) -> u64 {
-        self.object.len_bytes()
-    }
-
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
-        self.work.check()?;
-        self.object.read_many(reads)?;
-        self.work.moved(Way::Written, reads.iter().map(|read| read.buf.len() as u64).sum());
-        Ok(())
-    }
-
-    fn map(&self) -> Result<Map> {
-        self.object.map()
-    }
-
-    fn display(&self) -> String {
-        self.object.display()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.object.memory_align()
-    }
-
-    fn file(&self) -> Option<&std::fs::File> {
-        self.object.file()
-    }
-
-    fn copied(&self, bytes: u64) -> bool {
-        self.work.moved(Way::Written, bytes);
-        self.work.check().is_ok() && self.object.copied(bytes)
-    }
-
-    fn as_any(&self) -> Option<&dyn std::any::Any> {
-        self.object.as_any()
     }
 }

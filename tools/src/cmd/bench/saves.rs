@@ -102,12 +102,9 @@ fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &SoFar) -> Result<(
     Ok(())
 }
 
-/// What a rank has on its way to the device at most: more is memory to be zeroed, and no quicker.
-const STAGING_BYTES: u64 = 64 << 20;
-
 fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
-    // Each writer is a rank with one file at a time, beside others on its node.
-    let options = Options { threads: 1, staging_bytes_max: STAGING_BYTES, ..Options::default() };
+    // Each writer is a rank with one file at a time.
+    let options = Options { threads: 1, ..Options::default() };
     Ok(Checkpoints::open(Arc::clone(&place.store), place.key(folder)?).with_options(options))
 }
 

@@ -2,8 +2,9 @@
 """bench_offload.py [--parameters N] [--rounds N] [--threads N] [--feedline PATH]: an update of AdamW
 in host memory, beside libtorch's fused one and, where it can be built, DeepSpeed's CPU Adam.
 
-Each round measures all of them, one after the other, on as many parameters in tensors of 16 Mi, with
-gradients in f32, and prints the medians and the ratios of the rounds. Needs torch; `pip install
+Each round measures all of them, one after the other and in the next round the other way round, on
+as many parameters in tensors of 16 Mi, with gradients in f32; then the medians, and those of the
+ratios of the rounds and their least and most, are printed. Needs torch; `pip install
 deepspeed` and a C++ compiler for the third.
 """
 
@@ -79,13 +80,16 @@ def main():
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     peers = {"libtorch, fused": torch_step, "DeepSpeed CPU Adam": deepspeed_step}
     own, triads, others = [], [], {name: [] for name in peers}
-    for _ in range(args.rounds):
-        seconds, triad = ours(args)
-        own.append(seconds)
-        triads.append(triad)
-        for name, make in list(peers.items()):
+    for number in range(args.rounds):
+        turns = ["ours", *peers]
+        for name in turns if number % 2 == 0 else reversed(turns):
+            if name == "ours":
+                seconds, triad = ours(args)
+                own.append(seconds)
+                triads.append(triad)
+                continue
             try:
-                others[name].append(best(make(args)))
+                others[name].append(best(peers[name](args)))
             except Exception as error:  # noqa: BLE001
                 print(f"{name}: left out: {str(error).splitlines()[0]}")
                 del peers[name]
@@ -95,8 +99,9 @@ def main():
     print(f"stream triad: {statistics.median(triads) / 1e9:.2f} GB/s")
     for name, times in others.items():
         if times:
-            ratio = statistics.median(theirs / mine for theirs, mine in zip(times, own))
-            print(f"{name}: {statistics.median(times):.4f} s, ours is {ratio:.2f} times as fast")
+            ratios = [theirs / mine for theirs, mine in zip(times, own)]
+            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"{name}: {statistics.median(times):.4f} s, ours is {ratio} times as fast")
 
 
 if __name__ == "__main__":

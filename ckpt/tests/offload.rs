@@ -88,6 +88,25 @@ fn kernels_are_libtorchs() {
     }
 }
 
+/// Arrays that lie alike in their pages may drive each other out of a cache at every element.
+#[test]
+fn arrays_of_a_parameter_lie_apart_in_their_pages() {
+    for elements in [1 << 10, 1 << 20, 3 << 20] {
+        let layout = single(elements);
+        let plan = offload::plan(&layout).unwrap();
+        let mut state = Offload::in_memory(plan, &layout, 0, SMALL).unwrap();
+        state.fill(&[&vec![0; 4 * elements as usize]], 0, Value::Null).unwrap();
+        let held = state.held().unwrap();
+        assert_eq!(held.len(), 3, "{elements} elements");
+        let mut places: Vec<usize> =
+            held.iter().map(|array| array.as_ptr() as usize % 4096).collect();
+        assert!(places.iter().all(|place| place.is_multiple_of(64)), "{places:?}");
+        places.sort_unstable();
+        let apart = places.windows(2).all(|pair| pair[1] - pair[0] >= 256);
+        assert!(apart, "{elements} elements begin at {places:?} of their pages");
+    }
+}
+
 /// Weights come back rounded to nearest even, whatever the vectors.
 #[test]
 fn weights_are_rounded() {

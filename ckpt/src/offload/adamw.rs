@@ -49,7 +49,7 @@ pub(super) struct Row<'a> {
 /// The numbers of an update as the loop wants them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors {
-    divisor: f32,
+    grad: Scale,
     decay: f32,
     /// Of the gradient's difference to its mean, and whether it is added to the mean or to the
     /// gradient, whichever is nearer to the result.
@@ -60,6 +60,24 @@ pub(super) struct Factors {
     bias2_sqrt: f32,
     eps: f32,
     step_size: f32,
+}
+
+/// What is done to gradients first.
+#[derive(Clone, Copy, Debug)]
+enum Scale {
+    /// A factor with the bits of a division: the inverse of a power of two.
+    Times(f32),
+    Over(f32),
+}
+
+impl Scale {
+    fn by(divisor: f32) -> Self {
+        let (inverse, mantissa) = (1.0 / divisor, divisor.to_bits() & 0x7f_ffff);
+        match mantissa == 0 && divisor.is_normal() && inverse.is_normal() {
+            true => Scale::Times(inverse),
+            false => Scale::Over(divisor),
+        }
+    }
 }
 
 impl AdamW {
@@ -73,7 +91,7 @@ impl AdamW {
         let lerp = (1.0 - beta1) as f32;
         let is_from_mean = lerp.abs() < 0.5;
         Factors {
-            divisor: grad_divisor as f32,
+            grad: Scale::by(grad_divisor as f32),
             decay: (1.0 - lr * weight_decay) as f32,
             lerp: if is_from_mean { lerp } else { lerp - 1.0 },
             is_from_mean,
@@ -130,8 +148,20 @@ impl Kernel for Update<'_, '_> {
             let (body, end) = weights.split_at_mut(whole);
             let (mean_body, mean_end) = exp_avgs.split_at_mut(whole);
             let (square_body, square_end) = exp_avg_sqs.split_at_mut(whole);
-            update::<false>(body, mean_body, square_body, &grads[..whole], self.factors);
-            update::<true>(end, mean_end, square_end, &grads[whole..], self.factors);
+            let (grad_body, grad_end) = grads.split_at(whole);
+            let body = [body, mean_body, square_body];
+            let end = [end, mean_end, square_end];
+            // One loop for each, for a division that is not needed takes as long as one that is.
+            match self.factors.grad {
+                Scale::Times(factor) => {
+                    update::<false>(body, grad_body, |grad| grad * factor, self.factors);
+                    update::<true>(end, grad_end, |grad| grad * factor, self.factors);
+                }
+                Scale::Over(divisor) => {
+                    update::<false>(body, grad_body, |grad| grad / divisor, self.factors);
+                    update::<true>(end, grad_end, |grad| grad / divisor, self.factors);
+                }
+            }
             if let Some(copy) = copies.next() {
                 narrow(weights, copy, copy_dtype);
             }
@@ -159,18 +189,17 @@ const LANES: usize = 8;
 
 #[inline(always)]
 fn update<const END: bool>(
-    weights: &mut [[u8; 4]],
-    exp_avgs: &mut [[u8; 4]],
-    exp_avg_sqs: &mut [[u8; 4]],
+    [weights, exp_avgs, exp_avg_sqs]: [&mut [[u8; 4]]; 3],
     grads: &[[u8; 4]],
+    scaled: impl Fn(f32) -> f32,
     factors: &Factors,
 ) {
-    let &Factors { divisor, decay, lerp, is_from_mean, beta2, .. } = factors;
-    let &Factors { square, bias2_sqrt, eps, step_size, .. } = factors;
+    let &Factors { decay, lerp, is_from_mean, beta2, square, bias2_sqrt, eps, step_size, .. } =
+        factors;
     let state = weights.iter_mut().zip(exp_avgs).zip(exp_avg_sqs);
     for (((weight, exp_avg), exp_avg_sq), grad) in state.zip(grads) {
-        // What has nothing to divide or decay is divided and multiplied by 1, which changes no bit.
-        let grad = f32::from_le_bytes(*grad) / divisor;
+        // What has nothing to divide or decay is multiplied by 1, which changes no bit.
+        let grad = scaled(f32::from_le_bytes(*grad));
         let mean = f32::from_le_bytes(*exp_avg);
         let mean = lerp.mul_add(grad - mean, if is_from_mean { mean } else { grad });
         let mean_sq = f32::from_le_bytes(*exp_avg_sq);

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use storage::{Kernel, Width, Zeros};
 
+use super::memory::STAGGER_BYTES;
 use crate::layout::{Layout, Mesh, Param, Split};
 use crate::{Dtype, Group, Result, parallel};
 
@@ -36,10 +37,16 @@ pub fn layout(parameters: u64) -> Result<Layout> {
 /// If there is no memory.
 pub fn triad(bytes: usize, threads: usize, rounds: usize) -> Result<f64> {
     let each = (bytes / 3).next_multiple_of(ROW_BYTES);
-    let room =
-        || Zeros::try_new(each).map_err(|e| storage::Error::from_io("get", "memory to measure", e));
+    let room = || {
+        let room = Zeros::try_new(each + 3 * STAGGER_BYTES);
+        room.map_err(|e| storage::Error::from_io("get", "memory to measure", e))
+    };
     let (mut a, mut b, mut c) = (room()?, room()?, room()?);
     [&mut a, &mut b, &mut c].into_iter().for_each(|zeros| zeros.fill(1));
+    // As the state's own arrays are.
+    let a = &mut a[STAGGER_BYTES..][..each];
+    let b = &b[2 * STAGGER_BYTES..][..each];
+    let c = &c[3 * STAGGER_BYTES..][..each];
     let width = Width::widest();
     let mut best = Duration::MAX;
     for _ in 0..rounds.max(1) {

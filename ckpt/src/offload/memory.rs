@@ -13,6 +13,12 @@ use crate::{Checkpoint, Group, Result, Want};
 /// Arrays begin at lines of the cache, so that vectors do.
 const LINE_BYTES: usize = 64;
 
+/// Arrays of a role begin so much later in their page than those of the role before, and those of
+/// the first than the page, where a gradient often begins. Some processors guess from a hash of an
+/// address in which way of their first cache a line is, and lines of the same hash and place in a
+/// page drive each other out. Of arrays that are a multiple of 256 MiB apart that is every line.
+pub(super) const STAGGER_BYTES: usize = 1 << 10;
+
 /// Elements that a thread updates at once: 1 MiB of each array.
 const ROW_ELEMENTS: usize = 1 << 18;
 
@@ -35,7 +41,7 @@ impl Memory {
         starts.push(end);
         let arena = || {
             let what = || format!("{end} bytes of memory for the state");
-            let room = Zeros::try_new(end.max(1));
+            let room = Zeros::try_new(end + ROLES * STAGGER_BYTES);
             room.map_err(|e| storage::Error::from_io("get", what(), e))
         };
         Ok(Memory { arenas: [arena()?, arena()?, arena()?], starts })
@@ -43,16 +49,16 @@ impl Memory {
 
     /// One array.
     pub(super) fn array(&self, form: &Form, param: usize, role: usize) -> &[u8] {
-        let start = self.starts[param];
+        let start = first(role) + self.starts[param];
         &self.arenas[role][start..start + form.params[param].elements * ITEM_BYTES]
     }
 
     /// The arrays of some parameters, one after the other.
     fn arrays(&mut self, form: &Form, params: Range<usize>) -> Vec<[&mut [u8]; ROLES]> {
         let Memory { arenas, starts } = self;
+        let mut role = 0..ROLES;
         let mut rest = arenas.each_mut().map(|arena| {
-            let (_, rest) = arena.split_at_mut(starts[params.start]);
-            rest
+            &mut arena[first(role.next().expect("one for each")) + starts[params.start]..]
         });
         let mut arrays = Vec::with_capacity(params.len());
         for param in params {
@@ -137,6 +143,11 @@ impl Memory {
         };
         parallel::each(rows, threads, work).map(drop)
     }
+}
+
+/// Where the first array of a role begins.
+const fn first(role: usize) -> usize {
+    (role + 1) * STAGGER_BYTES
 }
 
 /// Cuts one parameter into rows.

@@ -90,8 +90,11 @@ struct Measured {
     host_f32_step_bytes_per_s: f64,
     host_f32_step_of_triad: f64,
     fio_bytes_per_s: Option<f64>,
+    /// Of a fio that makes what it writes anew.
+    fio_anew_bytes_per_s: Option<f64>,
     disk_step_bytes_per_s: f64,
     disk_step_of_fio: Option<f64>,
+    disk_step_of_fio_anew: Option<f64>,
     disk_step_s: f64,
     /// Tiles on their way in the quickest step.
     disk_depth: usize,
@@ -239,22 +242,27 @@ fn disk(
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     line.show("making the files of fio");
     stop.check()?;
-    let mixed = || fio::mixed(&paths, state_bytes);
-    mixed()?;
-    let (mut rates, mut fios, mut shares, mut times) = (vec![], vec![], vec![], vec![]);
+    let fio = || -> Result<[Option<f64>; 2]> {
+        Ok([fio::mixed(&paths, state_bytes)?, fio::mixed_anew(&paths, state_bytes)?])
+    };
+    fio::mixed(&paths, state_bytes)?;
+    let (mut rates, mut times) = (vec![], vec![]);
+    let (mut fios, mut shares) = ([vec![], vec![]], [vec![], vec![]]);
     for round in 1..=args.rounds {
         line.show(&format!("round {round}: the disks"));
         stop.check()?;
         // Each is first as often as the other.
-        let before = if round % 2 == 1 { mixed()? } else { None };
+        let before = if round % 2 == 1 { Some(fio()?) } else { None };
         let began = Instant::now();
         let report = step(&mut state, WARM + round)?;
         state.settle()?;
         let seconds = began.elapsed().as_secs_f64();
-        let theirs = if round % 2 == 1 { before } else { mixed()? };
+        let theirs = before.map_or_else(fio, Ok)?;
         let rate = DISK_BYTES * args.parameters as f64 / seconds;
-        shares.extend(theirs.map(|theirs| rate / theirs));
-        fios.extend(theirs);
+        for (way, theirs) in theirs.into_iter().enumerate() {
+            shares[way].extend(theirs.map(|theirs| rate / theirs));
+            fios[way].extend(theirs);
+        }
         rates.push(rate);
         times.push(seconds);
         measured.disk_depth = report.depth;
@@ -262,8 +270,9 @@ fn disk(
     paths.iter().filter(|path| path.exists()).try_for_each(|path| remove_file(path))?;
     measured.disk_step_bytes_per_s = median(&rates);
     measured.disk_step_s = median(&times);
-    measured.fio_bytes_per_s = (!fios.is_empty()).then(|| median(&fios));
-    measured.disk_step_of_fio = (!shares.is_empty()).then(|| median(&shares));
+    let of = |all: &Vec<f64>| (!all.is_empty()).then(|| median(all));
+    [measured.fio_bytes_per_s, measured.fio_anew_bytes_per_s] = fios.each_ref().map(of);
+    [measured.disk_step_of_fio, measured.disk_step_of_fio_anew] = shares.each_ref().map(of);
     line.show("a checkpoint");
     let began = Instant::now();
     let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
@@ -365,12 +374,17 @@ impl Measured {
         rows.extend(
             self.fio_bytes_per_s.map(|rate| row("fio mixed, direct", gb(rate), String::new())),
         );
+        rows.extend(
+            self.fio_anew_bytes_per_s
+                .map(|rate| row("  of data made anew", gb(rate), String::new())),
+        );
         let disk = [
             row(
                 "update on the disk, durable",
                 gb(self.disk_step_bytes_per_s),
                 share(self.disk_step_of_fio, "fio"),
             ),
+            row("", String::new(), share(self.disk_step_of_fio_anew, "fio that makes its data")),
             row("  of all parameters", format!("{:.2} s", self.disk_step_s), String::new()),
             row(
                 "checkpoint of it",

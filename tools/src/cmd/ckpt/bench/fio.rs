@@ -19,21 +19,27 @@ pub(super) fn write(file: &Path, bytes: u64) -> Result<Option<f64>> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    run(&[file], bytes, "write", 1)
+    run(&[file], bytes, "write", 1, &[])
 }
 
 /// Bytes a second of reading what was written.
 pub(super) fn read(file: &Path, bytes: u64) -> Result<Option<f64>> {
-    run(&[file], bytes, "read", 1)
+    run(&[file], bytes, "read", 1, &[])
 }
 
 /// Bytes a second read and written, so many of each, within files of so many together, which stay.
 pub(crate) fn mixed(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
     // A loop reads and writes a half each.
-    run(files, bytes, "rw", 2)
+    run(files, bytes, "rw", 2, &[])
 }
 
-fn run(files: &[&Path], bytes: u64, what: &str, loops: u32) -> Result<Option<f64>> {
+/// The same by a fio that makes what it writes anew, as who computes it does: that takes cores and
+/// memory which the disk has to itself else.
+pub(crate) fn mixed_anew(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
+    run(files, bytes, "rw", 2, &["--refill_buffers"])
+}
+
+fn run(files: &[&Path], bytes: u64, what: &str, loops: u32, more: &[&str]) -> Result<Option<f64>> {
     if !fio::is_there() {
         return Ok(None);
     }
@@ -41,5 +47,6 @@ fn run(files: &[&Path], bytes: u64, what: &str, loops: u32) -> Result<Option<f64
     fio::ring(&mut job, DEPTH);
     job.args(["--direct=1", "--end_fsync=1", &format!("--bs={BLOCK}"), &format!("--rw={what}")]);
     job.args([format!("--size={}", bytes >> 20 << 20), format!("--loops={loops}")]);
+    job.args(more);
     fio::rate(job, what).map(Some)
 }

@@ -257,6 +257,36 @@ fn disks_that_are_mixed_up_are_refused() {
     assert!(matches!(again, Error::Storage(storage::Error::Locked { .. })), "{again}");
 }
 
+/// A state that was divided by another plan, as another version may do, is told as one, so that a
+/// run begins anew from its checkpoint, and is not touched.
+#[test]
+fn a_state_of_another_plan_is_told() {
+    let [one, two] = disks();
+    let mut rank = open(&[&one, &two]).unwrap();
+    rank.fill().unwrap();
+    rank.step(1).unwrap();
+    let due = rank.kept().unwrap();
+    drop(rank);
+    let whole = Param {
+        name: "embed.weight".to_owned(),
+        shape: vec![50, 61],
+        split: Split::Replicate,
+        stages: vec![0],
+    };
+    let groups = GROUPS.map(|group| (group, Dtype::F32));
+    let other = Layout::new(meshes()[0], vec![whole], &groups).unwrap();
+    let plan = offload::plan_over(&other, 2).unwrap();
+    let fingerprint = format!("plan {:016x}", plan.fingerprint());
+    let folders = vec![folder(&one, 0), folder(&two, 0)];
+    let opened = offload::Offload::on_disks(folders, "test", plan, &other, 0, SMALL);
+    let error = opened.map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::BadManifest { .. }), "{error:?}");
+    assert!(error.to_string().contains(&fingerprint), "{error}");
+    let mut rank = open(&[&one, &two]).unwrap();
+    assert_eq!(rank.state.generation().unwrap().step, 1);
+    assert!(rank.kept().unwrap() == due);
+}
+
 /// A disk that was set back, as by a backup, has files of the right names and other bytes.
 #[test]
 fn a_disk_that_was_left_behind_is_told() {

@@ -18,8 +18,8 @@ use crate::catalog::is_block_size;
 use crate::{Checkpoint, Dtype, Error, Group, Result, Want};
 use storage::{Width, WorkFile, crc64};
 
-/// Tiles on their way at once on each disk, of which the first steps try each, and then the quickest
-/// is taken. With 16, 192 MiB, a device of 7 GB/s has 27 ms.
+/// Tiles on their way at once on each disk, of which the first steps try each, and then the
+/// quickest is taken. With 16, 192 MiB, a device of 7 GB/s has 27 ms.
 const DEPTHS: [usize; 4] = [8, 12, 4, 16];
 
 /// A rank's state in folders.

@@ -378,13 +378,12 @@ impl Measured {
             self.fio_anew_bytes_per_s
                 .map(|rate| row("  of data made anew", gb(rate), String::new())),
         );
+        let shares = self.disk_step_of_fio.zip(self.disk_step_of_fio_anew);
+        let of_fio = shares.map_or_else(String::new, |(fio, anew)| {
+            format!("{fio:.3} of fio, {anew:.3} of fio with data made anew")
+        });
         let disk = [
-            row(
-                "update on the disk, durable",
-                gb(self.disk_step_bytes_per_s),
-                share(self.disk_step_of_fio, "fio"),
-            ),
-            row("", String::new(), share(self.disk_step_of_fio_anew, "fio that makes its data")),
+            row("update on the disk, durable", gb(self.disk_step_bytes_per_s), of_fio),
             row("  of all parameters", format!("{:.2} s", self.disk_step_s), String::new()),
             row(
                 "checkpoint of it",

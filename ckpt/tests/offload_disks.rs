@@ -38,6 +38,14 @@ fn open(disks: &[&TempDir]) -> Result<Rank> {
     Rank::on_disks(folders, "test", meshes()[0], 0, SMALL)
 }
 
+/// The same, after its first step.
+fn stepped(disks: &[&TempDir]) -> Rank {
+    let mut rank = open(disks).unwrap();
+    rank.fill().unwrap();
+    rank.step(1).unwrap();
+    rank
+}
+
 fn steps(folder: &TempDir) -> Checkpoints {
     let options = ckpt::Options { block_bytes: SMALL.block_bytes, ..ckpt::Options::default() };
     Checkpoints::open(store(folder.path()), Key::new("run").unwrap()).with_options(options)
@@ -229,10 +237,7 @@ fn each_file_takes_its_own_way() {
 #[test]
 fn disks_that_are_mixed_up_are_refused() {
     let [one, two, other] = disks();
-    let mut rank = open(&[&one, &two]).unwrap();
-    rank.fill().unwrap();
-    rank.step(1).unwrap();
-    drop(rank);
+    drop(stepped(&[&one, &two]));
     let refused = |opened: Result<Rank>, words: &[&str]| {
         let error = opened.map(|_| ()).unwrap_err();
         let text = error.to_string();
@@ -262,9 +267,7 @@ fn disks_that_are_mixed_up_are_refused() {
 #[test]
 fn a_state_of_another_plan_is_told() {
     let [one, two] = disks();
-    let mut rank = open(&[&one, &two]).unwrap();
-    rank.fill().unwrap();
-    rank.step(1).unwrap();
+    let mut rank = stepped(&[&one, &two]);
     let due = rank.kept().unwrap();
     drop(rank);
     let whole = Param {
@@ -291,9 +294,7 @@ fn a_state_of_another_plan_is_told() {
 #[test]
 fn a_disk_that_was_left_behind_is_told() {
     let [one, two] = disks();
-    let mut rank = open(&[&one, &two]).unwrap();
-    rank.fill().unwrap();
-    rank.step(1).unwrap();
+    let mut rank = stepped(&[&one, &two]);
     rank.state.settle().unwrap();
     let slots = two.path().join("rank-0");
     let copy = tempfile::tempdir().unwrap();

@@ -43,7 +43,7 @@ pub(super) struct Disk {
     /// Why nothing is done any more.
     failed: Option<String>,
     buffers: Buffers,
-    depths: Vec<Depth>,
+    depths: Depths,
 }
 
 /// The next generation, as far as it is.
@@ -54,11 +54,24 @@ struct Writing {
     is_new: bool,
 }
 
-/// How quick a step was.
-#[derive(Clone, Copy, Debug)]
-struct Depth {
-    tiles: usize,
-    time: Option<Duration>,
+/// Depths, in the order in which they are tried, and how long steps took with them.
+#[derive(Debug)]
+struct Depths(Vec<(usize, Option<Duration>)>);
+
+impl Depths {
+    /// The first that was not measured, else the quickest.
+    fn best(&self) -> usize {
+        let best = self.0.iter().min_by_key(|(_, time)| time);
+        best.map_or(1, |(tiles, _)| *tiles)
+    }
+
+    /// Takes a step's time. What was best once may have been lucky: it stays the best if it stays
+    /// quick.
+    fn took(&mut self, tiles: usize, time: Duration) {
+        for (_, own) in self.0.iter_mut().filter(|(own, _)| *own == tiles) {
+            *own = Some(own.map_or(time, |before| (before + time) / 2));
+        }
+    }
 }
 
 impl Disk {
@@ -91,7 +104,7 @@ impl Disk {
             settling: None,
             failed: None,
             buffers: Buffers::new(block_bytes),
-            depths: depths.into_iter().map(|tiles| Depth { tiles, time: None }).collect(),
+            depths: Depths(depths.into_iter().map(|tiles| (tiles, None)).collect()),
         })
     }
 
@@ -232,7 +245,7 @@ impl Disk {
             roles: 1,
             into: None,
             buffers: &self.buffers,
-            depth: self.depth(),
+            depth: self.depths.best(),
         };
         let width = self.width;
         pass.run(tiles.collect(), &mut self.no_sums(), |tile, parts, own| {
@@ -293,12 +306,11 @@ impl Disk {
 
     /// Ends an update that took so long.
     pub(super) fn finish(&mut self, step: u64, meta: Value, time: Duration) -> Result<StepReport> {
-        let depth = self.depth();
+        let depth = self.depths.best();
         let is_in_new_files = self.end(step, meta)?;
         // What new files cost would be charged to the depth.
-        if !is_in_new_files && let Some(own) = self.depths.iter_mut().find(|it| it.tiles == depth) {
-            // What was best once may have been lucky: it stays the best if it stays quick.
-            own.time = Some(own.time.map_or(time, |before| (before + time) / 2));
+        if !is_in_new_files {
+            self.depths.took(depth, time);
         }
         let bytes = self.form.state_bytes();
         Ok(StepReport { read_bytes: bytes, write_bytes: bytes, time, depth, is_in_new_files })
@@ -352,7 +364,7 @@ impl Disk {
         reads: bool,
         work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
     ) -> Result<()> {
-        let depth = self.depth();
+        let depth = self.depths.best();
         let Writing { slot, sums, .. } = self.writing.as_mut().expect("an update was begun");
         let pass = Pass {
             form: &self.form,
@@ -364,12 +376,6 @@ impl Disk {
         };
         let written = pass.run(tiles, sums, work);
         written.inspect_err(|_| self.give_up())
-    }
-
-    /// The first that was not measured, else the quickest.
-    fn depth(&self) -> usize {
-        let best = self.depths.iter().min_by_key(|depth| depth.time);
-        best.map_or(1, |depth| depth.tiles)
     }
 }
 
@@ -427,4 +433,19 @@ pub(super) fn buffer_bytes(options: Options, disks: usize) -> u64 {
     let tile_bytes = Buffers::new(options.block_bytes as usize).tile_bytes(); // fits: <= 64 MiB
     let most = depths(options, disks).into_iter().max().unwrap_or(0);
     most as u64 * tile_bytes as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_depth_that_was_lucky_once_is_left() {
+        let mut depths = Depths(vec![(8, None), (12, None), (4, None)]);
+        for (due, millis) in [(8, 100), (12, 90), (4, 80), (4, 120), (12, 94), (12, 90)] {
+            assert_eq!(depths.best(), due);
+            depths.took(due, Duration::from_millis(millis));
+        }
+        assert_eq!(depths.best(), 12);
+    }
 }

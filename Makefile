@@ -4,12 +4,13 @@
 # What no other build has.
 FEATURES = preprocess/fuzzing,preprocess/parquet
 
-.PHONY: help setup demo test lint bench bench-tokenize bench-ckpt clean
+.PHONY: help setup demo test lint check-all bench bench-tokenize bench-ckpt clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
 	@echo "make test        all tests"
 	@echo "make lint        formatting and clippy, warnings refused"
+	@echo "make check-all   what CI runs, the demo, and tests on a real Slurm, Ceph, XFS and NFS (installed and removed; root)"
 	@echo "make bench       the benchmarks of every crate: a table each"
 	@echo "make bench-tokenize ARGS=...  our tokenizers beside those of others; see scripts/bench_tokenize.py --help"
 	@echo "make bench-ckpt ARGS=...      our checkpoints beside those of others; see scripts/bench_ckpt.py --help"
@@ -33,6 +34,10 @@ lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features $(FEATURES) -- -D warnings
+
+# Ends with make, also where make is killed.
+check-all: setup
+	@setpriv --pdeathsig TERM .ci/full
 
 bench: setup
 	cargo bench --workspace --locked

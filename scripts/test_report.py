@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""What a run of the tests is not told by "passed": skipped tests, second tries, the slowest tests.
+
+    scripts/test_report.py target/nextest/default/junit.xml
+
+A test that cannot run on a machine prints a line that begins with SKIPPED. Exit code 0.
+"""
+
+import sys
+import xml.etree.ElementTree as ET
+
+
+def main(path):
+    cases = ET.parse(path).getroot().findall("testsuite/testcase")
+    name = lambda case: f"{case.get('classname')} {case.get('name')}"
+    flaky = [name(case) for case in cases if case.find("flakyFailure") is not None]
+    slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:10]
+    seconds = sum(float(case.get("time", 0)) for case in cases)
+
+    print(f"{len(cases)} tests, {seconds:.0f} s of one core or more; the slowest:")
+    for case in slowest:
+        print(f"  {float(case.get('time')):6.1f} s  {name(case)}")
+    print("passed at the second try:" if flaky else "no test needed a second try")
+    for line in flaky:
+        print(f"  {line}")
+    skipped = [f"{name(case)}: {why}" for case in cases for why in reasons(case)]
+    print(f"skipped on this machine: {len(skipped)}")
+    for line in skipped:
+        print(f"  {line}")
+    if skipped:
+        print("`make check-all` runs those that need Slurm, Ceph, XFS or NFS")
+
+
+def reasons(case):
+    output = [case.findtext(stream) or "" for stream in ("system-out", "system-err")]
+    lines = [line for text in output for line in text.splitlines()]
+    return [line.split("SKIPPED", 1)[1].strip(": ") for line in lines if line.startswith("SKIPPED")]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

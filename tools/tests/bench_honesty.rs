@@ -113,14 +113,16 @@ fn memory_is_called_memory() {
     assert!(is_empty(folder.path()));
 }
 
-/// Of a model with a link of 60 MB/s, so that a save takes its time.
+/// Of a model with a link of 60 MB/s, and of a client that keeps a megabyte in flight: so a save is
+/// as slow as the link from its first megabyte on, however fast the machine is.
 #[test]
 fn saves_and_restores_have_a_timeline_too() {
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let pages = tempfile::tempdir().unwrap();
     let page = pages.path().join("page.html");
     let html = format!("--html={}", page.display());
-    let simulate = "--simulate=lustre,client.mb_per_s=60";
+    let simulate =
+        "--simulate=lustre,client.mb_per_s=60,client.in_flight_mib=1,servers.request_kib=512";
     let more = [simulate, "--patterns=save,save-one,restore", "--checkpoint=16MiB", &html];
     let report = json(&[folder.path().to_str().unwrap()], &more);
     for name in ["save", "save-one", "restore"] {

@@ -16,6 +16,12 @@ pub(crate) fn kind(dtype: Dtype) -> Kind {
     }
 }
 
+/// The kind that softmax, losses and sums of gradients have in a network of `kind`: f32 at least.
+/// A network of f64, as tests compute one, is f64 throughout.
+pub(crate) fn at_least_f32(kind: Kind) -> Kind {
+    if kind == Kind::Double { kind } else { Kind::Float }
+}
+
 /// What a rank could do in a second: as the config says, or as its libtorch multiplies two large
 /// matrices, the best of as many times as fit into a tenth of a second, and two at least.
 pub(crate) fn peak_flop_per_s(config: &Config, device: Device) -> Result<f64> {

@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::dropout::Drops;
 use super::micro::Text;
 use crate::Result;
+use crate::kind::at_least_f32;
 
 /// What a text sees of another, or of itself.
 #[derive(Debug, Default)]
@@ -98,7 +99,7 @@ pub(super) fn attend(
         if let Some(mask) = mask {
             logits = logits.f_add(mask)?;
         }
-        let weights = drops.weights(logits.f_softmax(-1, Kind::Float)?)?;
+        let weights = drops.weights(logits.f_softmax(-1, at_least_f32(v.kind()))?)?;
         weights.f_to_kind(v.kind())?.f_matmul(v)?
     } else {
         let rate = drops.sow_weights();

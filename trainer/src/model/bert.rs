@@ -12,6 +12,7 @@ use super::network::{Context, Network, Work};
 use super::parts::{Leaves, bend};
 use super::tp::embed;
 use crate::Result;
+use crate::kind::at_least_f32;
 
 impl Network for Bert {
     fn context(
@@ -102,7 +103,7 @@ fn order_loss(logits: &Tensor, due: &Targets) -> Result<(Tensor, Tensor)> {
         return Ok((head::zero(logits)?, logits.f_zeros_like()?));
     };
     let is_random = is_random.f_unsqueeze(1)?;
-    let log_probs = logits.f_log_softmax(1, Kind::Float)?;
+    let log_probs = logits.f_log_softmax(1, at_least_f32(logits.kind()))?;
     let picked = log_probs.f_gather(1, &is_random, false)?;
     let loss = picked.f_sum(Kind::Double)?.f_mul_scalar(-*weight)?;
     let due = log_probs.f_zeros_like()?.f_scatter_value(1, &is_random, 1)?;

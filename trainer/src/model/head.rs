@@ -11,7 +11,7 @@
 //! ```
 //!
 //! and the logits are walked only by two matrix products, the softmax and one exponential. The
-//! softmax and the loss are f32 whatever the weights are.
+//! softmax and the loss are f32 at least, whatever the weights are.
 //!
 //! Tensor parallel ranks each have an equal run of the vocabulary and tell one another three
 //! numbers a token: the largest logit, the sum of the exponentials, and the logit that was due.
@@ -25,6 +25,7 @@ use super::Tp;
 use super::micro::Targets;
 use super::parts::Leaves;
 use crate::Result;
+use crate::kind::at_least_f32;
 
 /// What goes back from the head.
 #[derive(Debug)]
@@ -54,7 +55,8 @@ struct Weights<'a> {
 /// `hidden` is `[tokens, hidden]`.
 pub(super) fn logits(head: &Head, leaves: Leaves<'_>, hidden: &Tensor) -> Result<Tensor> {
     let weights = Weights::new(head, leaves);
-    Ok(weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?.f_to_kind(Kind::Float)?)
+    let product = weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?;
+    Ok(product.f_to_kind(at_least_f32(hidden.kind()))?)
 }
 
 /// The weighted sum of the losses, one f64.
@@ -85,8 +87,8 @@ pub(super) fn loss_and_grad(
 ) -> Result<HeadGrad> {
     let _no_grad = tch::no_grad_guard();
     let weights = Weights::new(head, leaves);
-    let kind = hidden.kind();
-    let zeros = |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(Kind::Float));
+    let (kind, wide) = (hidden.kind(), at_least_f32(hidden.kind()));
+    let zeros = |like: &Tensor| like.f_zeros_like().and_then(|zeros| zeros.f_to_kind(wide));
     let mut loss = zero(hidden)?;
     let to_hidden = hidden.f_empty_like()?;
     let mut to_weight = zeros(weights.weight)?;
@@ -98,7 +100,7 @@ pub(super) fn loss_and_grad(
         _ = loss.f_sub_(&due.weigh(&picked, first, rows)?)?;
         weights.subtract_due(&mut residue, &labels)?;
 
-        let counts = due.weights.f_narrow(0, first, rows)?;
+        let counts = due.weights.f_narrow(0, first, rows)?.f_to_kind(wide)?;
         if let Some(to_bias) = &mut to_bias {
             _ = to_bias.f_addmv_(&residue.f_tr()?, &counts)?;
         }
@@ -107,7 +109,7 @@ pub(super) fn loss_and_grad(
         let back = residue.f_mm(weights.weight)?.f_mul(&counts)?;
         to_hidden.f_narrow(0, first, rows)?.f_copy_(&back)?;
         let weighted = chunk.f_mul(&counts)?;
-        if kind == Kind::Float {
+        if kind == wide {
             _ = to_weight.f_addmm_(&residue.f_tr()?, &weighted)?;
         } else {
             _ = to_weight.f_add_(&residue.f_tr()?.f_mm(&weighted)?)?;
@@ -139,18 +141,19 @@ impl<'a> Weights<'a> {
     /// `[rows, vocab]`, f32.
     fn softmax(&self, hidden: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
         let logits = self.product(hidden)?;
+        let wide = at_least_f32(logits.kind());
         let rows_padded = logits.size()[1];
         if self.vocab < rows_padded {
             let mut padding = logits.f_narrow(1, self.vocab, rows_padded - self.vocab)?;
             _ = padding.f_fill_(f64::NEG_INFINITY)?;
         }
         if self.tp.is_alone() {
-            let mut log_probs = logits.f_log_softmax(1, Kind::Float)?;
+            let mut log_probs = logits.f_log_softmax(1, wide)?;
             let picked = log_probs.f_gather(1, &labels.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?;
             _ = log_probs.f_exp_()?;
             return Ok((picked, log_probs));
         }
-        let mut logits = logits.f_to_kind(Kind::Float)?;
+        let mut logits = logits.f_to_kind(wide)?;
         let mut top = logits.f_amax(1, true)?;
         self.tp.max(&mut top)?;
         _ = logits.f_sub_(&top)?;
@@ -158,7 +161,7 @@ impl<'a> Weights<'a> {
         let picked = logits.f_gather(1, &labels.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?;
         let picked = picked.f_masked_fill(&is_elsewhere, 0)?;
         _ = logits.f_exp_()?;
-        let sum = logits.f_sum_dim_intlist(1, false, Kind::Float)?;
+        let sum = logits.f_sum_dim_intlist(1, false, wide)?;
         let mut both = Tensor::f_stack(&[&picked, &sum], 0)?;
         self.tp.sum(&mut both)?;
         let (picked, sum) = (both.f_get(0)?, both.f_get(1)?);
@@ -169,7 +172,7 @@ impl<'a> Weights<'a> {
     /// Probabilities to what they are too much by.
     fn subtract_due(&self, probs: &mut Tensor, labels: &Tensor) -> Result<()> {
         let rows = labels.size()[0];
-        let mut minus_one = probs.f_new_full([rows, 1], -1, (Kind::Float, probs.device()))?;
+        let mut minus_one = probs.f_new_full([rows, 1], -1, (probs.kind(), probs.device()))?;
         let (labels, is_elsewhere) = self.own_labels(labels)?;
         if !self.tp.is_alone() {
             _ = minus_one.f_masked_fill_(&is_elsewhere.f_unsqueeze(1)?, 0)?;

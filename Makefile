@@ -4,11 +4,12 @@
 # What no other build has.
 FEATURES = preprocess/fuzzing,preprocess/parquet
 
-.PHONY: help setup demo test lint check-all bench bench-tokenize bench-ckpt clean
+.PHONY: help setup demo test test-instructions lint check-all bench bench-tokenize bench-ckpt clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
 	@echo "make test        all tests"
+	@echo "make test-instructions  the numeric tests as other processors compute them"
 	@echo "make lint        formatting and clippy, warnings refused"
 	@echo "make check-all   what CI runs, the demo, and tests on a real Slurm, Ceph, XFS and NFS (installed and removed; root)"
 	@echo "make bench       the benchmarks of every crate: a table each"
@@ -27,13 +28,18 @@ demo: setup
 	@scripts/demo.sh
 
 test: setup
-	@scripts/setup.sh --venv
+	@scripts/setup.sh --tests
 	@scripts/test.sh
+
+test-instructions: setup
+	@scripts/setup.sh --tests
+	@scripts/test_instructions.sh
 
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features $(FEATURES) -- -D warnings
+	@scripts/build_cache.py save
 
 # Ends with make, also where make is killed.
 check-all: setup

@@ -62,6 +62,7 @@ build() {
   title "build"
   note "the first build takes a few minutes, most of it libtorch's C++ wrappers"
   cargo build --release --locked -p preprocess -p tools -p trainer
+  scripts/build_cache.py save
 }
 
 title() { printf '\n\033[1m== %s\033[0m  [%d s]\n' "$*" "$SECONDS"; }

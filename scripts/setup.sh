@@ -1,24 +1,37 @@
 #!/usr/bin/env bash
 # Sets up what a build and the tests need. Idempotent: a second call only looks.
 #
-#   scripts/setup.sh           system packages, and libtorch for the CPU in .libtorch/
+#   scripts/setup.sh           system packages, libtorch for the CPU, third-party crates built before
 #   scripts/setup.sh --cuda    the libraries to link a CUDA build as well, in .libtorch-cuda/
-#   scripts/setup.sh --venv    a Python environment in .venv/ with the readers that tests compare with
+#   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the readers of others that tests compare with
 #
 # libtorch comes out of the wheel that the Python package index serves: the C++ library and its
-# headers are a tenth of what a `pip install torch` unpacks. Outside the checkout only pip's cache
-# is written, and what apt installs, that only as root.
+# headers are a tenth of what a `pip install torch` unpacks. It lies with the compiled crates in
+# ${XDG_CACHE_HOME:-~/.cache}/feedline, so that all clones share it, at one path: another path would
+# compile again all that includes its headers. That folder may be deleted; this script fills it
+# again. Else only pip's cache is written outside of the checkout, and, as root, what apt installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/feedline
+LIBTORCH_VERSION=2.11.0
 
 main() {
   system_packages
   need_rust
   case "${1:-}" in
-    "") libtorch .libtorch cpu ;;
+    "")
+      libtorch "$CACHE/libtorch-$LIBTORCH_VERSION" cpu
+      compiler_cache
+      cargo_config
+      scripts/build_cache.py restore
+      ;;
     --cuda) libtorch .libtorch-cuda cuda ;;
-    --venv) python_readers ;;
-    *) die "unknown argument '$1': --cuda or --venv, or none" ;;
+    --tests)
+      test_runner
+      python_readers
+      ;;
+    *) die "unknown argument '$1': expected --cuda, --tests or none" ;;
   esac
 }
 
@@ -60,29 +73,67 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # libtorch FOLDER cpu|cuda: unpacks the wheels into FOLDER, laid out as in site-packages, because
 # the libraries find one another by paths relative to themselves.
 libtorch() {
-  local folder=$1 kind=$2 stamp="2.11.0-$2-1"
+  local folder=$1 kind=$2 stamp="$LIBTORCH_VERSION-$2-1"
   if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
     return
   fi
   [ "$(uname -m)" = x86_64 ] || die "libtorch for $(uname -m) is not set up by this script; the other crates build without it"
-  local wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+  local wheels=(torch==$LIBTORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
   if [ "$kind" = cuda ]; then
     wheels+=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9)
+  fi
+  mkdir -p "$(dirname "$folder")"
+  # Two clones may be set up at once; who comes second finds it done.
+  exec 8>"$folder.lock"
+  flock 8
+  if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
+    return
   fi
   local tmp="$folder.tmp"
   rm -rf "$tmp"
   mkdir -p "$tmp"
-  say "fetching libtorch 2.11.0 ($kind; about 550 MB, kept in pip's cache)"
+  say "fetching libtorch $LIBTORCH_VERSION ($kind; about 550 MB, kept in pip's cache)"
   python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.11 \
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64 \
     --platform manylinux_2_18_x86_64 --platform manylinux2014_x86_64 -d "$tmp" "${wheels[@]}" ||
     die "libtorch could not be fetched from the Python package index; the crates other than trainer build without it"
-  python3 scripts/unpack_libtorch.py "$kind" "$tmp" || die "a wheel did not hold what was due"
+  python3 scripts/unpack_libtorch.py "$kind" "$tmp" || die "a wheel does not hold the expected files"
   rm "$tmp"/*.whl
   echo "$stamp" >"$tmp/stamp"
   rm -rf "$folder"
   mv "$tmp" "$folder"
+  exec 8>&-
   say "libtorch is in $folder ($(du -sm "$folder" | cut -f1) MB)"
+}
+
+# libtorch's headers make each C++ file take 20 s; ccache has compiled most of them before.
+compiler_cache() {
+  have ccache || [ "$(id -u)" -ne 0 ] || ! have apt-get ||
+    { apt-get update -q && apt-get install -y -q --no-install-recommends ccache; } \
+      >/dev/null 2>&1 || say "ccache could not be installed: C++ is compiled anew in every clone"
+}
+
+# Absolute paths, so it is no file of the repository. An environment variable of the same name wins.
+cargo_config() {
+  local text compiler=
+  ! have ccache || compiler="CXX = \"ccache ${CXX:-g++}\"
+CCACHE_DIR = \"$CACHE/ccache\"
+CCACHE_MAXSIZE = \"500M\"
+CCACHE_NOHASHDIR = \"1\""
+  text="# Written by scripts/setup.sh.
+[env]
+LIBTORCH = \"$CACHE/libtorch-$LIBTORCH_VERSION/torch\"
+$compiler"
+  mkdir -p .cargo
+  [ "$(cat .cargo/config.toml 2>/dev/null)" = "$text" ] || echo "$text" >.cargo/config.toml
+}
+
+test_runner() {
+  PATH=$PATH:$CACHE/nextest/bin
+  ! have cargo-nextest || return 0
+  say "installing cargo-nextest, which takes some minutes, once"
+  cargo install --quiet --locked --root "$CACHE/nextest" cargo-nextest@0.9.143 ||
+    die "cargo-nextest could not be installed"
 }
 
 # Programs of others that the tests compare with: Megatron's own reader, numpy, safetensors,

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Compiled third-party crates, kept outside of the checkout for the next clone.
+
+    scripts/build_cache.py restore    copy them into a target folder that is new
+    scripts/build_cache.py save       keep what the target folder has of them
+
+They are in ${XDG_CACHE_HOME:-~/.cache}/feedline/crates/KEY, 1.3 GB for the tests and about as much
+for a release build, 4 GB at most, and may be deleted at any time. KEY is a hash of what decides how they are compiled: rustc, Cargo.lock, the profiles of
+Cargo.toml, .cargo/config.toml. The two keys that were used last are kept. Crates of the workspace
+are never kept: cargo would take those of another clone for this one's.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+KEYS_MAX = 2
+BYTES_MAX = 4 << 30
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feedline" / "crates"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", "target"))
+PROFILES = ("debug", "release")
+# Folders of a profile: files of crates, and twice folders of crates.
+PARTS = ("deps", "build", ".fingerprint")
+
+
+def main(command):
+    os.chdir(Path(__file__).resolve().parent.parent)
+    kept = CACHE / key()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # One at a time: two clones may do this at once.
+    with open(CACHE / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if command == "restore":
+            restore(kept)
+        else:
+            save(kept)
+
+
+def key():
+    digest = hashlib.sha256(subprocess.check_output(["rustc", "-vV"]))
+    for path in ("Cargo.lock", "Cargo.toml", ".cargo/config.toml"):
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def restore(kept):
+    for profile in PROFILES:
+        if (kept / profile).is_dir() and not (TARGET / profile / "deps").exists():
+            for part in PARTS:
+                shutil.copytree(kept / profile / part, TARGET / profile / part, symlinks=True)
+            os.utime(kept)
+
+
+def save(kept):
+    for profile in PROFILES:
+        for part in PARTS:
+            save_part(TARGET / profile / part, kept / profile / part)
+    os.utime(kept)
+    files = (Path(folder) / name for folder, _, names in os.walk(kept) for name in names)
+    if sum(file.lstat().st_size for file in files) > BYTES_MAX:
+        # A target folder of many months; the next clone's is as large as it needs to be.
+        shutil.rmtree(kept)
+    keys = sorted((path for path in CACHE.iterdir() if path.is_dir()), key=os.path.getmtime)
+    for old in keys[:-KEYS_MAX]:
+        shutil.rmtree(old)
+
+
+def save_part(source, kept):
+    if not source.is_dir():
+        return
+    kept.mkdir(parents=True, exist_ok=True)
+    for entry in os.scandir(source):
+        if is_third_party(entry) and not (kept / entry.name).exists():
+            copy(entry, kept / entry.name)
+
+
+def copy(entry, target):
+    """With its times, which tell cargo that it is fresh; whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        whole = Path(scratch) / entry.name
+        if entry.is_dir():
+            shutil.copytree(entry.path, whole, symlinks=True)
+        else:
+            shutil.copy2(entry.path, whole)
+        whole.rename(target)
+
+
+def is_third_party(entry):
+    """By its name, [lib]NAME-HASH...; programs are ours or what a target of ours was before."""
+    stem = re.sub(r"-[0-9a-f]{16}.*$", "", entry.name).replace("-", "_")
+    is_program = entry.is_file() and not entry.name.startswith("lib") and "." not in entry.name
+    return not is_program and stem not in OURS and stem.removeprefix("lib") not in OURS
+
+
+def targets():
+    command = ["cargo", "metadata", "--no-deps", "--format-version=1", "--locked"]
+    packages = json.loads(subprocess.check_output(command))["packages"]
+    names = {package["name"] for package in packages}
+    names |= {target["name"] for package in packages for target in package["targets"]}
+    return {name.replace("-", "_") for name in names}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in (["restore"], ["save"]):
+        sys.exit(__doc__)
+    OURS = targets()
+    main(sys.argv[1])

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The numeric tests of `trainer` and `bridge` once for each lower instruction set that the libraries
+# below libtorch can be told to use: other processors round and order sums as these do.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export PATH=$PATH:${XDG_CACHE_HOME:-$HOME/.cache}/feedline/nextest/bin
+
+numeric='package(bridge) | package(trainer) & test(/^(accumulate|deterministic|dropout|eval|gpu|inputs|layouts|model|model_documents|model_families|model_tolerance|objectives|offloaded|slices)::/)'
+sets=(
+  ATEN_CPU_CAPABILITY=default
+  ATEN_CPU_CAPABILITY=avx2
+  MKL_ENABLE_INSTRUCTIONS=SSE4_2
+  MKL_ENABLE_INSTRUCTIONS=AVX2
+  MKL_ENABLE_INSTRUCTIONS=AVX512
+  ONEDNN_MAX_CPU_ISA=SSE41
+  ONEDNN_MAX_CPU_ISA=AVX2
+  ONEDNN_MAX_CPU_ISA=AVX512_CORE
+)
+for set in "${sets[@]}"; do
+  echo "== $set"
+  env "$set" cargo nextest run --workspace --locked --retries 0 -E "$numeric"
+done

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use preprocess::{TokenizerSpec, open_tokenizer};
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/it/common/mod.rs"]
 mod common;
 
 /// Long enough to leave the noise of starting behind.

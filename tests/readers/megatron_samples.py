@@ -5,7 +5,7 @@
 It writes two corpora of random tokens into a temporary folder with Megatron's builder, opens them
 with Megatron's datasets in several settings, and asks each for all of its samples. Of every case it
 prints the settings, the first samples whole, and one number for each field of all samples, folded
-as `fold` says. `loader/tests/samples.rs` makes the same corpora and folds what it gets.
+as `fold` says. `loader/tests/it/samples.rs` makes the same corpora and folds what it gets.
 
 It needs megatron-core, numpy and PyTorch (the CPU is enough).
 """

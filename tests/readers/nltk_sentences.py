@@ -2,7 +2,7 @@
 """Splits texts with NLTK's Punkt, the oracle of ours.
 
     nltk_sentences.py CORPUS.jsonl... > cases.jsonl
-    FEEDLINE_SENTENCES=$PWD/cases.jsonl cargo test --release -p preprocess --test sentences
+    FEEDLINE_SENTENCES=$PWD/cases.jsonl cargo test --release -p preprocess --test it sentences::
 
 Reads the key "text" of JSON lines, and prints for each text what NLTK makes of it, with white space
 between sentences dropped and kept, as Megatron's preprocess_data.py does with --split-sentences and

@@ -1,4 +1,4 @@
-"""What transformers and Megatron's own formulas say of a small GPT-2: the oracle of tests/eval.rs.
+"""What transformers and Megatron's own formulas say of a small GPT-2: the oracle of tests/it/eval.rs.
 
     python3 eval.py ../golden/eval        # torch 2.11, transformers 5.23, tokenizers 0.23
 

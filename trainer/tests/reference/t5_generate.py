@@ -1,4 +1,4 @@
-"""What transformers' T5 v1.1 writes into the gaps of a text: an oracle of tests/generate.rs.
+"""What transformers' T5 v1.1 writes into the gaps of a text: an oracle of tests/it/generate.rs.
 
     python3 t5_generate.py ../golden/t5_generate        # torch 2.11, transformers 5.23
 

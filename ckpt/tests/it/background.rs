@@ -1,0 +1,228 @@
+//! Saves behind the run: what they save, who waits for whom, and what becomes of failures.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::gate::{Gate, Way};
+use crate::common::{Folder, SERIAL, State, Tensor};
+use ckpt::{
+    Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Finish, SaveHandle, WhenBusy,
+};
+use storage::Key;
+
+/// The gate's checkpoints.
+fn steps_of(gate: &Gate) -> Arc<Checkpoints> {
+    let steps = Checkpoints::open(gate.store(), Key::new("run").unwrap());
+    Arc::new(steps.with_options(SERIAL))
+}
+
+fn background_of(gate: &Gate, when_busy: WhenBusy) -> Background {
+    let options = BackgroundOptions { when_busy, ..BackgroundOptions::default() };
+    Background::new(steps_of(gate), options).unwrap()
+}
+
+fn save(state: &State, background: &Background, step: u64) -> ckpt::Result<Begun> {
+    let tensors: Vec<_> = state.tensors.iter().map(Tensor::data).collect();
+    let blobs: Vec<_> = state.blobs.iter().map(|(name, bytes)| Blob { name, bytes }).collect();
+    background.save(step, &tensors, &blobs, state.meta.clone())
+}
+
+fn begin(state: &State, background: &Background, step: u64) -> SaveHandle {
+    let Begun { save, failed } = save(state, background, step).unwrap();
+    assert!(failed.is_none(), "{failed:?}");
+    save.unwrap()
+}
+
+/// A save in the background that took tensors where they lie wrote what the next steps of the
+/// optimizer made of them (pytorch/pytorch#144657).
+#[test]
+fn later_updates_do_not_reach_the_copy() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
+    let before = State::of_model(1);
+    let mut state = before.clone();
+    gate.set(Way::Shut);
+    let handle = begin(&state, &background, 1);
+    let progress = handle.progress();
+    assert!(!progress.is_done && progress.bytes == 0 && progress.bytes_total > 5000);
+    for tensor in &mut state.tensors {
+        tensor.bytes.fill(0);
+    }
+    state.blobs.iter_mut().for_each(|(_, bytes)| bytes.fill(0));
+    drop(state);
+    gate.set(Way::Open);
+    let report = handle.wait().unwrap();
+    assert!(handle.progress().is_done);
+    before.check(&steps_of(&gate).newest().unwrap().unwrap());
+    assert_eq!(background.wait().unwrap(), Some(report));
+    assert_eq!(handle.wait().unwrap(), report, "as often as one likes");
+}
+
+#[test]
+fn one_copy_at_a_time() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let skips = background_of(&gate, WhenBusy::Skip);
+    gate.set(Way::Shut);
+    let first = begin(&State::of_model(1), &skips, 1);
+    assert!(save(&State::of_model(2), &skips, 2).unwrap().save.is_none());
+    gate.set(Way::Open);
+    first.wait().unwrap();
+    skips.wait().unwrap();
+    begin(&State::of_model(3), &skips, 3);
+    drop(skips);
+
+    let waits = background_of(&gate, WhenBusy::Wait);
+    gate.set(Way::Shut);
+    begin(&State::of_model(4), &waits, 4);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| begin(&State::of_model(5), &waits, 5));
+        gate.set(Way::Open);
+        second.join().unwrap().wait().unwrap();
+    });
+    drop(waits);
+    assert_eq!(steps_of(&gate).steps().unwrap(), [1, 3, 4, 5]);
+    for step in [1, 3, 4, 5] {
+        State::of_model(step).check(&steps_of(&gate).open_step(step).unwrap());
+    }
+}
+
+/// The one who asks first is told what went wrong, and nobody is told twice.
+#[test]
+fn failures_are_told_once() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
+    let is_pulled = |error: &Error| error.to_string().contains("pulled");
+    let good = begin(&State::of_model(1), &background, 1).wait().unwrap();
+
+    gate.set(Way::Broken);
+    let handle = begin(&State::of_model(2), &background, 2);
+    assert!(is_pulled(&handle.wait().unwrap_err()));
+    assert!(
+        matches!(handle.wait(), Err(Error::Reported { step: 2, first }) if first.contains("pulled"))
+    );
+    assert_eq!(background.wait().unwrap(), Some(good), "the last good one");
+
+    let handle = begin(&State::of_model(3), &background, 3);
+    assert!(is_pulled(&background.wait().unwrap_err()));
+    assert!(background.wait().is_ok());
+    assert!(matches!(handle.wait(), Err(Error::Reported { .. })));
+
+    // The run goes on: the next save is made, and tells of the one before.
+    let handle = begin(&State::of_model(4), &background, 4);
+    while !handle.progress().is_done {
+        std::thread::yield_now();
+    }
+    gate.set(Way::Open);
+    let Begun { save: handle, failed } = save(&State::of_model(5), &background, 5).unwrap();
+    assert!(matches!(failed, Some((4, error)) if is_pulled(&error)));
+    handle.unwrap().wait().unwrap();
+    drop(background);
+    assert_eq!(steps_of(&gate).steps().unwrap(), [1, 5]);
+    assert_eq!(folder.names(), ["step-000000000001", "step-000000000005"]);
+}
+
+#[test]
+fn what_is_cancelled_leaves_nothing() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
+    begin(&State::of_model(1), &background, 1).wait().unwrap();
+    gate.set(Way::Shut);
+    let handle = begin(&State::of_model(2), &background, 2);
+    std::thread::scope(|scope| {
+        let cancelled = scope.spawn(|| handle.cancel());
+        while !handle.progress().is_cancelled {
+            std::thread::yield_now();
+        }
+        gate.set(Way::Open);
+        assert_eq!(cancelled.join().unwrap().unwrap(), None);
+    });
+    assert!(matches!(handle.wait(), Err(Error::Cancelled)));
+    assert_eq!(folder.names(), ["step-000000000001"]);
+    assert!(background.wait().is_ok(), "to be cancelled is no failure");
+    // Too late.
+    let handle = begin(&State::of_model(2), &background, 2);
+    let report = handle.wait().unwrap();
+    assert_eq!(handle.cancel().unwrap(), Some(report));
+}
+
+#[test]
+fn a_process_that_is_told_to_end() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
+    let nothing_to_do = |grace| matches!(background.finish_within(grace), Finish::Idle);
+    let none = Duration::ZERO;
+    assert!(nothing_to_do(none));
+    begin(&State::of_model(1), &background, 1).wait().unwrap();
+    background.wait().unwrap();
+    assert!(nothing_to_do(none));
+
+    begin(&State::of_model(2), &background, 2);
+    let finish = background.finish_within(Duration::from_secs(100));
+    assert!(matches!(finish, Finish::Committed(report) if report.step == 2), "{finish}");
+
+    gate.set(Way::Shut);
+    let handle = begin(&State::of_model(3), &background, 3);
+    // A store that hangs does not hold it up.
+    let finish = background.finish_within(Duration::ZERO);
+    assert!(matches!(finish, Finish::Stuck { step: 3, .. }), "{finish}");
+    gate.set(Way::Open);
+    assert!(matches!(handle.wait(), Err(Error::Cancelled)));
+    let _ = background.wait();
+
+    gate.set(Way::Shut);
+    let handle = begin(&State::of_model(4), &background, 4);
+    std::thread::scope(|scope| {
+        let finish = scope.spawn(|| background.finish_within(Duration::from_secs(4)));
+        while !handle.progress().is_cancelled {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        gate.set(Way::Open);
+        let finish = finish.join().unwrap();
+        assert!(matches!(finish, Finish::Cancelled { step: 4, .. }), "{finish}");
+    });
+    begin(&State::of_model(5), &background, 5);
+    let finish = background.finish_within(Duration::MAX);
+    assert!(matches!(finish, Finish::Committed(report) if report.step == 5), "{finish}");
+    assert_eq!(steps_of(&gate).steps().unwrap(), [1, 2, 5]);
+    assert_eq!(folder.names().len(), 3);
+}
+
+/// A run whose saving thread died would wait for it for good.
+#[test]
+fn a_panic_is_a_failure_and_no_end() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let background = background_of(&gate, WhenBusy::Wait);
+    gate.set(Way::Panics);
+    let handle = begin(&State::of_model(1), &background, 1);
+    let told = handle.wait().unwrap_err().to_string();
+    assert!(told.contains("panicked"), "{told}");
+    gate.set(Way::Open);
+    begin(&State::of_model(2), &background, 2).wait().unwrap();
+    assert_eq!(steps_of(&gate).steps().unwrap(), [2]);
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_at_once() {
+    let folder = Folder::new();
+    let gate = Gate::new(folder.store());
+    let options = BackgroundOptions { staging_bytes_max: 1000, ..BackgroundOptions::default() };
+    let background = Background::new(steps_of(&gate), options).unwrap();
+    let refused = save(&State::of_model(1), &background, 1).unwrap_err();
+    assert!(refused.to_string().contains("staging_bytes_max"), "{refused}");
+    assert!(background.reserve(1001).is_err());
+    background.reserve(1000).unwrap();
+    let mut state = State::of_model(1);
+    state.tensors.truncate(0);
+    state.blobs.truncate(1);
+    begin(&state, &background, 1).wait().unwrap();
+    state.blobs.push(state.blobs[0].clone());
+    let refused = save(&state, &background, 2).unwrap_err();
+    assert!(matches!(refused, Error::BadInput { .. }), "{refused}");
+    assert_eq!(*steps_of(&gate).newest().unwrap().unwrap().meta(), state.meta);
+}

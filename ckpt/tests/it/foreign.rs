@@ -1,0 +1,245 @@
+//! One small GPT-2 as torch, Megatron-LM, DeepSpeed and torch.distributed keep it, imported: every
+//! tensor is the one that the reference writer of safetensors wrote. `reference/foreign.py` made
+//! the files.
+
+use std::path::{Path, PathBuf};
+
+use ckpt::convert::{Bounds, Family, Format, Import};
+use ckpt::{Checkpoint, Checkpoints, Error, Group};
+use safetensors::SafeTensors;
+use serde_json::json;
+use storage::Key;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn open(name: &str, format: Format) -> Import {
+    let mut import = Import::open(golden(name).to_str().unwrap(), format).unwrap();
+    assert_eq!(import.normalize().unwrap(), Some(Family::Gpt2), "{name}");
+    import
+}
+
+/// Saves an import and gives the step back, every byte of it verified.
+fn saved(import: &Import) -> (tempfile::TempDir, Checkpoint) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+    let steps = Checkpoints::open(store, Key::root());
+    let step = import.step.unwrap_or(0);
+    steps.save_made(step, import, &[], json!({}), Bounds::default(), &|_| ()).unwrap();
+    let step = steps.open_step(step).unwrap();
+    step.verify().unwrap();
+    (folder, step)
+}
+
+/// Every tensor of a group is as in the reference, and there are no others.
+fn check_group(name: &str, step: &Checkpoint, group: Group) {
+    let bytes = std::fs::read(golden("gpt2.safetensors")).unwrap();
+    let due = SafeTensors::deserialize(&bytes).unwrap();
+    let prefix = if group == Group::Model { String::new() } else { format!("{group}/") };
+    let names = due.names();
+    let mut names: Vec<&str> = names
+        .into_iter()
+        .filter_map(|name| name.strip_prefix(&prefix))
+        .filter(|name| !name.contains('/'))
+        .collect();
+    names.sort_unstable();
+    let mut got: Vec<&str> = step
+        .tensors()
+        .iter()
+        .filter(|tensor| tensor.group == group)
+        .map(|tensor| tensor.name.as_str())
+        .collect();
+    got.sort_unstable();
+    assert_eq!(got, names, "{name} {group}");
+    for tensor in got {
+        let view = due.tensor(&format!("{prefix}{tensor}")).unwrap();
+        let entry = step.tensor(tensor, group).unwrap();
+        let shape: Vec<u64> = view.shape().iter().map(|&len| len as u64).collect();
+        assert_eq!(entry.shape, shape, "{name} {group} {tensor}");
+        let mut bytes = vec![0; entry.bytes() as usize];
+        step.read_tensor(tensor, group, &mut bytes).unwrap();
+        assert_eq!(bytes, view.data(), "{name} {group} {tensor}");
+    }
+}
+
+#[test]
+fn files_of_torch() {
+    let files = [("zip.pt", Some(7)), ("stream.pt", None), ("views.pt", None), ("marked.pt", None)];
+    for (name, step) in files {
+        let import = open(name, Format::Torch);
+        assert_eq!(import.step, step, "{name}");
+        let (_folder, step) = saved(&import);
+        check_group(name, &step, Group::Model);
+    }
+}
+
+/// With Adam's moments.
+#[test]
+fn folders_of_torch_distributed() {
+    let import = open("dcp", Format::Dcp);
+    let (_folder, step) = saved(&import);
+    for group in [Group::Model, Group::ExpAvg, Group::ExpAvgSq] {
+        check_group("dcp", &step, group);
+    }
+}
+
+/// Tensor and pipeline parallel, every order of the rows of queries, keys and values, and the names
+/// of Megatron-Core.
+#[test]
+fn ranks_of_megatron() {
+    for name in ["megatron-v0", "megatron-v1", "megatron-v3", "megatron-core"] {
+        let import = open(name, Format::Megatron);
+        assert_eq!((import.step, import.heads), (Some(100), Some(2)), "{name}");
+        let (_folder, step) = saved(&import);
+        check_group(name, &step, Group::Model);
+    }
+}
+
+/// Stages that cut groups and parameters, on numbers of ranks that do not divide them.
+#[test]
+fn flat_vectors_of_deepspeed() {
+    for name in ["zero-2", "zero-3"] {
+        let mut import = open(name, Format::DeepSpeed);
+        assert_eq!(import.step, Some(9), "{name}");
+        let (_folder, step) = saved(&import);
+        for group in [Group::Model, Group::ExpAvg, Group::ExpAvgSq] {
+            check_group(name, &step, group);
+        }
+        import.without_optimizer();
+        let (_folder, step) = saved(&import);
+        assert!(step.tensors().iter().all(|tensor| tensor.group == Group::Model), "{name}");
+    }
+}
+
+/// What has the names of a GPT-2 and means something else, what is no plain tensor, and what would
+/// never end. Each says why.
+#[test]
+fn another_model_is_refused() {
+    let refused = |name: &str, format, due: &str| {
+        let name = format!("refused/{name}");
+        let opened = Import::open(golden(&name).to_str().unwrap(), format);
+        let text = opened.expect_err(&name).to_string();
+        assert!(text.contains(due), "{name}: {text}");
+    };
+    open("refused/plain", Format::Megatron);
+    refused("groups", Format::Megatron, "three times the width");
+    refused("groups-said", Format::Megatron, "query groups");
+    refused("gated", Format::Megatron, "not gated");
+    refused("gated-said", Format::Megatron, "swiglu");
+    refused("ranks", Format::Megatron, "all 2 tensor-parallel ranks");
+    refused("sparse.pt", Format::Torch, "_rebuild_sparse_tensor");
+    refused("again.pt", Format::Torch, "nothing so often below itself");
+    refused("overlap", Format::Dcp, "boxes that tile [12, 4]");
+    refused("axes", Format::Dcp, "boxes that tile [24]");
+    refused("two-rows", Format::Megatron, "2 rows, due a positive multiple of 3");
+    refused("endless", Format::Megatron, "at most 786432");
+    refused("shapes", Format::DeepSpeed, "nothing so often below itself");
+    refused("ranked.pt", Format::Torch, "size, stride and storage");
+    refused("runs.pt", Format::Torch, "4 million runs in a file");
+}
+
+/// A head of its own stays, and one that is a copy of the embedding does not.
+#[test]
+fn an_untied_head_of_megatron_stays() {
+    for (name, heads) in [("tied", 0), ("untied", 1)] {
+        let import = open(&format!("refused/{name}"), Format::Megatron);
+        let count = import.made.iter().filter(|made| made.name == "lm_head.weight").count();
+        assert_eq!(count, heads, "{name}");
+    }
+}
+
+/// A text that is remembered once can be the name of a class very often, and is copied each time.
+#[test]
+fn names_of_classes_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("class.pt");
+    for (len, due) in [(4096, "magic number"), (4097, "no text of at most 4 KiB")] {
+        // Old files are five pickles, of which the first is a number.
+        let mut bytes = b"\x80\x04\x8c\x01mX".to_vec();
+        bytes.extend(u32::try_from(len).unwrap().to_le_bytes());
+        bytes.extend(vec![b'x'; len]);
+        bytes.extend(b"\x93.\x80\x02N.\x80\x02N.\x80\x02N.\x80\x02N.");
+        std::fs::write(&file, bytes).unwrap();
+        let opened = Import::open(file.to_str().unwrap(), Format::Torch);
+        let text = opened.expect_err(due).to_string();
+        assert!(text.contains(due), "{text}");
+    }
+}
+
+/// Half of the ranks, a gap in them, half of the stages, and a copy beside a rank.
+#[test]
+fn ranks_that_are_missing_are_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |from: &str, to: &str| {
+        let to = folder.path().join(to);
+        std::fs::create_dir_all(&to).unwrap();
+        let from = golden(from).join("iter_0000100").join(from_rank(&to));
+        std::fs::copy(from.join("model_optim_rng.pt"), to.join("model_optim_rng.pt")).unwrap();
+    };
+    let refused = |name: &str| {
+        let opened = Import::open(folder.path().join(name).to_str().unwrap(), Format::Megatron);
+        assert!(matches!(opened, Err(Error::Unfit { .. })), "{name}: {opened:?}");
+    };
+    copy("megatron-v0", "half/mp_rank_00");
+    refused("half");
+    copy("megatron-v3", "first/mp_rank_00_000");
+    copy("megatron-v3", "first/mp_rank_01_000");
+    refused("first");
+    copy("megatron-v3", "last/mp_rank_00_001");
+    copy("megatron-v3", "last/mp_rank_01_001");
+    refused("last");
+    copy("megatron-v0", "gap/mp_rank_00");
+    copy("megatron-v0", "gap/mp_rank_01");
+    std::fs::rename(folder.path().join("gap/mp_rank_01"), folder.path().join("gap/mp_rank_02"))
+        .unwrap();
+    refused("gap");
+    copy("megatron-v1", "old/mp_rank_00");
+    copy("megatron-v1", "old/mp_rank_00_old");
+    refused("old");
+}
+
+/// The folder of the rank of which something is to be a copy.
+fn from_rank(to: &Path) -> String {
+    to.file_name().unwrap().to_str().unwrap().trim_end_matches("_old").to_owned()
+}
+
+/// A rank that is missing, a file that was cut and one that another program wrote.
+#[test]
+fn what_is_not_whole_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |from: &str, to: &str, len: usize| {
+        let to = folder.path().join(to);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        let bytes = std::fs::read(golden(from)).unwrap();
+        std::fs::write(to, &bytes[..bytes.len().min(len)]).unwrap();
+    };
+    let refused = |name: &str, format| {
+        let opened = Import::open(folder.path().join(name).to_str().unwrap(), format);
+        assert!(
+            matches!(opened, Err(Error::Corrupt { .. } | Error::Unfit { .. } | Error::Storage(_))),
+            "{name}: {opened:?}"
+        );
+    };
+    for stage in 0..2 {
+        let from = format!("megatron-v3/iter_0000100/mp_rank_00_00{stage}/model_optim_rng.pt");
+        copy(&from, &format!("ranks/mp_rank_00_00{stage}/model_optim_rng.pt"), usize::MAX);
+    }
+    let from = "megatron-v3/iter_0000100/mp_rank_01_001/model_optim_rng.pt";
+    copy(from, "ranks/mp_rank_01_001/model_optim_rng.pt", usize::MAX);
+    refused("ranks", Format::Megatron);
+
+    for file in ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"] {
+        copy(&format!("zero-2/global_step9/{file}"), &format!("zero/{file}"), usize::MAX);
+    }
+    refused("zero", Format::DeepSpeed);
+    for name in ["zip.pt", "stream.pt"] {
+        let whole = std::fs::metadata(golden(name)).unwrap().len() as usize;
+        for len in [0, 1, 100, whole / 2, whole - 1] {
+            copy(name, "cut.pt", len);
+            refused("cut.pt", Format::Torch);
+        }
+    }
+    copy("gpt2.safetensors", "other.pt", usize::MAX);
+    refused("other.pt", Format::Torch);
+}

@@ -1,0 +1,414 @@
+//! Manifests and headers that are whole, and lie.
+
+use std::fs;
+
+use crate::common::{Folder, Random, SMALL, State, Tensor};
+use ckpt::{Dtype, Group, Options};
+use serde_json::{Value, json};
+use storage::{FileEntry, Key, Manifest, crc64};
+
+const STEP: &str = "step-000000000005";
+
+/// Two steps, of which the newer gets another manifest, with a good checksum of its own.
+struct Victim {
+    folder: Folder,
+    good: Manifest,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let mut random = Random(3);
+        let tensors = vec![
+            Tensor::new("a", Group::Model, Dtype::F32, &[4, 6], &mut random),
+            Tensor::new("b", Group::Model, Dtype::F32, &[4, 6], &mut random),
+            Tensor::new("c", Group::Master, Dtype::U8, &[10, 1000], &mut random),
+            Tensor::new("d", Group::Master, Dtype::U8, &[1, 9000], &mut random),
+        ];
+        let state = State { tensors, blobs: vec![("x".to_owned(), vec![1])], meta: json!({}) };
+        state.save(&folder.steps(SMALL), 4).unwrap();
+        state.save(&folder.steps(SMALL), 5).unwrap();
+        let good = Manifest::read(&*folder.store(), &Self::key()).unwrap();
+        Victim { folder, good }
+    }
+
+    fn key() -> Key {
+        Key::new(format!("run/{STEP}/MANIFEST.json")).unwrap()
+    }
+
+    fn write(&self, manifest: &Manifest) {
+        fs::remove_file(self.folder.path(STEP).join("MANIFEST.json")).unwrap();
+        manifest.write(&*self.folder.store(), &Self::key()).unwrap();
+    }
+
+    /// The changed manifest is refused, with these words, and the older step is found.
+    fn check(&self, change: impl Fn(&mut Manifest), due: &str) {
+        let mut manifest = self.good.clone();
+        change(&mut manifest);
+        assert_ne!(manifest, self.good, "nothing was changed for '{due}'");
+        self.write(&manifest);
+        let steps = self.folder.steps(SMALL);
+        let text = steps.open_step(5).expect_err(due).to_string();
+        assert!(text.contains(due), "got '{text}', due '{due}'");
+        assert_eq!(steps.newest().unwrap().unwrap().step(), 4, "{due}");
+    }
+
+    fn check_meta(&self, pointer: &str, value: &Value, due: &str) {
+        let change = |manifest: &mut Manifest| {
+            *manifest.meta.pointer_mut(pointer).expect(pointer) = value.clone();
+        };
+        self.check(change, due);
+    }
+}
+
+#[test]
+fn manifests_that_lie_about_themselves() {
+    let victim = Victim::new();
+    victim.check(|m| m.format = "feedline-tokens".to_owned(), "due feedline-ckpt");
+    victim.check(|m| m.version = 2, "got 2, due 1");
+    victim.check(|m| m.meta = json!([]), "meta: got");
+    victim.check(|m| m.meta["extra"] = json!(1), "unknown field `extra`");
+    victim.check(|m| drop(m.meta.as_object_mut().unwrap().remove("blobs")), "missing field");
+    victim.check_meta("/step", &json!(6), "got step 6, due 5");
+    victim.check_meta("/step", &json!(-5), "meta: got");
+    for block_bytes in [json!(0), json!(4095), json!(5000), json!(1_u64 << 40), json!(u64::MAX)] {
+        victim.check_meta("/block_bytes", &block_bytes, "block_bytes: got");
+    }
+    // One that is allowed, but not the one that the sums are of.
+    victim.check_meta("/block_bytes", &json!(8192), "3 block checksums, due 2");
+}
+
+/// A name that is there twice within a tensor, and a sum that fits: of two readers each might take
+/// another.
+#[test]
+fn names_that_are_there_twice() {
+    let victim = Victim::new();
+    let path = victim.folder.path(STEP).join("MANIFEST.json");
+    let good = fs::read_to_string(&path).unwrap();
+    for (from, to) in [
+        ("\"name\": \"a\",", "\"name\": \"b\", \"name\": \"a\","),
+        ("\"step\": 5,", "\"step\": 4, \"step\": 5,"),
+        ("\"user\": {}", "\"user\": {\"x\": 1, \"x\": 2}"),
+    ] {
+        let body = good.replacen(from, to, 1);
+        assert_ne!(body, good, "{from}");
+        let (open, _) = body.rsplit_once("\n  \"manifest_crc64\"").unwrap();
+        let sum = crc64(open.as_bytes());
+        let text = format!("{open}\n  \"manifest_crc64\": \"{sum:016x}\"\n}}\n");
+        fs::write(&path, text).unwrap();
+        let text = victim.folder.steps(SMALL).open_step(5).unwrap_err().to_string();
+        assert!(text.contains("is there twice"), "{text}");
+    }
+}
+
+/// Longer than any manifest is: refused by its length, and not read.
+#[test]
+fn a_manifest_of_more_than_a_gibibyte_is_not_read() {
+    let victim = Victim::new();
+    let path = victim.folder.path(STEP).join("MANIFEST.json");
+    let len = (1 << 30) + 1;
+    fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let steps = victim.folder.steps(SMALL);
+    let text = steps.open_step(5).unwrap_err().to_string();
+    assert!(
+        text.contains("MANIFEST.json, at byte 0: got 1073741825 bytes, due a manifest"),
+        "{text}"
+    );
+    assert_eq!(steps.newest().unwrap().unwrap().step(), 4);
+    assert!(steps.verify_step(5).is_err());
+}
+
+#[test]
+fn files_that_are_not_in_the_folder() {
+    let victim = Victim::new();
+    for path in ["../step-000000000004/extra/x", "/etc/passwd", "a/./b", "", "extra//x", "a\0b"] {
+        victim.check(|m| m.files[0].path = path.to_owned(), "name ");
+    }
+    victim.check(|m| m.files[0].path = m.files[1].path.clone(), "each file once");
+    victim.check(|m| m.files[0].path = "absent".to_owned(), "due a listed file");
+    let absent = FileEntry { path: "absent".to_owned(), bytes: 0, crc64: 0 };
+    victim.check(|m| m.files.push(absent.clone()), "absent: no such file");
+    victim.check(|m| m.files[0].bytes += 1, "by the manifest");
+    victim.check(|m| m.files[0].bytes = u64::MAX, "by the manifest");
+    victim.check(|m| m.files[0].bytes = 0, "bytes of its own");
+    victim.check_meta("/blobs/0/file", &json!("../x"), "due a listed file");
+    let twice = |m: &mut Manifest| {
+        let blob = m.meta["blobs"][0].clone();
+        m.meta["blobs"].as_array_mut().unwrap().push(blob);
+    };
+    victim.check(twice, "each blob once");
+}
+
+#[test]
+fn tensors_that_cannot_be() {
+    let victim = Victim::new();
+    let a = |field: &str| format!("/tensors/0/{field}");
+    victim.check_meta(&a("dtype"), &json!("F33"), "unknown variant");
+    victim.check_meta(&a("dtype"), &json!("F64"), "96 bytes for box");
+    victim.check_meta(&a("group"), &json!("secret"), "unknown variant");
+    victim.check_meta(&a("name"), &json!("b"), "model 'b': got it twice");
+    victim.check_meta(&a("shape"), &json!(vec![1; 33]), "at most 32");
+    victim.check_meta(&a("shape"), &json!([1_u64 << 40, 1_u64 << 40]), "fewer than 2^64 bytes");
+    victim.check_meta(&a("shape"), &json!([u64::MAX, 1]), "fewer than 2^64 bytes");
+    victim.check_meta(&a("shape"), &json!([4, 6.5]), "meta: got");
+    victim.check_meta(&a("shape"), &json!([6, 4]), "a box within [6, 4]");
+    victim.check_meta(&a("shape"), &json!([5, 6]), "disjoint boxes that cover");
+    victim.check_meta(&a("shape"), &json!([24]), "a box within");
+    victim.check_meta(&a("chunks"), &json!([]), "0 boxes that overlap or leave gaps");
+}
+
+#[test]
+fn chunks_that_cannot_be() {
+    let victim = Victim::new();
+    let a = |field: &str| format!("/tensors/0/chunks/0/{field}");
+    victim.check_meta(&a("file"), &json!("MANIFEST.json"), "due a listed file");
+    victim.check_meta(&a("bytes"), &json!(95), "95 bytes for box");
+    victim.check_meta(&a("offset"), &json!(u64::MAX), "bytes of its own");
+    victim.check_meta(&a("offset"), &json!(4096 + 96 + 96), "bytes of its own");
+    victim.check_meta(&a("offset"), &json!(4096 + 8), "bytes of its own");
+    victim.check_meta(&a("crc64"), &json!("123"), "16 hexadecimal digits");
+    victim.check_meta(&a("crc64"), &json!("+23456789abcdef0"), "16 hexadecimal digits");
+    victim.check_meta(&a("crc64"), &json!("表表表表表1"), "16 hexadecimal digits");
+    victim.check_meta(&a("box"), &json!([[0, 4]]), "a box within");
+    victim.check_meta(&a("box"), &json!([[1, 4], [0, 6]]), "a box within");
+    victim.check_meta(&a("box"), &json!([[u64::MAX, 4], [0, 6]]), "a box within");
+    victim.check_meta(&a("box"), &json!([[0, u64::MAX], [0, u64::MAX]]), "a box within");
+    victim.check_meta(&a("box/0"), &json!([0, 4, 0]), "meta: got");
+
+    let c = |field: &str| format!("/tensors/2/chunks/{field}");
+    victim.check_meta(&c("1/box"), &json!([[0, 3], [0, 1000]]), "disjoint boxes that cover");
+    victim.check_meta(&c("1/box"), &json!([[4, 3], [0, 1000]]), "disjoint boxes that cover");
+    let drop_last = |m: &mut Manifest| {
+        m.meta["tensors"][2]["chunks"].as_array_mut().unwrap().pop().unwrap();
+    };
+    victim.check(drop_last, "disjoint boxes that cover");
+    let in_one_place = |m: &mut Manifest| {
+        m.meta["tensors"][0]["chunks"] = m.meta["tensors"][1]["chunks"].clone();
+    };
+    victim.check(in_one_place, "bytes of its own");
+    for blocks in ["0", "zz", "00000000000000000"] {
+        let add = |m: &mut Manifest| {
+            m.meta["tensors"][0]["chunks"][0]["blocks"] = json!(blocks);
+        };
+        victim.check(add, "meta: got");
+    }
+    let one = |m: &mut Manifest| {
+        m.meta["tensors"][0]["chunks"][0]["blocks"] = json!("0123456789abcdef");
+    };
+    victim.check(one, "1 block checksums, due 0");
+}
+
+/// Ranges of boxes that are right but for one thing.
+#[test]
+fn flat_ranges_that_cannot_be() {
+    let victim = Victim::new();
+    let with_flat = |flat: Value| {
+        move |m: &mut Manifest| {
+            let chunk = &mut m.meta["tensors"][2]["chunks"][1];
+            chunk["box"] = json!([[0, 10], [0, 1000]]);
+            chunk["flat"] = flat.clone();
+        }
+    };
+    // The rows that the box had: the same elements, said in another way.
+    let mut same = victim.good.clone();
+    with_flat(json!([3000, 3000]))(&mut same);
+    victim.write(&same);
+    let mut row = vec![0; 1000];
+    let spans = [[4, 1].into(), [0, 1000].into()];
+    let checkpoint = victim.folder.steps(SMALL).open_step(5).unwrap();
+    checkpoint.read_box("c", Group::Master, &spans, &mut row).unwrap();
+    assert!(checkpoint.verify().is_err(), "the header has it as a box");
+
+    victim.check(with_flat(json!([2999, 3000])), "disjoint boxes that cover");
+    victim.check(with_flat(json!([3001, 3000])), "disjoint boxes that cover");
+    victim.check(with_flat(json!([7001, 3000])), "a box within");
+    victim.check(with_flat(json!([u64::MAX, 3000])), "a box within");
+    victim.check(with_flat(json!([3000, u64::MAX])), "a box within");
+    victim.check(with_flat(json!([3000, 2999])), "3000 bytes for [3000, 2999] of box");
+    victim.check(with_flat(json!([3000])), "meta: got");
+    victim.check(with_flat(json!([3000, -1])), "meta: got");
+    victim.check_meta("/tensors/0/name", &json!("__pad__.0"), "a name of the gaps");
+}
+
+/// Zeros between two tensors: an entry of the header, and bytes that nobody reads but `verify`.
+#[test]
+fn gaps_that_lie() {
+    let folder = Folder::new();
+    let mut random = Random(5);
+    let mut tensor =
+        |name: &str, bytes: u64| Tensor::new(name, Group::ExpAvg, Dtype::U8, &[bytes], &mut random);
+    let tensors = vec![tensor("a", (1 << 20) + 5), tensor("b", 1 << 20)];
+    let state = State { tensors, blobs: vec![], meta: json!(null) };
+    state.save(&folder.steps(Options::default()), 5).unwrap();
+    let open = || folder.steps(Options::default()).open_step(5).unwrap();
+    open().verify().unwrap();
+    state.check(&open());
+    let path = folder.path(STEP).join("optim-00001-of-00001.safetensors");
+    let good = fs::read(&path).unwrap();
+    let stock = safetensors::SafeTensors::deserialize(&good).unwrap();
+    assert_eq!(stock.len(), 3, "two tensors and a pad");
+    assert!(stock.tensor("__pad__.0").unwrap().data() == vec![0; 4091]);
+
+    let victim = Victim { good: Manifest::read(&*folder.store(), &Victim::key()).unwrap(), folder };
+    let check = |bytes: &[u8], due: &str| {
+        fs::write(&path, bytes).unwrap();
+        let mut manifest = victim.good.clone();
+        manifest.files[0].crc64 = crc64(bytes);
+        victim.write(&manifest);
+        let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err();
+        assert!(text.to_string().contains(due), "got '{text}', due '{due}'");
+    };
+    let mut secret = good.clone();
+    secret[4096 + (1 << 20) + 100] = 1;
+    check(&secret, "CRC-64");
+    let (old, new) = (format!("[{},", (1 << 20) + 5), format!("[{},", (1 << 20) + 4));
+    let claim = |from: &str, to: &str| {
+        let at = good.windows(from.len()).rposition(|w| w == from.as_bytes()).unwrap();
+        let mut bytes = good.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        bytes
+    };
+    check(&claim(&old, &new), "by the manifest");
+    check(&claim("__pad__.0", "__pad__.1"), "by the manifest");
+    // A gap of a page is more than any alignment needs.
+    let wide = |m: &mut Manifest| {
+        m.meta["tensors"][1]["chunks"][0]["offset"] = json!(4096 + (2 << 20));
+        m.files[0].bytes = 4096 + (3 << 20);
+    };
+    let mut manifest = victim.good.clone();
+    wide(&mut manifest);
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(4096 + (3 << 20)).unwrap();
+    victim.write(&manifest);
+    let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err().to_string();
+    assert!(text.contains("within 4096 bytes"), "{text}");
+}
+
+/// The data is right and every sum fits, but the header of the file says something else.
+#[test]
+fn headers_that_lie() {
+    let victim = Victim::new();
+    let path = victim.folder.path(STEP).join("model-00001-of-00001.safetensors");
+    let good = fs::read(&path).unwrap();
+    let end = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
+    let json = std::str::from_utf8(&good[8..end]).unwrap().trim_end().to_owned();
+    let check = |bytes: &[u8], due: &str| {
+        fs::write(&path, bytes).unwrap();
+        let mut manifest = victim.good.clone();
+        let file = manifest.files.iter_mut().find(|file| path.ends_with(&file.path)).unwrap();
+        (file.bytes, file.crc64) = (bytes.len() as u64, crc64(bytes));
+        victim.write(&manifest);
+        let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().expect_err(due);
+        assert!(text.to_string().contains(due), "got '{text}', due '{due}'");
+    };
+    let with_json = |json: &str| {
+        let mut bytes = good.clone();
+        bytes[8..end].fill(b' ');
+        bytes[8..8 + json.len()].copy_from_slice(json.as_bytes());
+        bytes
+    };
+    let swapped =
+        json.replace("\"a\"", "\"t\"").replace("\"b\"", "\"a\"").replace("\"t\"", "\"b\"");
+    check(&with_json(&swapped), "by the manifest");
+    check(&with_json(&json.replace("\"b\"", "\"a\"")), "'a' is there twice");
+    check(&with_json(&json.replace("F32", "I32")), "by the manifest");
+    check(&with_json(&json.replace("[4,6]", "[6,4]")), "by the manifest");
+    check(&with_json(&json.replace("\"b\"", "\"d\"")), "by the manifest");
+    check(&with_json("{}"), "got 0 tensors, due 2");
+    check(&with_json("[]"), "no '{'");
+    check(&with_json("{} x"), "JSON");
+    check(&with_json(&json.replace("\"shape\"", "\"shapes\"")), "unknown field");
+    for (header_bytes, due) in [
+        (u64::MAX, "a header of 18446744073709551615 bytes, due at most"),
+        (100_000_001, "a header of 100000001 bytes, due at most"),
+        (4089, "JSON"),
+    ] {
+        let mut bytes = good.clone();
+        bytes[..8].copy_from_slice(&header_bytes.to_le_bytes());
+        check(&bytes, due);
+    }
+    check(&[good.as_slice(), &[0; 8]].concat(), "8 bytes after the last tensor");
+    // A header that ends where no page does, and tensors that the manifest has there.
+    let mut shifted = good[..end - 8].to_vec();
+    shifted[..8].copy_from_slice(&(end as u64 - 16).to_le_bytes());
+    shifted.extend(&good[end..]);
+    let mut manifest = victim.good.clone();
+    for place in 0..2 {
+        let chunk = &mut manifest.meta["tensors"][place]["chunks"][0];
+        chunk["offset"] = json!(chunk["offset"].as_u64().unwrap() - 8);
+    }
+    let file = manifest.files.iter_mut().find(|file| path.ends_with(&file.path)).unwrap();
+    (file.bytes, file.crc64) = (shifted.len() as u64, crc64(&shifted));
+    fs::write(&path, &shifted).unwrap();
+    victim.write(&manifest);
+    let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err().to_string();
+    assert!(text.contains("due from a multiple of 4096"), "{text}");
+    fs::write(&path, &good).unwrap();
+    victim.write(&victim.good);
+    victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap();
+}
+
+/// Sums that each fit what they are of, but not one another.
+#[test]
+fn sums_that_do_not_join() {
+    let victim = Victim::new();
+    let zeros = json!("0000000000000000");
+    let change = |pointer: &str| {
+        let mut manifest = victim.good.clone();
+        *manifest.meta.pointer_mut(pointer).unwrap() = zeros.clone();
+        victim.write(&manifest);
+        victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err()
+    };
+    change("/tensors/0/chunks/0/crc64");
+    change("/tensors/2/chunks/0/crc64");
+    change("/tensors/3/chunks/0/crc64");
+    let mut manifest = victim.good.clone();
+    manifest.files[0].crc64 ^= 1;
+    victim.write(&manifest);
+    victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err();
+}
+
+/// A manifest of another writer: boxes cut along both axes, which this release does not write.
+#[test]
+fn boxes_of_other_writers_are_read() {
+    let folder = Folder::new();
+    let bytes: Vec<u8> = (0..24).collect();
+    // A pinwheel of five boxes in a tensor of 4 rows and 6 columns.
+    let boxes: [[[usize; 2]; 2]; 5] =
+        [[[0, 1], [0, 4]], [[0, 3], [4, 2]], [[3, 1], [2, 4]], [[1, 3], [0, 2]], [[1, 2], [2, 2]]];
+    let parts = boxes.map(|[rows, columns]| -> Vec<u8> {
+        let row = |x: usize| bytes[x * 6 + columns[0]..][..columns[1]].to_vec();
+        (rows[0]..rows[0] + rows[1]).flat_map(row).collect()
+    });
+    // Written as tensors of their own, then declared to be one.
+    let shapes = boxes.map(|[rows, columns]| [rows[1] as u64, columns[1] as u64]);
+    let tensors = (0..5).map(|k| Tensor {
+        name: format!("t{k}"),
+        group: Group::ExpAvg,
+        dtype: Dtype::U8,
+        shape: shapes[k].to_vec(),
+        bytes: parts[k].clone(),
+    });
+    let state = State { tensors: tensors.collect(), blobs: vec![], meta: json!(null) };
+    state.save(&folder.steps(SMALL), 5).unwrap();
+    let mut manifest = Manifest::read(&*folder.store(), &Victim::key()).unwrap();
+    let mut chunks = Vec::new();
+    for (k, spans) in boxes.iter().enumerate() {
+        let mut chunk = manifest.meta["tensors"][k]["chunks"][0].clone();
+        chunk["box"] = json!(spans);
+        chunks.push(chunk);
+    }
+    let mut one = manifest.meta["tensors"][0].clone();
+    (one["name"], one["shape"], one["chunks"]) = (json!("t"), json!([4, 6]), json!(chunks));
+    manifest.meta["tensors"] = json!([one]);
+    let victim = Victim { folder, good: manifest };
+    victim.write(&victim.good);
+    let mut read = vec![0; 24];
+    let checkpoint = victim.folder.steps(SMALL).newest().unwrap().unwrap();
+    checkpoint.read_tensor("t", Group::ExpAvg, &mut read).unwrap();
+    assert_eq!(read, bytes);
+    let wanted = [[1, 2].into(), [1, 5].into()];
+    let mut read = vec![0; 10];
+    checkpoint.read_box("t", Group::ExpAvg, &wanted, &mut read).unwrap();
+    assert_eq!(read, [&bytes[7..12], &bytes[13..18]].concat());
+}

@@ -1,0 +1,54 @@
+//! A process that saves without end, and SIGKILL.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::common::{Folder, Random, SERIAL, State};
+use storage::Key;
+
+/// Tells the child process where to save.
+const FOLDER: &str = "CKPT_TEST_KILL_FOLDER";
+
+/// Not a test of its own, but what the child process of the one below does.
+#[test]
+fn child_saves_until_it_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let store = storage::open_url(&folder).unwrap();
+    let steps = ckpt::Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL);
+    let _lease = steps.lock().unwrap();
+    steps.sweep().unwrap();
+    let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
+    for step in first.. {
+        State::of_model(step).save(&steps, step).unwrap();
+        steps.retain(2).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_whole_steps() {
+    let seed = 41;
+    let mut random = Random(seed);
+    let folder = Folder::new();
+    let mut newest_before = None;
+    // On a loaded machine a child may be killed before it has saved anything: then more are needed.
+    for round in 0..400 {
+        if round >= 25 && newest_before > Some(5) {
+            break;
+        }
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "kill::child_saves_until_it_is_killed"])
+            .env(FOLDER, folder.temp.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(random.below(150)));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), None, "the child failed by itself in round {round}");
+        let newest = folder.newest();
+        assert!(newest >= newest_before, "seed {seed}, round {round}: {newest:?} is older");
+        newest_before = newest;
+    }
+    assert!(newest_before > Some(5), "only {newest_before:?} steps were saved in all rounds");
+    folder.check_swept();
+}

@@ -1,0 +1,117 @@
+//! Processes that save together without end, and SIGKILL for one of them at a time. In every other
+//! round they save behind the run.
+//!
+//! `CKPT_TEST_KILLS=200` kills so many; without it a few seconds' worth.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::ranks::{LIMITS, Ranks};
+use crate::common::{Folder, Random, SERIAL, State};
+use ckpt::{Background, Checkpoints, Patience, Together};
+use storage::Key;
+
+const WRITERS: usize = 3;
+
+/// All are of this machine, which knows at once who is gone: nobody waits for silence.
+const PATIENCE: Patience =
+    Patience { beat: Duration::from_millis(50), silence_max: Duration::from_secs(60) };
+
+/// Who waits for one that was killed before it gave any sign waits so long.
+const DEADLINE: Duration = Duration::from_millis(1500);
+
+/// Where to save, which writer to be, and what makes the tokens of a round differ from others.
+const FOLDER: &str = "CKPT_TEST_TOGETHER_FOLDER";
+const WRITER: &str = "CKPT_TEST_TOGETHER_WRITER";
+const ROUND: &str = "CKPT_TEST_TOGETHER_ROUND";
+
+/// Not a test of its own, but what the child processes of the one below do.
+#[test]
+fn child_saves_with_others_until_one_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let (writer, round) = (std::env::var(WRITER).unwrap(), std::env::var(ROUND).unwrap());
+    let store = storage::open_url(&folder).unwrap();
+    let steps = Checkpoints::open(store, Key::new("run").unwrap());
+    let steps = Arc::new(steps.with_options(SERIAL).with_patience(PATIENCE));
+    let writer: usize = writer.parse().unwrap();
+    let is_behind = round.parse::<u64>().unwrap() % 2 == 1;
+    let background = Background::new(Arc::clone(&steps), Default::default()).unwrap();
+    // No step is saved unless all are here: until then the newest is the same for all.
+    let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
+    for step in first.. {
+        let token = format!("{round}-{step}");
+        let together = Together { token: &token, writer, deadline: DEADLINE };
+        let ranks = Ranks::new(&State::of_model(step), WRITERS, LIMITS);
+        let saved = if is_behind {
+            let begun = ranks.begin(&background, step, &together);
+            begun.and_then(|begun| begun.save.unwrap().wait())
+        } else {
+            ranks.save(&steps, step, &together)
+        };
+        match saved {
+            Ok(_) if writer == 0 => drop(steps.retain(2).unwrap()),
+            Ok(_) => {}
+            // Another was killed, which is what the parent is about to see.
+            Err(ckpt::Error::Aborted { why, .. }) => {
+                eprintln!("writer {writer}: {why}");
+                return;
+            }
+            Err(error) => panic!("writer {writer}: {error}"),
+        }
+    }
+}
+
+fn start(folder: &Folder, writer: usize, round: u64) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kill_together::child_saves_with_others_until_one_is_killed"])
+        .env(FOLDER, folder.temp.path())
+        .env(WRITER, writer.to_string())
+        .env(ROUND, round.to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Until there is a newer step than before, or one of the children has ended.
+fn wait_for_a_step(folder: &Folder, before: Option<u64>, children: &mut [Child]) {
+    let steps = folder.steps(SERIAL);
+    while steps.newest().unwrap().map(|newest| newest.step()) <= before {
+        if children.iter_mut().any(|child| child.try_wait().unwrap().is_some()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_killed_writer_leaves_whole_steps() {
+    let kills: u64 =
+        std::env::var("CKPT_TEST_KILLS").map_or(8, |text| text.parse().expect("a number"));
+    let seed = 43;
+    let mut random = Random(seed);
+    let folder = Folder::new();
+    let mut newest_before = None;
+    for round in 0..kills {
+        let mut children: Vec<Child> =
+            (0..WRITERS).map(|writer| start(&folder, writer, round)).collect();
+        // Now and then one dies before all have come.
+        if random.below(8) > 0 {
+            wait_for_a_step(&folder, newest_before, &mut children);
+        }
+        std::thread::sleep(Duration::from_millis(random.below(150)));
+        let victim = random.below(WRITERS as u64) as usize;
+        children[victim].kill().unwrap();
+        for (writer, mut child) in children.into_iter().enumerate() {
+            let code = child.wait().unwrap().code();
+            // The victim may have ended by itself before.
+            let is_due = code == Some(0) || (writer == victim && code.is_none());
+            assert!(is_due, "seed {seed}, round {round}: {code:?} of writer {writer}");
+        }
+        let newest = folder.newest();
+        assert!(newest >= newest_before, "seed {seed}, round {round}: {newest:?} is older");
+        newest_before = newest;
+    }
+    eprintln!("{kills} kills, newest step {newest_before:?}");
+    folder.check_swept();
+}

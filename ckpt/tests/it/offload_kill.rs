@@ -1,0 +1,114 @@
+//! A process that updates a state on disks without end, and SIGKILL.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::beside::{Rank, SMALL, meshes};
+use crate::common::{Folder, Random};
+use ckpt::Checkpoints;
+use ckpt::offload::Folder as Place;
+use serde_json::Value;
+use storage::{Key, Storage};
+
+/// Tells the child process where its state is.
+const FOLDER: &str = "CKPT_TEST_OFFLOAD_FOLDER";
+
+/// And on how many disks.
+const DISKS: &str = "CKPT_TEST_OFFLOAD_DISKS";
+
+fn open(store: &Arc<dyn Storage>, disks: usize) -> Rank {
+    let place = |disk| {
+        let key = Key::new(format!("disk-{disk}/state")).unwrap();
+        Place { store: Arc::clone(store), key }
+    };
+    Rank::on_disks((0..disks).map(place).collect(), "test", meshes()[0], 0, SMALL).unwrap()
+}
+
+fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
+    let options = ckpt::Options { block_bytes: SMALL.block_bytes, ..ckpt::Options::default() };
+    Checkpoints::open(Arc::clone(store), Key::new("run").unwrap()).with_options(options)
+}
+
+/// Not a test of its own, but what the child process of the ones below does.
+#[test]
+fn child_updates_until_it_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let disks = std::env::var(DISKS).unwrap().parse().unwrap();
+    let store = storage::open_url(&folder).unwrap();
+    let mut rank = open(&store, disks);
+    if rank.state.generation().is_none() {
+        rank.fill().unwrap();
+    }
+    let steps = steps(&store);
+    let _lease = steps.lock().unwrap();
+    steps.sweep().unwrap();
+    let first = rank.state.generation().unwrap().step + 1;
+    for step in first.. {
+        rank.step(step).unwrap();
+        if step % 3 == 0 && steps.newest().unwrap().is_none_or(|newest| newest.step() < step) {
+            steps.save_offloaded(step, &mut rank.state, &[], Value::Null, None).unwrap();
+            steps.retain(2).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_a_whole_generation() {
+    kill_and_look(1, 43);
+}
+
+/// Wherever it was between one disk and the next.
+#[test]
+fn a_killed_process_leaves_a_whole_generation_on_several_disks() {
+    kill_and_look(3, 44);
+}
+
+fn kill_and_look(disks: usize, seed: u64) {
+    let mut random = Random(seed);
+    let folder = Folder::new();
+    let store = storage::open_url(folder.temp.path().to_str().unwrap()).unwrap();
+    let mut due = Rank::in_memory(meshes()[0], 0, SMALL);
+    due.fill().unwrap();
+    let mut last = 0;
+    for round in 0..50 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "offload_kill::child_updates_until_it_is_killed"])
+            .env(FOLDER, folder.temp.path())
+            .env(DISKS, disks.to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_micros(random.below(120_000)));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), None, "the child failed by itself in round {round}");
+        let mut rank = open(&store, disks);
+        for disk in 0..disks {
+            let left = names(&folder.temp.path().join(format!("disk-{disk}/state")));
+            assert!(!left.iter().any(|name| name.starts_with('.')), "round {round}: {left:?}");
+            assert!(left.iter().filter(|name| name.starts_with("slot-")).count() <= 1, "{left:?}");
+        }
+        let Some(step) = rank.state.generation().map(|generation| generation.step) else {
+            assert_eq!(last, 0, "seed {seed}, round {round}: everything is gone");
+            continue;
+        };
+        assert!(step >= last, "seed {seed}, round {round}: {step} is older than {last}");
+        for step in last + 1..=step {
+            due.step(step).unwrap();
+        }
+        last = step;
+        let kept = rank.kept().unwrap();
+        assert!(step == 0 || kept == due.weights, "seed {seed}, round {round}: step {step}");
+        if let Some(newest) = steps(&store).newest().unwrap() {
+            newest.verify().unwrap();
+        }
+    }
+    assert!(last > 5, "only {last} steps were made in all rounds");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let all = std::fs::read_dir(folder).unwrap();
+    all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}

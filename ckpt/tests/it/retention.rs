@@ -1,0 +1,331 @@
+//! What may be deleted, what must never be, and who may write.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::{Folder, SMALL, State};
+use ckpt::{Error, Options, Patience};
+
+fn damage(folder: &Folder, step: u64) {
+    let path = folder.path(&format!("step-{step:012}/extra/rng.bin"));
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn the_newest_steps_stay() {
+    let folder = Folder::new();
+    folder.save(&[10, 9, 100, 20, 11]);
+    let steps = folder.steps(SMALL);
+    assert!(steps.retain(9).unwrap().is_empty());
+    assert_eq!(steps.retain(3).unwrap(), [9, 10]);
+    assert_eq!(steps.steps().unwrap(), [11, 20, 100]);
+    // None is not a number of checkpoints that anybody wants to be left with.
+    assert_eq!(steps.retain(0).unwrap(), [11, 20]);
+    State::of_model(100).check(&steps.newest().unwrap().unwrap());
+    assert_eq!(folder.names(), ["step-000000000100"]);
+}
+
+/// Damaged steps neither count nor go: the last good one may be far from the last.
+#[test]
+fn damaged_steps_are_not_counted() {
+    let folder = Folder::new();
+    folder.save(&[1, 2, 3, 4]);
+    damage(&folder, 4);
+    damage(&folder, 2);
+    let steps = folder.steps(SMALL);
+    assert_eq!(steps.retain(1).unwrap(), [1]);
+    State::of_model(3).check(&steps.newest().unwrap().unwrap());
+    assert_eq!(folder.names(), ["step-000000000002", "step-000000000003", "step-000000000004"]);
+}
+
+#[test]
+fn names_of_others_are_not_steps() {
+    let folder = Folder::new();
+    folder.save(&[5]);
+    fs::write(folder.path("latest"), "step-000000000009").unwrap();
+    fs::write(folder.path("LATEST"), "9").unwrap();
+    fs::write(folder.path("step-000000000006"), "a file").unwrap();
+    fs::create_dir(folder.path("step-000000000007")).unwrap();
+    fs::create_dir(folder.path("step-8")).unwrap();
+    fs::create_dir(folder.path("global_step9")).unwrap();
+    let steps = folder.steps(SMALL);
+    assert_eq!(steps.newest().unwrap().unwrap().step(), 5);
+    assert_eq!(steps.steps().unwrap(), [5]);
+    assert!(steps.retain(1).unwrap().is_empty());
+    let before = folder.names();
+    assert_eq!(steps.sweep().unwrap().removed, [""; 0]);
+    assert_eq!(folder.names(), before);
+}
+
+/// A link may lead to what is not ours to delete, and to a step of another run.
+#[test]
+fn links_are_not_steps() {
+    let folder = Folder::new();
+    folder.save(&[5]);
+    let elsewhere = Folder::new();
+    elsewhere.save(&[4, 6]);
+    let there = |step: u64| elsewhere.path(&format!("step-{step:012}"));
+    symlink(there(4), folder.path("step-000000000004")).unwrap();
+    symlink(there(6), folder.path("step-000000000006")).unwrap();
+    symlink(folder.path("step-000000000005"), folder.path("step-000000000007")).unwrap();
+    symlink(folder.path("nowhere"), folder.path("step-000000000008")).unwrap();
+    let steps = folder.steps(SMALL);
+    assert_eq!(steps.newest().unwrap().unwrap().step(), 5);
+    assert!(steps.retain(1).unwrap().is_empty());
+    for step in [4, 6] {
+        elsewhere.steps(SMALL).open_step(step).unwrap().verify().unwrap();
+    }
+    // A link inside a step is not one of its files.
+    let blob = folder.path("step-000000000005/extra/rng.bin");
+    let copy = folder.path("copy");
+    fs::rename(&blob, &copy).unwrap();
+    symlink(&copy, &blob).unwrap();
+    fs::remove_file(&copy).unwrap();
+    assert!(steps.newest().unwrap().is_none());
+}
+
+#[test]
+fn a_step_is_saved_once() {
+    let folder = Folder::new();
+    folder.save(&[1, 2]);
+    let before = folder.files(2);
+    let again = State::of_model(77).save(&folder.steps(SMALL), 2);
+    assert!(matches!(again, Err(Error::StepExists { .. })), "{again:?}");
+    assert!(folder.files(2) == before);
+    assert_eq!(folder.names(), ["step-000000000001", "step-000000000002"]);
+}
+
+/// A run that fell back to step 1 comes to step 2 again, which is still there, and damaged.
+#[test]
+fn a_damaged_step_makes_room_and_is_kept() {
+    let folder = Folder::new();
+    folder.save(&[1, 2]);
+    damage(&folder, 2);
+    let steps = folder.steps(SMALL);
+    assert_eq!(steps.newest().unwrap().unwrap().step(), 1);
+    State::of_model(22).save(&steps, 2).unwrap();
+    State::of_model(22).check(&steps.newest().unwrap().unwrap());
+    let names = folder.names();
+    assert!(names[0].starts_with(".damaged-step-000000000002-"), "{names:?}");
+    assert!(folder.path(&names[0]).join("extra/loader.json").exists());
+    let swept = steps.sweep().unwrap();
+    assert_eq!((swept.removed.len(), swept.kept), (0, vec![names[0].clone()]));
+}
+
+/// A process that holds still, and the mark that things of its making would bear.
+struct Other {
+    child: Child,
+    owner: String,
+}
+
+impl Other {
+    /// `ours` is `host.machine.boot.namespace.pid.started.number`.
+    fn new(ours: &str) -> Self {
+        let child = Command::new("sleep").arg("100").spawn().unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let after_name = stat.rsplit_once(')').unwrap().1;
+        let started = after_name.split_ascii_whitespace().nth(19).unwrap().to_owned();
+        let mut parts: Vec<&str> = ours.rsplitn(4, '.').collect();
+        parts.reverse();
+        let owner = format!("{}.{}.{started}.0", parts[0], child.id());
+        Other { child, owner }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn our_mark(folder: &Folder) -> String {
+    let _lease = folder.steps(SMALL).lock().unwrap();
+    let names = folder.names();
+    let lease = names.iter().find_map(|name| name.strip_prefix(".lease-")).unwrap();
+    lease.to_owned()
+}
+
+#[test]
+fn one_writer_at_a_time() {
+    let folder = Folder::new();
+    let (mine, yours) = (folder.steps(SMALL), folder.steps(SMALL));
+    folder.save(&[1]);
+    let lease = mine.lock().unwrap();
+    let again = mine.lock().unwrap();
+    for refused in [
+        yours.lock().map(drop),
+        State::of_model(2).save(&yours, 2).map(drop),
+        yours.retain(1).map(drop),
+        yours.sweep().map(drop),
+    ] {
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(&format!("process {} on", std::process::id())), "{text}");
+    }
+    State::of_model(3).save(&mine, 3).unwrap();
+    // Readers need no lease.
+    assert_eq!(yours.newest().unwrap().unwrap().step(), 3);
+    drop(lease);
+    assert!(yours.lock().is_err(), "one of two is still held");
+    drop(again);
+    yours.lock().unwrap();
+    assert_eq!(folder.names(), ["step-000000000001", "step-000000000003"]);
+}
+
+#[test]
+fn the_lease_of_the_dead_is_void() {
+    let folder = Folder::new();
+    folder.save(&[1]);
+    let mut other = Other::new(&our_mark(&folder));
+    fs::write(folder.path(&format!(".lease-{}", other.owner)), "").unwrap();
+    let refused = folder.steps(SMALL).lock().unwrap_err();
+    assert!(matches!(&refused, Error::Held { .. }), "{refused}");
+    assert!(refused.to_string().contains(&format!("process {} on", other.child.id())));
+    other.kill();
+    folder.steps(SMALL).lock().unwrap();
+    assert_eq!(folder.names(), ["step-000000000001"]);
+}
+
+/// Of another machine's processes, and of unknown marks, nothing can be known but whether they give
+/// signs of life.
+#[test]
+fn the_lease_of_the_silent_is_void() {
+    let folder = Folder::new();
+    folder.save(&[1]);
+    let patience =
+        Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(200) };
+    let mark = format!("elsewhere.{}", our_mark(&folder));
+    for mark in [&mark, "what"] {
+        fs::write(folder.path(&format!(".lease-{mark}")), "").unwrap();
+        folder.steps(SMALL).with_patience(patience).lock().unwrap();
+        assert_eq!(folder.names(), ["step-000000000001"]);
+    }
+    // Somebody who beats is alive, however much later that is.
+    let alive = std::thread::scope(|scope| {
+        let path = |beat: u32| folder.path(&format!(".lease-{mark}~{beat}"));
+        fs::write(path(1), "").unwrap();
+        let refused = scope.spawn(|| {
+            let forever = Patience { silence_max: Duration::from_secs(1000), ..patience };
+            folder.steps(SMALL).with_patience(forever).lock().unwrap_err()
+        });
+        for beat in 2.. {
+            if refused.is_finished() {
+                return refused.join().unwrap();
+            }
+            fs::write(path(beat), "").unwrap();
+            fs::remove_file(path(beat - 1)).unwrap();
+            std::thread::sleep(patience.beat);
+        }
+        unreachable!("beats do not end");
+    });
+    assert!(alive.to_string().contains("delete "), "{alive}");
+}
+
+/// A process that was taken for dead finds that out before it commits.
+#[test]
+fn a_lease_that_was_lost_commits_nothing() {
+    let folder = Folder::new();
+    let patience = Patience { beat: Duration::from_millis(5), silence_max: Duration::from_secs(9) };
+    let slow = folder.steps(SMALL).with_patience(patience);
+    let lease = slow.lock().unwrap();
+    let held = |folder: &Folder| {
+        let names = folder.names();
+        names.into_iter().filter(|name| name.starts_with(".lease-")).collect::<Vec<_>>()
+    };
+    let delete = || {
+        for name in held(&folder) {
+            let _ = fs::remove_file(folder.path(&name));
+        }
+    };
+    // Somebody else deletes it, between two beats or during one, and saves a step.
+    let other = folder.steps(SMALL);
+    loop {
+        delete();
+        match State::of_model(7).save(&other, 7) {
+            Ok(_) => break,
+            Err(Error::Held { .. }) => std::thread::sleep(patience.beat),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // A save takes it again and loses it again, unless it ends before that.
+    let (is_over, mut there) = (AtomicBool::new(false), vec![7]);
+    let lost = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                delete();
+            }
+        });
+        let lost = (8..200).find(|&step| match State::of_model(step).save(&slow, step) {
+            Ok(_) => {
+                there.push(step);
+                false
+            }
+            outcome => matches!(outcome, Err(Error::LeaseLost { .. })),
+        });
+        is_over.store(true, Ordering::Relaxed);
+        lost.expect("a save that lost its lease")
+    });
+    assert_eq!(slow.steps().unwrap(), there);
+    State::of_model(lost).save(&slow, lost).unwrap();
+    drop(lease);
+    assert_eq!(held(&folder), [""; 0]);
+}
+
+#[test]
+fn only_what_the_dead_left_is_swept() {
+    let folder = Folder::new();
+    folder.save(&[1]);
+    let ours = our_mark(&folder);
+    let (alive, mut dead) = (Other::new(&ours), Other::new(&ours));
+    dead.kill();
+    let make = |name: String| {
+        fs::create_dir_all(folder.path(&name).join("extra")).unwrap();
+        fs::write(folder.path(&name).join("extra/a"), "x").unwrap();
+        name
+    };
+    let mut due_removed = vec![
+        make(format!(".tmp-step-000000000002-{}", dead.owner)),
+        make(format!(".tmp-step-000000000003-{ours}")),
+        // Its process gives no sign, or the lease would not be ours.
+        make(format!(".tmp-step-000000000002-elsewhere.{}", dead.owner)),
+        make(format!(".trash-step-000000000000-{}", dead.owner)),
+    ];
+    let mut due_kept = vec![
+        make(format!(".tmp-step-000000000002-{}", alive.owner)),
+        make(".tmp-step-000000000002-what".to_owned()),
+        make(".tmp-表表表表表表表表".to_owned()),
+    ];
+    make(".hidden".to_owned());
+    let mut swept = folder.steps(SMALL).sweep().unwrap();
+    for names in [&mut swept.removed, &mut swept.kept, &mut due_removed, &mut due_kept] {
+        names.sort();
+    }
+    assert_eq!((&swept.removed, &swept.kept), (&due_removed, &due_kept));
+    let names = folder.names();
+    assert!(due_kept.iter().all(|name| names.contains(name)));
+    assert!(!due_removed.iter().any(|name| names.contains(name)));
+    assert!(names.contains(&".hidden".to_owned()));
+    let mut alive = alive;
+    alive.kill();
+}
+
+/// Threads of one process share the folder: saves wait for one another, and a sweep for a save.
+#[test]
+fn threads_take_turns() {
+    let folder = Folder::new();
+    let steps = folder.steps(Options { threads: 1, ..SMALL });
+    std::thread::scope(|scope| {
+        for step in 0..8 {
+            let steps = &steps;
+            scope.spawn(move || {
+                State::of_model(step).save(steps, step).unwrap();
+                steps.sweep().unwrap();
+            });
+        }
+    });
+    assert_eq!(steps.steps().unwrap(), (0..8).collect::<Vec<_>>());
+    for step in 0..8 {
+        State::of_model(step).check(&steps.open_step(step).unwrap());
+    }
+}

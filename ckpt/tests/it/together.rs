@@ -1,0 +1,342 @@
+//! Saves of several writers, here threads, which share nothing but the store.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::gate::{Gate, Way, pulled};
+use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
+use crate::common::{Folder, SERIAL, State};
+use ckpt::{Patience, PlanLimits, Result, SaveReport, Together};
+use storage::sim::{Fail, Faults, Hooked, SimStore};
+use storage::{Key, Storage};
+
+/// Far longer than any of these takes, and short enough to see that something waits for it.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// All writers at once, each with the store that it is given.
+fn save_all(
+    stores: &[Arc<dyn Storage>],
+    ranks: &Ranks,
+    step: u64,
+    token: &str,
+    deadline: Duration,
+) -> Vec<Result<SaveReport>> {
+    thread::scope(|scope| {
+        let save = |(writer, store): (usize, &Arc<dyn Storage>)| {
+            let steps = steps_on(Arc::clone(store));
+            scope.spawn(move || ranks.save(&steps, step, &Together { token, writer, deadline }))
+        };
+        let threads: Vec<_> = stores.iter().enumerate().map(save).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn stores_in(folder: &Folder, writers: usize) -> Vec<Arc<dyn Storage>> {
+    (0..writers).map(|_| folder.store()).collect()
+}
+
+#[test]
+fn what_several_wrote_is_one_step() {
+    for writers in [1, 2, 3, 7] {
+        let folder = Folder::new();
+        let state = State::of_model(writers as u64);
+        let ranks = Ranks::new(&state, writers, LIMITS);
+        let reports = save_all(&stores_in(&folder, writers), &ranks, 12, "first", DEADLINE);
+        let bytes: u64 = reports.iter().map(|report| report.as_ref().unwrap().bytes).sum();
+        let steps = folder.steps(SERIAL);
+        let newest = steps.newest().unwrap().unwrap();
+        state.check(&newest);
+        newest.verify().unwrap();
+        assert!(bytes <= newest.size().1, "{bytes} bytes by the reports");
+        // The state of another run's layout comes next, and finds nothing in its way.
+        let next = State::of_model(50);
+        let ranks = Ranks::new(&next, 2, LIMITS);
+        for report in save_all(&stores_in(&folder, 2), &ranks, 13, "second", DEADLINE) {
+            report.unwrap();
+        }
+        next.check(&steps.newest().unwrap().unwrap());
+        let names = folder.names();
+        assert_eq!(names.iter().filter(|name| name.starts_with(".save-")).count(), 1, "{names:?}");
+        steps.sweep().unwrap();
+        assert_eq!(folder.names(), ["step-000000000012", "step-000000000013"]);
+    }
+}
+
+/// A store that fails for one writer: it says why, and all others say the same.
+#[test]
+fn the_failure_of_one_is_that_of_all() {
+    let state = State::of_model(3);
+    let ranks = Ranks::new(&state, 3, LIMITS);
+    for victim in 0..3 {
+        for marked in [false, true] {
+            let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
+            let store = SimStore::new(5, faults);
+            let mut stores: Vec<Arc<dyn Storage>> = same(&store, 3);
+            let gate = Gate::new(Arc::new(store.clone()));
+            gate.set(Way::Full);
+            stores[victim] = gate.store();
+            let reports = save_all(&stores, &ranks, 4, "t", DEADLINE);
+            for (writer, report) in reports.iter().enumerate() {
+                let text = report.as_ref().unwrap_err().to_string();
+                if writer != victim {
+                    let due = format!("given up by all: writer {victim} of 3 (process ");
+                    assert!(text.contains(&due), "writer {writer}: {text}");
+                }
+                assert!(text.contains("no space"), "writer {writer}: {text}");
+            }
+            let steps = steps_on(Arc::new(store.clone()));
+            assert!(steps.newest().unwrap().is_none());
+            let stores: Vec<Arc<dyn Storage>> = same(&store, 3);
+            for report in save_all(&stores, &ranks, 4, "t2", DEADLINE) {
+                report.unwrap();
+            }
+            state.check(&steps.newest().unwrap().unwrap());
+            let left = steps.sweep().unwrap();
+            assert_eq!(left.kept, [""; 0], "{left:?}");
+            let staged =
+                |path: &&String| path.contains(".tmp-") || path.matches("/data-").count() > 1;
+            assert_eq!(store.raw_paths().iter().find(staged), None);
+        }
+    }
+}
+
+/// A writer whose store takes its part, says that it did not, and is then gone until the others
+/// have ended. It deletes nothing, for the step is there; and it finds that out, even if the
+/// meeting was swept away in between.
+#[test]
+fn a_writer_that_was_cut_off_finds_the_step() {
+    let state = State::of_model(3);
+    let ranks = Ranks::new(&state, 2, LIMITS);
+    for (marked, is_swept) in [(false, false), (false, true), (true, false), (true, true)] {
+        let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
+        let store = SimStore::new(5, faults);
+        let steps = steps_on(Arc::new(store.clone()));
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let cut = cut_off_after_its_part(&store, &is_cut);
+        let (lead, follow) = thread::scope(|scope| {
+            let ranks = &ranks;
+            let follow = scope.spawn(move || {
+                let together = Together { token: "t", writer: 1, deadline: DEADLINE };
+                ranks.save(&steps_on(cut), 4, &together)
+            });
+            let together = Together { token: "t", writer: 0, deadline: DEADLINE };
+            let lead = ranks.save(&steps, 4, &together);
+            if is_swept {
+                steps.sweep().unwrap();
+            }
+            is_cut.store(false, Ordering::SeqCst);
+            (lead, follow.join().unwrap())
+        });
+        let context = format!("marked {marked}, swept {is_swept}: {lead:?} {follow:?}");
+        assert!(lead.is_ok() && follow.is_ok(), "{context}");
+        state.check(&steps.newest().unwrap().expect(&context));
+    }
+}
+
+/// Its part arrives, and nothing else after it, not even the answer.
+fn cut_off_after_its_part(store: &SimStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn Storage> {
+    let is_part = |call: &str, key: &Key| call == "finish" && key.as_str().ends_with("/part/00001");
+    let is_cut = Arc::clone(is_cut);
+    let before = move |_: &dyn Storage, call: &str, key: &Key| {
+        // From before the part is seen: the others may end at once.
+        let was_cut = is_cut.fetch_or(is_part(call, key), Ordering::SeqCst);
+        if was_cut { Err(pulled(key)) } else { Ok(()) }
+    };
+    let after = move |_: &dyn Storage, call: &str, key: &Key| {
+        if is_part(call, key) { Err(pulled(key)) } else { Ok(()) }
+    };
+    Hooked::around(Arc::new(store.clone()), before, after)
+}
+
+/// One writer alone: what it says of the others.
+fn alone(folder: &Folder, ranks: &Ranks, writer: usize, token: &str, patience: Patience) -> String {
+    let steps = steps_on(folder.store()).with_patience(patience);
+    let deadline = Duration::from_millis(400);
+    let saved = ranks.save(&steps, 4, &Together { token, writer, deadline });
+    assert!(steps.newest().unwrap().is_none());
+    saved.unwrap_err().to_string()
+}
+
+#[test]
+fn who_is_missing_is_named() {
+    let folder = Folder::new();
+    let ranks = Ranks::new(&State::of_model(3), 3, LIMITS);
+    let text = alone(&folder, &ranks, 0, "a", PATIENCE);
+    let due = "writer 1 of 3: never came; writer 2 of 3: never came; the deadline is 400ms";
+    assert!(text.ends_with(due), "{text}");
+    let text = alone(&folder, &ranks, 2, "b", PATIENCE);
+    assert!(text.ends_with("writer 0 did not begin within 400ms"), "{text}");
+    // Who comes late finds that it was given up.
+    let text = alone(&folder, &ranks, 0, "b", PATIENCE);
+    assert!(text.ends_with("writer 0 did not begin within 400ms"), "{text}");
+
+    // A sign of a process of another machine, and no second one.
+    let sign = |token: &str, writer: usize| {
+        let alive = folder.path(&format!(".save-step-000000000004-{token}/alive"));
+        fs::create_dir_all(&alive).unwrap();
+        fs::write(alive.join(format!("{writer:05}-elsewhere.m.b.1.77.5.0")), "").unwrap();
+    };
+    let quick =
+        Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(100) };
+    sign("c", 2);
+    let text = alone(&folder, &ranks, 0, "c", quick);
+    assert!(text.contains("writer 2 of 3 (process 77 on elsewhere): no sign of life"), "{text}");
+    sign("d", 2);
+    let text = alone(&folder, &ranks, 0, "d", PATIENCE);
+    let due = "writer 1 of 3: never came; writer 2 of 3 (process 77 on elsewhere): not done";
+    assert!(text.contains(due), "{text}");
+}
+
+#[test]
+fn what_cannot_be_saved_together() {
+    let folder = Folder::new();
+    let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
+    for token in ["", "a/b", "a b", &"x".repeat(101)] {
+        let text = alone(&folder, &ranks, 0, token, PATIENCE);
+        assert!(text.contains("1 to 100 letters, digits"), "{text}");
+    }
+    let text = alone(&folder, &ranks, 2, "t", PATIENCE);
+    assert!(text.contains("step 4 as writer 2: the plan has 2 writers"), "{text}");
+
+    // Another plan of as many writers.
+    let other = Ranks::new(&State::of_model(3), 2, PlanLimits { shard_bytes_max: 9000, ..LIMITS });
+    let texts = thread::scope(|scope| {
+        let lead = scope.spawn(|| alone(&folder, &ranks, 0, "u", PATIENCE));
+        let follow = alone(&folder, &other, 1, "u", PATIENCE);
+        [lead.join().unwrap(), follow]
+    });
+    for text in texts {
+        assert!(text.contains("hint: all processes are to plan the same tensors"), "{text}");
+    }
+    // What a token stood for once it stands for always.
+    let text = alone(&folder, &ranks, 1, "u", PATIENCE);
+    assert!(text.contains("given up by all: "), "{text}");
+    let saved = save_all(&stores_in(&folder, 2), &ranks, 4, "v", DEADLINE);
+    assert!(saved.iter().all(Result::is_ok), "{saved:?}");
+    for saved in save_all(&stores_in(&folder, 2), &ranks, 4, "w", DEADLINE) {
+        let text = saved.unwrap_err().to_string();
+        assert!(text.contains("this step is saved already"), "{text}");
+    }
+}
+
+/// While somebody else holds the lease, all writers are told who.
+#[test]
+fn a_folder_in_use_is_told_to_all() {
+    let folder = Folder::new();
+    let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
+    let other = folder.steps(SERIAL);
+    let lease = other.lock().unwrap();
+    for saved in save_all(&stores_in(&folder, 2), &ranks, 4, "a", DEADLINE) {
+        let text = saved.unwrap_err().to_string();
+        assert!(text.contains("holds it; hint: stop that run"), "{text}");
+    }
+    drop(lease);
+    for saved in save_all(&stores_in(&folder, 2), &ranks, 4, "b", DEADLINE) {
+        saved.unwrap();
+    }
+}
+
+/// Whichever operation of the disk fails, of whichever writer: all come to the same end, and the
+/// next try succeeds.
+#[test]
+fn any_failing_operation_gives_one_outcome() {
+    let state = State::small(1);
+    let ranks = Ranks::new(&state, 2, LIMITS);
+    for nth in (0..).step_by(3) {
+        let store = SimStore::new(nth as u64, Faults::default());
+        store.fail_op(nth, Fail::Io);
+        let stores: Vec<Arc<dyn Storage>> = same(&store, 2);
+        let saved = save_all(&stores, &ranks, 4, "a", Duration::from_secs(3));
+        let context = format!("operation {nth}: {saved:?}");
+        let steps = steps_on(Arc::new(store.clone()));
+        let there = steps.newest().unwrap();
+        assert!(saved.iter().all(|one| one.is_ok() == there.is_some()), "{context}");
+        if let Some(newest) = there {
+            state.check(&newest);
+        } else {
+            for saved in save_all(&stores, &ranks, 4, "b", DEADLINE) {
+                saved.expect(&context);
+            }
+        }
+        if store.op_count() <= nth {
+            assert!(nth > 60, "a save of {nth} operations");
+            break;
+        }
+    }
+}
+
+/// Writer 0 dies anywhere between giving the step its name and saying so: its store takes so many
+/// operations more, fails a few, and is then gone for it. Whatever a follower was told holds in
+/// every image that a power cut may leave after that, also if the name was there and not durable.
+#[test]
+fn a_leader_that_dies_before_the_name_is_durable() {
+    let (old, new) = (State::small(1), State::small(2));
+    let quick =
+        Patience { beat: Duration::from_millis(50), silence_max: Duration::from_millis(300) };
+    for marked in [false, true] {
+        let mut told_of_a_dead_leader = 0;
+        for more in 0..8 {
+            let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
+            let store = SimStore::new(more as u64, faults);
+            old.save(&steps_on(Arc::new(store.clone())), 1).unwrap();
+            let leader = dies_while_it_commits(&store, more);
+            let ranks = Ranks::new(&new, 2, LIMITS);
+            let save = |store: Arc<dyn Storage>, writer| {
+                let steps = steps_on(store).with_patience(quick);
+                ranks.save(&steps, 2, &Together { token: "t", writer, deadline: DEADLINE })
+            };
+            let (lead, follow, ops) = thread::scope(|scope| {
+                let lead = scope.spawn(|| save(leader, 0));
+                let follow = save(Arc::new(store.clone()), 1);
+                (lead.join().unwrap(), follow, store.op_count())
+            });
+            let context = format!("marked {marked}, after {more}: {lead:?} {follow:?}");
+            told_of_a_dead_leader += usize::from(lead.is_err() && follow.is_ok());
+            for seed in 0..20 {
+                let newest = steps_on(Arc::new(store.crash_at(ops, seed))).newest().unwrap();
+                let newest = newest.expect(&context);
+                [&old, &new][newest.step() as usize - 1].check(&newest);
+                assert!(newest.step() == 2 || follow.is_err(), "image {seed}, {context}");
+            }
+        }
+        assert!(told_of_a_dead_leader > 0, "marked {marked}: no name was seen and not durable");
+    }
+}
+
+/// From the call that commits on.
+fn dies_while_it_commits(store: &SimStore, more: usize) -> Arc<dyn Storage> {
+    let (disk, is_dead) = (store.clone(), AtomicBool::new(false));
+    Hooked::new(Arc::new(store.clone()), move |_, call, key| {
+        if is_dead.load(Ordering::SeqCst) {
+            return Err(pulled(key));
+        }
+        if call == "publish" || (call == "finish" && key.name() == "COMMIT") {
+            is_dead.store(true, Ordering::SeqCst);
+            let next = disk.op_count() + more;
+            (next..next + 4).for_each(|op| disk.fail_op(op, Fail::Io));
+        }
+        Ok(())
+    })
+}
+
+/// Every image that a power cut may leave, at every operation that any of the writers makes.
+#[test]
+fn a_power_cut_leaves_the_old_step_or_the_new() {
+    for marked in [false, true] {
+        let store = SimStore::new(7, Faults { no_exclusive_rename: marked, ..Faults::default() });
+        let stores: Vec<Arc<dyn Storage>> = same(&store, 3);
+        let (old, new) = (State::small(1), State::small(2));
+        let save = |step, state: &State, token| {
+            for saved in save_all(&stores, &Ranks::new(state, 3, LIMITS), step, token, DEADLINE) {
+                saved.unwrap();
+            }
+        };
+        save(1, &old, "a");
+        let from = store.op_count();
+        save(2, &new, "b");
+        check_images(&store, from, 4, (&old, &new));
+    }
+}

@@ -1,0 +1,334 @@
+//! Moments that are rare, and cost a step or a run where they are not thought of.
+
+use std::fs::{self, File};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::common::gate::pulled;
+use crate::common::ranks::{LIMITS, Ranks};
+use crate::common::{Folder, SERIAL, State};
+use ckpt::{Check, Checkpoints, Drain, DrainOptions, Error, Patience, Retention, Together};
+use storage::sim::{Faults, Hooked, SimStore};
+use storage::{Key, Storage, write_all};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
+    Checkpoints::open(store, key("run")).with_options(SERIAL)
+}
+
+fn marked() -> SimStore {
+    SimStore::new(3, Faults { no_exclusive_rename: true, ..Faults::default() })
+}
+
+/// A second store whose record of a step cannot be read, or not now: the step is gone from the
+/// first, so its files there are the last ones.
+#[test]
+fn a_record_that_cannot_be_read_keeps_its_files() {
+    for is_corrupt in [true, false] {
+        let near = Folder::in_memory();
+        for step in [1, 2] {
+            State::of_model(step).save(&near.steps(SERIAL), step).unwrap();
+        }
+        let store = marked();
+        let record = key("run/step-000000000001/COMMIT");
+        let fails = Arc::new(AtomicBool::new(false));
+        let (theirs, at) = (Arc::clone(&fails), record.clone());
+        let far = Hooked::new(Arc::new(store.clone()), move |_, call, key| {
+            let is_it = call == "open" && *key == at && theirs.load(Ordering::SeqCst);
+            if is_it { Err(pulled(key)) } else { Ok(()) }
+        });
+        let drain = || {
+            let retention = Retention { keep_last: 5, ..Retention::default() };
+            let options = DrainOptions { retention, pause: Duration::ZERO, ..Default::default() };
+            let near = Arc::new(near.steps(SERIAL));
+            Drain::new(near, Arc::new(steps_on(Arc::clone(&far))), options)
+        };
+        assert_eq!(drain().run().unwrap().drained.len(), 2);
+        near.steps(SERIAL).retain(1).unwrap();
+        State::of_model(3).save(&near.steps(SERIAL), 3).unwrap();
+        let files = |store: &SimStore| store.list(&key("run/step-000000000001")).unwrap().len();
+        let before = files(&store);
+        if is_corrupt {
+            store.delete(&record).unwrap();
+            write_all(&store, &record, b"{").unwrap();
+        } else {
+            fails.store(true, Ordering::SeqCst);
+        }
+        let pass = drain().run();
+        assert_eq!(pass.is_ok(), is_corrupt, "{pass:?}");
+        steps_on(Arc::clone(&far)).sweep().ok();
+        assert_eq!(files(&store), before, "corrupt {is_corrupt}");
+        fails.store(false, Ordering::SeqCst);
+        if !is_corrupt {
+            State::of_model(1).check(&steps_on(far).open_step(1).unwrap());
+        }
+    }
+}
+
+/// A sign of life that was given though the store said no, and one that it would not delete: the
+/// next ones come all the same, and nothing stays behind.
+#[test]
+fn signs_of_life_go_on() {
+    let folder = Folder::in_memory();
+    let once = [AtomicBool::new(true), AtomicBool::new(true)];
+    let store = Hooked::new(folder.store(), move |inner, call, key| {
+        let is_lease = key.name().starts_with(".lease-");
+        let fails = |place: usize| once[place].swap(false, Ordering::SeqCst);
+        if is_lease && call == "delete" && key.name().ends_with("~1") && fails(0) {
+            return Err(pulled(key));
+        }
+        if is_lease && call == "create" && key.name().ends_with("~3") && fails(1) {
+            write_all(inner, key, b"sign").unwrap();
+            return Err(pulled(key));
+        }
+        Ok(())
+    });
+    let patience = Patience { beat: Duration::from_millis(5), silence_max: LONG };
+    let steps = steps_on(store).with_patience(patience);
+    let lease = steps.lock().unwrap();
+    let begun = Instant::now();
+    let beats = || {
+        let names = folder.names();
+        names.iter().filter_map(|name| name.split_once('~')?.1.parse().ok()).max().unwrap_or(0_u32)
+    };
+    while beats() < 6 {
+        let is_late = begun.elapsed() > LONG;
+        assert!(!is_late, "the signs stopped at {}", beats());
+        thread::sleep(patience.beat);
+    }
+    State::of_model(1).save(&steps, 1).unwrap();
+    drop(lease);
+    assert_eq!(folder.names(), ["step-000000000001"]);
+    State::of_model(2).save(&folder.steps(SERIAL), 2).unwrap();
+}
+
+/// A writer commits a step and deletes the older ones while a reader has the list of those in hand.
+#[test]
+fn the_newest_is_found_while_steps_come_and_go() {
+    let folder = Folder::in_memory();
+    for step in [1, 2, 3] {
+        State::of_model(step).save(&folder.steps(SERIAL), step).unwrap();
+    }
+    let writer = folder.steps(SERIAL);
+    let come = AtomicUsize::new(3);
+    let reader = steps_on(Hooked::new(folder.store(), move |_, call, key| {
+        let last = come.load(Ordering::SeqCst);
+        let is_newest = key.as_str().ends_with(&format!("step-{last:012}/MANIFEST.json"));
+        if call == "open" && is_newest && last < 6 {
+            come.store(last + 1, Ordering::SeqCst);
+            State::of_model(last as u64 + 1).save(&writer, last as u64 + 1).unwrap();
+            writer.retain(1).unwrap();
+        }
+        Ok(())
+    }));
+    State::of_model(6).check(&reader.newest().unwrap().unwrap());
+}
+
+/// What several processes save goes on for as long as nobody has given up, and no longer.
+#[test]
+fn a_save_that_is_given_up_is_not_written_to_its_end() {
+    let store = SimStore::new(5, Faults::default());
+    let state = State::of_model(3);
+    let ranks = Ranks::new(&state, 2, LIMITS);
+    let patience = Patience { beat: Duration::from_millis(10), silence_max: LONG };
+    let full = Hooked::new(Arc::new(store.clone()), |_, call, key| {
+        let is_file = call == "create" && key.name().ends_with(".safetensors");
+        if is_file { Err(pulled(key)) } else { Ok(()) }
+    });
+    // Slow enough to hear of it: the first file begins when the others have given up.
+    let slow = Hooked::new(Arc::new(store.clone()), move |inner, call, file| {
+        if call == "create" && file.name().ends_with(".safetensors") {
+            let begun = Instant::now();
+            let decision = key("run/.save-step-000000000004-t/decision");
+            while inner.open(&decision).is_err() && begun.elapsed() < LONG {
+                thread::sleep(patience.beat);
+            }
+            thread::sleep(patience.beat * 10);
+        }
+        Ok(())
+    });
+    let texts = thread::scope(|scope| {
+        let save = |(writer, store): (usize, Arc<dyn Storage>)| {
+            let (ranks, steps) = (&ranks, steps_on(store).with_patience(patience));
+            scope.spawn(move || {
+                let together = Together { token: "t", writer, deadline: LONG };
+                ranks.save(&steps, 4, &together).unwrap_err().to_string()
+            })
+        };
+        let threads: Vec<_> = [full, slow].into_iter().enumerate().map(save).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(texts[1].contains("given up by all: writer 0 of 2 (process "), "{texts:?}");
+    let written: Vec<String> =
+        store.raw_paths().into_iter().filter(|path| path.ends_with(".safetensors")).collect();
+    assert_eq!(written, [""; 0], "files of a save that was given up");
+}
+
+/// A step of that number is there and damaged, the save of another is given up and cleared away,
+/// and a writer was out of reach meanwhile: what it finds is not what it wrote.
+#[test]
+fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
+    for no_exclusive_rename in [false, true] {
+        let store = SimStore::new(5, Faults { no_exclusive_rename, ..Faults::default() });
+        let all = || Arc::new(store.clone()) as Arc<dyn Storage>;
+        let patience = Patience { beat: Duration::from_millis(10), silence_max: LONG };
+        State::of_model(9).save(&steps_on(all()), 4).unwrap();
+        let files = store.list(&key("run/step-000000000004")).unwrap();
+        let blob = files.iter().find(|file| file.key.name() == "rng.bin").unwrap();
+        store.delete(&blob.key).unwrap();
+        let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
+        // The leader has every part, and no room for the manifest.
+        let full = Hooked::new(all(), |_, call, key| {
+            let is_it = call == "create" && key.name() == "MANIFEST.json";
+            if is_it { Err(pulled(key)) } else { Ok(()) }
+        });
+        let (is_cut, part) = (Arc::new(AtomicBool::new(false)), "part/00001");
+        let theirs = Arc::clone(&is_cut);
+        let cut = Hooked::new(all(), move |_, call, key| {
+            let is_after = theirs.load(Ordering::SeqCst);
+            if call == "names" && key.as_str().ends_with("/lead") && is_after {
+                return Err(pulled(key));
+            }
+            if call == "open" && key.name() == "decision" && is_after {
+                return Err(pulled(key));
+            }
+            theirs.fetch_or(key.as_str().ends_with(part), Ordering::SeqCst);
+            Ok(())
+        });
+        let save = |store: &Arc<dyn Storage>, writer| {
+            let steps = steps_on(Arc::clone(store)).with_patience(patience);
+            ranks.save(&steps, 4, &Together { token: "t", writer, deadline: LONG })
+        };
+        let (lead, follow) = thread::scope(|scope| {
+            let follow = scope.spawn(|| save(&cut, 1));
+            let lead = save(&full, 0);
+            steps_on(all()).sweep().unwrap();
+            is_cut.store(false, Ordering::SeqCst);
+            (lead, follow.join().unwrap())
+        });
+        assert!(lead.is_err() && follow.is_err(), "{no_exclusive_rename}: {lead:?} {follow:?}");
+    }
+}
+
+/// Steps, leases and marks are of any time: no clock is compared with another.
+#[test]
+fn times_of_files_mean_nothing() {
+    let folder = Folder::in_memory();
+    for step in [1, 2, 3] {
+        State::of_model(step).save(&folder.steps(SERIAL), step).unwrap();
+    }
+    let century = Duration::from_secs(100 * 365 * 86_400);
+    let times = [SystemTime::UNIX_EPOCH, SystemTime::now() + century];
+    let held = folder.steps(SERIAL);
+    for (place, time) in times.into_iter().enumerate() {
+        let lease = held.lock().unwrap();
+        for name in folder.names() {
+            File::open(folder.path(&name)).unwrap().set_modified(time).unwrap();
+        }
+        let refused = folder.steps(SERIAL).lock();
+        assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+        drop(lease);
+        let old = folder.path("step-000000000002");
+        File::open(old).unwrap().set_modified(SystemTime::now() + century * 2).unwrap();
+        let steps = folder.steps(SERIAL);
+        assert_eq!(steps.newest().unwrap().unwrap().step(), 3);
+        if place == 1 {
+            assert_eq!(steps.retain(1).unwrap(), [1, 2]);
+        }
+    }
+}
+
+/// `latest` of another program stays what it is, whatever it says; ours is advice and no more.
+#[test]
+fn a_foreign_latest_stays() {
+    for text in ["global_step9", "", "step", "../../etc/passwd\n"] {
+        let folder = Folder::in_memory();
+        fs::create_dir(folder.path("")).unwrap();
+        fs::write(folder.path("latest"), text).unwrap();
+        let steps = folder.steps(SERIAL);
+        State::of_model(1).save(&steps, 1).unwrap();
+        assert_eq!(fs::read_to_string(folder.path("latest")).unwrap(), text);
+        State::of_model(1).check(&steps.newest().unwrap().unwrap());
+    }
+    let folder = Folder::in_memory();
+    let steps = folder.steps(SERIAL);
+    State::of_model(1).save(&steps, 1).unwrap();
+    fs::write(folder.path("latest"), "step-000000000077\n").unwrap();
+    assert_eq!(steps.newest().unwrap().unwrap().step(), 1);
+    State::of_model(2).save(&steps, 2).unwrap();
+    assert_eq!(fs::read_to_string(folder.path("latest")).unwrap(), "step-000000000002\n");
+}
+
+/// Who read a step whole is believed by the next pass, for that very step.
+#[test]
+fn what_was_verified_is_remembered() {
+    let folder = Folder::in_memory();
+    let steps = folder.steps(SERIAL);
+    let save = |range: std::ops::RangeInclusive<u64>| {
+        for step in range {
+            State::of_model(step).save(&steps, step).unwrap();
+        }
+    };
+    let flip = |step: u64| {
+        let path = folder.path(&format!("step-{step:012}/extra/rng.bin"));
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[7] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let noted = |step| steps.is_verified(&steps.open_step(step).unwrap()).unwrap();
+    let keep = |keep_last, check| Retention { keep_last, keep_every: None, check };
+    save(1..=4);
+    let plan = steps.plan_retention(&keep(2, Check::NewestBytes), &[]).unwrap();
+    assert_eq!((plan.delete, noted(4)), (vec![1, 2], false), "a plan changes nothing");
+    steps.retain_by(&keep(2, Check::NewestBytes), &[]).unwrap();
+    assert!(noted(4) && !noted(3));
+    // 4 is one of two, so 5 is not read.
+    save(5..=5);
+    flip(5);
+    assert_eq!(steps.retain_by(&keep(2, Check::NewestBytes), &[]).unwrap().delete, [3]);
+    assert!(!noted(5));
+    // By lengths alone it stays, beside the newest.
+    save(6..=6);
+    flip(6);
+    let plan = steps.retain_by(&keep(1, Check::Lengths), &[]).unwrap();
+    assert_eq!((plan.delete, plan.keep.len()), (vec![5], 2), "{:?}", plan.keep);
+    // It is none of the newest any more: those are read, and the first that is good counts.
+    save(7..=7);
+    flip(7);
+    let plan = steps.retain_by(&keep(1, Check::NewestBytes), &[]).unwrap();
+    assert!(plan.delete.is_empty(), "6 and 7 are damaged, and 4 is the last good one: {plan:?}");
+    save(8..=8);
+    assert_eq!(steps.retain_by(&keep(1, Check::NewestBytes), &[]).unwrap().delete, [4, 6, 7]);
+    assert!(noted(8));
+    assert_eq!(folder.names().iter().filter(|name| name.starts_with(".verified-")).count(), 1);
+    // Remembered, and bad since: only a pass that reads anew finds that.
+    save(9..=10);
+    (8..=10).for_each(flip);
+    let plan = steps.plan_retention(&keep(1, Check::NewestBytes), &[]).unwrap();
+    assert!(plan.delete.is_empty(), "it is none of the newest, which are read: {plan:?}");
+    let plan = steps.retain_by(&keep(1, Check::Anew), &[]).unwrap();
+    assert!(plan.delete.is_empty(), "{plan:?}");
+    assert!(!noted(8));
+    // Another step of that number is not the one that was read.
+    steps.verify_step(9).unwrap_err();
+    fs::remove_dir_all(folder.path("step-000000000009")).unwrap();
+    save(9..=9);
+    steps.verify_step(9).unwrap();
+    fs::remove_dir_all(folder.path("step-000000000009")).unwrap();
+    State::of_model(77).save(&steps, 9).unwrap();
+    assert!(!noted(9));
+    fs::remove_dir_all(folder.path("step-000000000009")).unwrap();
+    assert_eq!(
+        steps.sweep().unwrap().removed.len(),
+        1,
+        "what is remembered of a step that is gone"
+    );
+}

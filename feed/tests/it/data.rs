@@ -1,0 +1,165 @@
+//! What each rank reads: together the samples of one rank, in its order, from one corpus or from
+//! several.
+
+use std::ops::Range;
+
+use crate::common::Lab;
+use feed::{AnyBatch, Data, Neighbours, open_corpus};
+use recipe::config::Config;
+use recipe::mesh::{Mesh, Seat};
+use serde_json::json;
+use storage::Manifest;
+
+/// The micro-batches of steps, as one rank of a mesh reads them.
+fn read(
+    config: &Config,
+    mesh: Mesh,
+    rank: usize,
+    samples: u64,
+    steps: Range<u64>,
+    neighbours: Option<&str>,
+) -> Vec<Vec<AnyBatch>> {
+    let mut data = Data::new(open_corpus(config).expect("it is there"), config).expect("an order");
+    if let Some(job) = neighbours {
+        let ranks = (0..mesh.ranks()).collect();
+        data.share(Neighbours { job: job.to_owned(), ranks });
+    }
+    let mut batches =
+        data.train_batches(config, Seat { mesh, rank }, samples).expect("enough samples");
+    let (mut consumed, mut all) = (samples, Vec::new());
+    for _ in steps {
+        let global = config.batch.at(consumed);
+        let mut step = Vec::new();
+        batches.fill(global / config.batch.micro / mesh.dp as u64, &mut step).expect("whole");
+        consumed += global;
+        all.push(step);
+    }
+    all
+}
+
+fn load(lab: &Lab, keys: &[(&str, &str)]) -> Config {
+    let path = lab.config("run", keys);
+    Config::load(path.to_str().expect("UTF-8"), &[]).expect("a good config")
+}
+
+const BATCH: [(&str, &str); 2] = [("batch.global", "16"), ("batch.micro", "2")];
+
+fn check(lab: &Lab, keys: &[(&str, &str)], mesh: Mesh, zero: &str, job: Option<&str>) {
+    let config = load(lab, keys);
+    let due = read(&config, Mesh::ALONE, 0, 0, 0..12, None);
+    // Another number of ranks, from a place in the midst of the run.
+    let config = load(lab, &[keys, &[("parallel.zero", zero)]].concat());
+    let consumed = config.batch.samples_after(4);
+    let ranks: Vec<Vec<Vec<AnyBatch>>> = std::thread::scope(|scope| {
+        let read = |rank| {
+            let config = &config;
+            scope.spawn(move || read(config, mesh, rank, consumed, 4..12, job))
+        };
+        let threads: Vec<_> = (0..mesh.ranks()).map(read).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let share = config.share(mesh.dp);
+    for (rank, steps) in ranks.iter().enumerate() {
+        for (got, due) in steps.iter().zip(&due[4..]) {
+            let share = mesh.share(share, mesh.place(rank).dp, due.len());
+            let due: Vec<&AnyBatch> = share.iter().map(|micro| &due[*micro]).collect();
+            assert_eq!(got.iter().collect::<Vec<_>>(), due, "rank {rank} of {mesh:?}");
+        }
+    }
+}
+
+#[test]
+fn replicas_share_the_samples_of_one() {
+    let lab = Lab::new();
+    for (dp, zero) in [(1, "0"), (2, "0"), (4, "1"), (2, "2"), (4, "3")] {
+        check(&lab, &BATCH, Mesh { dp, ..Mesh::ALONE }, zero, None);
+    }
+    check(&lab, &BATCH, Mesh { dp: 2, pp: 2, ..Mesh::ALONE }, "0", None);
+}
+
+#[test]
+fn batches_that_grow_are_shared_alike() {
+    let lab = Lab::new();
+    let ramp = [("batch.rampup", "{ start = 4, increment = 4, samples = 60 }")];
+    check(&lab, &[&BATCH[..], &ramp].concat(), Mesh { dp: 2, ..Mesh::ALONE }, "0", None);
+}
+
+/// Ranks of one node, of which one reads: replicas, and a pipeline whose ranks read the same.
+#[test]
+fn one_reader_a_node_reads_the_same() {
+    let lab = Lab::new();
+    for (number, mesh) in [
+        Mesh { dp: 4, ..Mesh::ALONE },
+        Mesh { dp: 2, pp: 2, ..Mesh::ALONE },
+        Mesh { tp: 2, ..Mesh::ALONE },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let job = format!("data-test-{}-{number}", std::process::id());
+        check(&lab, &BATCH, mesh, "0", Some(&job));
+    }
+}
+
+/// The order of a blend is that of the loader's own tests; here its weights count.
+#[test]
+fn several_corpora_are_read_by_their_weights() {
+    let lab = Lab::new();
+    lab.corpus("other", 3);
+    let both = format!(
+        "[{{ path = '{}', weight = 3.0 }}, {{ path = '{}' }}]",
+        lab.path("corpus").display(),
+        lab.path("other").display()
+    );
+    let keys = [&BATCH[..], &[("data.train", &*both)]].concat();
+    check(&lab, &keys, Mesh { dp: 2, ..Mesh::ALONE }, "0", None);
+    let config = load(&lab, &keys);
+    let steps = read(&config, Mesh::ALONE, 0, 0, 0..12, None);
+    let all: Vec<Vec<i64>> = steps.into_iter().flatten().flat_map(|batch| rows(&batch)).collect();
+    let of_second = all.iter().filter(|row| row.iter().all(|token| *token >= 480)).count();
+    assert_eq!((all.len(), of_second), (192, 48), "a quarter");
+    let data = Data::new(open_corpus(&config).expect("there"), &config).expect("an order");
+    assert_eq!(data.fingerprint().expect("read").as_array().map(Vec::len), Some(2));
+}
+
+fn rows(batch: &AnyBatch) -> Vec<Vec<i64>> {
+    let AnyBatch::Lm(batch) = batch else { panic!("of running text") };
+    batch.tokens.chunks(batch.seq_len).map(<[i64]>::to_vec).collect()
+}
+
+/// A corpus says what made it, where `preprocess` did.
+#[test]
+fn another_tokenizer_than_the_corpus_has_is_told() {
+    let lab = Lab::new();
+    let doubts = |tokenizer: &str| {
+        let config = load(&lab, &[("data.tokenizer", tokenizer)]);
+        let data = Data::new(open_corpus(&config).expect("there"), &config).expect("an order");
+        data.doubts().to_vec()
+    };
+    assert_eq!(doubts("'null:500'"), [""; 0]);
+    let due = "data.tokenizer 'gpt2' has 50,257 tokens, model.vocab is 500: those above it can";
+    assert!(doubts("'gpt2'")[0].starts_with(due), "{:?}", doubts("'gpt2'"));
+    let made_by = |fingerprint: &str| {
+        let tokenizer = json!({
+            "name": "encdec", "vocab_size": 26_240, "fingerprint": fingerprint
+        });
+        let manifest = Manifest {
+            format: "feedline-tokens".to_owned(),
+            version: 1,
+            files: Vec::new(),
+            meta: json!({ "tokenizer": tokenizer }),
+        };
+        _ = std::fs::remove_file(lab.path("corpus.manifest.json"));
+        let store = storage::open_url(lab.path("").to_str().expect("UTF-8")).expect("a store");
+        let key = storage::Key::new("corpus.manifest.json").expect("a key");
+        manifest.write(&*store, &key).expect("room");
+    };
+    made_by("0000000000000000");
+    let told = doubts("'null:500'");
+    let due = "corpus was made with a tokenizer \"encdec\" of 26240 tokens, and data.tokenizer \
+               'null:500' is one of 500: special tokens";
+    assert!(told.len() == 1 && told[0].contains(due), "{told:?}");
+    let own = feed::open_tokenizer("null:500").expect("known");
+    made_by(&own.fingerprint());
+    assert_eq!(doubts("'null:500'"), [""; 0]);
+}

@@ -1,0 +1,6 @@
+//! What a run reads, by objective.
+//!
+//! One binary, because each is linked with all that the crate needs.
+
+mod common;
+mod data;

@@ -1,0 +1,96 @@
+//! A builder on a store that fails at its n-th call, for every n.
+
+use std::sync::Arc;
+
+use crate::common::{failing, key, temp_store};
+use indexed::{Builder, Built, Dtype, Error, IndexedDataset, Result};
+use storage::{Key, Storage};
+
+/// More than one write to the `.bin`, small ones and large.
+fn build(store: &Arc<dyn Storage>) -> Result<Built> {
+    let mut builder = Builder::create(store, &key("folder/a"), Dtype::U16)?;
+    let large = vec![7; 3 << 20];
+    for _ in 0..3 {
+        builder.add_sequence(&[1, 2, 3])?;
+        builder.add_encoded(&large, &[1 << 20, 1 << 19])?;
+        builder.end_document()?;
+    }
+    builder.finish()
+}
+
+/// The calls of a build that succeeds, in their order.
+fn calls() -> Vec<String> {
+    let (_guard, store) = temp_store();
+    let (store, calls) = failing(&store, 0..0);
+    build(&store).unwrap();
+    let calls = calls.lock().unwrap();
+    calls.clone()
+}
+
+#[test]
+fn both_files_are_whole_before_either_is_visible() {
+    let calls = calls();
+    let (work, finish) = calls.split_at(calls.len() - 2);
+    assert_eq!(finish, ["finish folder/a.bin", "finish folder/a.idx"]);
+    assert_eq!(work[..2], ["create folder/a.idx", "create folder/a.bin"]);
+    assert!(work[2..].iter().all(|call| call.starts_with("write ")), "{work:?}");
+}
+
+#[test]
+fn no_failure_leaves_a_file() {
+    for fail in 0..calls().len() {
+        let (_guard, store) = temp_store();
+        let (failing, _) = failing(&store, fail..fail + 1);
+        let error = build(&failing).unwrap_err();
+        assert!(error.to_string().contains("as the test wants it"), "call {fail}: {error}");
+        assert_eq!(store.list(&Key::root()).unwrap(), [], "call {fail}");
+        // The names are free: the next run succeeds.
+        build(&store).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_taken_back_is_named() {
+    let last = calls().len() - 1;
+    let (_guard, store) = temp_store();
+    let (failing, _) = failing(&store, last..usize::MAX);
+    let error = build(&failing).unwrap_err();
+    assert!(matches!(error, Error::LeftBehind { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("folder/a.bin, of the same dataset, could not be taken back"), "{text}");
+    // The next run says what stands in its way.
+    let error = build(&store).unwrap_err();
+    assert!(matches!(error, Error::Orphan { .. }), "{error}");
+    assert!(error.to_string().contains("folder/a.bin: exists already, but its .idx does not"));
+}
+
+#[test]
+fn nothing_is_overwritten() {
+    let (_guard, store) = temp_store();
+    build(&store).unwrap();
+    let error = build(&store).unwrap_err();
+    assert!(matches!(error, Error::Storage(storage::Error::Exists { .. })), "{error}");
+    IndexedDataset::open(&store, &key("folder/a")).unwrap().check().unwrap();
+}
+
+#[test]
+fn a_dropped_builder_leaves_nothing() {
+    let (guard, store) = temp_store();
+    let mut builder = Builder::create(&store, &key("a"), Dtype::U16).unwrap();
+    builder.add_encoded(&vec![0; 4 << 20], &[2 << 20]).unwrap();
+    drop(builder);
+    assert_eq!(std::fs::read_dir(guard.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_long_dataset_comes_back() {
+    let (_guard, store) = temp_store();
+    let built = build(&store).unwrap();
+    let dataset = IndexedDataset::open(&store, &key("folder/a")).unwrap();
+    assert_eq!((built.sequences, built.documents), (9, 3));
+    assert_eq!(built.tokens, 3 * (3 + (3 << 19)));
+    assert_eq!((dataset.token_count(), dataset.document_count()), (built.tokens, 3));
+    assert_eq!(dataset.document(1), 3..6);
+    assert_eq!(dataset.read_sequence(3).unwrap(), [1, 2, 3]);
+    assert_eq!(dataset.read_sequence(4).unwrap(), vec![0x0707; 1 << 20]);
+}

@@ -1,0 +1,117 @@
+//! A builder of drafts that is interrupted anywhere, and goes on, makes the same bytes.
+
+use std::sync::Arc;
+
+use indexed::{Builder, BuilderMark, Dtype};
+use storage::sim::{Fail, Faults, SimStore};
+use storage::{Key, Storage, read_all};
+
+/// Documents of one sequence, of several, and of none.
+fn document(number: u32) -> Vec<Vec<u32>> {
+    let len = |sequence: u32| (number * 7 + sequence * 3) % 11 * 300;
+    (0..number % 4).map(|sequence| (0..len(sequence)).map(|id| id % 60_000).collect()).collect()
+}
+
+fn add(builder: &mut Builder, documents: std::ops::Range<u32>) {
+    for number in documents {
+        for sequence in document(number) {
+            builder.add_sequence(&sequence).unwrap();
+        }
+        builder.end_document().unwrap();
+    }
+}
+
+fn files(store: &dyn Storage, prefix: &Key) -> [Vec<u8>; 2] {
+    [".bin", ".idx"].map(|suffix| read_all(store, &prefix.with_suffix(suffix).unwrap()).unwrap())
+}
+
+fn expected(prefix: &Key) -> [Vec<u8>; 2] {
+    let sim = SimStore::new(1, Faults::default());
+    let store: Arc<dyn Storage> = Arc::new(sim);
+    let mut builder = Builder::create(&store, prefix, Dtype::U16).unwrap();
+    add(&mut builder, 0..60);
+    builder.finish().unwrap();
+    assert_eq!(store.names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+    files(&*store, prefix)
+}
+
+#[test]
+fn a_crash_anywhere_changes_no_byte() {
+    let prefix = Key::new("a").unwrap();
+    let due = expected(&prefix);
+    let sim = SimStore::new(1, Faults::default());
+    let store: Arc<dyn Storage> = Arc::new(sim.clone());
+    let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
+    // As a writer's journal would have them: the operations, and what was certain after them.
+    let mut marks: Vec<(usize, u32, BuilderMark)> = Vec::new();
+    for (from, to) in [(0, 20), (20, 21), (21, 40), (40, 60)] {
+        add(&mut builder, from..to);
+        let mark = builder.sync().unwrap();
+        marks.push((sim.op_count(), to, mark));
+    }
+    builder.finish().unwrap();
+    assert_eq!(files(&*store, &prefix), due);
+    for ops in marks[0].0..=sim.op_count() {
+        for seed in 0..5 {
+            let after: Arc<dyn Storage> = Arc::new(sim.crash_at(ops, seed));
+            let (_, documents, mark) = marks.iter().rfind(|(at, ..)| *at <= ops).unwrap();
+            let mark = serde_json::from_str(&serde_json::to_string(mark).unwrap()).unwrap();
+            let mut builder = Builder::resume(&after, &prefix, Dtype::U16, &mark)
+                .unwrap_or_else(|error| panic!("{ops} operations, seed {seed}: {error}"));
+            add(&mut builder, *documents..60);
+            let built = builder.finish().unwrap();
+            assert_eq!(files(&*after, &prefix), due, "{ops} operations, seed {seed}");
+            built.bin.verify(&*after, &Key::root()).unwrap();
+            built.idx.verify(&*after, &Key::root()).unwrap();
+            Builder::discard_drafts(&*after, &prefix).unwrap();
+            assert_eq!(after.names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+        }
+    }
+}
+
+/// What was synced outlives every failure of the end: the `.bin` too, if the `.idx` fails.
+#[test]
+fn a_failure_of_the_end_loses_nothing() {
+    let prefix = Key::new("a").unwrap();
+    let due = expected(&prefix);
+    let begin = |sim: &SimStore| {
+        let store: Arc<dyn Storage> = Arc::new(sim.clone());
+        let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
+        add(&mut builder, 0..60);
+        let mark = builder.sync().unwrap();
+        (store, builder, mark)
+    };
+    let sim = SimStore::new(1, Faults::default());
+    let (_, builder, _) = begin(&sim);
+    let first = sim.op_count();
+    builder.finish().unwrap();
+    for op in first..sim.op_count() {
+        for how in [Fail::Io, Fail::NoSpace, Fail::Denied] {
+            let sim = SimStore::new(1, Faults::default());
+            let (store, builder, mark) = begin(&sim);
+            sim.fail_op(op, how);
+            if builder.finish().is_ok() {
+                continue;
+            }
+            let builder = Builder::resume(&store, &prefix, Dtype::U16, &mark)
+                .unwrap_or_else(|error| panic!("{how:?} at operation {op}: {error}"));
+            builder.finish().unwrap();
+            assert_eq!(files(&*store, &prefix), due, "{how:?} at operation {op}");
+        }
+    }
+}
+
+/// CPM-2's writers end no document: its files are golden elsewhere, here is the shape.
+#[test]
+fn sequences_may_be_in_no_document() {
+    let prefix = Key::new("a").unwrap();
+    let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+    let mut builder = Builder::create(&store, &prefix, Dtype::U16).unwrap();
+    builder.add_sequence(&[1, 2]).unwrap();
+    builder.add_sequence(&[3]).unwrap();
+    builder.finish_without_documents().unwrap();
+    let [_, idx] = files(&*store, &prefix);
+    assert_eq!(idx.len(), 34 + 12 * 2 + 8);
+    assert_eq!(idx[26..34], 1_u64.to_le_bytes());
+    assert_eq!(idx[34 + 24..], 0_u64.to_le_bytes());
+}

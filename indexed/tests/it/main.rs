@@ -1,0 +1,20 @@
+//! Token files and sample orders, against golden files and other readers.
+//!
+//! One binary, because each is linked with all that the crate needs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod builder_faults;
+mod builder_resume;
+mod common;
+mod formats;
+mod gpt_cache;
+mod gpt_parts;
+mod helpers_golden;
+mod idx_golden;
+mod lengths;
+mod malformed;
+mod masked_cache;
+mod rng_golden;
+mod seal;
+mod splice;

@@ -1,0 +1,150 @@
+//! A cache that was checked is sealed, and a seal fits no other data.
+
+use crate::common;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::common::{Dice, key};
+use indexed::{Builder, Dtype, Error, GptIndex, GptIndexConfig, IndexedDataset, Split};
+use storage::{Key, Storage};
+
+fn write(store: &Arc<dyn Storage>, lengths: &[u32]) {
+    let mut builder = Builder::create(store, &key("a"), Dtype::U8).unwrap();
+    for &len in lengths {
+        builder.add_encoded(&vec![7; len as usize], &[len]).unwrap();
+        builder.end_document().unwrap();
+    }
+    builder.finish().unwrap();
+}
+
+fn config() -> GptIndexConfig {
+    GptIndexConfig {
+        dataset_path: "a".to_owned(),
+        split: Some("9,1".to_owned()),
+        seq_len: 16,
+        seed: 7,
+        num_samples: None,
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: serde_json::Value::Null,
+    }
+}
+
+fn load(store: &Arc<dyn Storage>) -> (IndexedDataset, indexed::Result<GptIndex>) {
+    let dataset = IndexedDataset::open_ready(store, &key("a")).unwrap();
+    let index =
+        GptIndex::load_or_build(&dataset, Split::Train, &config(), store.as_ref(), &key("cache"));
+    (dataset, index)
+}
+
+fn seal(store: &Arc<dyn Storage>) -> String {
+    let names = store.names(&key("cache")).unwrap();
+    let name = names.iter().find(|name| name.ends_with("feedline.json")).unwrap();
+    String::from_utf8(common::read(store.as_ref(), &format!("cache/{name}"))).unwrap()
+}
+
+/// Writes bytes into a file and leaves its time as it was.
+fn patch(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = File::options().write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+/// The same number of documents and tokens under the same name, even at the same time: the
+/// description is the same, and so are the shapes.
+#[test]
+fn other_data_of_the_same_size_is_seen() {
+    let (guard, store) = common::temp_store();
+    let mut lengths: Vec<u32> = (0..300).map(|nth| 1 + nth % 50).collect();
+    write(&store, &lengths);
+    load(&store).1.unwrap();
+    let old = File::open(guard.path().join("a.idx")).unwrap().metadata().unwrap();
+    for suffix in [".bin", ".idx"] {
+        store.delete(&key("a").with_suffix(suffix).unwrap()).unwrap();
+    }
+    lengths.reverse();
+    write(&store, &lengths);
+    let new = File::options().write(true).open(guard.path().join("a.idx")).unwrap();
+    new.set_modified(old.modified().unwrap()).unwrap();
+    assert_eq!(new.metadata().unwrap().len(), old.len());
+    let (dataset, index) = load(&store);
+    let fresh = GptIndex::build(&dataset, Split::Train, &config()).unwrap();
+    assert!(index.unwrap().sample_index().file() == fresh.sample_index().file());
+}
+
+/// The same files at another time are read again, found good and sealed again.
+#[test]
+fn a_copy_is_checked_and_sealed_again() {
+    let (guard, store) = common::temp_store();
+    write(&store, &[30; 100]);
+    load(&store).1.unwrap();
+    let before = seal(&store);
+    load(&store).1.unwrap();
+    assert_eq!(seal(&store), before);
+    let file = File::options().write(true).open(guard.path().join("a.idx")).unwrap();
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    load(&store).1.unwrap();
+    let after = seal(&store);
+    assert!(after != before && after.contains("\"modified_ns\": \"0\""), "{after}");
+}
+
+/// A cache is checked against the data that the other run had sealed it for.
+#[test]
+fn a_harmed_array_is_seen_behind_its_seal() {
+    let (guard, store) = common::temp_store();
+    write(&store, &[30; 100]);
+    let good = load(&store).1.unwrap().shuffle_index().file().to_vec();
+    let names = store.names(&key("cache")).unwrap();
+    let name = names.iter().find(|name| name.ends_with("shuffle_index.npy")).unwrap();
+    patch(&guard.path().join("cache").join(name), 130, &[9]);
+    assert!(load(&store).1.unwrap().shuffle_index().file() == good);
+    assert!(common::read(store.as_ref(), &format!("cache/{name}")) == good);
+}
+
+/// What a seal does not see, a number changed in the middle of a large file with its time kept,
+/// ends in an error or in what the file says, never in a panic.
+#[test]
+fn damage_that_no_seal_sees_is_no_panic() {
+    let (guard, store) = common::temp_store();
+    write(&store, &vec![3; 60_000]);
+    let samples = load(&store).1.unwrap().sample_count();
+    let mut dice = Dice(1);
+    let (mut refused, mut sealed) = (0, 0);
+    for _ in 0..30 {
+        // A length, which is not looked at again, or a pointer.
+        let number = dice.below(60_000);
+        let (place, good) = match dice.below(2) {
+            0 => (34 + 4 * number, 3_u32.to_le_bytes()),
+            _ => (34 + 4 * 60_000 + 8 * number, (3 * number as u32).to_le_bytes()),
+        };
+        let wrong = [0, 1, 200, u32::MAX][dice.below(4) as usize];
+        patch(&guard.path().join("a.idx"), place, &wrong.to_le_bytes());
+        let (dataset, index) = load(&store);
+        match index {
+            Err(Error::Malformed { .. }) => {}
+            Err(error) => panic!("{error}"),
+            Ok(index) => {
+                sealed += 1;
+                let each = |sample| index.for_each_part(&dataset, sample, |_, _| ());
+                refused += (0..samples).filter(|&sample| each(sample).is_err()).count();
+            }
+        }
+        patch(&guard.path().join("a.idx"), place, &good);
+    }
+    assert!(sealed > 10 && refused > 0, "{sealed} were taken, {refused} samples refused");
+}
+
+#[test]
+fn a_ready_dataset_is_checked_before_it_is_built_on() {
+    let (guard, store) = common::temp_store();
+    write(&store, &[3; 1000]);
+    patch(&guard.path().join("a.idx"), 34 + 4 * 500, &4_u32.to_le_bytes());
+    let (dataset, index) = load(&store);
+    assert!(matches!(index.unwrap_err(), Error::Malformed { .. }));
+    assert!(GptIndex::build(&dataset, Split::Train, &config()).is_err());
+    assert!(IndexedDataset::open(&store, &key("a")).is_err());
+    assert!(store.names(&Key::root()).unwrap().iter().all(|name| name != "cache"));
+}

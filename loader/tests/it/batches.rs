@@ -1,0 +1,243 @@
+//! The batches of a loader against Megatron's own samples and against naive slicing.
+
+use std::sync::Arc;
+
+use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
+use loader::{Batch, Error, GptBatches, Options};
+use storage::Key;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
+
+/// A small generator with a seed, so that a failing corpus can be made again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn config(seq_len: u64, num_samples: Option<u64>) -> GptIndexConfig {
+    GptIndexConfig {
+        dataset_path: "corpus".to_owned(),
+        split: Some("949,50,1".to_owned()),
+        seq_len,
+        seed: 1234,
+        num_samples,
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: serde_json::json!({}),
+    }
+}
+
+/// Documents of 0 to 60 tokens, some of them empty, numbered so that any two tokens differ.
+fn corpus(folder: &std::path::Path, dtype: Dtype, seed: u64) -> Arc<IndexedDataset> {
+    let store = storage::open_url(folder.to_str().unwrap()).unwrap();
+    let key = Key::new("corpus").unwrap();
+    let mut builder = Builder::create(&store, &key, dtype).unwrap();
+    let mut random = Random(seed);
+    let mut next = 0;
+    for _ in 0..300 {
+        let len = if random.below(10) == 0 { 0 } else { random.below(60) as u32 };
+        let tokens: Vec<u32> = (next..next + len).collect();
+        next += len;
+        builder.add_sequence(&tokens).unwrap();
+        builder.end_document().unwrap();
+    }
+    builder.finish().unwrap();
+    Arc::new(IndexedDataset::open(&store, &key).unwrap())
+}
+
+fn naive(dataset: &IndexedDataset, index: &GptIndex, sample: u64) -> Vec<i64> {
+    let mut parts = Vec::new();
+    index.parts(dataset, sample, &mut parts);
+    let mut text = Vec::new();
+    for part in parts {
+        let sequence = dataset.read_sequence(part.sequence).unwrap();
+        let start = part.token_offset as usize;
+        text.extend(&sequence[start..start + part.token_count as usize]);
+    }
+    text
+}
+
+fn all(mut batches: GptBatches) -> Vec<Batch> {
+    let mut out = Vec::new();
+    while let Some(batch) = batches.next_batch().unwrap() {
+        out.push(batch.clone());
+        batches.recycle(batch);
+    }
+    assert_eq!(batches.next_batch().unwrap(), None, "the end is the end");
+    out
+}
+
+/// The rows of all batches: (sample, tokens, labels).
+fn rows(batches: &[Batch]) -> Vec<(u64, Vec<i64>, Vec<i64>)> {
+    let mut out = Vec::new();
+    for batch in batches {
+        for row in 0..batch.rows {
+            let place = row * batch.seq_len..(row + 1) * batch.seq_len;
+            let labels = batch.labels[place.clone()].to_vec();
+            out.push((batch.first_sample + row as u64, batch.tokens[place].to_vec(), labels));
+        }
+    }
+    out
+}
+
+#[test]
+fn equals_the_samples_of_megatron() {
+    let manifest = std::fs::read_to_string(format!("{GOLDEN}/manifest.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+    let run = &manifest["runs"]["one_epoch_none"];
+    let store = storage::open_url(GOLDEN).unwrap();
+    let dataset = IndexedDataset::open(&store, &Key::new("corpus_a").unwrap()).unwrap();
+    let dataset = Arc::new(dataset);
+    let seq_len = run["sequence_length"].as_u64().unwrap();
+    for (which, nth) in [(Split::Train, 0), (Split::Valid, 1)] {
+        let index = GptIndex::build(&dataset, which, &config(seq_len, None)).unwrap();
+        let golden = &run["splits"][nth];
+        assert_eq!(index.sample_count(), golden["len"].as_u64().unwrap());
+        let options = Options {
+            seq_len: seq_len as usize,
+            micro_batch: 3,
+            samples_consumed: 0,
+            samples_end: index.sample_count(),
+            window_batches: 4,
+        };
+        let batches = all(GptBatches::start(dataset.clone(), Arc::new(index), options).unwrap());
+        let rows = rows(&batches);
+        let expect =
+            |name: &str| -> Vec<i64> { serde_json::from_value(golden[name].clone()).unwrap() };
+        for (row, due) in [
+            (rows.first().unwrap(), expect("first_sample_tokens")),
+            (rows.last().unwrap(), expect("last_sample_tokens")),
+        ] {
+            assert_eq!(row.1, due[..due.len() - 1], "inputs of sample {}", row.0);
+            assert_eq!(row.2, due[1..], "labels of sample {}", row.0);
+        }
+    }
+}
+
+#[test]
+fn every_window_dtype_and_start_gives_the_same_stream() {
+    for (dtype, seed) in [(Dtype::U16, 1), (Dtype::I32, 2), (Dtype::I64, 3)] {
+        let folder = tempfile::tempdir().unwrap();
+        let dataset = corpus(folder.path(), dtype, seed);
+        let index = GptIndex::build(&dataset, Split::Train, &config(16, Some(1500))).unwrap();
+        let index = Arc::new(index);
+        let due: Vec<Vec<i64>> = (0..1500).map(|k| naive(&dataset, &index, k)).collect();
+        let mut random = Random(seed);
+        for window_batches in [1, 2, 7, 64] {
+            let micro_batch = 1 + random.below(9) as usize;
+            let samples_consumed = random.below(1500);
+            let samples_end = 1500;
+            let options =
+                Options { seq_len: 16, micro_batch, samples_consumed, samples_end, window_batches };
+            let loader = GptBatches::start(dataset.clone(), index.clone(), options).unwrap();
+            let got = rows(&all(loader));
+            assert_eq!(got.len() as u64, samples_end - samples_consumed, "{options:?}");
+            for ((sample, tokens, labels), nth) in got.iter().zip(samples_consumed..) {
+                let due = &due[nth as usize];
+                assert_eq!((*sample, &tokens[..]), (nth, &due[..16]), "{options:?}, {dtype:?}");
+                assert_eq!(labels[..], due[1..], "{options:?}, {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn remembers_one_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = corpus(folder.path(), Dtype::U16, 5);
+    let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
+    let start = |samples_consumed| {
+        let options = Options {
+            seq_len: 8,
+            micro_batch: 4,
+            samples_consumed,
+            samples_end: 100,
+            window_batches: 3,
+        };
+        GptBatches::start(dataset.clone(), index.clone(), options).unwrap()
+    };
+    let whole = all(start(0));
+    let mut first = start(0);
+    let mut seen: Vec<Batch> = (0..7).map(|_| first.next_batch().unwrap().unwrap()).collect();
+    assert_eq!(first.samples_consumed(), 28, "counts what was delivered, not what was read ahead");
+    seen.extend(all(start(first.samples_consumed())));
+    assert_eq!(seen, whole);
+}
+
+#[test]
+fn refuses_what_it_cannot_deliver() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = corpus(folder.path(), Dtype::U16, 6);
+    let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
+    let good = Options {
+        seq_len: 8,
+        micro_batch: 4,
+        samples_consumed: 0,
+        samples_end: 10,
+        window_batches: 3,
+    };
+    let start = |options| GptBatches::start(dataset.clone(), index.clone(), options);
+    let samples_end = index.sample_count() + 1;
+    let error = start(Options { samples_end, ..good }).unwrap_err();
+    assert!(matches!(error, Error::TooFewSamples { .. }), "{error}");
+    for bad in [
+        Options { micro_batch: 0, ..good },
+        Options { seq_len: 0, ..good },
+        Options { window_batches: 0, ..good },
+        Options { samples_consumed: 11, ..good },
+    ] {
+        assert!(matches!(start(bad).unwrap_err(), Error::Option { .. }), "{bad:?} was accepted");
+    }
+    // An index for longer samples than the loader was told of.
+    let error = start(Options { seq_len: 7, ..good }).unwrap().next_batch().unwrap_err();
+    assert!(matches!(error, Error::SampleLength { got: 9, due: 8, .. }), "{error}");
+}
+
+#[test]
+fn a_file_cut_under_the_run_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = corpus(folder.path(), Dtype::U16, 7);
+    let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
+    let bin = folder.path().join("corpus.bin");
+    std::fs::OpenOptions::new().write(true).open(&bin).unwrap().set_len(64).unwrap();
+    let samples_end = index.sample_count();
+    let options =
+        Options { seq_len: 8, micro_batch: 4, samples_consumed: 0, samples_end, window_batches: 3 };
+    let mut loader = GptBatches::start(dataset, index, options).unwrap();
+    let error = loop {
+        match loader.next_batch() {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the end came, and no error"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("corpus.bin"), "{error}");
+    assert!(loader.next_batch().is_err(), "and it stays an error");
+}
+
+/// Dropping a loader whose queue is full ends its thread: this test would hang otherwise.
+#[test]
+fn can_be_dropped_at_any_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = corpus(folder.path(), Dtype::U16, 8);
+    let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
+    for taken in [0, 1, 5] {
+        let options = Options {
+            seq_len: 8,
+            micro_batch: 1,
+            samples_consumed: 0,
+            samples_end: index.sample_count(),
+            window_batches: 2,
+        };
+        let mut loader = GptBatches::start(dataset.clone(), index.clone(), options).unwrap();
+        for _ in 0..taken {
+            loader.next_batch().unwrap().unwrap();
+        }
+        drop(loader);
+    }
+    assert_eq!(Arc::strong_count(&dataset), 1, "no thread holds the dataset any more");
+}

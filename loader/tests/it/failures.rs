@@ -1,0 +1,355 @@
+//! What a store may do to a run in its midst: whatever can be carried through is, and each of the
+//! rest ends the run with an error of its own, which names the file and the place.
+
+#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use loader::{
+    Error, Loader, LoaderOptions, Order, PieceRef, RawAssemble, RawBatch, Result, Source,
+};
+use storage::server::{Fault, Rule, S3Server};
+use storage::sim::{Faults, FaultyStore, ReadFaults, SimStore};
+use storage::{Key, RemoteCause, Storage, Watch, open_url, write_all};
+
+use crate::nfs_server::Nfs;
+
+const SAMPLE_BYTES: u64 = 512;
+const SAMPLES: u64 = 16_384;
+const FILE_BYTES: u64 = SAMPLES * SAMPLE_BYTES;
+
+/// Samples from the front and from the end in turns, so that all of the file is wanted at once.
+#[derive(Debug)]
+struct InTurns([Source; 1]);
+
+impl Order for InTurns {
+    fn sources(&self) -> &[Source] {
+        &self.0
+    }
+
+    fn sample_count(&self) -> u64 {
+        SAMPLES
+    }
+
+    fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
+        let (offset_bytes, len_bytes) = (place_of(sample) * SAMPLE_BYTES, SAMPLE_BYTES);
+        into.push(PieceRef { file: 0, offset_bytes, len_bytes });
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        "in turns".to_owned()
+    }
+}
+
+fn place_of(sample: u64) -> u64 {
+    if sample.is_multiple_of(2) { sample / 2 } else { SAMPLES - 1 - sample / 2 }
+}
+
+fn contents() -> Vec<u8> {
+    (0..FILE_BYTES).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn key() -> Key {
+    Key::new("deep/samples.bin").unwrap()
+}
+
+/// A loader that keeps trying for a moment, and reads ahead next to nothing.
+fn start(store: Arc<dyn Storage>) -> Loader<RawAssemble> {
+    let pauses = [1, 2, 3].map(Duration::from_millis);
+    start_with(store, Duration::from_secs(20), pauses)
+}
+
+fn start_with(
+    store: Arc<dyn Storage>,
+    timeout: Duration,
+    retry_pauses: [Duration; 3],
+) -> Loader<RawAssemble> {
+    let source = Source { store, key: key(), len_bytes: FILE_BYTES };
+    let mut options = LoaderOptions::new(16, 0..SAMPLES);
+    (options.timeout, options.retry_pauses) = (timeout, retry_pauses);
+    options.window_bytes = 64 << 10;
+    Loader::start(Arc::new(InTurns([source])), RawAssemble, options).unwrap()
+}
+
+/// All samples, or the error that ends them.
+fn read_on(loader: &mut Loader<RawAssemble>, from: u64) -> Result<()> {
+    let bytes = contents();
+    let mut next = from;
+    while let Some(batch) = loader.next_batch()? {
+        let mut due = RawBatch::default();
+        due.begin(next);
+        for sample in next..next + 16 {
+            let at = (place_of(sample) * SAMPLE_BYTES) as usize;
+            due.push(&bytes[at..at + SAMPLE_BYTES as usize]);
+        }
+        assert_eq!(batch, due, "the batch of sample {next}");
+        next += 16;
+    }
+    assert_eq!(next, SAMPLES);
+    Ok(())
+}
+
+/// One batch came; then the store goes bad.
+fn broken_by(store: Arc<dyn Storage>, harm: impl FnOnce()) -> Error {
+    let mut loader = start(store);
+    loader.next_batch().unwrap().unwrap();
+    harm();
+    let error = read_on(&mut loader, 16).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("load a batch: ") && text.contains("deep/samples.bin"), "{text}");
+    let again = loader.next_batch().unwrap_err();
+    assert!(matches!(again, Error::Ended { .. }) && again.to_string().contains(&text), "{again}");
+    error
+}
+
+fn on_disk(folder: &Path) -> Arc<dyn Storage> {
+    let store = open_url(folder.to_str().unwrap()).unwrap();
+    write_all(&*store, &key(), &contents()).unwrap();
+    store
+}
+
+#[test]
+fn short_and_interrupted_reads_are_carried_through() {
+    let faults = Faults { short_per_mille: 300, interrupted_per_mille: 100, ..Faults::default() };
+    let store = Arc::new(SimStore::new(3, faults));
+    write_all(&*store, &key(), &contents()).unwrap();
+    read_on(&mut start(store), 0).unwrap();
+}
+
+/// Devices and servers that fail for good, and now and then.
+#[test]
+fn a_device_that_fails_is_named() {
+    let store = |faults| {
+        let inner = Arc::new(SimStore::new(3, Faults::default()));
+        write_all(&*inner, &key(), &contents()).unwrap();
+        Arc::new(FaultyStore::new(inner, 5, faults))
+    };
+    let passing = ReadFaults { io_per_mille: 20, stale_per_mille: 20, ..ReadFaults::default() };
+    read_on(&mut start(store(passing)), 0).unwrap();
+    let middle = FILE_BYTES / 2;
+    let broken = ReadFaults { broken: middle..middle + 1, ..ReadFaults::default() };
+    let text = broken_by(store(broken), || ()).to_string();
+    assert!(text.contains("Input/output error") && text.contains(" bytes at "), "{text}");
+    let stale = ReadFaults { stale_per_mille: 1000, ..ReadFaults::default() };
+    let mut loader = start(store(stale));
+    let error = read_on(&mut loader, 0).unwrap_err();
+    assert!(matches!(error, Error::Storage(storage::Error::Stale { .. })), "{error}");
+    assert!(error.to_string().contains("deep/samples.bin: stale file handle"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_the_one_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/samples.bin");
+    // Cut off while it is open.
+    let cut = || fs::File::options().write(true).open(&path).unwrap().set_len(100_000).unwrap();
+    let error = broken_by(on_disk(folder.path()), cut);
+    let text = error.to_string();
+    assert!(text.contains("was 8388608 bytes when it was opened, and has 100000 now"), "{text}");
+    // Not whole from the start.
+    let store = open_url(folder.path().to_str().unwrap()).unwrap();
+    let error = read_on(&mut start(Arc::clone(&store)), 0).unwrap_err();
+    let due = Error::FileLength { what: String::new(), got: 100_000, due: FILE_BYTES };
+    assert_eq!(std::mem::discriminant(&error), std::mem::discriminant(&due), "{error}");
+    assert!(error.to_string().contains("got 100000 bytes, due 8388608"), "{error}");
+    // Another has its name: what is open stays the one it was, to the last byte.
+    fs::remove_file(&path).unwrap();
+    let mut loader = start(on_disk(folder.path()));
+    loader.next_batch().unwrap().unwrap();
+    fs::write(path.with_extension("new"), vec![7; FILE_BYTES as usize]).unwrap();
+    fs::rename(path.with_extension("new"), &path).unwrap();
+    read_on(&mut loader, 16).unwrap();
+    // Gone before it was opened.
+    fs::remove_file(&path).unwrap();
+    let error = read_on(&mut start(store), 0).unwrap_err();
+    assert!(matches!(error, Error::Storage(storage::Error::NotFound { .. })), "{error}");
+}
+
+#[test]
+fn each_failure_of_a_bucket_is_told_apart() {
+    let slow = Duration::from_millis(250);
+    for (fault, due) in [
+        (Fault::Expired, RemoteCause::Expired),
+        (Fault::Denied, RemoteCause::Denied),
+        (Fault::ClockSkew, RemoteCause::ClockSkew),
+        (Fault::SlowDown, RemoteCause::SlowDown),
+        (Fault::InternalError, RemoteCause::Server),
+        (Fault::Stall, RemoteCause::Stalled),
+        (Fault::Drip(10, slow), RemoteCause::Drip),
+        (Fault::Reset, RemoteCause::Reset),
+        (Fault::Truncate, RemoteCause::Truncated),
+        (Fault::WrongRange, RemoteCause::WrongLength),
+    ] {
+        let server = S3Server::start().unwrap();
+        let url = server.url("run") + "&tries=2&stall=300ms&hedge=off";
+        let store = open_url(&url).unwrap();
+        write_all(&*store, &key(), &contents()).unwrap();
+        let error = broken_by(store, || server.inject(Rule::every(1, fault).of("GET")));
+        let Error::Storage(storage::Error::Remote(remote)) = &error else { panic!("{error}") };
+        assert_eq!(remote.cause, due, "{fault:?}: {error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(" of s3://test/run/deep/samples.bin") && !text.contains('?'),
+            "{text}"
+        );
+        assert!(text.contains(" bytes at ") && !text.contains(server.secret()), "{text}");
+    }
+}
+
+#[test]
+fn an_object_that_is_gone_or_another() {
+    let server = S3Server::start().unwrap();
+    for (place, is_replaced) in [("gone", false), ("replaced", true)] {
+        let store = open_url(&(server.url(place) + "&tries=2")).unwrap();
+        write_all(&*store, &key(), &contents()).unwrap();
+        let other = Arc::clone(&store);
+        let error = broken_by(store, move || match is_replaced {
+            true => other.replace(&key(), &vec![7; FILE_BYTES as usize]).unwrap(),
+            false => other.delete(&key()).unwrap(),
+        });
+        let is_due = match &error {
+            Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,
+            Error::Storage(storage::Error::Remote(remote)) => {
+                is_replaced && remote.cause == RemoteCause::Replaced
+            }
+            _ => false,
+        };
+        assert!(is_due, "{place}: {error}");
+    }
+}
+
+/// The way there: no server, no name, no encryption, a bucket that is not there.
+#[test]
+fn a_server_that_is_not_reached_is_told_apart() {
+    let server = S3Server::start().unwrap();
+    let url = server.url("run");
+    let endpoint = server.endpoint();
+    let closed = S3Server::start().unwrap().endpoint();
+    for (from, to, due) in [
+        (&*endpoint, "http://name.invalid", RemoteCause::Dns),
+        (&*endpoint, &*closed, RemoteCause::Unreachable),
+        (&*endpoint, &*endpoint.replace("http:", "https:"), RemoteCause::Tls),
+        ("s3://test/", "s3://absent/", RemoteCause::NoBucket),
+    ] {
+        let store = open_url(&(url.replace(from, to) + "&tries=2")).unwrap();
+        let error = read_on(&mut start(store), 0).unwrap_err();
+        let Error::Storage(storage::Error::Remote(remote)) = &error else { panic!("{error}") };
+        assert_eq!(remote.cause, due, "{error}");
+        assert!(error.to_string().contains("hint: "), "{error}");
+    }
+}
+
+fn nfs() -> Option<Nfs> {
+    Nfs::here().inspect_err(|why| eprintln!("SKIPPED: {why}")).ok()
+}
+
+/// What is away on the server when it has forgotten its open files: gone, or another.
+#[test]
+fn services_nfs_files_gone_from_the_server_under_a_run() {
+    let Some(nfs) = nfs() else { return };
+    for (mount, is_replaced) in [(nfs.three(), false), (nfs.three(), true), (nfs.hard(), true)] {
+        let folder = nfs.folder_on(&mount);
+        let there = nfs.on_disk(folder.path()).join(key().as_str());
+        let error = broken_by(on_disk(folder.path()), || {
+            fs::write(there.with_extension("new"), vec![7; FILE_BYTES as usize]).unwrap();
+            fs::remove_file(&there).unwrap();
+            if is_replaced {
+                fs::rename(there.with_extension("new"), &there).unwrap();
+            }
+            nfs.server("restart");
+        });
+        let is_due = match &error {
+            Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,
+            Error::Storage(storage::Error::Changed { .. }) => is_replaced,
+            _ => false,
+        };
+        assert!(is_due, "{}: {error}", mount.display());
+    }
+}
+
+/// Handles that are stale until the server knows them again, as when a disk of it comes late.
+#[test]
+fn services_nfs_handles_that_are_stale_for_a_moment() {
+    let Some(nfs) = nfs() else { return };
+    for mount in [nfs.three(), nfs.hard()] {
+        let folder = nfs.folder_on(&mount);
+        let pauses = [1, 5, 20].map(Duration::from_secs);
+        let store = on_disk(folder.path());
+        let mut loader = start_with(store, Duration::from_secs(60), pauses);
+        loader.next_batch().unwrap().unwrap();
+        nfs.server("lose");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(500));
+                nfs.server("know");
+            });
+            read_on(&mut loader, 16).unwrap();
+        });
+        let metrics = loader.metrics();
+        assert!(metrics.retries_by.get("ESTALE").is_some_and(|&count| count > 0), "{metrics:?}");
+    }
+}
+
+/// Says to the child of the next test where to read.
+const FOLDER: &str = "LOADER_TEST_NFS_FOLDER";
+
+/// A server that is cut off: the read that hangs is named, the wait ends at its time-out, and the
+/// process can end. What is read when the server is back is right.
+#[test]
+fn services_nfs_a_server_that_hangs_is_named() {
+    let Some(nfs) = nfs() else { return };
+    if let Ok(folder) = std::env::var(FOLDER) {
+        let store = open_url(&folder).unwrap();
+        let mut loader = start_with(store, Duration::from_secs(4), PAUSES);
+        loader.next_batch().unwrap().unwrap();
+        nfs.server("hang");
+        let error = read_on(&mut loader, 16).unwrap_err();
+        panic!("told: {error}, watched: {:?}", Watch::story());
+    }
+    let folder = nfs.folder_on(&nfs.other());
+    let store = on_disk(folder.path());
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "failures::services_nfs_a_server_that_hangs_is_named", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .output();
+    nfs.server("answer");
+    let child = child.unwrap();
+    let err = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(child.status.code(), Some(101), "{err}");
+    let (told, watched) = err.split_once(", watched: ").expect("it ends by its own panic");
+    for due in ["told: load ", "deep/samples.bin", "no answer for 4 s"] {
+        assert!(told.contains(due), "no {due:?} in {told}");
+    }
+    assert!(watched.contains("deep/samples.bin: no answer for"), "{watched}");
+    read_on(&mut start_with(store, Duration::from_secs(60), PAUSES), 0).unwrap();
+}
+
+/// On a soft mount the read fails instead, and is tried again until the server is back.
+#[test]
+fn services_nfs_a_soft_mount_is_read_through_an_outage() {
+    let Some(nfs) = nfs() else { return };
+    let mount = nfs.soft();
+    let folder = nfs.folder_on(&mount);
+    let mut loader = start_with(on_disk(folder.path()), Duration::from_secs(120), PAUSES);
+    loader.next_batch().unwrap().unwrap();
+    nfs.server("hang");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_secs(6));
+            nfs.server("answer");
+        });
+        read_on(&mut loader, 16).unwrap();
+    });
+    let metrics = loader.metrics();
+    assert!(metrics.retries > 0, "nothing failed: the test tries nothing: {metrics:?}");
+}
+
+/// Longer than a soft mount takes to give up.
+const PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];

@@ -1,0 +1,176 @@
+//! Every backend, every way to use it, and every fault that passes: one stream.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indexed::{
+    BlendIndex, BlendWeights, GptIndex, IndexedDataset, Split, blend_sizes, normalize_weights,
+};
+use loader::batch::{GptAssemble, GptConfig};
+use loader::{BlendOrder, GptOrder, Loader, LoaderOptions, Order};
+use serde_json::Value;
+use storage::server::{Fault, Rule, S3Server};
+use storage::{Key, Storage, sim};
+
+use super::corpus::{Corpus, config, options, stream, sum};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
+
+/// Requests at once, bytes that may be read along with the wanted, and bytes read ahead.
+const WAYS: [(Option<usize>, Option<u64>, u64); 4] = [
+    (None, None, 512 << 20),
+    (Some(1), Some(0), 1),
+    (Some(4), Some(50_000), 20_000),
+    (Some(64), Some(0), 512 << 20),
+];
+
+#[test]
+fn is_that_of_megatron() {
+    let read = |name: &str| -> Value {
+        let text = std::fs::read_to_string(Path::new(GOLDEN).join(name)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let (runs, streams) = (read("manifest.json"), read("streams.json"));
+    let local = storage::open_url(GOLDEN).unwrap();
+    let server = S3Server::start().unwrap();
+    let remote = storage::open_url(&server.url("golden")).unwrap();
+    for name in ["corpus_a", "corpus_b"] {
+        copy(name, &local, &remote);
+    }
+    for store in [local, remote] {
+        check_golden(&store, &runs["runs"], &streams);
+    }
+}
+
+fn check_golden(store: &Arc<dyn Storage>, runs: &Value, streams: &Value) {
+    for (name, due) in streams.as_object().unwrap() {
+        let run = &runs[name];
+        let seq_len = run["sequence_length"].as_u64().unwrap();
+        let size = run["sizes"][0].as_u64();
+        let open = |prefix: &Value| {
+            let key = Key::new(prefix.as_str().unwrap()).unwrap();
+            Arc::new(IndexedDataset::open(store, &key).unwrap())
+        };
+        let datasets: Vec<_> = run["blend"][0].as_array().unwrap().iter().map(open).collect();
+        let dtypes = datasets.iter().map(|dataset| dataset.dtype()).collect();
+        let order = |dataset: &Arc<IndexedDataset>, size: Option<u64>| -> Arc<dyn Order> {
+            let seed = run["random_seed"].as_u64().unwrap() as u32;
+            let config = config(seq_len, seed, run["split"].as_str().unwrap(), size);
+            let index = GptIndex::build(dataset, Split::Train, &config).unwrap();
+            let order = GptOrder::new(dataset.clone(), Arc::new(index), seq_len as usize);
+            Arc::new(order.unwrap())
+        };
+        let order: Arc<dyn Order> = if datasets.len() == 1 {
+            order(&datasets[0], size)
+        } else if let Some(weights) = run["blend"][1].as_array() {
+            let weights: Vec<f64> = weights.iter().map(|w| w.as_f64().unwrap()).collect();
+            let weights = normalize_weights(&weights).unwrap();
+            let (sizes, size) = blend_sizes(&weights, size.unwrap());
+            let orders = datasets.iter().zip(sizes).map(|(set, size)| order(set, Some(size)));
+            let blend = BlendIndex::build(&BlendWeights::Weighted { weights, size }).unwrap();
+            Arc::new(BlendOrder::new(orders.collect(), Arc::new(blend)))
+        } else {
+            let orders: Vec<_> = datasets.iter().map(|set| order(set, None)).collect();
+            let sizes = orders.iter().map(|order| order.sample_count()).collect();
+            let blend = BlendIndex::build(&BlendWeights::Exhaustive { sizes }).unwrap();
+            Arc::new(BlendOrder::new(orders, Arc::new(blend)))
+        };
+        assert_eq!(Some(order.sample_count()), due["samples"].as_u64(), "{name}");
+        let options = LoaderOptions::new(3, 0..order.sample_count());
+        let assemble = GptAssemble::new(GptConfig::new(seq_len as usize), dtypes).unwrap();
+        let got = stream(&mut Loader::start(order, assemble, options).unwrap());
+        assert_eq!(sum(got.iter().map(|(_, text)| text)), due["sha256"], "{name}");
+    }
+}
+
+#[test]
+fn is_the_same_by_every_engine_depth_and_window() {
+    let corpus = Corpus::new();
+    let wishes =
+        ["", "?engine=pread", "?engine=pread&direct=off", "?engine=auto&direct=off", "?direct=on"];
+    for wishes in wishes {
+        let scheme = if wishes.is_empty() { "" } else { "file:" };
+        let store = storage::open_url(&format!("{scheme}{}{wishes}", corpus.path)).unwrap();
+        for (depth, gap, window_bytes) in WAYS {
+            let mut options = options();
+            (options.depth, options.gap_bytes) = (depth, gap);
+            options.window_bytes = window_bytes;
+            let what = format!("{wishes} {depth:?} {gap:?} {window_bytes}");
+            corpus.check(&what, &store, options);
+        }
+    }
+}
+
+#[test]
+fn is_the_same_through_short_interrupted_failing_and_late_reads() {
+    let corpus = Corpus::new();
+    let short =
+        sim::Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Default::default() };
+    let simulated: Arc<dyn Storage> = Arc::new(sim::SimStore::new(3, short));
+    copy("corpus", &corpus.store(), &simulated);
+    let late = Duration::from_millis(20);
+    for (depth, _, window_bytes) in WAYS {
+        let mut options = options();
+        // Many small reads: some of them fail.
+        (options.depth, options.gap_bytes) = (depth, Some(0));
+        options.window_bytes = window_bytes.min(100_000);
+        corpus.check("a simulated disk", &simulated, options.clone());
+        for inner in [&simulated, &corpus.store()] {
+            let faults = sim::ReadFaults {
+                io_per_mille: 20,
+                stale_per_mille: 10,
+                late_per_mille: 5,
+                late,
+                ..Default::default()
+            };
+            let faulty = sim::FaultyStore::new(inner.clone(), 9, faults);
+            let store: Arc<dyn Storage> = Arc::new(faulty.clone());
+            corpus.check(&format!("faults at depth {depth:?}"), &store, options.clone());
+            assert!(faulty.failed_count() > 0, "nothing failed: the test tries nothing");
+        }
+    }
+}
+
+#[test]
+fn is_the_same_from_s3_whatever_fails() {
+    let corpus = Corpus::new();
+    let server = S3Server::start().unwrap();
+    let store = storage::open_url(&server.url("plain")).unwrap();
+    copy("corpus", &corpus.store(), &store);
+    for (depth, gap, window_bytes) in WAYS {
+        let mut options = options();
+        (options.depth, options.gap_bytes) = (depth, gap);
+        options.window_bytes = window_bytes;
+        corpus.check(&format!("s3 {depth:?} {gap:?}"), &store, options);
+    }
+    let store = storage::open_url(&(server.url("plain") + "&stall=100ms")).unwrap();
+    for depth in [1, 4, 64] {
+        let seed = depth as u64;
+        for (share, fault) in [
+            (10, Fault::SlowDown),
+            (10, Fault::InternalError),
+            (10, Fault::Truncate),
+            (10, Fault::Reset),
+            (10, Fault::WrongRange),
+            (4, Fault::StallInBody),
+            (4, Fault::Delay(Duration::from_millis(50))),
+        ] {
+            server.inject(Rule::per_mille(share, seed, fault).of("GET").to("corpus.bin"));
+        }
+        let before = server.fault_count();
+        let mut options = options();
+        (options.depth, options.gap_bytes) = (Some(depth), Some(0));
+        corpus.check(&format!("a failing s3 {depth}"), &store, options);
+        assert!(server.fault_count() > before + 5, "too few faults to try anything");
+        server.heal();
+    }
+}
+
+/// A dataset in another store.
+fn copy(name: &str, from: &Arc<dyn Storage>, to: &Arc<dyn Storage>) {
+    for name in [".bin", ".idx"].map(|end| Key::new(format!("{name}{end}")).unwrap()) {
+        let bytes = storage::read_all(from.as_ref(), &name).unwrap();
+        storage::write_all(to.as_ref(), &name, &bytes).unwrap();
+    }
+}

@@ -1,0 +1,149 @@
+//! Copies on the node's own disk: the same stream, read less from afar.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use loader::cache::{self, Cache, CacheOptions, LogOptions, OrderLog};
+use loader::{Near, Ranks};
+use storage::Storage;
+
+use super::corpus::{Corpus, SAMPLES, options, order, rows, start, stream, sum};
+
+/// A cache that has every other sample.
+#[derive(Debug, Default)]
+struct Half {
+    kept: Mutex<HashMap<u64, Vec<u8>>>,
+    told: Mutex<Vec<u64>>,
+}
+
+impl Near for Half {
+    fn find(&self, sample: u64, into: &mut [u8]) -> bool {
+        let kept = self.kept.lock().unwrap();
+        let found = kept.get(&sample).filter(|bytes| bytes.len() == into.len());
+        found.map(|bytes| into.copy_from_slice(bytes)).is_some()
+    }
+
+    fn keep(&self, sample: u64, bytes: &[u8]) {
+        if sample.is_multiple_of(2) {
+            self.kept.lock().unwrap().insert(sample, bytes.to_vec());
+        }
+    }
+
+    fn consumed(&self, samples: u64) {
+        self.told.lock().unwrap().push(samples);
+    }
+}
+
+#[test]
+fn what_is_near_is_not_read_again() {
+    let corpus = Corpus::new();
+    let near = Arc::new(Half::default());
+    let mut options = options();
+    options.near = Some(near.clone());
+    corpus.check("an empty cache", &corpus.store(), options.clone());
+    assert_eq!(near.kept.lock().unwrap().len() as u64, SAMPLES / 2);
+    let mut loader = start(&corpus.store(), options);
+    let got = stream(&mut loader);
+    assert_eq!(sum(got.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(loader.metrics().near_samples, SAMPLES / 2);
+    let told = near.told.lock().unwrap();
+    assert!(told.iter().all(|&samples| samples <= SAMPLES), "{told:?}");
+    assert!(told.iter().any(|&samples| samples > 0), "what was consumed is not told");
+}
+
+fn disk(folder: &tempfile::TempDir) -> Arc<dyn Storage> {
+    storage::open_url(folder.path().to_str().unwrap()).unwrap()
+}
+
+fn bin_bytes(corpus: &Corpus) -> u64 {
+    std::fs::metadata(format!("{}/corpus.bin", corpus.path)).unwrap().len()
+}
+
+/// The cache of a run whose files do not fit: so much of it as the log of its samples may take.
+fn log(corpus: &Corpus, folder: &tempfile::TempDir) -> Cache {
+    let limit = CacheOptions { limit_bytes: bin_bytes(corpus) - 1, salt: 5 };
+    let cache = cache::open(&disk(folder), &order(&corpus.store()), limit).unwrap();
+    assert!(matches!(cache, Cache::Log(_)));
+    cache
+}
+
+#[test]
+fn a_restart_reads_from_the_nodes_disk() {
+    let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
+    let mut first = Vec::new();
+    // A run that ends before its first checkpoint. What it has read is written when it ends.
+    let cache = log(&corpus, &folder);
+    let mut options = options();
+    options.near = Some(cache.near());
+    options.samples.end = 400;
+    let mut loader = start(&corpus.store(), options.clone());
+    while loader.samples_consumed() < 400 {
+        rows(&loader.next_batch().unwrap().unwrap(), &mut first);
+    }
+    assert_eq!(loader.metrics().near_samples, 0);
+    (options.near, options.samples.end) = (None, SAMPLES);
+    drop((loader, cache));
+
+    // It begins again, on what is near, and goes on with what is not.
+    let cache = log(&corpus, &folder);
+    options.near = Some(cache.near());
+    let mut loader = start(&corpus.store(), options.clone());
+    let all = stream(&mut loader);
+    assert!(all[..400] == first[..], "another stream than before");
+    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(loader.metrics().near_samples, 400);
+    drop(loader);
+
+    // Nothing goes back behind a checkpoint: what was kept for that is gone.
+    let Cache::Log(log) = &cache else { panic!("{cache:?}") };
+    let before = log.bytes();
+    cache.checkpointed(400);
+    log.flush();
+    assert!(log.bytes() < before, "{before} bytes before and after");
+    options.samples.end = 400;
+    let mut loader = start(&corpus.store(), options);
+    assert!(stream(&mut loader) == first, "another stream without what is gone");
+    assert_eq!(loader.metrics().near_samples, 0);
+}
+
+/// Two ranks kept each its own samples; one that takes the place of both finds them all.
+#[test]
+fn another_number_of_ranks_finds_what_the_old_ones_kept() {
+    let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
+    let order = order(&corpus.store());
+    let log = || -> Arc<dyn Near> {
+        let log = OrderLog::open(&disk(&folder), order.as_ref(), LogOptions::default());
+        Arc::new(log.unwrap())
+    };
+    for rank in 0..2 {
+        let mut options = options();
+        (options.ranks, options.near) = (Ranks::one(rank, 2), Some(log()));
+        stream(&mut start(&corpus.store(), options));
+    }
+    let mut options = options();
+    options.near = Some(log());
+    let mut loader = start(&corpus.store(), options);
+    let all = stream(&mut loader);
+    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    let metrics = loader.metrics();
+    assert_eq!((metrics.near_samples, metrics.reads), (SAMPLES, 0));
+}
+
+#[test]
+fn files_that_fit_are_read_from_afar_once() {
+    let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
+    let limit = CacheOptions { limit_bytes: bin_bytes(&corpus), salt: 5 };
+    let cache = cache::open(&disk(&folder), &order(&corpus.store()), limit).unwrap();
+    let Cache::Files(files) = &cache else { panic!("{cache:?}") };
+    let mut options = options();
+    options.near = Some(cache.near());
+    corpus.check("while files come", &corpus.store(), options.clone());
+    while files.progress().0 < files.progress().1 {
+        std::thread::yield_now();
+    }
+    let mut loader = start(&corpus.store(), options);
+    let all = stream(&mut loader);
+    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    let metrics = loader.metrics();
+    assert_eq!((metrics.near_samples, metrics.reads), (SAMPLES, 0));
+}

@@ -1,0 +1,110 @@
+//! What cannot be read: an error in its turn, and no trap.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use loader::Error;
+use storage::sim::{FaultyStore, ReadFaults};
+use storage::{Key, Storage};
+
+use super::corpus::{Corpus, SAMPLES, options, order, start, stream, sum};
+
+#[test]
+fn ends_with_the_first_sample_that_cannot_be_read() {
+    let corpus = Corpus::new();
+    let order = order(&corpus.store());
+    let broken_from = 60_000;
+    let mut pieces = Vec::new();
+    let broken = |sample: &u64| {
+        pieces.clear();
+        order.pieces(*sample, &mut pieces).unwrap();
+        pieces.iter().any(|piece| piece.offset_bytes + piece.len_bytes > broken_from)
+    };
+    let first = (0..SAMPLES).find(broken).unwrap();
+    for window_bytes in [1, 512 << 20] {
+        let faults = ReadFaults { broken: broken_from..u64::MAX, ..ReadFaults::default() };
+        let store = FaultyStore::new(corpus.store(), 1, faults);
+        let store: Arc<dyn Storage> = Arc::new(store);
+        let mut options = options();
+        // With a gap, what is good would be read along with what is not.
+        (options.micro_batch, options.gap_bytes) = (1, Some(0));
+        options.window_bytes = window_bytes;
+        let mut loader = start(&store, options);
+        for sample in 0..first {
+            assert_eq!(loader.next_batch().unwrap().unwrap().first_sample, sample);
+        }
+        let error = loader.next_batch().unwrap_err().to_string();
+        assert!(error.contains("corpus.bin"), "{error}");
+        let again = loader.next_batch().unwrap_err();
+        assert!(matches!(again, Error::Ended { .. }), "{again}");
+        assert_eq!(loader.samples_consumed(), first);
+    }
+}
+
+/// Requests that hang, one in five, do not keep the others from being read: they are several times
+/// as many as are in flight at first.
+#[test]
+fn late_requests_leave_their_place_to_others() {
+    let corpus = Corpus::new();
+    let faulty = FaultyStore::new(corpus.store(), 1, ReadFaults::default());
+    let store: Arc<dyn Storage> = Arc::new(faulty.clone());
+    let len_bytes = corpus.store().open(&Key::new("corpus.bin").unwrap()).unwrap().len_bytes();
+    faulty.hang(len_bytes / 5 * 4..len_bytes);
+    let mut options = options();
+    (options.micro_batch, options.gap_bytes) = (1, Some(0));
+    let mut loader = start(&store, options);
+    for _ in 0..60_000 {
+        if faulty.read_count() < 600 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(faulty.read_count() >= 600, "only {} reads were begun", faulty.read_count());
+    faulty.release();
+    assert_eq!(sum(stream(&mut loader).iter().map(|(_, text)| text)), corpus.due);
+}
+
+/// What was made again is told by the error that it was made again for.
+#[test]
+fn retries_are_told_by_their_cause() {
+    let corpus = Corpus::new();
+    let faults = ReadFaults { io_per_mille: 20, stale_per_mille: 10, ..ReadFaults::default() };
+    let faulty = FaultyStore::new(corpus.store(), 3, faults);
+    let store: Arc<dyn Storage> = Arc::new(faulty.clone());
+    let mut options = options();
+    options.gap_bytes = Some(0);
+    let mut loader = start(&store, options);
+    stream(&mut loader);
+    let metrics = loader.metrics();
+    let of = |cause| metrics.retries_by.get(cause).copied().unwrap_or(0);
+    let (io, stale) = (of("EIO"), of("ESTALE"));
+    assert!(io > stale && stale > 0, "{metrics:?}");
+    assert_eq!(metrics.retries, io + stale, "{metrics:?}");
+    assert_eq!(metrics.retries, faulty.failed_count(), "{metrics:?}");
+    assert_eq!(metrics.failed, 0);
+}
+
+/// A file system that stops answering: the consumer is told, may ask again, and can leave.
+#[test]
+fn a_frozen_store_is_an_error_and_no_trap() {
+    let corpus = Corpus::new();
+    let faulty = FaultyStore::new(corpus.store(), 1, ReadFaults::default());
+    faulty.hang(0..u64::MAX);
+    let store: Arc<dyn Storage> = Arc::new(faulty.clone());
+    let mut options = options();
+    options.timeout = Duration::from_millis(100);
+    let mut loader = start(&store, options.clone());
+    let error = loader.next_batch().unwrap_err();
+    let named = matches!(error, Error::Late { .. } | Error::Storage(storage::Error::Stuck { .. }));
+    assert!(named, "{error}");
+    drop(loader);
+    // One that hangs for less than the time-out only comes late.
+    options.timeout = Duration::from_secs(60);
+    let mut loader = start(&store, options);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            faulty.release();
+        });
+        assert_eq!(loader.next_batch().unwrap().unwrap().first_sample, 0);
+    });
+}

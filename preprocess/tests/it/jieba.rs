@@ -1,0 +1,101 @@
+//! Segmentations against Python's jieba 0.42.1: the cases in `tests/golden/jieba`.
+use preprocess::Jieba;
+use serde::Deserialize;
+
+use crate::common::{Random, print_seed};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/jieba");
+
+#[derive(Deserialize)]
+struct Case {
+    text: String,
+    words: Vec<String>,
+}
+
+#[track_caller]
+fn check(jieba: &Jieba, file: &str) {
+    let cases = std::fs::read_to_string(format!("{GOLDEN}/{file}")).unwrap();
+    let cases: Vec<Case> = serde_json::from_str(&cases).unwrap();
+    assert!(cases.len() > 200, "{} cases", cases.len());
+    for case in cases {
+        assert_eq!(jieba.cut(&case.text), case.words, "of {:?}", case.text);
+    }
+}
+
+#[test]
+fn cuts_as_python_does() {
+    check(&Jieba::built_in(), "cuts.json");
+}
+
+/// Words with frequency, without, with frequency 0, with spaces and with a tag alone.
+#[test]
+fn a_users_words() {
+    let user = format!("{GOLDEN}/user.txt");
+    check(&Jieba::open(None, Some(&user)).unwrap(), "cuts_user.json");
+}
+
+#[test]
+fn another_dictionary() {
+    let small = format!("{GOLDEN}/small.txt");
+    check(&Jieba::open(Some(&small), None).unwrap(), "cuts_small.json");
+}
+
+/// Whatever the text, the words are it, and none is empty.
+#[test]
+fn nothing_is_lost() {
+    let mut random = Random::new(print_seed("nothing_is_lost", 0x31));
+    let jieba = Jieba::built_in();
+    for chars in 0..200 {
+        for text in [random.soup(chars), random.chinese(chars)] {
+            let words = jieba.cut(&text);
+            assert_eq!(words.concat(), text);
+            assert!(words.iter().all(|word| !word.is_empty()), "{text:?}");
+        }
+    }
+    let long = "龘".repeat(100_000) + &"-a.5%".repeat(10_000);
+    assert_eq!(jieba.cut(&long).concat(), long);
+}
+
+fn open(dict: Option<&str>, user: Option<&str>) -> preprocess::Result<Jieba> {
+    let folder = tempfile::tempdir().unwrap();
+    let [dict, user] = [("dict.txt", dict), ("user.txt", user)].map(|(name, text)| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text?).unwrap();
+        Some(path.to_str().unwrap().to_owned())
+    });
+    Jieba::open(dict.as_deref(), user.as_deref())
+}
+
+#[track_caller]
+fn refused(dict: Option<&str>, user: Option<&str>, words: &[&str]) {
+    let said = open(dict, user).unwrap_err().to_string();
+    for word in words {
+        assert!(said.contains(word), "without '{word}': {said}");
+    }
+}
+
+#[test]
+fn refuses_what_is_no_dictionary() {
+    refused(Some(""), None, &["dict.txt, line 1", "due a word, a space, and a frequency"]);
+    refused(Some("中 0\n"), None, &["dict.txt", "no word that has a frequency"]);
+    refused(Some("中国 5\n中\n"), None, &["dict.txt, line 2", "'中'"]);
+    refused(Some("中国 5\n\n"), None, &["dict.txt, line 2"]);
+    refused(Some("中 -5\n"), None, &["dict.txt, line 1", "'中 -5'"]);
+    refused(Some("中 1_0\n"), None, &["dict.txt, line 1"]);
+    refused(Some("中 9007199254740993\n"), None, &["line 1", "up to 2^53"]);
+    refused(None, Some("中 99999999999999999999 n\n"), &["user.txt, line 1", "up to 2^53"]);
+    refused(None, Some(&"中".repeat(5000)), &["user.txt, line 1", "at most 4096 characters"]);
+    let said = Jieba::open(Some("/nowhere/d.txt"), None).unwrap_err().to_string();
+    assert!(said.contains("/nowhere/d.txt"), "{said}");
+}
+
+/// An empty list of words is one; blank lines and a byte order mark are passed over.
+#[test]
+fn a_list_may_be_empty() {
+    for user in ["", "\n", "\u{feff}\n\n", "  \r\n"] {
+        let jieba = open(None, Some(user)).unwrap();
+        assert_eq!(jieba.cut("来到北京"), ["来到", "北京"]);
+    }
+    let jieba = open(Some("中国 5 n\r\n中国 9\n人 3"), Some("\u{feff}国人")).unwrap();
+    assert_eq!(jieba.cut("中国人"), ["中国", "人"]);
+}

@@ -1,0 +1,23 @@
+//! Text to token files: the command, tokenizers, cleaning, resuming.
+//!
+//! One binary, because each is linked with all that the crate needs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod clean;
+mod command;
+mod common;
+mod encdec;
+mod hugging_face;
+mod jieba;
+mod megatron;
+mod output;
+mod patterns;
+mod resume;
+mod sentencepiece;
+mod sentences;
+mod spans;
+mod tokenizer;
+mod tokenizer_files;
+mod vocab;
+mod wordpiece;

@@ -1,0 +1,274 @@
+//! SentencePiece models against the C++ library's ids and texts, and files that are no models.
+use crate::common;
+use std::sync::Arc;
+
+use preprocess::{Error, Result, Tokenizer, TokenizerSpec, open_tokenizer};
+use serde_json::Value;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/sentencepiece");
+
+fn open(kind: &str, model: &str) -> Result<Arc<dyn Tokenizer>> {
+    open_tokenizer(&TokenizerSpec {
+        kind: kind.to_owned(),
+        model: Some(model.to_owned()),
+        ..TokenizerSpec::default()
+    })
+}
+
+fn golden(model: &str) -> Arc<dyn Tokenizer> {
+    open("sentencepiece", &format!("{GOLDEN}/{model}.model")).unwrap()
+}
+
+fn cases() -> Value {
+    serde_json::from_slice(&std::fs::read(format!("{GOLDEN}/cases.json")).unwrap()).unwrap()
+}
+
+fn encode(tokenizer: &dyn Tokenizer, text: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    tokenizer.encode(text, &mut ids);
+    ids
+}
+
+fn decode(tokenizer: &dyn Tokenizer, ids: &[u32]) -> String {
+    let mut bytes = Vec::new();
+    tokenizer.decode(ids, &mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn ids_and_texts_are_the_librarys() {
+    let cases = cases();
+    let texts: Vec<&str> =
+        cases["texts"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    let models = cases["models"].as_object().unwrap();
+    assert!(models.len() > 15 && texts.len() > 40, "the cases were read");
+    for (file, case) in models {
+        let tokenizer = open("sentencepiece", &format!("{GOLDEN}/{file}")).unwrap();
+        assert_eq!(u64::from(tokenizer.vocab_size()), case["size"].as_u64().unwrap(), "{file}");
+        assert_eq!(tokenizer.eod().map_or(-1, i64::from), case["eos"].as_i64().unwrap(), "{file}");
+        let mut encoder = tokenizer.encoder();
+        // Twice, for what is remembered must change nothing.
+        for round in 0..2 {
+            for (at, text) in texts.iter().enumerate() {
+                let due: Vec<u32> = serde_json::from_value(case["ids"][at].clone()).unwrap();
+                assert_eq!(encode(tokenizer.as_ref(), text), due, "{file}: {text:?}");
+                let mut ids = Vec::new();
+                encoder.encode(text, &mut ids);
+                assert_eq!(ids, due, "{file}, round {round}: {text:?}");
+                let decoded = decode(tokenizer.as_ref(), &due);
+                assert_eq!(decoded, case["decoded"][at].as_str().unwrap(), "{file}: {text:?}");
+            }
+        }
+        for (id, due) in (0..).zip(case["each_decoded"].as_array().unwrap()) {
+            assert_eq!(decode(tokenizer.as_ref(), &[id]), due.as_str().unwrap(), "{file}: {id}");
+        }
+        let error = tokenizer.decode(&[tokenizer.vocab_size()], &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, Error::UnknownToken { .. }), "{error}");
+    }
+}
+
+/// What is remembered, and where texts are cut before they are looked at, changes nothing: a
+/// model that looks at every word anew, in texts of their own, gives the same ids.
+#[test]
+fn remembered_parts_change_nothing() {
+    let mut random = common::Random::new(common::print_seed("remembered", 0x5eed));
+    for model in ["unigram", "unigram_bytes", "bpe", "bpe_bytes", "bpe_spaces", "bpe_across"] {
+        let tokenizer = golden(model);
+        let mut encoder = tokenizer.encoder();
+        for _ in 0..40 {
+            let text = random.english(3000) + &random.soup(400) + &random.chinese(100);
+            let mut ids = Vec::new();
+            encoder.encode(&text, &mut ids);
+            assert!(ids == encode(tokenizer.as_ref(), &text), "{model}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn cut_texts_make_the_same_ids() {
+    let mut random = common::Random::new(common::print_seed("cut", 0xc07));
+    let mut cuts = 0;
+    for model in ["bpe", "bpe_named", "bpe_bytes", "bpe_across", "unigram", "word"] {
+        let tokenizer = golden(model);
+        for _ in 0..100 {
+            let text = random.english(400) + &random.soup(40) + &random.english(400);
+            let at = random.below(text.len() as u64) as usize;
+            let Some(cut) = tokenizer.cut_after(&text, at) else { continue };
+            assert!(cut >= at);
+            let (left, right) = text.split_at(cut);
+            let mut ids = encode(tokenizer.as_ref(), left);
+            tokenizer.encode(right, &mut ids);
+            assert_eq!(ids, encode(tokenizer.as_ref(), &text), "{model}, {cut}: {text:?}");
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 100, "{cuts} cuts");
+}
+
+/// A long run of one character is one part, and takes the path for long parts.
+#[test]
+fn long_words_end_soon() {
+    for model in ["unigram", "bpe", "bpe_across", "bpe_unused"] {
+        let tokenizer = golden(model);
+        let text = "ab".repeat(200_000);
+        assert_eq!(decode(tokenizer.as_ref(), &encode(tokenizer.as_ref(), &text)), text, "{model}");
+    }
+}
+
+#[test]
+fn megatrons_older_tokenizers() {
+    let legacy = |kind: &str, extra: u32| {
+        open_tokenizer(&TokenizerSpec {
+            kind: kind.to_owned(),
+            model: Some(format!("{GOLDEN}/bpe.model")),
+            legacy: true,
+            vocab_extra_ids: extra,
+            ..TokenizerSpec::default()
+        })
+        .unwrap()
+    };
+    let core = golden("bpe");
+    let text = "the text of a model";
+    let plain = encode(core.as_ref(), text);
+    assert_eq!(encode(legacy("GPTSentencePieceTokenizer", 0).as_ref(), text), plain);
+    // <unk> 0, <s> 1, </s> 2.
+    assert_eq!(encode(legacy("Llama2Tokenizer", 0).as_ref(), text), [&[1], &plain[..]].concat());
+    let old = legacy("SentencePieceTokenizer", 2);
+    let size = core.vocab_size();
+    // <CLS> <SEP> <EOD> <MASK> <PAD> and two more; <s> and </s> are the model's.
+    assert_eq!((old.vocab_size(), old.eod()), (size + 7, Some(size + 2)));
+    let due = [&plain[..], &[size + 6], &plain[..], &[2], &[size + 2]].concat();
+    let text = format!("{text}<extra_id_1>{text}</s><EOD>");
+    assert_eq!(encode(old.as_ref(), &text), due);
+    assert_eq!(decode(old.as_ref(), &[size + 6, 2]), "<extra_id_1></s>");
+    assert_ne!(old.fingerprint(), core.fingerprint());
+    assert_eq!(core.identifiers()["legacy"], "False");
+    assert_eq!(old.identifiers()["vocab_extra_ids"], "2");
+}
+
+/// A field of a protocol buffer that holds bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+}
+
+fn piece(text: &str, score: f32, kind: u8) -> Vec<u8> {
+    let inner = [&field(1, text.as_bytes())[..], &[0x15], &score.to_le_bytes(), &[0x18, kind]];
+    field(1, &inner.concat())
+}
+
+#[track_caller]
+fn refused(model: &[u8], words: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.model");
+    std::fs::write(&path, model).unwrap();
+    let said = open("sentencepiece", path.to_str().unwrap()).unwrap_err().to_string();
+    for word in words.iter().chain(&["m.model"]) {
+        assert!(said.contains(word), "without '{word}': {said}");
+    }
+}
+
+#[test]
+fn refuses_what_is_no_model() {
+    let unk = piece("<unk>", 0.0, 2);
+    let with = |rest: &[u8]| [&unk[..], rest].concat();
+    refused(b"", &["0 pieces", "one of type 2"]);
+    refused(b"not a model", &["byte 0"]);
+    refused(&with(b"\x0a\x7f"), &["a value of 127 bytes", "at most the 0"]);
+    refused(&with(b"\xff"), &["cut short"]);
+    refused(&with(&[0xff; 11]), &["over ten bytes"]);
+    refused(&with(&unk), &["'<unk>' as piece 0 and as piece 1"]);
+    refused(&with(&piece("<u>", 0.0, 2)), &["pieces 0 and 1 for the unknown"]);
+    refused(&with(&piece("", 0.0, 1)), &["a piece of 0 bytes"]);
+    refused(&with(&piece("a", f32::NAN, 1)), &["score NaN of 'a'"]);
+    refused(&with(&piece("a", f32::NEG_INFINITY, 1)), &["score -inf of 'a'"]);
+    refused(&with(&piece("a", 0.0, 7)), &["piece type 7"]);
+    refused(&with(&[piece("a", 0.0, 1), piece("a", 1.0, 5)].concat()), &["'a' as piece 1"]);
+    refused(&with(&field(1, &field(1, b"\xff"))), &["no UTF-8", "byte 18"]);
+    refused(&with(&field(1, b"\x08\x05")), &["field 1 of another type"]);
+    refused(&with(&piece("<0x41>", 0.0, 6)), &["without byte fallback"]);
+    refused(&with(&field(2, &[0x98, 2, 1])), &["byte fallback without a piece for byte 0x00"]);
+    refused(&with(&field(2, &[0x18, 9])), &["model type 9"]);
+    let charsmap = |bytes: &[u8]| with(&field(3, &field(2, bytes)));
+    refused(&charsmap(&[1, 0]), &["2 bytes"]);
+    refused(&charsmap(&[9, 0, 0, 0, 0, 0, 0, 0]), &["a trie of 9 bytes", "multiple of 4"]);
+    refused(&charsmap(&[4, 0, 0, 0, 0, 1, 0, 0, 0]), &["a rule for nothing"]);
+    // A unit that is its own child, by way of another.
+    let circle = [&[16, 0, 0, 0][..], &[0, 4, 0, 0, 1, 8, 0, 0, 2, 4, 0, 0, 3, 4, 0, 0, 0]];
+    let _ = open_bytes(&charsmap(&circle.concat()));
+    let said = open("Llama2Tokenizer", "/nowhere/m.model").unwrap_err().to_string();
+    assert!(said.contains("/nowhere/m.model"), "{said}");
+    let none = TokenizerSpec { kind: "sentencepiece".to_owned(), ..TokenizerSpec::default() };
+    let said = open_tokenizer(&none).unwrap_err().to_string();
+    assert!(said.contains("--tokenizer-model: got nothing"), "{said}");
+}
+
+fn open_bytes(model: &[u8]) -> Result<Arc<dyn Tokenizer>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.model");
+    std::fs::write(&path, model).unwrap();
+    open("sentencepiece", path.to_str().unwrap())
+}
+
+/// Where the sum of scores is beyond 100000 the library begins again at 0, and words after it are
+/// cut as if the text began there.
+#[test]
+fn sums_begin_again_where_the_librarys_do() {
+    let scores = [("x", -30000.0), ("a", -0.5), ("b", -0.5001), ("ab", -1.001), ("xa", -30000.5)];
+    let pieces = scores.iter().map(|&(text, score)| piece(text, score, 1));
+    let mut model = [piece("<unk>", 0.0, 2), piece("\u{2581}", -1.0, 1)].concat();
+    model.extend(pieces.chain([piece("y", 50000.0, 1)]).flatten());
+    let tokenizer = open_bytes(&model).unwrap();
+    let mut encoder = tokenizer.encoder();
+    let cases: [(&str, &[u32]); 7] = [
+        ("ab", &[1, 3, 4]),
+        ("xxxab", &[1, 2, 2, 2, 5]),
+        ("xxxxab", &[1, 2, 2, 2, 6, 4]),
+        ("yyyab", &[1, 7, 7, 7, 3, 4]),
+        ("xabxabxabxabxabxab", &[1, 6, 4, 2, 5, 2, 5, 6, 4, 6, 4, 2, 5]),
+        (
+            "x ab x ab x ab x ab x ab",
+            &[1, 2, 1, 3, 4, 1, 2, 1, 5, 1, 2, 1, 5, 1, 2, 1, 3, 4, 1, 2, 1, 3, 4],
+        ),
+        ("ab zzz ab zzz ab zzz ab", &[1, 3, 4, 1, 0, 1, 5, 1, 0, 1, 5, 1, 0, 1, 3, 4]),
+    ];
+    // Twice, for what is remembered must change nothing.
+    for (text, due) in cases.iter().chain(&cases) {
+        let mut ids = Vec::new();
+        encoder.encode(text, &mut ids);
+        assert_eq!(ids, *due, "{text:?}");
+    }
+}
+
+/// Whatever is done to a model, it is refused or works.
+#[test]
+fn damaged_models_never_panic() {
+    let mut random = common::Random::new(common::print_seed("damaged", 0xdead));
+    let (mut good, mut bad) = (0, 0);
+    for model in ["unigram_named", "bpe", "bpe_bytes", "char_named", "word"] {
+        let whole = std::fs::read(format!("{GOLDEN}/{model}.model")).unwrap();
+        for _ in 0..150 {
+            let mut bytes = whole.clone();
+            for _ in 0..=random.below(3) {
+                let at = random.below(bytes.len() as u64) as usize;
+                match random.below(4) {
+                    0 => bytes.truncate(at),
+                    1 => bytes[at] ^= 1 << random.below(8),
+                    2 => bytes[at] = random.below(256) as u8,
+                    _ => bytes.insert(at, random.below(256) as u8),
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+            }
+            let Ok(tokenizer) = open_bytes(&bytes) else {
+                bad += 1;
+                continue;
+            };
+            good += 1;
+            let ids = encode(tokenizer.as_ref(), "The \u{fb01}le of ab\u{2581}c 数据 \u{1f600}");
+            assert!(ids.iter().all(|&id| id < tokenizer.vocab_size()));
+            decode(tokenizer.as_ref(), &ids);
+        }
+    }
+    assert!(good > 20 && bad > 20, "{good} work, {bad} are refused");
+}

@@ -1,0 +1,13 @@
+//! Configurations, plans and imports of the configurations of other systems.
+//!
+//! One binary, because each is linked with all that the crate needs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod config;
+mod config_layouts;
+mod import;
+mod lr;
+mod plan;
+mod schedule;
+mod world;

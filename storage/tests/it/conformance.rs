@@ -1,0 +1,84 @@
+//! Every store of ours keeps the contract.
+
+#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use storage::sim::{Faults, SimStore};
+use storage::{Storage, conformance, open_url};
+
+/// A fresh folder for each check below `base`, gone afterwards.
+fn check(base: &Path, options: &str) {
+    let folder = tempfile::tempdir_in(base).unwrap();
+    let count = std::cell::Cell::new(0);
+    both(&|| {
+        count.set(count.get() + 1);
+        let root = folder.path().join(format!("not yet there/{}", count.get()));
+        open_url(&format!("file:{}?{options}", root.display())).unwrap()
+    });
+}
+
+/// The store and its reader.
+fn both(make: &dyn Fn() -> Arc<dyn Storage>) {
+    conformance::run(make);
+    conformance::reader::run(make);
+}
+
+fn ring_works() -> bool {
+    let works = open_url("file:/tmp?engine=ring");
+    if let Err(e) = &works {
+        eprintln!("SKIPPED: {e}");
+    }
+    works.is_ok()
+}
+
+#[test]
+fn ring() {
+    if ring_works() {
+        check(&std::env::temp_dir(), "engine=ring");
+    }
+}
+
+#[test]
+fn ring_through_the_page_cache() {
+    if ring_works() {
+        check(&std::env::temp_dir(), "engine=ring&direct=off");
+    }
+}
+
+#[test]
+fn pread() {
+    check(&std::env::temp_dir(), "engine=pread&direct=on");
+}
+
+#[test]
+fn pread_through_the_page_cache() {
+    check(&std::env::temp_dir(), "engine=pread&direct=off");
+}
+
+#[test]
+fn tmpfs() {
+    let memory = Path::new("/dev/shm");
+    if tempfile::tempfile_in(memory).is_err() {
+        eprintln!("SKIPPED: {} cannot be written to", memory.display());
+        return;
+    }
+    check(memory, "engine=auto");
+    check(memory, "engine=pread&direct=on");
+    if ring_works() {
+        check(memory, "engine=ring&direct=on");
+    }
+}
+
+#[test]
+fn sim() {
+    both(&|| Arc::new(SimStore::new(1, Faults::default())));
+}
+
+/// Short transfers and interruptions change nothing.
+#[test]
+fn sim_with_faults() {
+    let faults = Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Faults::default() };
+    both(&|| Arc::new(SimStore::new(2, faults.clone())));
+}

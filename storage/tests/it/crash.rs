@@ -1,0 +1,311 @@
+//! Power cuts and failing operations at every step of everything that a store does.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use storage::sim::{Fail, Faults, SimStore};
+use storage::{Error, FileEntry, Key, Manifest, Mark, Result, Storage, read_all, write_all};
+
+const SEEDS: u64 = 40;
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn bytes_of(len: usize, salt: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ salt).collect()
+}
+
+/// Lengths that take the small and the large way of an upload, aligned and not.
+const LENS: [usize; 4] = [0, 3000, 262_144 + 5, 1_048_576];
+
+/// A store that has `old/a` and `old/b`.
+fn furnished(faults: Faults) -> SimStore {
+    let store = SimStore::new(1, faults);
+    write_all(&store, &key("old/a"), &bytes_of(700, 1)).unwrap();
+    write_all(&store, &key("old/b"), &bytes_of(300_000, 2)).unwrap();
+    store
+}
+
+/// What was durable before must be there, bit for bit.
+fn check_old(store: &SimStore, context: &str) {
+    assert_eq!(read_all(store, &key("old/a")).unwrap(), bytes_of(700, 1), "{context}");
+    assert_eq!(read_all(store, &key("old/b")).unwrap(), bytes_of(300_000, 2), "{context}");
+}
+
+/// Does something, and looks at every crash on the way: `check` gets the store after it, and
+/// whether
+/// `act` had returned by then.
+fn crash_everywhere(
+    faults: &Faults,
+    act: impl Fn(&SimStore) -> Result<()>,
+    check: impl Fn(&SimStore, bool, &str),
+) {
+    let store = furnished(faults.clone());
+    let first = store.op_count();
+    act(&store).unwrap();
+    let last = store.op_count();
+    assert!(last > first + 1, "nothing was done");
+    for ops in first..=last {
+        for seed in 0..SEEDS {
+            let after = store.crash_at(ops, seed);
+            check(
+                &after,
+                ops == last,
+                &format!("{ops} of {first}..{last} operations, seed {seed}"),
+            );
+            // What the dead left is swept, and then only what has a name of its own is there.
+            sweep_all(&after, &Key::root());
+            let left = after.raw_paths().into_iter().find(|path| path.contains(".tmp-sim."));
+            assert_eq!(left, None, "{ops} operations, seed {seed}");
+        }
+    }
+}
+
+fn sweep_all(store: &SimStore, folder: &Key) {
+    store.sweep(folder).unwrap();
+    for name in store.names(folder).unwrap() {
+        if store.open(&folder.join(&name).unwrap()).is_err() {
+            sweep_all(store, &folder.join(&name).unwrap());
+        }
+    }
+}
+
+fn check_upload(faults: &Faults, len: usize, known: u64) {
+    let bytes = bytes_of(len, 3);
+    let act = |store: &SimStore| {
+        let mut upload = store.create(&key("new/deep/c"), known * len as u64)?;
+        bytes.chunks(100_000).try_for_each(|chunk| upload.write(chunk))?;
+        upload.finish().map(drop)
+    };
+    crash_everywhere(faults, act, |after, finished, context| {
+        check_old(after, context);
+        match read_all(after, &key("new/deep/c")) {
+            Ok(came) => assert!(came == bytes, "{context}: the object is not whole"),
+            Err(Error::NotFound { .. }) => assert!(!finished, "{context}: the object is gone"),
+            Err(e) => panic!("{context}: {e}"),
+        }
+    });
+}
+
+#[test]
+fn an_upload_is_absent_or_whole() {
+    for len in LENS {
+        check_upload(&Faults::default(), len, 0);
+        check_upload(&Faults::default(), len, 1);
+    }
+}
+
+/// The checker is itself checked: on a disk that lies it must see the damage.
+#[test]
+fn a_lying_disk_is_found_out() {
+    let silently = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let lies = [
+        Faults { sync_lies: true, ..Faults::default() },
+        Faults { sync_dir_lies: true, ..Faults::default() },
+    ];
+    let outcomes =
+        lies.map(|lie| catch_unwind(AssertUnwindSafe(|| check_upload(&lie, 262_149, 0))).is_err());
+    std::panic::set_hook(silently);
+    assert_eq!(
+        outcomes,
+        [true, true],
+        "a lie about fsync, and about fsync of folders, went unseen"
+    );
+}
+
+fn stage(store: &SimStore) -> Result<()> {
+    let staged = key(".tmp-step-1");
+    let write = |name: &str, len| -> Result<FileEntry> {
+        let entry = write_all(store, &staged.join(name)?, &bytes_of(len, 4))?;
+        Ok(FileEntry { path: name.to_owned(), ..entry })
+    };
+    let files = vec![write("a", 5000)?, write("b", 300_001)?, write("sub/c", 0)?];
+    let meta = serde_json::Value::Null;
+    let manifest = Manifest { format: "test".to_owned(), version: 1, files, meta };
+    manifest.write(store, &staged.join("manifest.json")?)?;
+    store.publish(&staged, &key("run/step-1"))
+}
+
+#[test]
+fn a_published_folder_is_absent_or_whole() {
+    crash_everywhere(&Faults::default(), stage, |after, finished, context| {
+        check_old(after, context);
+        if after.names(&key("run")).unwrap().is_empty() {
+            assert!(!finished, "{context}: the folder is gone");
+            return;
+        }
+        let target = key("run/step-1");
+        let manifest = Manifest::read(after, &target.join("manifest.json").unwrap());
+        let report = manifest.and_then(|manifest| manifest.verify(after, &target));
+        assert_eq!(report.map(|r| r.files).map_err(|e| e.to_string()), Ok(3), "{context}");
+        assert_eq!(after.list(&target).unwrap().len(), 4, "{context}");
+    });
+}
+
+#[test]
+fn a_deleted_object_is_whole_or_gone() {
+    let act = |store: &SimStore| store.delete(&key("old/b"));
+    crash_everywhere(&Faults::default(), act, |after, finished, context| {
+        assert_eq!(read_all(after, &key("old/a")).unwrap(), bytes_of(700, 1), "{context}");
+        match read_all(after, &key("old/b")) {
+            Ok(came) => {
+                assert!(!finished, "{context}: it is still there");
+                assert_eq!(came, bytes_of(300_000, 2), "{context}");
+            }
+            Err(e) => assert!(matches!(e, Error::NotFound { .. }), "{context}: {e}"),
+        }
+    });
+}
+
+#[test]
+fn a_deleted_folder_is_whole_or_gone() {
+    let act = |store: &SimStore| store.delete_folder(&key("old"));
+    crash_everywhere(&Faults::default(), act, |after, finished, context| {
+        match after.names(&key("old")).unwrap().is_empty() {
+            true => assert!(after.list(&Key::root()).unwrap().is_empty(), "{context}"),
+            false => {
+                assert!(!finished, "{context}: it is still there");
+                check_old(after, context);
+            }
+        }
+    });
+}
+
+/// Lets every operation of `act` fail in every way, and calls `check` with what came of it.
+fn fail_everywhere(act: &dyn Fn(&SimStore) -> Result<()>, check: &dyn Fn(&SimStore, bool, &str)) {
+    let counting = furnished(Faults::default());
+    let first = counting.op_count();
+    act(&counting).unwrap();
+    for how in [Fail::Io, Fail::NoSpace, Fail::Denied, Fail::Gone] {
+        for op in first..counting.op_count() {
+            let store = furnished(Faults::default());
+            store.fail_op(op, how);
+            let outcome = act(&store);
+            let context = format!("operation {op} failed with {how:?}, which gave {outcome:?}");
+            // Of a disk that is gone nothing can be asked before a restart.
+            if how != Fail::Gone {
+                check(&store, outcome.is_ok(), &context);
+            }
+            if how == Fail::NoSpace
+                && let Err(e) = &outcome
+            {
+                assert!(matches!(e, Error::NoSpace { .. } | Error::Exists { .. }), "{context}");
+            }
+            // And whatever failed, a crash afterwards finds nothing half done.
+            for seed in 0..SEEDS / 4 {
+                check(&store.crash(seed), outcome.is_ok(), &format!("{context}, then seed {seed}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_upload_leaves_nothing() {
+    for len in [3000, 262_144 + 5] {
+        let bytes = bytes_of(len, 5);
+        let act = |store: &SimStore| write_all(store, &key("new/c"), &bytes).map(drop);
+        fail_everywhere(&act, &|store, done, context| {
+            check_old(store, context);
+            match read_all(store, &key("new/c")) {
+                Ok(came) => assert!(came == bytes, "{context}: the object is not whole"),
+                Err(Error::NotFound { .. }) => assert!(!done, "{context}: the object is gone"),
+                Err(e) => panic!("{context}: {e}"),
+            }
+        });
+    }
+}
+
+/// Before a crash there is no temporary either, unless its removal is what failed.
+#[test]
+fn a_failed_upload_removes_its_temporary() {
+    let act = |store: &SimStore| write_all(store, &key("new/c"), &bytes_of(300_000, 6)).map(drop);
+    let counting = furnished(Faults::default());
+    let first = counting.op_count();
+    act(&counting).unwrap();
+    for op in first..counting.op_count() {
+        let store = furnished(Faults::default());
+        store.fail_op(op, Fail::Io);
+        assert!(act(&store).is_err(), "operation {op} failed unseen");
+        assert_eq!(store.raw_paths(), ["old", "old/a", "old/b"], "operation {op}");
+    }
+}
+
+#[test]
+fn a_failed_publish_leaves_one_name() {
+    fail_everywhere(&stage, &|store, done, context| {
+        let target = key("run/step-1");
+        match Manifest::read(store, &target.join("manifest.json").unwrap()) {
+            Ok(manifest) => {
+                assert_eq!(manifest.verify(store, &target).unwrap().files, 3, "{context}");
+            }
+            Err(Error::NotFound { .. }) => assert!(!done, "{context}: the folder is gone"),
+            Err(e) => panic!("{context}: {e}"),
+        }
+    });
+}
+
+#[test]
+fn a_full_store_says_so_first() {
+    let store = SimStore::new(1, Faults { capacity_bytes: Some(1 << 20), ..Faults::default() });
+    assert_eq!(store.free_bytes().unwrap(), Some(1 << 20));
+    let Err(Error::NoSpace { need_bytes, free_bytes, .. }) = store.create(&key("a"), 2 << 20)
+    else {
+        panic!("2 MiB were promised a place in one")
+    };
+    assert_eq!((need_bytes, free_bytes), (2 << 20, Some(1 << 20)));
+    // Without a promise it is found out on the way, and nothing stays.
+    let outcome = (0..40).try_fold(store.create(&key("a"), 0).unwrap(), |mut upload, _| {
+        upload.write(&bytes_of(100_000, 7))?;
+        Ok(upload)
+    });
+    let outcome = outcome.and_then(storage::Upload::finish);
+    assert!(matches!(outcome, Err(Error::NoSpace { .. })), "{outcome:?}");
+    assert!(store.raw_paths().is_empty(), "{:?}", store.raw_paths());
+    assert_eq!(store.free_bytes().unwrap(), Some(1 << 20));
+}
+
+/// An upload that failed cannot be talked into success.
+#[test]
+fn a_poisoned_upload_stays_so() {
+    let store = SimStore::new(1, Faults { capacity_bytes: Some(1 << 20), ..Faults::default() });
+    let mut upload = store.create(&key("a"), 0).unwrap();
+    let failed = (0..40).find_map(|_| upload.write(&bytes_of(1_000_000, 8)).err());
+    assert!(matches!(failed, Some(Error::NoSpace { .. })), "{failed:?}");
+    assert!(matches!(upload.write(&[]), Err(Error::Poisoned { .. })));
+    assert!(matches!(upload.finish(), Err(Error::Poisoned { .. })));
+    assert!(store.raw_paths().is_empty());
+}
+
+/// After a crash a draft has at least what was synced, and what is written from there on makes the
+/// object that was meant.
+#[test]
+fn a_draft_survives_every_crash() {
+    let (first, rest) = (bytes_of(9_001, 4), bytes_of(300_000, 5));
+    let whole = [&first[..], &rest].concat();
+    let store = furnished(Faults::default());
+    let mut draft = store.create_draft(&key("new/d")).unwrap();
+    draft.write(&first).unwrap();
+    let mark = draft.sync().unwrap();
+    let synced = store.op_count();
+    draft.write(&rest).unwrap();
+    draft.sync().unwrap();
+    draft.finish().unwrap();
+    for ops in synced..=store.op_count() {
+        for seed in 0..SEEDS {
+            let context = format!("{ops} operations, seed {seed}");
+            let after = store.crash_at(ops, seed);
+            check_old(&after, &context);
+            if let Ok(bytes) = read_all(&after, &key("new/d")) {
+                assert_eq!(bytes, whole, "{context}");
+                continue;
+            }
+            let mut draft = after.resume_draft(&key("new/d"), mark).expect(&context);
+            draft.write(&rest).unwrap();
+            draft.finish().unwrap();
+            assert_eq!(read_all(&after, &key("new/d")).unwrap(), whole, "{context}");
+        }
+    }
+    let (mark, due) = (Mark { bytes: 9_001, crc64: storage::crc64(&first) }, mark);
+    assert_eq!(mark, due);
+}

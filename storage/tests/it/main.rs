@@ -1,0 +1,16 @@
+//! What every store keeps, on the file systems and servers that are here.
+//!
+//! One binary, because each is linked with all that the crate needs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod conformance;
+mod crash;
+mod frozen;
+mod fuse;
+mod lustre;
+mod posix;
+mod reader;
+mod s3;
+mod shared;
+mod simulated;

@@ -1,0 +1,272 @@
+//! Real file systems, at their worst: full, read-only, cut off, and littered by the dead.
+
+#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use storage::sim::Mount;
+use storage::{Engine, Error, Key, Mark, Read, Storage, locate, open_url, read_all, write_all};
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn open(folder: &Path) -> Arc<dyn Storage> {
+    open_url(folder.to_str().unwrap()).unwrap()
+}
+
+/// All names in a folder, hidden ones too.
+fn raw_names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A file system in memory of our own; `None`, and a loud word, where we may not mount.
+fn mount(options: &str) -> Option<Mount> {
+    let mount = Mount::new(options);
+    if let Err(e) = &mount {
+        eprintln!("SKIPPED: mounting a small tmpfs needs root: {e}");
+    }
+    mount.ok()
+}
+
+#[test]
+fn a_full_disk_is_found_before_the_first_byte() {
+    let Some(disk) = mount("size=1m") else { return };
+    let store = open(disk.path());
+    let free = store.free_bytes().unwrap().unwrap();
+    assert!((900_000..=1 << 20).contains(&free), "{free} bytes free of 1 MiB");
+    let Err(e) = store.create(&key("a/b"), 2_000_000) else { panic!("there is no such space") };
+    let due = format!(
+        "write {}/a/b: no space left on the device (2000000 bytes due, {free} free)",
+        disk.path().display()
+    );
+    assert_eq!(e.to_string(), due);
+    assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
+}
+
+/// It is written and read as one that has a name, and its space is there as long as it is.
+#[test]
+fn a_file_without_a_name_is_gone_when_it_is_dropped() {
+    let Some(disk) = mount("size=4m") else { return };
+    let store = open(disk.path());
+    let file = store.create_unnamed(&key("a/b"), 3 << 20).unwrap();
+    assert!(raw_names(&disk.path().join("a/b")).is_empty());
+    assert_eq!((file.len_bytes(), file.names().unwrap()), (3 << 20, 0));
+    file.write_at(8192, &[7; 5000]).unwrap();
+    let mut buf = [0; 5001];
+    file.read_many(&mut [Read { offset: 8192, buf: &mut buf }]).unwrap();
+    assert!(buf[..5000] == [7; 5000] && buf[5000] == 0);
+    let error = file.write_at((3 << 20) - 1, &[1, 2]).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    let Err(error) = store.create_unnamed(&key("a/b"), 2 << 20) else { panic!("no such space") };
+    let due = format!("write a file without a name in {}/a/b: no space", disk.path().display());
+    assert!(error.to_string().starts_with(&due), "{error}");
+    assert!(error.to_string().contains("(2097152 bytes due, 1048576 free)"), "{error}");
+    assert!(raw_names(&disk.path().join("a/b")).is_empty());
+    drop(file);
+    store.create_unnamed(&key("a/b"), 4 << 20).unwrap();
+}
+
+#[test]
+fn a_disk_that_fills_up_leaves_nothing() {
+    let Some(disk) = mount("size=1m") else { return };
+    let store = open(disk.path());
+    let mut upload = store.create(&key("a"), 0).unwrap();
+    let block = vec![7; 200_000];
+    let outcome = (0..200).try_for_each(|_| upload.write(&block)).and_then(|()| upload.finish());
+    let Err(Error::NoSpace { need_bytes, free_bytes, .. }) = outcome else {
+        panic!("40 MB found a place in 1 MiB: {outcome:?}")
+    };
+    assert!(need_bytes > 1 << 20, "only {need_bytes} bytes were due");
+    assert!(free_bytes.is_some());
+    assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
+    // It is as good as before.
+    write_all(&*store, &key("a"), &block).unwrap();
+    assert_eq!(read_all(&*store, &key("a")).unwrap(), block);
+}
+
+#[test]
+fn a_disk_without_room_for_a_name_says_so() {
+    let Some(disk) = mount("size=1m,nr_inodes=4") else { return };
+    let store = open(disk.path());
+    for name in ["a", "b", "c"] {
+        write_all(&*store, &key(name), &[1]).unwrap();
+    }
+    let full = write_all(&*store, &key("d"), &[1]);
+    assert!(matches!(full, Err(Error::NoSpace { .. })), "{full:?}");
+    assert_eq!(raw_names(disk.path()), ["a", "b", "c"]);
+}
+
+#[test]
+fn a_read_only_folder_is_read_and_not_written() {
+    let Some(disk) = mount("size=1m") else { return };
+    write_all(&*open(disk.path()), &key("old/a"), b"bytes").unwrap();
+    disk.remount("ro").unwrap();
+    let store = open(disk.path());
+    assert_eq!(read_all(&*store, &key("old/a")).unwrap(), b"bytes");
+    assert_eq!(store.list(&Key::root()).unwrap().len(), 1);
+    let refused = [
+        write_all(&*store, &key("old/b"), b"").map(drop),
+        write_all(&*store, &key("new/b"), b"").map(drop),
+        store.delete(&key("old/a")),
+        store.delete_folder(&key("old")),
+        store.publish(&key("old"), &key("new")),
+    ];
+    for outcome in refused {
+        let told = outcome.unwrap_err().to_string();
+        assert!(told.contains("Read-only file system"), "{told}");
+        assert!(told.contains(disk.path().to_str().unwrap()), "{told}");
+    }
+    assert_eq!(raw_names(disk.path()), ["old"]);
+}
+
+#[test]
+fn what_is_no_file_is_no_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    write_all(&*store, &key("folder/a"), b"a").unwrap();
+    let told = |name| store.open(&key(name)).unwrap_err().to_string();
+    assert!(told("folder").ends_with("folder: Is a directory (os error 21)"), "{}", told("folder"));
+    assert!(told("folder/a/b").contains("Not a directory"), "{}", told("folder/a/b"));
+
+    // Opening a pipe must not wait for a writer.
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(told("pipe").contains("not a regular file"), "{}", told("pipe"));
+    std::os::unix::fs::symlink("nowhere", folder.path().join("dangling")).unwrap();
+    std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
+    std::os::unix::fs::symlink("folder/a", folder.path().join("link")).unwrap();
+    let listed = store.list(&Key::root()).unwrap();
+    let names: Vec<_> = listed.iter().map(|entry| entry.key.as_str()).collect();
+    assert_eq!(names, ["folder/a", "link"]);
+    assert_eq!(read_all(&*store, &key("link")).unwrap(), b"a");
+    // Deleting follows no link out of the folder.
+    std::os::unix::fs::symlink("..", folder.path().join("folder/up")).unwrap();
+    store.delete_folder(&key("folder")).unwrap();
+    assert_eq!(raw_names(folder.path()), ["dangling", "link", "loop", "pipe"]);
+}
+
+#[test]
+fn a_file_cut_off_under_us_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for options in ["engine=auto", "engine=pread", "engine=pread&direct=on", "direct=off"] {
+        let store = open_url(&format!("file:{}?{options}", folder.path().display())).unwrap();
+        let (name, path) = (key("a"), folder.path().join("a"));
+        write_all(&*store, &name, &vec![1; 5_000_000]).unwrap();
+        let object = store.open(&name).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(4_000_000).unwrap();
+        let mut bufs = vec![vec![0; 1_000_000]; 5];
+        let mut reads: Vec<_> = bufs
+            .iter_mut()
+            .enumerate()
+            .map(|(i, buf)| Read { offset: i as u64 * 1_000_000, buf })
+            .collect();
+        let outcome = object.read_many(&mut reads);
+        let seen = matches!(outcome, Err(Error::ShortRead { len_bytes: 5_000_000, .. }));
+        assert!(seen, "{options}: {outcome:?}");
+        let mapped = object.map().map(drop).unwrap_err().to_string();
+        assert!(mapped.contains("5000000 bytes when it was opened, and has 4000000"), "{mapped}");
+        store.delete(&name).unwrap();
+    }
+}
+
+/// A process that dies over an upload leaves a temporary, which the next one sweeps.
+#[test]
+fn the_dead_are_swept_and_the_living_are_not() {
+    const FOLDER: &str = "STORAGE_TEST_DIE_IN";
+    if let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) {
+        let mut upload = open(&folder).create(&key("dead"), 3_000_000).unwrap();
+        upload.write(&vec![1; 2_000_000]).unwrap();
+        std::process::abort();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let mut upload = store.create(&key("live"), 0).unwrap();
+    upload.write(b"live").unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "posix::the_dead_are_swept_and_the_living_are_not"])
+        .env(FOLDER, folder.path())
+        .output()
+        .unwrap();
+    assert!(!child.status.success(), "{child:?}");
+    // Names that only look like ours, or are of another machine, are not ours to take.
+    let others = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "x.tmp-old"];
+    for name in others {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+
+    assert_eq!(raw_names(folder.path()).len(), 5);
+    assert_eq!(store.names(&Key::root()).unwrap(), [".notes.tmp-3", "x.tmp-old"]);
+    let swept = store.sweep(&Key::root()).unwrap();
+    assert_eq!(swept.len(), 1);
+    assert!(swept[0].starts_with(".dead.tmp-"), "{swept:?}");
+    assert!(store.sweep(&Key::root()).unwrap().is_empty());
+    upload.finish().unwrap();
+    let due = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "live", "x.tmp-old"];
+    assert_eq!(raw_names(folder.path()), due);
+}
+
+#[test]
+fn a_large_upload_does_not_fill_the_page_cache() {
+    // In the working folder, since temporary folders are often in memory.
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let store = open(folder.path());
+    let profile = store.profile();
+    if !profile.direct {
+        eprintln!("SKIPPED: {profile}");
+        return;
+    }
+    write_all(&*store, &key("a"), &vec![1; 64 << 20]).unwrap();
+    let mut fincore = Command::new("fincore");
+    let Ok(output) = fincore.args(["-nbo", "RES"]).arg(folder.path().join("a")).output() else {
+        eprintln!("SKIPPED: there is no fincore");
+        return;
+    };
+    let told = String::from_utf8(output.stdout).unwrap();
+    let resident: u64 = told.trim().parse().unwrap();
+    assert!(resident < 1 << 20, "{resident} of {} bytes are in the page cache", 64 << 20);
+}
+
+#[test]
+fn urls_choose_the_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().display();
+    let store = open_url(&format!("file:{base}?engine=pread")).unwrap();
+    assert_eq!(store.profile().engine, Engine::Pread);
+    let (store, name) = locate(&format!("file://{base}/a?engine=pread&direct=off")).unwrap();
+    assert_eq!((store.profile().engine, name.as_str()), (Engine::Pread, "a"));
+    assert!(!store.profile().direct);
+    // A plain path is a path, whatever is in it.
+    let (store, name) = locate(&format!("{base}/a?engine=none")).unwrap();
+    write_all(&*store, &name, b"x").unwrap();
+    assert_eq!(raw_names(folder.path()), ["a?engine=none"]);
+    let told = open_url(&format!("file:{base}?engine=none")).unwrap_err().to_string();
+    assert!(told.contains("'engine=none' is not known"), "{told}");
+}
+
+/// The lock is the kernel's, so that it ends with its process, however that ends.
+#[test]
+fn a_draft_has_one_writer() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open_url(folder.path().to_str().unwrap()).unwrap();
+    let draft = store.create_draft(&key("a")).unwrap();
+    let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
+    assert!(matches!(second, Error::Locked { .. }), "{second}");
+    drop(draft);
+    // Who looks at it first is its writer by then.
+    let mut find = |object: &dyn storage::Object| {
+        assert_eq!(object.len_bytes(), 0);
+        let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
+        assert!(matches!(second, Error::Locked { .. }), "{second}");
+        Ok(Mark::default())
+    };
+    drop(store.resume_draft_by(&key("a"), &mut find).unwrap());
+    drop(store.resume_draft(&key("a"), Mark::default()).unwrap());
+}

@@ -1,0 +1,172 @@
+//! Reads that fail, hang, or meet a file that is not what it was.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use storage::sim::{Faults, FaultyStore, ReadFaults, SimStore};
+use storage::{
+    BufferPool, Came, Error, Key, Object, Reader, ReaderOptions, Storage, Want, open_url, write_all,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes that tell their place.
+fn bytes_of(len: usize) -> Vec<u8> {
+    (0..len as u64 / 8).flat_map(|i| (i * 0x9e37_79b9).to_le_bytes()).collect()
+}
+
+fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> Want {
+    let buf = pool.take(len).unwrap();
+    Want { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
+}
+
+/// Reaps until so many came, or a minute is past.
+fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Came> {
+    let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
+    while came.len() < count && Instant::now() < until {
+        reader.reap(until, &mut came).unwrap();
+    }
+    came
+}
+
+fn options(pool: &Arc<BufferPool>) -> ReaderOptions {
+    let mut options = ReaderOptions::new(pool);
+    options.retry_pauses = [Duration::from_millis(1); 3];
+    options
+}
+
+fn faulty(faults: ReadFaults, len: usize) -> (FaultyStore, Arc<dyn Object>) {
+    let inner = SimStore::new(5, Faults { short_per_mille: 100, ..Faults::default() });
+    let key = Key::new("a").unwrap();
+    write_all(&inner, &key, &bytes_of(len)).unwrap();
+    let store = FaultyStore::new(Arc::new(inner), 6, faults);
+    let object = store.open(&key).unwrap();
+    (store, object)
+}
+
+#[test]
+fn what_passes_is_made_again() {
+    let late = Duration::from_millis(20);
+    let faults = ReadFaults {
+        io_per_mille: 20,
+        stale_per_mille: 20,
+        late_per_mille: 20,
+        late,
+        ..ReadFaults::default()
+    };
+    let (store, object) = faulty(faults, 1 << 20);
+    let pool = BufferPool::new(1 << 20);
+    let mut reader = store.reader(&options(&pool)).unwrap();
+    let bytes = bytes_of(1 << 20);
+    for round in 0..100 {
+        (0..16).for_each(|i| reader.submit(want(&pool, &object, (round * 16 + i) * 600, 700)));
+        for came in reap(&mut *reader, 16) {
+            came.outcome.as_ref().unwrap();
+            assert!(came.bytes() == &bytes[came.tag as usize..][..700], "at {}", came.tag);
+        }
+    }
+    let counters = reader.counters();
+    assert_eq!((counters.reads, counters.failed), (1600, 0));
+    assert!(counters.retries > 10 && store.read_count() == 1600 + counters.retries);
+}
+
+#[test]
+fn what_does_not_pass_fails_after_three_more() {
+    let faults = ReadFaults { io_per_mille: 1000, ..ReadFaults::default() };
+    let (store, object) = faulty(faults, 4096);
+    let pool = BufferPool::new(1 << 20);
+    let mut reader = store.reader(&options(&pool)).unwrap();
+    reader.submit(want(&pool, &object, 8, 16));
+    let came = reap(&mut *reader, 1).pop().unwrap();
+    assert!(
+        matches!(&came.outcome, Err(Error::Io { source, .. })
+        if source.raw_os_error() == Some(5)),
+        "{came:?}"
+    );
+    assert!(!came.buf.is_empty() && came.bytes().is_empty());
+    assert_eq!((store.read_count(), reader.counters().retries), (4, 3));
+}
+
+#[test]
+fn what_hangs_is_named_given_up_and_outlived() {
+    let (store, object) = faulty(ReadFaults::default(), 1 << 16);
+    let pool = BufferPool::new(1 << 20);
+    let mut options = options(&pool);
+    options.timeout = Duration::from_millis(150);
+    options.warn_after = [20, 40, 60].map(Duration::from_millis);
+    let mut reader = store.reader(&options).unwrap();
+    store.hang(1000..1001);
+    for offset in [0, 500, 990, 2000] {
+        reader.submit(want(&pool, &object, offset, 100));
+    }
+    let came = reap(&mut *reader, 4);
+    assert_eq!(came.iter().filter(|came| came.outcome.is_ok()).count(), 3);
+    let stuck = came.iter().find(|came| came.tag == 990).unwrap();
+    let Err(error @ Error::Stuck { offset: 990, .. }) = &stuck.outcome else { panic!("{stuck:?}") };
+    assert!(error.to_string().contains("read sim:/a at 990: no answer for"), "{error}");
+    assert!(stuck.buf.is_empty(), "the orphan keeps its buffer");
+    assert_eq!((reader.in_flight(), reader.counters().stuck), (0, 1));
+    assert!(pool.taken_bytes() > 0);
+
+    // The others go on, and what comes too late is taken back in silence.
+    reader.submit(want(&pool, &object, 3000, 100));
+    assert!(reap(&mut *reader, 1)[0].outcome.is_ok());
+    drop(came);
+    store.release();
+    let until = Instant::now() + PATIENCE;
+    while pool.taken_bytes() > 0 && Instant::now() < until {
+        reader.submit(want(&pool, &object, 0, 1));
+        assert_eq!(reap(&mut *reader, 1)[0].tag, 0);
+    }
+    assert_eq!(pool.taken_bytes(), 0);
+}
+
+#[test]
+fn too_many_that_hang_end_the_reader() {
+    let (store, object) = faulty(ReadFaults::default(), 1 << 16);
+    let pool = BufferPool::new(1 << 20);
+    let mut options = options(&pool);
+    (options.timeout, options.orphans_max) = (Duration::from_millis(20), 2);
+    let mut reader = store.reader(&options).unwrap();
+    store.hang(0..1 << 16);
+    (0..3).for_each(|i| reader.submit(want(&pool, &object, i * 100, 10)));
+    let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
+    let outcome = loop {
+        let outcome = reader.reap(until, &mut came);
+        if outcome.is_err() || Instant::now() > until {
+            break outcome;
+        }
+    };
+    assert!(matches!(outcome, Err(Error::Stuck { .. })), "{outcome:?}");
+    assert_eq!(came.len(), 2);
+    drop(reader); // does not wait for them
+    store.release();
+}
+
+/// On each way of reading files: cut off after it was opened, the file tells both lengths.
+#[test]
+fn a_file_that_shrank_tells_its_lengths() {
+    for url_options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open_url(&format!("file:{}?{url_options}", folder.path().display())).unwrap();
+        let key = Key::new("a").unwrap();
+        write_all(&*store, &key, &bytes_of(1 << 20)).unwrap();
+        let object = store.open(&key).unwrap();
+        let pool = BufferPool::new(4 << 20);
+        let mut reader = store.reader(&options(&pool)).unwrap();
+        reader.submit(want(&pool, &object, 8, 16));
+        assert!(reap(&mut *reader, 1)[0].outcome.is_ok());
+
+        let file = std::fs::File::options().write(true).open(folder.path().join("a")).unwrap();
+        file.set_len(70_001).unwrap();
+        for offset in [70_000, 80_000, 500_000] {
+            reader.submit(want(&pool, &object, offset, 1000));
+            let came = reap(&mut *reader, 1).pop().unwrap();
+            let told = matches!(came.outcome, Err(Error::Changed {
+                offset: o, len_then: 1_048_576, len_now: Some(70_001), .. }) if o == offset);
+            assert!(told, "{url_options}: {came:?}");
+        }
+        reader.submit(want(&pool, &object, 69_000, 1001));
+        assert!(reap(&mut *reader, 1)[0].outcome.is_ok(), "{url_options}");
+    }
+}

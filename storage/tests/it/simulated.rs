@@ -1,0 +1,296 @@
+//! Stores that are simulated keep the contract, and take the time that their model says: counted,
+//! so that nothing here depends on how quick this machine is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use storage::simulated::{Model, SimCounters, Simulation};
+use storage::{Error, Key, Object, Read, Storage, conformance, open_url, read_all, write_all};
+
+/// A store whose requests take a millisecond each, without spread, and 100 MB/s a server.
+const PLAIN: &str = "
+name = 'plain'
+[latency_us]
+read = [1000, 1000]
+write = [1000, 1000]
+commit = [5000, 5000]
+meta = [2000, 2000]
+[servers]
+count = 4
+mb_per_s = 100
+in_flight = 8
+request_kib = 1024
+stripe_kib = 1024
+stripes = 1
+[client]
+mb_per_s = 1000
+in_flight_mib = 64
+[meta]
+per_s = 1000
+list_page = 10
+";
+
+const MIB: usize = 1 << 20;
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+/// A folder, a simulation over it with other values, and the store.
+struct Made {
+    _folder: tempfile::TempDir,
+    sim: Arc<Simulation>,
+    store: Arc<dyn Storage>,
+    /// The same bytes without it.
+    plain: Arc<dyn Storage>,
+}
+
+fn made(text: &str, overrides: &[&str], seed: u64) -> Made {
+    let folder = tempfile::tempdir().unwrap();
+    let sim = Simulation::counted(Model::parse(text, overrides).unwrap(), seed);
+    let plain = open_url(folder.path().to_str().unwrap()).unwrap();
+    let store = sim.wrap(Arc::clone(&plain));
+    Made { _folder: folder, sim, store, plain }
+}
+
+impl Made {
+    /// An object that took no simulated time to write.
+    fn object(&self, name: &str, len: usize) -> Arc<dyn Object> {
+        write_all(&*self.plain, &key(name), &vec![7; len]).unwrap();
+        self.store.open(&key(name)).unwrap()
+    }
+
+    /// How much simulated time something takes, in milliseconds.
+    fn ms(&self, act: impl FnOnce()) -> f64 {
+        let before = self.sim.elapsed();
+        act();
+        (self.sim.elapsed() - before).as_secs_f64() * 1e3
+    }
+}
+
+fn read(object: &dyn Object, offset: u64, len: usize) -> Result<(), Error> {
+    let mut buf = vec![0; len];
+    object.read_many(&mut [Read { offset, buf: &mut buf }])?;
+    assert!(buf.iter().all(|&byte| byte == 7), "other bytes than were written");
+    Ok(())
+}
+
+fn near(got: f64, due: f64, share: f64) {
+    assert!((got - due).abs() <= due * share, "got {got}, due {due} within {share}");
+}
+
+#[test]
+fn the_contract_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = std::cell::Cell::new(0);
+    let make = |text: &str| {
+        count.set(count.get() + 1);
+        let root = folder.path().join(count.get().to_string());
+        let sim = Simulation::counted(Model::parse(text, &[]).unwrap(), 3);
+        sim.wrap(open_url(root.to_str().unwrap()).unwrap())
+    };
+    conformance::run(&|| make(PLAIN));
+    conformance::reader::run(&|| make(PLAIN));
+    conformance::run_objects(&|| make(Model::built_in("s3").unwrap()));
+}
+
+/// A quarter of a disk's answers are known by heart: the median and the 99th percentile of what was
+/// drawn are those that the model names.
+#[test]
+fn latencies_are_distributed_as_the_model_says() {
+    let made = made(PLAIN, &["latency_us.read=[1000, 8000]", "servers.mb_per_s=1e9"], 17);
+    let object = made.object("a", 4096);
+    let mut all: Vec<f64> =
+        (0..20_000).map(|_| made.ms(|| read(&*object, 0, 1).unwrap())).collect();
+    all.sort_by(f64::total_cmp);
+    near(all[all.len() / 2], 1.0, 0.03);
+    near(all[all.len() * 99 / 100], 8.0, 0.08);
+    // Of a log-normal distribution as far below the median as the 99th percentile is above it.
+    near(all[all.len() / 100], 1.0 / 8.0, 0.08);
+}
+
+#[test]
+fn bytes_take_the_rate_of_servers_streams_and_link() {
+    let mib_ms = MIB as f64 / 100e6 * 1e3;
+    let of = |overrides: &[&str]| {
+        let made = made(PLAIN, overrides, 1);
+        let object = made.object("a", 8 * MIB);
+        made.ms(|| read(&*object, 0, 8 * MIB).unwrap())
+    };
+    near(of(&[]), 8.0 * mib_ms + 1.0, 1e-6);
+    // Two of eight pieces on each of four servers.
+    near(of(&["servers.stripes=4"]), 2.0 * mib_ms + 1.0, 1e-6);
+    near(of(&["servers.stripes=0"]), 2.0 * mib_ms + 1.0, 1e-6);
+    near(of(&["servers.stripes=4", "client.mb_per_s=200"]), 4.0 * mib_ms + 1.0, 1e-6);
+    near(of(&["servers.stripes=4", "servers.stream_mb_per_s=10"]), 10.0 * mib_ms + 1.0, 1e-6);
+    near(of(&["client.requests_per_s=10"]), 801.0, 1e-6);
+}
+
+#[test]
+fn a_server_takes_so_many_requests_at_once() {
+    let of = |in_flight: u32| {
+        let made = made(PLAIN, &[&format!("servers.in_flight={in_flight}")], 1);
+        let object = made.object("a", 4096);
+        let mut bufs = [[0; 1]; 8];
+        let mut reads: Vec<Read<'_>> =
+            bufs.iter_mut().map(|buf| Read { offset: 0, buf: &mut buf[..] }).collect();
+        made.ms(|| object.read_many(&mut reads).unwrap())
+    };
+    near(of(8), 1.0, 1e-3);
+    near(of(2), 4.0, 1e-3);
+    near(of(1), 8.0, 1e-3);
+}
+
+#[test]
+fn names_and_uploads_take_their_time() {
+    let made = made(PLAIN, &[], 1);
+    // A name, two requests of a megabyte, one to make it durable.
+    let written = 2.0 * MIB as f64 / 100e6 * 1e3 + 1.0;
+    let took = made.ms(|| drop(write_all(&*made.store, &key("a"), &[7; 2 * MIB]).unwrap()));
+    near(took, 2.0 + 1.0 + written + 5.0, 1e-3);
+    assert_eq!(read_all(&*made.store, &key("a")).unwrap(), [7; 2 * MIB]);
+    for name in 0..24 {
+        write_all(&*made.plain, &key(&format!("many/{name}")), b"").unwrap();
+    }
+    let listed = made.ms(|| assert_eq!(made.store.list(&key("many")).unwrap().len(), 24));
+    near(listed, 3.0 * 2.0 + 1.0, 1e-3);
+    // One for the folder, one for each name.
+    near(made.ms(|| made.store.delete_folder(&key("many")).unwrap()), 25.0 * 2.0 + 1.0, 1e-3);
+    let SimCounters { writes, commits, read_bytes, written_bytes, .. } = made.sim.counters();
+    assert_eq!((writes, commits, read_bytes, written_bytes), (2, 1, 2 << 20, 2 << 20));
+}
+
+/// A writer waits only for what is more than the client keeps on its way.
+#[test]
+fn a_writer_runs_ahead_of_the_store() {
+    let made = made(PLAIN, &["client.in_flight_mib=4"], 1);
+    let mut upload = made.store.create(&key("a"), 0).unwrap();
+    let four = made.ms(|| upload.write(&[7; 4 * MIB]).unwrap());
+    near(four + 1.0, 1.0, 1e-9);
+    let mib_ms = MIB as f64 / 100e6 * 1e3;
+    near(made.ms(|| upload.write(&[7; MIB]).unwrap()), mib_ms + 1.0, 0.2);
+    upload.finish().unwrap();
+}
+
+#[test]
+fn the_same_seed_meets_the_same_luck() {
+    let luck = |seed| {
+        let text = format!(
+            "{PLAIN}[[failure]]\nof = 'read'\nper_million = 100_000\nerrno = 'EIO'\n\
+             [[stall]]\nof = 'read'\nper_million = 50_000\nms = 700\n"
+        );
+        let made = made(&text, &["latency_us.read=[1000, 9000]"], seed);
+        let object = made.object("a", 4096);
+        let story: Vec<(bool, u64)> = (0..400)
+            .map(|_| {
+                let ok = read(&*object, 0, 1).is_ok();
+                (ok, made.sim.elapsed().as_nanos() as u64)
+            })
+            .collect();
+        (story, made.sim.counters())
+    };
+    let (one, counters) = luck(5);
+    assert_eq!((&one, counters), (&luck(5).0, luck(5).1));
+    assert_ne!(one, luck(6).0);
+    // 400 draws of 10 % and of 5 %: five standard deviations are 30 and 22.
+    assert!((10..=70).contains(&counters.failures), "{counters:?}");
+    assert!((1..=42).contains(&counters.stalls), "{counters:?}");
+    assert_eq!(counters.failures, one.iter().filter(|(ok, _)| !ok).count() as u64);
+}
+
+#[test]
+fn failures_are_those_that_the_model_names() {
+    for (errno, op, due) in [
+        ("EIO", "read", "Input/output error"),
+        ("ESTALE", "read", "stale file handle"),
+        ("ENOSPC", "write", "no space left"),
+        ("ENOSPC", "commit", "no space left"),
+        ("EACCES", "meta", "Permission denied"),
+    ] {
+        let text = format!(
+            "{PLAIN}[[failure]]\nof = '{op}'\nper_million = 1_000_000\nerrno = '{errno}'\n"
+        );
+        let made = made(&text, &[], 1);
+        write_all(&*made.plain, &key("a"), &[7; 100]).unwrap();
+        let outcome = match op {
+            "read" => read_all(&*made.store, &key("a")).map(drop),
+            _ => write_all(&*made.store, &key("b"), &[7; 100]).map(drop),
+        };
+        let told = outcome.unwrap_err().to_string();
+        assert!(told.contains(due), "{errno} of {op}: {told}");
+        assert!(made.plain.open(&key("b")).is_err(), "{errno} of {op}: it is there");
+    }
+}
+
+/// A stall is nobody's rate: what is read beside it, of the same server, comes as if it were none.
+#[test]
+fn a_stall_holds_up_itself_alone() {
+    let text = format!("{PLAIN}[[stall]]\nof = 'write'\nper_million = 1_000_000\nms = 60_000\n");
+    let made = made(&text, &["servers.count=1"], 1);
+    let object = made.object("a", 4096);
+    let mut upload = made.store.create(&key("b"), 0).unwrap();
+    near(1.0 + made.ms(|| upload.write(&[7; MIB]).unwrap()), 1.0, 1e-9);
+    let mib_ms = MIB as f64 / 100e6 * 1e3;
+    near(made.ms(|| read(&*object, 0, 1).unwrap()), mib_ms + 1.0, 1e-3);
+    near(made.ms(|| drop(upload.finish().unwrap())), 60_005.0, 1e-3);
+    assert_eq!(made.sim.counters().stalls, 1);
+}
+
+#[test]
+fn models_that_are_built_in_say_what_they_are() {
+    for name in Model::NAMES {
+        let model = Model::named(name).unwrap();
+        assert_eq!(model.name, name);
+        let folder = tempfile::tempdir().unwrap();
+        let sim = Simulation::new(model, 1);
+        let store = sim.wrap(open_url(folder.path().to_str().unwrap()).unwrap());
+        let profile = store.profile();
+        assert_eq!(profile.file_system, format!("simulated {name}"));
+        assert!(profile.is_simulated() && profile.kind() == name);
+        assert!(profile.to_string().contains("simulated"), "{profile}");
+        assert_eq!(sim.label(), format!("simulated: {name}"));
+        assert!(sim.about().contains("not measured"), "{}", sim.about());
+        assert!(!store.can_publish(&Key::root()).unwrap());
+    }
+    assert!(Model::named("tape").is_none());
+}
+
+/// In real time a call comes back no sooner than the model has it, and bytes are the same.
+#[test]
+fn real_time_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let sim = Simulation::new(Model::parse(PLAIN, &[]).unwrap(), 1);
+    let store = sim.wrap(open_url(folder.path().to_str().unwrap()).unwrap());
+    write_all(&*store, &key("a"), b"all of it").unwrap();
+    assert_eq!(read_all(&*store, &key("a")).unwrap(), b"all of it");
+    // Two names, one write, one commit and one read.
+    let least = Duration::from_millis(2 + 2 + 1 + 5 + 1);
+    let took = sim.elapsed();
+    assert!(took >= least, "took {took:?}, due {least:?} or more");
+}
+
+#[test]
+fn what_is_no_model_is_refused_by_name() {
+    for (overrides, due) in [
+        (&["servers.stripes=9"] as &[&str], "servers.stripes"),
+        (&["servers.count=0"], "servers.count"),
+        (&["servers.count=100000"], "servers.count"),
+        (&["servers.count=-1"], "count"),
+        (&["servers.mb_per_s=0"], "servers.mb_per_s"),
+        (&["client.mb_per_s=nan"], "client.mb_per_s"),
+        (&["latency_us.read=[5, 4]"], "latency_us.read"),
+        (&["latency_us.read=[0, 4]"], "latency_us.read"),
+        (&["latency_us.read=[1, inf]"], "latency_us.read"),
+        (&["servers.stripe=1"], "stripe"),
+        (&["disks.count=1"], "no such section"),
+        (&["servers.count"], "no '='"),
+        (&["servers.count=many"], "no TOML value"),
+        (&["stall=[{of='read', per_million=1}]"], "ms"),
+        (&["failure=[{of='read', per_million=1, errno='EOF'}]"], "EOF"),
+    ] {
+        let told = Model::parse(PLAIN, overrides).unwrap_err().to_string();
+        assert!(told.contains(due), "{overrides:?}: {told}");
+    }
+    assert!(Model::parse("name = ", &[]).is_err());
+    assert!(Model::parse("", &[]).unwrap_err().to_string().contains("name"));
+}

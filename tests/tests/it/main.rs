@@ -1,0 +1,14 @@
+//! The whole: tidy rules, readers of others, real services.
+//!
+//! One binary, because each is linked with all that the crate needs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod clean;
+mod cpm;
+mod nfs;
+#[path = "../../../storage/tests/it/nfs_server/mod.rs"]
+mod nfs_server;
+mod readers;
+mod services;
+mod tidy;

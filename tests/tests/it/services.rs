@@ -1,0 +1,346 @@
+//! Real services: what every store must keep, the stream of batches, and checkpoints of several
+//! writers, on CephFS, S3, XFS and NFS.
+//!
+//! `scripts/services/ceph-test` brings up a Ceph, `scripts/services/xfs-test` mounts an XFS and
+//! `scripts/services/nfs-test` makes an NFS, and they run these. Elsewhere `FEEDLINE_TEST_CEPHFS`
+//! and `FEEDLINE_TEST_XFS` are folders on mounts, `FEEDLINE_TEST_S3_URL` a place in a bucket; a
+//! test without its variable says so and ends.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+use ckpt::offload::{self, AdamW, Offload, Update, Way, Weights};
+use ckpt::{Blob, Checkpoints, Group, Holding, PlanLimits, Region, SavePlan, TensorSpec, Together};
+use indexed::{
+    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SplicePart, Split, splice,
+};
+use loader::{GptBatches, Options};
+use sha2::{Digest, Sha256};
+use storage::{Key, Storage, conformance, open_url};
+
+use crate::nfs_server::Nfs;
+
+const CEPHFS: &str = "FEEDLINE_TEST_CEPHFS";
+const S3: &str = "FEEDLINE_TEST_S3_URL";
+const XFS: &str = "FEEDLINE_TEST_XFS";
+
+/// What a variable says; without it the test is left out, loudly.
+fn service(test: &str, variable: &str) -> Option<String> {
+    let place = std::env::var(variable).ok().filter(|place| !place.is_empty());
+    if place.is_none() {
+        let script = if variable == XFS { "xfs-test" } else { "ceph-test" };
+        tests::skip(test, &format!("{variable} is not set; `scripts/services/{script}` sets it"));
+    }
+    place
+}
+
+fn nfs(test: &str) -> Option<Nfs> {
+    Nfs::here().inspect_err(|why| tests::skip(test, why)).ok()
+}
+
+fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
+    let count = Cell::new(0);
+    conformance::run(&|| -> Arc<dyn Storage> {
+        count.set(count.get() + 1);
+        open_url(&url_of(count.get())).unwrap()
+    });
+}
+
+#[test]
+fn services_cephfs_conformance() {
+    let Some(mount) = service("services_cephfs_conformance", CEPHFS) else { return };
+    keeps_the_contract_in(mount.as_ref());
+}
+
+#[test]
+fn services_xfs_conformance() {
+    let Some(mount) = service("services_xfs_conformance", XFS) else { return };
+    keeps_the_contract_in(mount.as_ref());
+}
+
+fn keeps_the_contract_in(mount: &Path) {
+    for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
+        let folder = tempfile::tempdir_in(mount).unwrap();
+        let root = folder.path().display();
+        keeps_the_contract(&|nth| format!("file:{root}/{nth}?{options}"));
+    }
+}
+
+/// The first source takes no room in what `feedline merge` makes, and neither does another that
+/// happens to begin at a block.
+#[test]
+fn services_xfs_merge_shares_blocks() {
+    let Some(mount) = service("services_xfs_merge_shares_blocks", XFS) else { return };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    let store = open_url(folder.path().to_str().unwrap()).unwrap();
+    let write = |name: &str, tokens: u32| -> SplicePart {
+        let mut builder = Builder::create(&store, &key(name), Dtype::I32).unwrap();
+        builder.add_sequence(&(0..tokens).collect::<Vec<u32>>()).unwrap();
+        builder.end_document().unwrap();
+        let bin_crc64 = Some(builder.finish().unwrap().bin.crc64);
+        SplicePart { store: store.clone(), prefix: key(name), documents: None, bin_crc64 }
+    };
+    // 64 MiB each, all blocks of 4096 bytes; then a little that begins at a block and ends in one.
+    let parts = [write("a", 1 << 24), write("b", 1 << 24), write("c", 1001), write("d", 7)];
+    let free = || store.free_bytes().unwrap().unwrap();
+    let before = free();
+    let merged = splice(&store, &key("all"), &parts).unwrap();
+    let taken = before.saturating_sub(free());
+    assert!(taken < 8 << 20, "took {taken} bytes: nothing is shared");
+
+    let read = |name: &str| storage::read_all(&*store, &key(name)).unwrap();
+    let due = [read("a.bin"), read("b.bin"), read("c.bin"), read("d.bin")].concat();
+    assert!(read("all.bin") == due, "the tokens differ");
+    assert_eq!(merged.bin.crc64, storage::crc64(&due));
+}
+
+#[test]
+fn services_cephfs_stream() {
+    let Some(mount) = service("services_cephfs_stream", CEPHFS) else { return };
+    streams_alike_on(mount.as_ref());
+}
+
+#[test]
+fn services_nfs_stream() {
+    let Some(nfs) = nfs("services_nfs_stream") else { return };
+    streams_alike_on(&nfs.hard());
+}
+
+fn streams_alike_on(mount: &Path) {
+    let corpus = Corpus::new();
+    for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
+        let folder = tempfile::tempdir_in(mount).unwrap();
+        corpus.streams_alike_from(&format!("file:{}?{options}", folder.path().display()));
+    }
+}
+
+/// Objects of RGW are checked in `storage/tests/it/s3.rs`, beside the server that they are compared
+/// with.
+#[test]
+fn services_s3_stream() {
+    let Some(url) = service("services_s3_stream", S3) else { return };
+    let (place, options) = url.split_once('?').unwrap_or((&url, ""));
+    // What failed before may have left objects.
+    let run = format!("{}/stream-{}", place.trim_end_matches('/'), std::process::id());
+    let corpus = Corpus::new();
+    for depth in [1, 16] {
+        corpus.streams_alike_from(&format!("{run}-{depth}?{options}&depth={depth}"));
+    }
+}
+
+#[test]
+fn services_cephfs_checkpoint() {
+    let Some(mount) = service("services_cephfs_checkpoint", CEPHFS) else { return };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    // FUSE knows no rename that refuses a name which is taken.
+    saves_together(&[folder.path().to_str().unwrap()], false);
+}
+
+/// Writers on two machines, whose caches of what is there are apart.
+#[test]
+fn services_nfs_checkpoint() {
+    let Some(nfs) = nfs("services_nfs_checkpoint") else { return };
+    let folder = nfs.folder_on(&nfs.hard());
+    let other = nfs.seen_on(&nfs.other(), folder.path());
+    saves_together(&[folder.path().to_str().unwrap(), other.to_str().unwrap()], false);
+}
+
+#[test]
+fn services_s3_checkpoint() {
+    let Some(url) = service("services_s3_checkpoint", S3) else { return };
+    let (place, options) = url.split_once('?').unwrap_or((&url, ""));
+    let run = format!("{}/ckpt-{}", place.trim_end_matches('/'), std::process::id());
+    saves_together(&[&format!("{run}?{options}")], false);
+}
+
+#[test]
+fn services_xfs_checkpoint() {
+    let Some(mount) = service("services_xfs_checkpoint", XFS) else { return };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    saves_together(&[folder.path().to_str().unwrap()], true);
+}
+
+/// Files of a state on a disk become a step's by sharing their blocks, and by a second name:
+/// neither takes room, and the state goes on without touching the step.
+#[test]
+fn services_xfs_offload() {
+    let Some(mount) = service("services_xfs_offload", XFS) else { return };
+    let layout = offload::bench::layout(4 << 20).unwrap();
+    let plan = offload::plan(&layout).unwrap();
+    let weights = vec![0x3d; 16 << 20];
+    for prefer in [Way::Clone, Way::Link] {
+        let folder = tempfile::tempdir_in(&mount).unwrap();
+        let store = open_url(folder.path().to_str().unwrap()).unwrap();
+        let (own, plan) = (Arc::clone(&store), Arc::clone(&plan));
+        let options = offload::Options { prefer, ..offload::Options::default() };
+        let mut state = Offload::on_disk(own, key("state"), plan, &layout, 0, options).unwrap();
+        state.fill(&[&weights], 0, ().into()).unwrap();
+        let step = |number: u64, state: &mut Offload| {
+            let adamw = AdamW {
+                step: number,
+                lr: 0.1,
+                beta1: 0.9,
+                beta2: 0.9,
+                eps: 1e-8,
+                grad_divisor: 1.0,
+            };
+            let nowhere = Weights { dtype: ckpt::Dtype::F32, bytes: &mut [] };
+            let (grad, grad_dtype) = (&weights[..], ckpt::Dtype::F32);
+            let update = Update { grad, grad_dtype, weight_decay: 0.0, weights: nowhere };
+            state.step(&adamw, vec![update], ().into()).unwrap();
+            state.settle().unwrap();
+        };
+        step(1, &mut state);
+        let free = || store.free_bytes().unwrap().unwrap();
+        let before = free();
+        let steps = Checkpoints::open(Arc::clone(&store), key("run"));
+        let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None).unwrap();
+        let taken = before.saturating_sub(free());
+        assert_eq!(way, prefer);
+        assert!(taken < 8 << 20, "took {taken} bytes by {way}: nothing is shared");
+        (2..=4).for_each(|number| step(number, &mut state));
+        steps.open_step(1).unwrap().verify().unwrap();
+    }
+}
+
+/// Three writers save two steps together, each with a store of its own, and one step goes. They
+/// come by these ways to the place in turn.
+fn saves_together(urls: &[&str], can_publish: bool) {
+    const WRITERS: usize = 3;
+    const ROWS: usize = 3000;
+    let spec = |name: &str, group| TensorSpec {
+        name: name.to_owned(),
+        group,
+        dtype: ckpt::Dtype::U8,
+        shape: vec![ROWS as u64, 1000],
+    };
+    let specs = [spec("w", Group::Model), spec("w", Group::ExpAvg)];
+    let holding = |tensor, writer| {
+        let mut region = Region::whole(&specs[0].shape);
+        region.spans[0] = [(ROWS / WRITERS * writer) as u64, (ROWS / WRITERS) as u64].into();
+        Holding { tensor, region }
+    };
+    let held: Vec<Vec<Holding>> =
+        (0..WRITERS).map(|writer| (0..2).map(|tensor| holding(tensor, writer)).collect()).collect();
+    let plan = SavePlan::new(&specs, &held, PlanLimits::default()).unwrap();
+    let tensor = |step: u64| -> Vec<u8> {
+        (0..ROWS * 1000).map(|i| (i as u64 * step % 251) as u8).collect()
+    };
+    let by = |url: &str| Checkpoints::open(open_url(url).unwrap(), key("run"));
+    let steps = || by(urls[0]);
+    for step in [1, 2] {
+        let bytes = tensor(step);
+        std::thread::scope(|scope| {
+            for (writer, part) in bytes.chunks(bytes.len() / WRITERS).enumerate() {
+                let (plan, token) = (&plan, format!("first-{step}"));
+                scope.spawn(move || {
+                    let deadline = std::time::Duration::from_secs(120);
+                    let together = Together { token: &token, writer, deadline };
+                    let name = format!("rng-{writer}");
+                    let blobs = [Blob { name: &name, bytes: &[writer as u8] }];
+                    let meta = serde_json::json!({ "step": step });
+                    let held = [part, part];
+                    let steps = by(urls[writer % urls.len()]);
+                    steps.save_together(step, plan, &held, &blobs, meta, &together).unwrap();
+                });
+            }
+        });
+        let newest = by(urls[urls.len() - 1]).newest().unwrap().unwrap();
+        assert_eq!(newest.step(), step);
+        newest.verify().unwrap();
+        let mut read = vec![0; bytes.len()];
+        newest.read_tensor("w", Group::ExpAvg, &mut read).unwrap();
+        assert!(read == bytes, "step {step} came back changed");
+        assert_eq!(newest.blob("rng-2").unwrap(), [2]);
+    }
+    let store = open_url(urls[0]).unwrap();
+    assert_eq!(store.can_publish(&key("run")).unwrap(), can_publish);
+    let has_record = store.names(&key("run/step-000000000002")).unwrap()[0] == "COMMIT";
+    assert_eq!(has_record, !can_publish);
+    assert_eq!(steps().retain(1).unwrap(), [1]);
+    steps().sweep().unwrap();
+    assert_eq!(steps().steps().unwrap(), [2]);
+    store.delete_folder(&key("run")).unwrap();
+}
+
+/// A corpus on a local disk, with the order of its samples and the hash of their batches.
+struct Corpus {
+    _folder: tempfile::TempDir,
+    local: Arc<dyn Storage>,
+    index: Arc<GptIndex>,
+    due: String,
+}
+
+const SEQ_LEN: usize = 64;
+const DOCUMENTS: u32 = 400;
+
+impl Corpus {
+    /// Documents of 0 to 400 tokens, in which any two tokens differ.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let local = open_url(folder.path().to_str().unwrap()).unwrap();
+        let mut builder = Builder::create(&local, &key("corpus"), Dtype::I32).unwrap();
+        let mut next = 0;
+        for document in 0..DOCUMENTS {
+            let len = document.wrapping_mul(2_654_435_761) >> 23;
+            let tokens: Vec<u32> = (next..next + len.min(400)).collect();
+            next += tokens.len() as u32;
+            builder.add_sequence(&tokens).unwrap();
+            builder.end_document().unwrap();
+        }
+        builder.finish().unwrap();
+        let dataset = Arc::new(IndexedDataset::open(&local, &key("corpus")).unwrap());
+        let config = GptIndexConfig {
+            dataset_path: "corpus".to_owned(),
+            split: Some("100,0,0".to_owned()),
+            seq_len: SEQ_LEN as u64,
+            seed: 1234,
+            num_samples: None,
+            add_extra_token: true,
+            drop_last_partial_valid: true,
+            tokenizer: serde_json::json!({}),
+        };
+        let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config).unwrap());
+        let due = stream(dataset.clone(), index.clone(), 0);
+        assert_ne!(stream(dataset, index.clone(), 1), due, "another start is another stream");
+        Corpus { _folder: folder, local, index, due }
+    }
+
+    fn streams_alike_from(&self, url: &str) {
+        let store = open_url(url).unwrap();
+        for name in ["corpus.bin", "corpus.idx"] {
+            let bytes = storage::read_all(&*self.local, &key(name)).unwrap();
+            storage::write_all(&*store, &key(name), &bytes).unwrap();
+        }
+        let dataset = Arc::new(IndexedDataset::open(&store, &key("corpus")).unwrap());
+        assert_eq!(stream(dataset, self.index.clone(), 0), self.due, "from {url}");
+    }
+}
+
+/// All batches from a sample on, summed up.
+fn stream(dataset: Arc<IndexedDataset>, index: Arc<GptIndex>, samples_consumed: u64) -> String {
+    let samples_end = index.sample_count();
+    let options = Options {
+        seq_len: SEQ_LEN,
+        micro_batch: 8,
+        samples_consumed,
+        samples_end,
+        window_batches: 4,
+    };
+    let mut batches = GptBatches::start(dataset, index, options).unwrap();
+    let mut sum = Sha256::new();
+    while let Some(batch) = batches.next_batch().unwrap() {
+        sum.update(batch.first_sample.to_le_bytes());
+        for (token, label) in batch.tokens.iter().zip(&batch.labels) {
+            sum.update(token.to_le_bytes());
+            sum.update(label.to_le_bytes());
+        }
+        batches.recycle(batch);
+    }
+    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}

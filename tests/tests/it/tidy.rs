@@ -1,0 +1,378 @@
+//! The rules of the house, as tests. Each rule is a function from named texts to what breaks it;
+//! each is run on the tree, and on a canary that it must catch.
+
+use std::path::Path;
+
+/// A file of the tree: its path below the root, and its text.
+type Source = (String, String);
+
+/// What each crate of ours may import of ours.
+const ARROWS: [(&str, &[&str]); 13] = [
+    ("storage", &[]),
+    ("indexed", &["storage"]),
+    ("preprocess", &["indexed", "storage"]),
+    ("loader", &["indexed", "storage"]),
+    ("ckpt", &["storage"]),
+    ("recipe", &["ckpt", "storage"]),
+    ("feed", &["indexed", "loader", "preprocess", "recipe", "storage"]),
+    ("logbook", &["ckpt", "recipe", "storage"]),
+    ("trainer/bridge", &[]),
+    (
+        "trainer",
+        &[
+            "bridge",
+            "ckpt",
+            "feed",
+            "indexed",
+            "loader",
+            "logbook",
+            "preprocess",
+            "recipe",
+            "storage",
+        ],
+    ),
+    ("tools", &["ckpt", "feed", "indexed", "loader", "logbook", "preprocess", "recipe", "storage"]),
+    ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
+    ("fuzz", &["ckpt", "indexed", "preprocess", "storage"]),
+];
+
+/// External crates that several of ours may use; every other has one owner.
+const SHARED: [&str; 10] = [
+    "anyhow",
+    "clap",
+    "clap_complete",
+    "flate2",
+    "log",
+    "serde",
+    "serde_json",
+    "signal-hook",
+    "toml",
+    "zstd",
+];
+
+/// External crates of tests and benchmarks, which may stand anywhere.
+const FOR_TESTS: [&str; 1] = ["tempfile"];
+
+/// Where `unsafe` may stand.
+const UNSAFE: [&str; 12] = [
+    "storage/src/uring.rs",
+    "storage/src/buffer_pool.rs",
+    "storage/src/ring.rs",
+    "storage/src/pread.rs",
+    "storage/src/sys.rs",
+    "storage/src/map.rs",
+    "storage/src/shared/memory.rs",
+    "storage/src/shared/socket.rs",
+    "storage/src/stream.rs",
+    "storage/src/wide.rs",
+    "trainer/bridge/src/",
+    // A test that counts allocations.
+    "loader/tests/allocations.rs",
+];
+
+#[test]
+fn crates_import_along_the_arrows() {
+    assert_none(&arrows(&sources(&["Cargo.toml"])));
+    let canary = "[dependencies]\ntrainer.workspace = true\n";
+    assert_caught(&arrows(&[("loader/Cargo.toml".into(), canary.into())]));
+}
+
+#[test]
+fn an_external_crate_has_one_owner() {
+    assert_none(&owners(&sources(&["Cargo.toml"])));
+    let manifest = "[dependencies]\nmemmap2.workspace = true\n";
+    let twice = ["ckpt", "loader"].map(|name| (format!("{name}/Cargo.toml"), manifest.to_owned()));
+    assert_caught(&owners(&twice));
+}
+
+#[test]
+fn every_dependency_says_what_it_saves() {
+    assert_none(&reasons(&read("Cargo.toml")));
+    assert_caught(&reasons("[workspace.dependencies]\nleft-pad = \"1\"\n"));
+}
+
+#[test]
+fn unsafe_stands_in_named_files() {
+    let rust = sources(&["rs"]);
+    assert_none(&unsafe_elsewhere(&rust));
+    let canary = ("ckpt/src/plan.rs".to_owned(), "    unsafe { go() }\n".to_owned());
+    assert_caught(&unsafe_elsewhere(&[canary]));
+    for (name, _) in ARROWS {
+        let lib = read(&format!("{name}/src/lib.rs"));
+        let walled = lib.contains("#![forbid(unsafe_code)]");
+        assert!(walled || name == "storage" || name == "trainer/bridge", "{name} does not forbid");
+    }
+}
+
+#[test]
+fn async_stands_where_s3_does() {
+    assert_none(&async_elsewhere(&sources(&["rs"])));
+    let canary = ("loader/src/plan.rs".to_owned(), "    async fn go() {}\n".to_owned());
+    assert_caught(&async_elsewhere(&[canary]));
+}
+
+#[test]
+fn lines_and_files_are_short() {
+    assert_none(&sizes(&sources(&["rs"])));
+    assert_caught(&sizes(&[("a.rs".into(), "x".repeat(101))]));
+    assert_caught(&sizes(&[("a.rs".into(), "x\n".repeat(801))]));
+}
+
+#[test]
+fn the_trainer_is_small() {
+    assert_none(&larger(&sources(&["rs"]), "trainer/src/", 7000));
+    assert_none(&larger(&sources(&["cpp", "h"]), "trainer/bridge/shim/", 1000));
+    let canary = "// no code\n\nfn go() {\n}\n#[cfg(test)]\nmod tests {}\n";
+    let canary = [("a/b.rs".to_owned(), canary.to_owned())];
+    assert_none(&larger(&canary, "a/", 2));
+    assert_caught(&larger(&canary, "a/", 1));
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let all = sources(&["rs", "toml", "md", "sh", "py", "cpp", "h", "Makefile", "run"]);
+    assert_none(&leftovers(&all));
+    for canary in [format!("// {}ME", "FIX"), format!("#[{}]", "ignore"), format!("{}!()", "todo")]
+    {
+        assert_caught(&leftovers(&[("a.rs".into(), canary)]));
+    }
+}
+
+#[test]
+fn speed_is_not_asserted() {
+    assert_none(&timed(&sources(&["rs"])));
+    let canary = format!("assert!(start.{}() < LIMIT);", "elapsed");
+    assert_caught(&timed(&[("a/tests/b.rs".into(), canary)]));
+}
+
+#[test]
+fn a_document_has_one_title() {
+    assert_none(&titles(&sources(&["md"])));
+    assert_caught(&titles(&[("A.md".into(), "# One\n\n# Two\n".into())]));
+    assert_caught(&titles(&[("A.md".into(), "no title\n".into())]));
+}
+
+fn arrows(manifests: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in manifests {
+        let Some(name) = path.strip_suffix("/Cargo.toml") else { continue };
+        let allowed = ARROWS.iter().find(|(of, _)| *of == name).map(|(_, allowed)| *allowed);
+        let Some(allowed) = allowed else {
+            broken.push(format!("{path}: a crate without arrows; add it to ARROWS"));
+            continue;
+        };
+        for (table, dependency) in dependencies(text) {
+            let ours = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
+            // Oneself with a feature on, for one's own tests.
+            let oneself = table == "dev-dependencies" && name.ends_with(&dependency);
+            if ours && !oneself && !allowed.contains(&dependency.as_str()) {
+                broken.push(format!("{path}: imports {dependency}"));
+            }
+        }
+    }
+    broken
+}
+
+fn owners(manifests: &[Source]) -> Vec<String> {
+    let mut seen = std::collections::BTreeMap::<String, Vec<&str>>::new();
+    for (path, text) in manifests {
+        for (table, dependency) in dependencies(text) {
+            let ours = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
+            let shared =
+                SHARED.contains(&dependency.as_str()) || FOR_TESTS.contains(&dependency.as_str());
+            if table == "dependencies" && !ours && !shared {
+                seen.entry(dependency).or_default().push(path);
+            }
+        }
+    }
+    // tch stands in the bridge, which wraps its tensors, and in the trainer, which computes.
+    seen.remove("tch");
+    seen.retain(|_, paths| paths.len() > 1);
+    seen.iter()
+        .map(|(name, paths)| format!("{name} is a dependency of {}", paths.join(", ")))
+        .collect()
+}
+
+fn reasons(manifest: &str) -> Vec<String> {
+    let mut broken = Vec::new();
+    let mut inside = false;
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line == "[workspace.dependencies]";
+        } else if inside && line.contains('=') && !line.contains("path =") && !line.contains(" # ")
+        {
+            broken.push(format!("Cargo.toml: no reason: {line}"));
+        }
+    }
+    broken
+}
+
+fn unsafe_elsewhere(rust: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in rust {
+        if UNSAFE.iter().any(|allowed| path.starts_with(allowed))
+            || path == "tests/tests/it/tidy.rs"
+        {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            if code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
+                broken.push(format!("{path}:{}: unsafe", number + 1));
+            }
+        }
+    }
+    broken
+}
+
+fn async_elsewhere(rust: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in rust {
+        if path.starts_with("storage/src/s3/") || path == "tests/tests/it/tidy.rs" {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            let words = ["async fn ", "async {", "async move"];
+            // A method may have a name that begins so.
+            let awaits = code.split(".await").skip(1).any(|rest| !rest.starts_with('_'));
+            if awaits || words.iter().any(|word| code.contains(word)) {
+                broken.push(format!("{path}:{}: async", number + 1));
+            }
+        }
+    }
+    broken
+}
+
+fn sizes(rust: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in rust {
+        if text.lines().count() > 800 {
+            broken.push(format!("{path}: {} lines, 800 at most", text.lines().count()));
+        }
+        for (number, line) in text.lines().enumerate() {
+            if line.chars().count() > 100 {
+                broken.push(format!("{path}:{}: over 100 columns", number + 1));
+            }
+        }
+    }
+    broken
+}
+
+/// Whether the files below a folder have more lines of code than that: blank lines, comments and
+/// unit tests, which stand last in a file, do not count.
+fn larger(all: &[Source], folder: &str, lines_max: usize) -> Vec<String> {
+    let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+    let code = |text: &str| {
+        text.lines().take_while(|line| *line != "#[cfg(test)]").filter(is_code).count()
+    };
+    let below = all.iter().filter(|(path, _)| path.starts_with(folder));
+    let lines: usize = below.map(|(_, text)| code(text)).sum();
+    let broken = format!("{folder}: {lines} lines of code, {lines_max} at most");
+    if lines > lines_max { vec![broken] } else { Vec::new() }
+}
+
+fn leftovers(all: &[Source]) -> Vec<String> {
+    let words = ["FIXME", "TODO", "XXX", "#[ignore", "todo!", "unimplemented!", "dbg!("];
+    let mut broken = Vec::new();
+    for (path, text) in all {
+        if ["tests/tests/it/tidy.rs", "STYLE.md"].contains(&path.as_str()) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            for word in words.iter().filter(|word| line.contains(*word)) {
+                broken.push(format!("{path}:{}: {word}", number + 1));
+            }
+        }
+    }
+    broken
+}
+
+fn timed(rust: &[Source]) -> Vec<String> {
+    let clocks = ["elapsed()", "Duration::", ".as_secs", ".as_millis"];
+    let mut broken = Vec::new();
+    for (path, text) in rust.iter().filter(|(path, _)| !path.contains("/benches/")) {
+        for (number, line) in text.lines().enumerate() {
+            let asserted = line.trim_start().starts_with("assert");
+            if asserted && clocks.iter().any(|clock| line.contains(clock)) {
+                broken.push(format!("{path}:{}: an assertion on time", number + 1));
+            }
+        }
+    }
+    broken
+}
+
+fn titles(documents: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in documents {
+        let mut code = false;
+        let mut count = 0;
+        for line in text.lines() {
+            code ^= line.starts_with("```");
+            count += usize::from(!code && line.starts_with("# "));
+        }
+        if count != 1 {
+            broken.push(format!("{path}: {count} titles, one due"));
+        }
+    }
+    broken
+}
+
+/// (table, name) of every dependency that a Cargo.toml declares.
+fn dependencies(manifest: &str) -> Vec<(String, String)> {
+    let mut table = String::new();
+    let mut found = Vec::new();
+    for line in manifest.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            name.clone_into(&mut table);
+        } else if table.ends_with("dependencies") && table != "workspace.dependencies" {
+            let name = line.split(['.', '=', ' ']).next().unwrap_or("");
+            if !name.is_empty() && !name.starts_with('#') {
+                found.push((table.clone(), name.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// All files of the tree with one of these extensions, or of this name.
+fn sources(kinds: &[&str]) -> Vec<Source> {
+    let mut found = Vec::new();
+    walk(&tests::root(), "", kinds, &mut found);
+    assert!(!found.is_empty(), "no file of kind {kinds:?}: the walk is broken");
+    found
+}
+
+fn walk(folder: &Path, below: &str, kinds: &[&str], found: &mut Vec<Source>) {
+    let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(Result::unwrap).collect();
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let name = entry.file_name().into_string().unwrap();
+        let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
+        let made = ["target", "demo-run", "node_modules", "golden", "corpus", "artifacts"];
+        let built = made.contains(&name.as_str());
+        let hidden = name.starts_with('.') && name != ".ci" && name != ".cargo";
+        if entry.file_type().unwrap().is_dir() {
+            if !built && !hidden && !name.starts_with("target-") {
+                walk(&entry.path(), &path, kinds, found);
+            }
+        } else if kinds.iter().any(|kind| name == *kind || name.ends_with(&format!(".{kind}")))
+            && let Ok(text) = std::fs::read_to_string(entry.path())
+        {
+            found.push((path, text));
+        }
+    }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(tests::root().join(path)).unwrap()
+}
+
+fn assert_none(broken: &[String]) {
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// A checker that catches nothing would pass for ever.
+fn assert_caught(broken: &[String]) {
+    assert!(!broken.is_empty(), "the canary went unseen");
+}

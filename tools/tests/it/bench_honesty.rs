@@ -1,0 +1,228 @@
+//! That `feedline bench` says what its numbers are not: of a cache, of memory, of the benchmark
+//! itself; and how saves went in time.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use storage::examine::MountFacts;
+
+fn bench(targets: &[&str], more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.arg("bench").args(targets);
+    command.args(["--seconds=0.2", "--bytes=16MiB", "--writers=2", "--ranks=4"]);
+    let is_told = more.iter().any(|argument| argument.starts_with("--runs"));
+    command.args((!is_told).then_some("--runs=1"));
+    command.args(more).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    output
+}
+
+fn json(targets: &[&str], more: &[&str]) -> Value {
+    let more: Vec<&str> = more.iter().copied().chain(["--json"]).collect();
+    serde_json::from_slice(&bench(targets, &more).stdout).unwrap()
+}
+
+fn pattern<'a>(target: &'a Value, name: &str) -> &'a Value {
+    let patterns = target["patterns"].as_array().unwrap();
+    patterns.iter().find(|of| of["pattern"] == name).unwrap()
+}
+
+fn notes(target: &Value) -> String {
+    target["notes"].to_string()
+}
+
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).unwrap().next().is_none()
+}
+
+/// What the folder is on that is no file system of a disk, if it is none.
+fn other_than_disk(folder: &Path) -> Option<String> {
+    let kind = MountFacts::of(folder).unwrap().file_system;
+    (!["ext4", "xfs", "btrfs", "f2fs"].contains(&kind.as_str())).then_some(kind)
+}
+
+/// The same file, around the page cache and from it: only the second is of a cache, and it says so
+/// wherever it is told.
+#[test]
+fn a_run_from_the_page_cache_is_exposed() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Some(kind) = other_than_disk(folder.path()) {
+        return eprintln!("SKIPPED: the folder is on {kind}: no disk with a cache above");
+    }
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    fs::create_dir(&a).unwrap();
+    fs::create_dir(&b).unwrap();
+    let around = format!("file:{}?direct=on", a.display());
+    let through = format!("file:{}?direct=off", b.display());
+    let page = folder.path().join("page.html");
+    let html = format!("--html={}", page.display());
+    let more = ["--patterns=stream,samples,restore", "--checkpoint=8MiB", "--no-fio", &html];
+    let report = json(&[&around, &through], &more);
+    let (around, through) = (&report["targets"][0], &report["targets"][1]);
+    for name in ["stream", "samples", "restore"] {
+        let (honest, cached) = (pattern(around, name), pattern(through, name));
+        assert_ne!(honest["flag"], "cached", "{honest}");
+        assert!(honest["moved_per_delivered"].as_f64().unwrap() >= 0.9, "{honest}");
+        assert_eq!(cached["flag"], "cached", "{cached}");
+    }
+    // What was written has not been read from anywhere since.
+    let cached = pattern(through, "stream");
+    assert!(cached["more"]["page_cache_share_before"].as_f64().unwrap() > 0.9, "{cached}");
+    assert!(notes(through).contains("stream is CACHED: "), "{}", notes(through));
+    assert!(notes(through).contains("% of the file lay in the page cache before"));
+    assert!(!notes(around).contains("CACHED"), "{}", notes(around));
+    let standing = |nth: usize| &report["verdict"]["targets"][nth];
+    assert_eq!((&standing(0)["cached"], &standing(1)["cached"]), (&false.into(), &true.into()));
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("<b class=\"warn\">CACHED</b>") && page.contains("measure again with"));
+
+    let through = format!("file:{}?direct=off", b.display());
+    let text = bench(&[&through], &["--patterns=stream", "--no-fio"]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("but CACHED: not what the device does"), "{text}");
+    assert!(text.contains("measure again with ?direct=on"), "{text}");
+    let row = text.lines().find(|line| line.trim_start().starts_with("stream")).unwrap();
+    assert!(row.contains(" CACHED"), "{row}");
+    assert!(is_empty(&a) && is_empty(&b));
+}
+
+#[test]
+fn memory_is_called_memory() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+        return eprintln!("SKIPPED: there is no /dev/shm");
+    };
+    let name = folder.path().to_str().unwrap();
+    let more = ["--patterns=stream,save", "--checkpoint=2MiB", "--no-fio"];
+    let report = json(&[name], &more);
+    let target = &report["targets"][0];
+    assert_eq!(target["witness"], "memory");
+    for name in ["stream", "save"] {
+        assert_eq!(pattern(target, name)["flag"], "memory");
+    }
+    assert!(notes(target).contains("no device was measured"));
+    let text = String::from_utf8(bench(&[name], &more).stdout).unwrap();
+    assert!(text.contains("but MEMORY: there is no device"), "{text}");
+    assert!(text.contains("- MEMORY"), "{text}");
+    assert!(is_empty(folder.path()));
+}
+
+/// Of a model with a link of 60 MB/s, and of a client that keeps a megabyte in flight: so a save is
+/// as slow as the link from its first megabyte on, however fast the machine is.
+#[test]
+fn saves_and_restores_have_a_timeline_too() {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let pages = tempfile::tempdir().unwrap();
+    let page = pages.path().join("page.html");
+    let html = format!("--html={}", page.display());
+    let simulate =
+        "--simulate=lustre,client.mb_per_s=60,client.in_flight_mib=1,servers.request_kib=512";
+    let more = [simulate, "--patterns=save,save-one,restore", "--checkpoint=16MiB", &html];
+    let report = json(&[folder.path().to_str().unwrap()], &more);
+    for name in ["save", "save-one", "restore"] {
+        let of = pattern(&report["targets"][0], name);
+        let points = of["timeline"].as_array().unwrap();
+        assert!(points.len() >= 5, "{of}");
+        let at = |point: &Value, nth: usize| point[nth].as_f64().unwrap();
+        let width_s = at(&points[1], 0) - at(&points[0], 0);
+        let megabytes: f64 = points.iter().map(|point| at(point, 1) * width_s).sum();
+        // The last point may be of less than its width, or be left out.
+        assert!((12.0..21.0).contains(&megabytes), "{megabytes} of 16.8: {of}");
+    }
+    let page = fs::read_to_string(&page).unwrap();
+    let timelines = page.split("The last round, as it went").nth(1).unwrap();
+    assert_eq!(timelines.matches("<figure>").count(), 3, "{timelines}");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn fio_stands_beside_us_with_an_interval() {
+    if !tools::fio::is_there() {
+        return eprintln!("SKIPPED: there is no fio");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let more = ["--patterns=stream,samples,save,save-one", "--checkpoint=32MiB", "--runs=2"];
+    let report = json(&[folder.path().to_str().unwrap()], &more);
+    let peers = report["targets"][0]["peers"].as_array().unwrap();
+    assert_eq!(peers.len(), 4, "{peers:?}");
+    for peer in peers {
+        let of = |name: &str| peer[name].as_f64().unwrap();
+        assert!(of("ours_mb_per_s") > 0.0 && of("fio_mb_per_s") > 0.0, "{peer}");
+        // So short a run may be less than the clock of its cores ticks.
+        assert!(of("ours_core_s_per_gb") >= 0.0 && of("fio_core_s_per_gb") >= 0.0, "{peer}");
+        assert!(of("low") <= of("ours_by_fio") && of("ours_by_fio") <= of("high"), "{peer}");
+        assert!(["yes", "no", "open"].contains(&peer["agreement"].as_str().unwrap()), "{peer}");
+    }
+    for (peer, due) in peers[2..].iter().zip(["a file each", "one file"]) {
+        let due = format!("into {due}, 8 MiB, 2 writers, synced");
+        assert_eq!(peer["what"], *due);
+    }
+    assert!(is_empty(folder.path()));
+}
+
+/// What is measured with something else in the place of fio, which answers as is said.
+fn beside(answer: &str) -> (Value, Vec<String>) {
+    let (folder, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (fio, asked) = (programs.path().join("fio"), programs.path().join("asked"));
+    let lines = format!(
+        "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho \"$@\" >>'{}'\n{answer}\n",
+        asked.display()
+    );
+    fs::write(&fio, lines).unwrap();
+    fs::set_permissions(&fio, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args(["bench", folder.path().to_str().unwrap(), "--json", "--runs=2"]);
+    command.args(["--seconds=0.05", "--bytes=16MiB", "--checkpoint=16MiB", "--writers=2"]);
+    command.args(["--patterns=stream,samples,save,save-one"]).env("PATH", path);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(is_empty(folder.path()));
+    let asked = fs::read_to_string(asked).unwrap();
+    let asked = asked.lines().map(|line| format!("{line} ")).collect();
+    (serde_json::from_slice(&output.stdout).unwrap(), asked)
+}
+
+/// fio is asked for the sizes, the depth, the files and the cache that our requests have.
+#[test]
+fn fio_is_asked_for_the_same() {
+    let (read, write) = ("\"read\":{\"bw_bytes\":5e8}", "\"write\":{\"bw_bytes\":4e8}");
+    let cores = "\"usr_cpu\":10,\"sys_cpu\":15";
+    let (report, asked) = beside(&format!("echo '{{\"jobs\":[{{{read},{write},{cores}}}]}}'"));
+    let target = &report["targets"][0];
+    let rates = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_mb_per_s"]);
+    assert_eq!(rates.collect::<Vec<_>>(), [500.0, 500.0, 400.0, 400.0]);
+    // A quarter of a core for half a gigabyte a second, and two writers of as much for 0.4.
+    let cores = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_core_s_per_gb"]);
+    assert_eq!(cores.collect::<Vec<_>>(), [0.5, 0.5, 1.25, 1.25]);
+    let direct = format!("--direct={} ", u8::from(target["direct"].as_bool().unwrap()));
+    let dues = [
+        &["--rw=read ", "--bs=1048576 ", "--iodepth=32 ", "/tokens.bin ", "--runtime=50ms "][..],
+        &["--rw=randread ", "--bs=8192 ", "--iodepth=64 ", "/tokens.bin ", "--time_based "],
+        &["--rw=write ", "--bs=8388608 ", "--numjobs=2 ", "--size=8388608 ", "/apart.$jobnum "],
+        &["--rw=write ", "--bs=8388608 ", "--offset_increment=8388608 ", "/one.bin "],
+    ];
+    assert_eq!(asked.len(), 2 * dues.len(), "two rounds: {asked:?}");
+    let waits = target["engine"] != "ring";
+    for (line, due) in asked.iter().zip(dues.iter().chain(&dues)) {
+        assert_eq!(line.contains("--force_async=1 "), waits && line.contains("read "), "{line}");
+        for due in due.iter().copied().chain([&*direct, "--invalidate=0 "]) {
+            assert!(line.contains(due), "no {due} in {line}");
+        }
+        assert_eq!(line.contains("--rw=write"), line.contains("--end_fsync=1 "), "{line}");
+    }
+}
+
+#[test]
+fn a_fio_that_cannot_is_left_out() {
+    let (report, asked) = beside("echo 'io_uring: Operation not permitted' >&2; exit 1");
+    let target = &report["targets"][0];
+    assert_eq!(target["peers"].as_array().unwrap().len(), 0);
+    assert!(notes(target).contains("without fio beside it: "), "{}", notes(target));
+    assert!(notes(target).contains("Operation not permitted"), "{}", notes(target));
+    assert_eq!(asked.len(), 1, "{asked:?}");
+}

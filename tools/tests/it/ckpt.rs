@@ -1,0 +1,272 @@
+//! `feedline ckpt` as a user runs it: what it prints and how it exits.
+
+use std::path::Path;
+use std::process::Command;
+
+use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
+use serde_json::{Value, json};
+use storage::Key;
+use storage::server::{Fault, Rule, S3Server};
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.err))
+    }
+}
+
+fn feedline(args: &[&str]) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    let output = command.arg("ckpt").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said {
+        code: output.status.code().expect("it exits, no signal ends it"),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
+}
+
+/// Steps of two tensors and a blob; `change` is added to the last value of each.
+fn save(folder: &str, step: u64, change: f32) {
+    let steps = Checkpoints::open(storage::open_url(folder).unwrap(), Key::root());
+    let mut values = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    values[5] += change;
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let tensor = |group| TensorData {
+        name: "wte.weight",
+        group,
+        dtype: Dtype::F32,
+        shape: &[2, 3],
+        bytes: &bytes,
+    };
+    let blobs = [Blob { name: "config.toml", bytes: b"[model]\nheads = 1\nvocab = 2\n" }];
+    let tensors = [tensor(Group::Model), tensor(Group::ExpAvg)];
+    steps.save(step, &tensors, &blobs, json!({ "samples_consumed": step * 8 })).unwrap();
+}
+
+fn folder_of(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn steps_are_listed_told_and_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    save(&root, 10, 0.0);
+    save(&root, 20, 0.0);
+    std::fs::create_dir(folder.path().join("steps/.trash-step-000000000005-who")).unwrap();
+    let listed = feedline(&["ls", &root, "--json"]).json();
+    assert_eq!((&listed["newest"], &listed["steps"][0]["step"]), (&json!(20), &json!(10)));
+    assert_eq!(listed["steps"][1]["samples_consumed"], 160);
+    assert_eq!(listed["leftovers"][0]["kind"], "deletion");
+    let said = feedline(&["ls", &root]);
+    assert!(said.out.contains("complete") && said.out.contains(".trash-"), "{}", said.out);
+
+    let told = feedline(&["inspect", &root, "--json"]).json();
+    assert_eq!((&told["step"], &told["tensors"][0]["shape"]), (&json!(20), &json!([2, 3])));
+    let said = feedline(&["inspect", &root, "--name-has", "wte"]);
+    assert!(said.out.contains("[2, 3]"), "{}", said.out);
+
+    for verb in [&["verify", &root][..], &["verify", &root, "--quick"], &["scrub", &root]] {
+        let said = feedline(verb);
+        assert_eq!((said.code, said.out.matches("whole").count()), (0, 2), "{}", said.err);
+    }
+    let shard = format!("{root}/step-000000000020/model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&shard, bytes).unwrap();
+    let said = feedline(&["verify", &root, "--json"]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert_eq!(said.json()["steps"][1]["ok"], false);
+    assert_eq!(feedline(&["scrub", &root, "--rate", "1GiB"]).code, 1);
+    assert_eq!(feedline(&["verify", &root, "--quick"]).code, 0, "lengths are as they were");
+    assert_eq!(feedline(&["verify", &folder_of(folder.path(), "none")]).code, 2);
+}
+
+#[test]
+fn differences_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| folder_of(folder.path(), name));
+    save(&a, 10, 0.0);
+    save(&b, 10, 0.0);
+    save(&b, 20, 0.25);
+    let step = |step: u64| format!("{b}/step-{step:012}");
+    let said = feedline(&["diff", &a, &step(10)]);
+    assert_eq!((said.code, said.out.contains("same")), (0, true), "{}", said.err);
+    assert_eq!(feedline(&["diff", &a, &step(10), "--read"]).code, 0);
+    let said = feedline(&["diff", &a, &step(20), "--json"]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    let diff = said.json();
+    let first = &diff["tensors"][0];
+    assert_eq!((&first["difference"], &first["max_abs"]), (&json!("values"), &json!(0.25)));
+    assert_eq!((&first["first_index"], &first["elements_differ"]), (&json!([1, 2]), &json!(1)));
+    assert_eq!(diff["blobs_equal"], 1);
+    assert_eq!(feedline(&["diff", &a, "/nonexistent"]).code, 2);
+}
+
+#[test]
+fn old_steps_go_but_never_the_newest() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    for step in [1, 2, 3] {
+        save(&root, step, 0.0);
+    }
+    let dry = feedline(&["retain", &root, "--keep-last", "1", "--dry-run", "--json"]).json();
+    assert_eq!((&dry["deleted"], &dry["kept"][0]["step"]), (&json!([1, 2]), &json!(3)));
+    let dry = ["--keep-last", "1", "--keep-every", "2", "--verify", "--dry-run", "--json"];
+    let dry = feedline(&[&["retain", root.as_str()], &dry[..]].concat()).json();
+    assert_eq!((&dry["deleted"], &dry["kept"][0]["step"]), (&json!([1]), &json!(2)));
+    let said = feedline(&["retain", &root, "--keep-last", "2", "--json"]);
+    assert_eq!(said.json()["deleted"], json!([1]), "{}", said.err);
+    let listed = feedline(&["ls", &root, "--json"]).json();
+    assert_eq!(listed["steps"][1]["verified"], true, "it was read before any was deleted");
+    assert_eq!(feedline(&["retain", &root, "--lengths", "--verify"]).code, 2);
+    assert_eq!(feedline(&["retain", &root, "--lengths"]).code, 0);
+    assert_eq!(feedline(&["retain", &root, "--keep-last", "0"]).code, 2);
+    assert_eq!(feedline(&["ls", &root, "--json"]).json()["steps"][0]["step"], 2);
+}
+
+#[test]
+fn steps_are_copied_to_another_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let [near, far] = ["near", "far"].map(|name| folder_of(folder.path(), name));
+    save(&near, 1, 0.0);
+    save(&near, 2, 0.5);
+    let dry = feedline(&["drain", &near, &far, "--dry-run", "--json"]).json();
+    assert_eq!(dry["pending"], json!([2, 1]));
+    let said = feedline(&["drain", &near, &far, "--json"]);
+    assert_eq!((said.code, &said.json()["pending"]), (0, &json!([])), "{}", said.err);
+    assert_eq!(feedline(&["diff", &near, &far, "--read"]).code, 0);
+    assert_eq!(feedline(&["drain", &near, &far, "--rate", "0B"]).code, 2);
+}
+
+/// Packed and unpacked by every verb that writes steps, and read by all others.
+#[test]
+fn steps_are_packed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder_of(folder.path(), name);
+    let [near, far, packed, plain] = ["near", "far", "packed", "plain"].map(path);
+    save(&near, 1, 0.0);
+    save(&near, 2, 0.5);
+    for command in [
+        &["drain", near.as_str(), &far, "--compress"][..],
+        &["reshard", &near, &packed, "--compress"],
+        &["reshard", &far, &plain],
+    ] {
+        let said = feedline(command);
+        assert_eq!(said.code, 0, "{command:?}: {}", said.err);
+    }
+    for other in [&far, &packed, &plain] {
+        for read in [&[][..], &["--read"]] {
+            let said = feedline(&[&["diff", &near, other], read].concat());
+            assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+        }
+        for verb in ["verify", "scrub"] {
+            let said = feedline(&[verb, other]);
+            assert_eq!(said.code, 0, "{}", said.err);
+        }
+    }
+    let files = |root: &str, suffix: &str| {
+        let step = std::fs::read_dir(format!("{root}/step-000000000002")).unwrap();
+        let names = step.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(suffix)).count()
+    };
+    assert_eq!([files(&far, ".planes"), files(&far, ".safetensors")], [2, 0]);
+    assert_eq!([files(&packed, ".planes"), files(&plain, ".planes")], [2, 0]);
+    let said = feedline(&["export", &packed, &path("hf")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = feedline(&["import", &path("hf"), &path("in"), "--from", "hf", "--compress"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let listed = feedline(&["ls", &far, "--json"]).json();
+    assert_eq!(listed["steps"][1]["verified"], true, "verify leaves its mark");
+    assert_eq!(listed["leftovers"], json!([]));
+    let told = feedline(&["inspect", &packed, "--json"]).json();
+    assert!(told["tensors"][0]["stored_bytes"].as_u64().unwrap() > 0, "{told}");
+}
+
+/// Out to safetensors and in again, and anew: the same tensors, whatever the files.
+#[test]
+fn steps_are_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder_of(folder.path(), name);
+    save(&path("steps"), 10, 0.5);
+    let said = feedline(&["export", &path("steps"), &path("hf"), "--json"]);
+    assert_eq!((said.code, &said.json()["tensors"]), (0, &json!(1)), "{}", said.err);
+    assert_eq!(feedline(&["export", &path("steps"), &path("hf")]).code, 2, "it is there");
+    let back = path("back");
+    let said = feedline(&["import", &path("hf"), &back, "--from", "hf", "--step", "10"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let anew = path("anew");
+    let said = feedline(&["reshard", &path("steps"), &anew, "--without-optimizer"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = feedline(&["diff", &back, &anew, "--read", "--json"]).json();
+    assert_eq!((&said["tensors"], &said["tensors_equal"]), (&json!([]), &json!(1)));
+
+    let missing = [(&path("steps"), &anew, "only_in_a"), (&anew, &path("steps"), "only_in_b")];
+    for (a, b, due) in missing {
+        let said = feedline(&["diff", a, b, "--json"]);
+        let told = &said.json()["tensors"][0];
+        assert_eq!((said.code, &told["difference"]), (1, &json!(due)), "{}", said.err);
+        assert_eq!((&told["group"], &told["name"]), (&json!("exp_avg"), &json!("wte.weight")));
+    }
+
+    let said = feedline(&["export", &path("steps"), &path("bf16"), "--dtype", "bf16"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let bytes = std::fs::read(folder.path().join("bf16/model.safetensors")).unwrap();
+    assert_eq!(bytes[bytes.len() - 2..], [0xd0, 0x40], "6.5");
+
+    // Of a model that we do not know it is not known what has a row for each word.
+    let said = feedline(&["export", &path("steps"), &path("words"), "--vocab", "2"]);
+    assert_eq!(said.code, 2, "{}", said.out);
+    assert!(said.err.contains("--vocab: got names of another architecture"), "{}", said.err);
+    assert!(!folder.path().join("words").exists());
+}
+
+/// A bucket has no folders that appear at once, which is no fault of it. That it does not answer
+/// says nothing of a step.
+#[test]
+fn a_bucket_is_examined_and_verified() {
+    let server = S3Server::start().unwrap();
+    let url = server.url("steps");
+    save(&url, 10, 0.0);
+    let said = feedline(&["doctor", &url, "--json"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let told = said.json()["probes"][0].clone();
+    let finding = told["finding"].as_str().unwrap();
+    assert!(told["ok"] == true && finding.contains("its commit object"), "{told}");
+
+    let url = url + "&tries=2&hedge=off";
+    assert_eq!(feedline(&["verify", &url]).code, 0);
+    let faults = [(Fault::Denied, 2, "not allowed"), (Fault::WrongByte, 1, "DAMAGED")];
+    for (fault, code, due) in faults {
+        server.inject(Rule::every(1, fault).of("GET").to("model-00001"));
+        for verb in ["verify", "scrub"] {
+            let said = feedline(&[verb, &url]);
+            let told = format!("{}{}", said.out, said.err);
+            assert_eq!(said.code, code, "{verb}: {told}");
+            assert!(told.contains(due) && told.contains("model-00001"), "{verb}: {told}");
+        }
+        server.heal();
+    }
+}
+
+#[test]
+fn a_folder_is_examined() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    save(&root, 10, 0.0);
+    let said = feedline(&["doctor", &root, "--json"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let told = said.json();
+    assert!(told["probes"].as_array().unwrap().iter().all(|probe| probe["ok"] == true), "{told}");
+    assert_eq!(told["steps"], 1);
+    for entry in std::fs::read_dir(folder.path().join("steps")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(!name.contains("doctor"), "{name} is left");
+    }
+}

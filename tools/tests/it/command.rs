@@ -1,0 +1,155 @@
+//! The command `feedline` as a user runs it: what it prints and how it exits.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
+use serde_json::{Value, json};
+use storage::Key;
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn feedline(verb: &str, name: &str, more: &[&str]) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    let output = command.arg(verb).arg(name).args(more).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said {
+        code: output.status.code().expect("it exits, no signal ends it"),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
+}
+
+/// Three documents, tokenized as a user does; gives the prefix.
+fn tokens(folder: &Path) -> String {
+    let jsonl = folder.join("in.jsonl");
+    let lines = ["Hello world", "", "春風又綠江南岸"];
+    let lines: Vec<String> = lines.iter().map(|text| json!({ "text": text }).to_string()).collect();
+    std::fs::write(&jsonl, lines.join("\n")).unwrap();
+    let out = folder.join("out").to_str().unwrap().to_owned();
+    let mut options = preprocess::Options::new(vec![jsonl.to_str().unwrap().to_owned()], &out);
+    options.append_eod = true;
+    preprocess::run(&options, &mut |_| {}).unwrap();
+    format!("{out}_text_document")
+}
+
+/// Two steps of two tensors; gives the folder.
+fn checkpoints(folder: &Path) -> String {
+    let folder = folder.join("ckpt").to_str().unwrap().to_owned();
+    let store = storage::open_url(&folder).unwrap();
+    let checkpoints = Checkpoints::open(Arc::clone(&store), Key::root());
+    let bytes: Vec<u8> = (0..24_u8).collect();
+    for step in [10, 20] {
+        let tensor = |name, group, shape| TensorData {
+            name,
+            group,
+            dtype: Dtype::F32,
+            shape,
+            bytes: &bytes,
+        };
+        let tensors = [
+            tensor("wte.weight", Group::Model, &[2, 3]),
+            tensor("wte.weight", Group::ExpAvg, &[2, 3]),
+        ];
+        let blobs = [Blob { name: "config.toml", bytes: b"[run]" }];
+        checkpoints.save(step, &tensors, &blobs, json!({ "samples_consumed": step * 8 })).unwrap();
+    }
+    folder
+}
+
+fn flip(path: &str, place: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[place] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn token_files_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokens(folder.path());
+    for name in [prefix.clone(), format!("{prefix}.bin"), format!("{prefix}.idx")] {
+        let said = feedline("inspect", &name, &[]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        assert!(said.out.contains("documents          3"), "{}", said.out);
+        assert!(said.out.contains("\"Hello world<|endoftext|>\""), "{}", said.out);
+    }
+    let value: Value =
+        serde_json::from_str(&feedline("inspect", &prefix, &["--json"]).out).unwrap();
+    assert_eq!((&value["kind"], &value["documents"]), (&json!("tokens"), &json!(3)));
+    assert_eq!(value["first_ids"], json!([15496, 995, 50256]));
+    assert_eq!(value["manifest"]["tokenizer"]["vocab_size"], 50257);
+}
+
+#[test]
+fn damaged_token_files_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokens(folder.path());
+    let said = feedline("check", &prefix, &[]);
+    assert_eq!((said.code, said.out.starts_with("whole")), (0, true), "{}", said.out);
+
+    flip(&format!("{prefix}.bin"), 1);
+    let said = feedline("check", &prefix, &["--json"]);
+    let value: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.code, &value["checked"][0]["ok"]), (1, &json!(false)), "{}", said.out);
+    flip(&format!("{prefix}.bin"), 1);
+    assert_eq!(feedline("check", &prefix, &[]).code, 0, "whole again");
+
+    let bin = std::fs::read(format!("{prefix}.bin")).unwrap();
+    std::fs::write(format!("{prefix}.bin"), &bin[..bin.len() - 2]).unwrap();
+    let said = feedline("check", &prefix, &[]);
+    assert_eq!(said.code, 1, "{}", said.out);
+    assert!(said.out.contains("DAMAGED") && said.out.contains(".bin"), "{}", said.out);
+    assert_eq!(feedline("inspect", &prefix, &[]).code, 2, "and it cannot be opened");
+}
+
+#[test]
+fn checkpoints_are_told_and_damage_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = checkpoints(folder.path());
+    let said = feedline("inspect", &root, &[]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    for due in ["10", "20", "complete", "exp_avg", "samples_consumed  160"] {
+        assert!(said.out.contains(due), "no {due:?} in:\n{}", said.out);
+    }
+    let said = feedline("check", &root, &[]);
+    assert_eq!((said.code, said.out.matches("whole").count()), (0, 2), "{}", said.out);
+
+    let newest = format!("{root}/step-000000000020");
+    let one = feedline("inspect", &newest, &["--json"]);
+    let value: Value = serde_json::from_str(&one.out).unwrap();
+    assert_eq!((&value["kind"], &value["step"]), (&json!("checkpoint"), &json!(20)), "{}", one.err);
+
+    let shard = format!("{newest}/model-00001-of-00001.safetensors");
+    let len = std::fs::metadata(&shard).unwrap().len() as usize;
+    flip(&shard, len - 1);
+    assert_eq!(feedline("check", &newest, &[]).code, 1);
+    let said = feedline("check", &root, &[]);
+    assert_eq!(said.code, 1, "{}", said.out);
+    assert!(said.out.contains("DAMAGED") && said.out.contains("model-00001"), "{}", said.out);
+
+    // A step that lost a file is told as such, and the one before it is the newest.
+    std::fs::remove_file(&shard).unwrap();
+    let value = feedline("inspect", &root, &["--json"]);
+    let value: Value = serde_json::from_str(&value.out).unwrap();
+    assert_eq!(value["newest"]["step"], 10);
+    assert!(value["steps"][1]["fault"].is_string(), "{value}");
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    for name in [folder.path().join("nothing"), empty, "/".into()] {
+        for verb in ["inspect", "check"] {
+            let said = feedline(verb, name.to_str().unwrap(), &[]);
+            assert_eq!((said.code, said.out.as_str()), (2, ""), "{name:?}");
+            assert!(said.err.starts_with("feedline: "), "{}", said.err);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `feedline doctor` that is told to stop: it leaves a place as it was, and says that it stopped.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use storage::server::{Fault, Rule, S3Server};
+
+fn start(target: &str) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args(["doctor", target]).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until it has written something, and sends the signal; gives what came of it.
+fn interrupt(mut child: Child, signal: &str, has_begun: &dyn Fn() -> bool) -> Output {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !has_begun() && child.try_wait().unwrap().is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_micros(200));
+    }
+    let id = child.id().to_string();
+    Command::new("kill").args([signal, &id]).stderr(Stdio::null()).status().unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn is_interrupted(output: &Output) -> bool {
+    let err = String::from_utf8_lossy(&output.stderr);
+    let is_it = output.status.code() == Some(2) && err.contains("feedline: interrupted");
+    // Too late is no failure, but to die of the signal is.
+    assert!(is_it || matches!(output.status.code(), Some(0 | 1)), "{:?}: {err}", output.status);
+    assert!(!is_it || output.stdout.is_empty());
+    is_it
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+#[test]
+fn a_folder_is_left_as_it_was() {
+    for signal in ["-INT", "-TERM"] {
+        // On some file systems all is over before a signal can be sent.
+        let is_seen = (0..50).any(|_| {
+            let folder = tempfile::tempdir().unwrap();
+            let child = start(folder.path().to_str().unwrap());
+            let output = interrupt(child, signal, &|| !is_empty(folder.path()));
+            assert!(is_empty(folder.path()), "something is left by {signal}");
+            is_interrupted(&output)
+        });
+        if !is_seen {
+            eprintln!("SKIPPED: {signal} in the middle: the file system is too quick for it");
+        }
+    }
+}
+
+#[test]
+fn a_bucket_is_left_as_it_was() {
+    for signal in ["-INT", "-TERM"] {
+        let server = S3Server::start().unwrap();
+        // It is in the middle for long enough.
+        server.inject(Rule::every(1, Fault::Delay(Duration::from_millis(300))).of("GET"));
+        let child = start(&server.url("run"));
+        let output = interrupt(child, signal, &|| server.object_count() > 0);
+        assert!(is_interrupted(&output), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!((server.object_count(), server.upload_count()), (0, 0));
+    }
+}
+
+/// A second signal, or a server that does not answer, and it ends all the same.
+#[test]
+fn what_hangs_does_not_keep_it() {
+    let server = S3Server::start().unwrap();
+    server.inject(Rule::every(1, Fault::Stall).of("GET"));
+    let url = server.url("run") + "&stall=600s";
+    let mut child = start(&url);
+    let until = Instant::now() + Duration::from_secs(60);
+    while server.request_count() < 2 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let id = child.id().to_string();
+    for _ in 0..100 {
+        Command::new("kill").args(["-INT", &id]).status().unwrap();
+        thread::sleep(Duration::from_millis(200));
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
+    // Of the second it dies, as it would have of the first without us.
+    assert!(!child.wait().unwrap().success());
+}

@@ -1,0 +1,266 @@
+//! `feedline doctor`, and what `feedline bench` refuses, on a real Ceph and a real NFS.
+//!
+//! `scripts/services/ceph-test` and `nfs-test` bring them up and set the variables; a test without
+//! its variable says so and ends.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::nfs_server::Nfs;
+use serde_json::Value;
+use storage::Key;
+
+const CEPHFS: &str = "FEEDLINE_TEST_CEPHFS";
+const S3: &str = "FEEDLINE_TEST_S3_URL";
+/// A file with the key of a user who has no right to the bucket.
+const STRANGER: &str = "FEEDLINE_TEST_S3_STRANGER";
+
+/// What a variable says, or why the test is left out.
+fn service(variable: &str) -> Result<String, String> {
+    let place = std::env::var(variable).ok().filter(|place| !place.is_empty());
+    place.ok_or_else(|| {
+        format!("SKIPPED: {variable} is not set; `scripts/services/ceph-test` sets it")
+    })
+}
+
+fn feedline(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// What a doctor found: how it exited, and the severity and text of each thing.
+struct Told(i32, Vec<Value>);
+
+impl Told {
+    fn new(output: &Output) -> Self {
+        let told: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
+        let code = output.status.code().expect("no signal ends it");
+        Told(code, told["findings"].as_array().unwrap().clone())
+    }
+
+    fn of(&self, what: &str) -> (&str, &str) {
+        let found = self.finding(what);
+        (found["severity"].as_str().unwrap(), found["found"].as_str().unwrap())
+    }
+
+    fn finding(&self, what: &str) -> &Value {
+        let found = self.1.iter().find(|f| f["what"] == what && f["place"] != "this machine");
+        found.unwrap_or_else(|| panic!("nothing of {what}: {:#?}", self.1))
+    }
+}
+
+fn doctor(args: &[&str]) -> Told {
+    Told::new(&feedline(&[&["doctor", "--json"], args].concat()))
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+#[test]
+fn services_doctor_on_cephfs() {
+    let mount = match service(CEPHFS) {
+        Ok(mount) => mount,
+        Err(why) => return eprintln!("{why}"),
+    };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    let name = folder.path().to_str().unwrap();
+    let told = doctor(&[name, "--for", "checkpoint"]);
+    let (severity, found) = told.of("file system");
+    assert!(severity == "fine" && found.contains("fuse.ceph-fuse at "), "{found}");
+    // It costs, and that is said with what to do about it.
+    let (severity, found) = told.of("client");
+    assert_eq!((told.0, severity, found), (1, "hurts", "CephFS through ceph-fuse"));
+    for what in ["new files", "locks", "direct IO", "space"] {
+        assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+    }
+    assert!(["fine", "note", "hurts"].contains(&told.of("a durable file").0));
+    // It has no limit on files, and says so by a number below 0.
+    assert!(told.1.iter().all(|finding| finding["what"] != "inodes"), "{:#?}", told.1);
+    assert!(is_empty(folder.path()), "something is left");
+    // Data is looked at only.
+    let told = doctor(&[name, "--for", "data"]);
+    assert!(told.1.iter().all(|finding| finding["what"] != "new files"));
+}
+
+#[test]
+fn services_doctor_without_permission_on_cephfs() {
+    let mount = match service(CEPHFS) {
+        Ok(mount) => mount,
+        Err(why) => return eprintln!("{why}"),
+    };
+    let folder = tempfile::tempdir_in(&mount).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args(["doctor", "--json", folder.path().to_str().unwrap(), "--for", "checkpoint"]);
+    // Nobody in particular, to whom root's mount is closed, and if not the mount, its folder.
+    let command = command.uid(65_534).gid(65_534).stdin(Stdio::null());
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => return eprintln!("SKIPPED: as another user: {error}"),
+    };
+    let told = Told::new(&output);
+    let breaks = |f: &&Value| f["severity"] == "breaks";
+    let said: Vec<_> = told.1.iter().filter(breaks).map(|f| f["found"].to_string()).collect();
+    assert_eq!(told.0, 1);
+    assert!(said.iter().any(|found| found.to_lowercase().contains("permission")), "{said:?}");
+}
+
+#[test]
+fn services_doctor_on_rgw() {
+    let url = match service(S3) {
+        Ok(url) => url,
+        Err(why) => return eprintln!("{why}"),
+    };
+    let told = doctor(&[&url]);
+    for what in ["list", "put", "get", "get a range", "delete", "If-None-Match", "clocks"] {
+        assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+    }
+    // What this server lets pass in silence.
+    assert_eq!(told.of("If-None-Match of parts").0, "note");
+    assert_eq!(told.of("checksums").0, "note");
+    assert_eq!(told.of("life cycle").0, "note");
+    assert_eq!(told.0, 0, "{:#?}", told.1);
+    let store = storage::open_url(&url).unwrap();
+    let names = store.names(&Key::root()).unwrap();
+    assert!(names.iter().all(|name| !name.contains("doctor")), "{names:?}");
+}
+
+/// With a key that the server does not know, and with one that has no right here: each its own
+/// words, from the doctor and from a benchmark, and no secret in them.
+#[test]
+fn services_bad_credentials_on_rgw() {
+    let (url, stranger) = match (service(S3), service(STRANGER)) {
+        (Ok(url), Ok(stranger)) => (url, stranger),
+        (Err(why), _) | (_, Err(why)) => return eprintln!("{why}"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let unknown = folder.path().join("credentials");
+    let secret = "notthesecretofanybody";
+    let text = format!("[default]\naws_access_key_id = nobody\naws_secret_access_key = {secret}\n");
+    std::fs::write(&unknown, text).unwrap();
+    for (credentials, due) in [(unknown.to_str().unwrap(), "key"), (&stranger, "not allowed")] {
+        let url = format!("{url}&credentials={credentials}");
+        let told = doctor(&[&url]);
+        let (severity, found) = told.of("list");
+        assert_eq!((told.0, severity), (1, "breaks"), "{found}");
+        assert!(found.contains(due), "no {due:?} in {found}");
+        let output = feedline(&["bench", &url, "--runs=1", "--bytes=16MiB", "--patterns=stream"]);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{err}");
+        assert!(err.contains(due), "no {due:?} in {err}");
+        assert!(!err.contains(secret) && !told.1.iter().any(|f| f.to_string().contains(secret)));
+    }
+}
+
+/// Each of its mounts, by what it was mounted with.
+#[test]
+fn services_nfs_doctor() {
+    let nfs = match Nfs::here() {
+        Ok(nfs) => nfs,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    for mount in [nfs.hard(), nfs.three(), nfs.soft()] {
+        let folder = nfs.folder_on(&mount);
+        let told = doctor(&[folder.path().to_str().unwrap(), "--for", "checkpoint"]);
+        let (severity, found) = told.of("file system");
+        let due = format!("nfs at {}, of ", mount.display());
+        assert!(severity == "fine" && found.starts_with(&due), "{found}");
+        let is = |what: &str, severity: &str, part: &str| {
+            let (told, found) = told.of(what);
+            assert!(told == severity && found.contains(part), "{what}: {told} {found}");
+        };
+        is("connections", "hurts", "one TCP connection");
+        assert_eq!(told.finding("connections")["fix"], "mount -o vers=4.2,nconnect=8");
+        is("new files", "fine", "");
+        is("new names", "fine", "given by links");
+        is("direct IO", "fine", "offsets aligned to 512 bytes, of memory it does not tell");
+        for what in ["a durable file", "clocks", "space", "inodes", "request size"] {
+            assert!(["fine", "note", "hurts"].contains(&told.of(what).0), "{:?}", told.of(what));
+        }
+        if mount == nfs.hard() {
+            is("locks", "fine", "one keeps a second out");
+        } else {
+            is("version", "note", "NFS 3");
+            is("locks", "hurts", "local_lock=all: they hold on this node alone");
+        }
+        let is_soft = mount == nfs.soft();
+        assert_eq!(told.1.iter().any(|finding| finding["what"] == "errors"), is_soft);
+        if is_soft {
+            is("errors", "hurts", "mounted soft");
+            assert!(told.finding("errors")["fix"].as_str().unwrap().contains("-o hard"));
+        }
+        assert_eq!(told.0, 1);
+        assert!(is_empty(folder.path()), "something is left on {}", mount.display());
+    }
+}
+
+/// While its server is cut off both say so in time, and all is well when it is back.
+#[test]
+fn services_nfs_that_hangs() {
+    let nfs = match Nfs::here() {
+        Ok(nfs) => nfs,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    let mount = nfs.other();
+    let folder = nfs.folder_on(&mount);
+    let name = folder.path().to_str().unwrap();
+    nfs.server("hang");
+    let told = doctor(&[name, "--for", "checkpoint", "--timeout", "2s"]);
+    let output = feedline(&["bench", name, "--timeout=2", "--bytes=16MiB", "--runs=1", "--no-fio"]);
+    nfs.server("answer");
+    let (severity, found) = told.of("answers");
+    assert_eq!((told.0, severity), (1, "breaks"), "{found}");
+    assert!(found.contains("not done after 2 s"), "{found}");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("open a target: no end after 2 s"), "{err}");
+    let told = doctor(&[name, "--for", "checkpoint", "--timeout", "60s"]);
+    assert_eq!(told.of("new files").0, "fine");
+    assert!(is_empty(folder.path()), "something is left");
+}
+
+#[test]
+fn services_nfs_bench() {
+    let nfs = match Nfs::here() {
+        Ok(nfs) => nfs,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    let folder = nfs.folder_on(&nfs.hard());
+    let name = folder.path().to_str().unwrap();
+    let small = [
+        "bench",
+        name,
+        "--runs=1",
+        "--seconds=0.3",
+        "--bytes=16MiB",
+        "--checkpoint=4MiB",
+        "--writers=2",
+        "--files=8",
+        "--ranks=4",
+        "--no-fio",
+    ];
+    let output = feedline(&[&small[..], &["--json"]].concat());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let target = &report["targets"][0];
+    let mount = nfs.hard();
+    assert_eq!((&target["file_system"], &target["direct"]), (&"nfs".into(), &true.into()));
+    assert_eq!(target["mount_point"], mount.to_str().unwrap());
+    assert_eq!(target["witness"], "kernel");
+    for of in target["patterns"].as_array().unwrap() {
+        assert!(of["estimate"]["median"].as_f64().unwrap() > 0.0, "{of}");
+        // What goes around the page cache is moved once.
+        if of["pattern"] == "stream" || of["pattern"] == "save" {
+            let moved = of["moved_per_delivered"].as_f64().unwrap();
+            assert!((0.95..1.2).contains(&moved) && of["flag"].is_null(), "{of}");
+        }
+    }
+    assert!(is_empty(folder.path()), "something is left");
+    let output = feedline(&[&small[..], &["--patterns=save"]].concat());
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && table.contains("nfs"), "{table}");
+    assert!(is_empty(folder.path()), "something is left");
+}

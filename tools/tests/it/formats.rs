@@ -1,0 +1,298 @@
+//! `feedline` on token files of every format, as a user runs it.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn feedline(args: &[&str]) -> Said {
+    let output = Command::new(env!("CARGO_BIN_EXE_feedline")).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().expect("it exits, no signal ends it");
+    Said { code, out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// What a run that must succeed printed with `--json`.
+fn json(args: &[&str]) -> Value {
+    let said = feedline(&[args, &["--json"]].concat());
+    assert_eq!(said.code, 0, "{args:?}: {}{}", said.out, said.err);
+    serde_json::from_str(&said.out).unwrap()
+}
+
+fn golden(name: &str) -> String {
+    format!("{}/../tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn path(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+fn read(name: &str) -> Vec<u8> {
+    std::fs::read(name).unwrap()
+}
+
+#[test]
+fn formats_are_converted_there_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let pair = path(folder.path(), "pair");
+    let told = json(&["convert", &golden("legacy/tntidx_i32"), &pair, "--dtype", "uint16"]);
+    assert_eq!((&told["from"], &told["documents"]), (&"tntidx".into(), &2.into()), "{told}");
+    assert_eq!(feedline(&["check", &pair]).code, 0, "it has a manifest that agrees");
+
+    let paddle = path(folder.path(), "p");
+    json(&["convert", &format!("{pair}.bin"), &paddle, "--to", "paddle"]);
+    for suffix in ["_ids.npy", "_idx.npz"] {
+        let due = read(&golden(&format!("legacy/paddle{suffix}")));
+        assert_eq!(read(&format!("{paddle}{suffix}")), due, "{suffix}");
+    }
+    let back = path(folder.path(), "back");
+    json(&["convert", &format!("{paddle}_idx.npz"), &back]);
+    for suffix in [".bin", ".idx"] {
+        assert_eq!(read(&format!("{back}{suffix}")), read(&format!("{pair}{suffix}")), "{suffix}");
+    }
+    let again = feedline(&["convert", &paddle, &back]);
+    assert_eq!(again.code, 2, "{}", again.out);
+    assert!(again.err.contains("exists already"), "{}", again.err);
+}
+
+#[test]
+fn what_cannot_be_converted_says_why_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = path(folder.path(), "out");
+    let context = golden("cpm2/demo_document_context");
+    for (args, due) in [
+        (vec!["convert", &context, &out], "feedline repair"),
+        (vec!["convert", "/nowhere/x", &out], "/nowhere/x"),
+        (vec!["convert", &context, &out, "--to", "dolma"], "a format that is written"),
+        (vec!["convert", &context, &out, "--to", "numpy"], "due one of mmididx"),
+        (vec!["convert", &context, &out, "--from", "paddle"], "_ids.npz"),
+    ] {
+        let said = feedline(&args);
+        assert_eq!(said.code, 2, "{args:?}: {}", said.out);
+        assert!(said.err.contains(due), "{args:?}: {}", said.err);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// A corpus of so many lines, tokenized as a user does; gives the prefix.
+fn tokens(folder: &Path, name: &str, lines: &[&str]) -> String {
+    let jsonl = path(folder, &format!("{name}.jsonl"));
+    let text = |text: &&str| serde_json::json!({ "text": text }).to_string();
+    std::fs::write(&jsonl, lines.iter().map(text).collect::<Vec<_>>().join("\n")).unwrap();
+    let out = path(folder, name);
+    let mut options = preprocess::Options::new(vec![jsonl], &out);
+    options.append_eod = true;
+    preprocess::run(&options, &mut |_| {}).unwrap();
+    format!("{out}_text_document")
+}
+
+const LINES: [&str; 5] = ["Hello world", "one", "春風又綠江南岸", "two", "the last of them"];
+
+#[test]
+fn shards_merge_to_the_whole_and_split_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let shards = folder.path().join("shards");
+    std::fs::create_dir(&shards).unwrap();
+    tokens(&shards, "s_2", &LINES[..2]);
+    tokens(&shards, "s_10", &LINES[2..]);
+    let whole = tokens(folder.path(), "whole", &LINES);
+    let input = shards.to_str().unwrap();
+    let merged = path(folder.path(), "merged");
+    let args = ["merge", "--input", input, "--output-prefix", &merged, "--order", "numeric"];
+    let told = json(&[&args[..], &["--verify"]].concat());
+    assert_eq!(told["documents"], 5, "{told}");
+    for suffix in [".bin", ".idx"] {
+        assert_eq!(read(&format!("{merged}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+    assert_eq!(feedline(&["check", &merged]).code, 0, "its manifest agrees");
+    let told = json(&["inspect", &merged]);
+    assert_eq!(told["manifest"]["tokenizer"]["vocab_size"], 50257, "{told}");
+
+    // As Megatron sorts them, the tenth comes first.
+    let by_name = path(folder.path(), "by_name");
+    json(&["merge", "--input", input, "--output-prefix", &by_name]);
+    assert_ne!(read(&format!("{by_name}.idx")), read(&format!("{whole}.idx")));
+
+    let part = path(folder.path(), "part");
+    let told = json(&["split", &merged, "--split", "3,1,1", "--output-prefix", &part]);
+    let documents: Vec<_> = [0, 1, 2].iter().map(|&n| &told["parts"][n]["documents"]).collect();
+    assert_eq!(documents, [&serde_json::json!([0, 3]), &[3, 4].into(), &[4, 5].into()]);
+    let parts = ["train", "valid", "test"].map(|name| format!("{part}_{name}"));
+    let again = path(folder.path(), "again");
+    let mut args = vec!["merge", "--input"];
+    args.extend(parts.iter().map(String::as_str));
+    json(&[&args[..], &["--output-prefix", &again]].concat());
+    for suffix in [".bin", ".idx"] {
+        assert_eq!(read(&format!("{again}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+}
+
+#[test]
+fn what_does_not_belong_together_is_not_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| tokens(folder.path(), name, &LINES));
+    let out = path(folder.path(), "out");
+    let refused = |inputs: &[&str], due: &str| {
+        let args = [&["merge", "--output-prefix", &out, "--input"], inputs].concat();
+        let said = feedline(&args);
+        assert_eq!(said.code, 2, "{}", said.out);
+        assert!(said.err.contains(due), "{}, due {due}", said.err);
+    };
+    refused(&[&a, &golden("idx/docs_i32")], "got int32");
+    refused(&[&a, "/nowhere"], "/nowhere");
+    refused(&[&a, "--multimodal"], "no modes");
+    refused(&[&golden("cpm2/demo_document_context")], "feedline repair");
+
+    // Another tokenizer, by the manifest alone: sealed again after the change.
+    let manifest = format!("{b}.manifest.json");
+    let (store, key) = storage::locate(&manifest).unwrap();
+    let mut changed = storage::Manifest::read(store.as_ref(), &key).unwrap();
+    changed.meta["tokenizer"]["fingerprint"] = "another".into();
+    store.delete(&key).unwrap();
+    changed.write(store.as_ref(), &key).unwrap();
+    refused(&[&a, &b], "got tokenizer");
+
+    // A changed byte is found by reading.
+    let mut bytes = read(&format!("{a}.bin"));
+    bytes[3] ^= 1;
+    std::fs::write(format!("{a}.bin"), bytes).unwrap();
+    refused(&[&a, "--verify"], "by the manifest");
+}
+
+#[test]
+fn damage_is_repaired_under_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = path(folder.path(), "out");
+    let context = golden("cpm2/demo_document_context");
+    let told = json(&["repair", &context, "-o", &out]);
+    assert_eq!((&told["documents"], &told["bytes_lost"]), (&1.into(), &0.into()), "{told}");
+    assert_eq!(feedline(&["check", &out]).code, 0);
+
+    let whole = tokens(folder.path(), "whole", &LINES);
+    let told = json(&["repair", &whole, "-o", &path(folder.path(), "same")]);
+    assert_eq!(told["faults"], serde_json::json!([]), "{told}");
+    let bin = read(&format!("{whole}.bin"));
+    std::fs::write(format!("{whole}.bin"), &bin[..bin.len() - 1]).unwrap();
+    let cut = path(folder.path(), "cut");
+    let told = json(&["repair", &whole, "-o", &cut]);
+    assert_eq!((&told["documents"], &told["sequences_lost"]), (&4.into(), &1.into()), "{told}");
+    assert_eq!(feedline(&["check", &cut]).code, 0);
+    assert_eq!(feedline(&["repair", &whole, "-o", &cut]).code, 2, "nothing is overwritten");
+}
+
+#[test]
+fn shells_complete_the_verbs() {
+    for shell in ["bash", "zsh", "fish"] {
+        let said = feedline(&["completions", shell]);
+        assert!(said.code == 0 && said.out.contains("merge"), "{shell}: {}", said.err);
+    }
+}
+
+/// What the tasks of a job array write is the whole when all of it is there, in its order.
+#[test]
+fn shards_of_an_array_are_merged_together_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    let lines: Vec<_> = (0..40).map(|n| format!("{{\"text\":\"line {n}\"}}\n")).collect();
+    std::fs::write(&input, lines.concat()).unwrap();
+    let run = |name: &str, shard| {
+        let inputs = vec![input.to_str().unwrap().to_owned()];
+        let options = preprocess::Options::new(inputs, path(folder.path(), name));
+        preprocess::run(&preprocess::Options { shard, ..options }, &mut |_| {}).unwrap();
+    };
+    run("whole", None);
+    for index in 0..3 {
+        run("array/p", Some(preprocess::Shard { index, count: 3 }));
+    }
+    let array = path(folder.path(), "array");
+    let out = path(folder.path(), "out");
+    json(&["merge", "--input", &array, "--output-prefix", &out]);
+    for suffix in [".bin", ".idx"] {
+        let whole = path(folder.path(), "whole_text_document");
+        assert_eq!(read(&format!("{out}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+    let shards = [0, 1, 2].map(|n| format!("{array}/p_{n:05}-of-00003_text_document"));
+    let other = path(folder.path(), "other");
+    for (some, due) in [(&[0, 2][..], "due shard 1"), (&[0, 1], "last of the shards"), (&[1], "0")]
+    {
+        let mut args = vec!["merge", "--output-prefix", &other, "--input"];
+        args.extend(some.iter().map(|&n| shards[n].as_str()));
+        let said = feedline(&args);
+        assert_eq!(said.code, 2, "{}", said.out);
+        assert!(said.err.contains(due) && said.err.contains("--partial"), "{}", said.err);
+    }
+    json(&["merge", "--partial", "--input", &shards[1], "--output-prefix", &other]);
+
+    // An input that grew between two tasks has other places at which shards begin.
+    std::fs::write(&input, [&lines.concat(), "{\"text\":\"more\"}\n"].concat()).unwrap();
+    run("grown/p", Some(preprocess::Shard { index: 1, count: 3 }));
+    let grown = path(folder.path(), "grown/p_00001-of-00003_text_document");
+    let late = path(folder.path(), "late");
+    let said =
+        feedline(&["merge", "--output-prefix", &late, "--input", &shards[0], &grown, &shards[2]]);
+    assert!(said.code == 2 && said.err.contains("an input has changed"), "{}", said.err);
+}
+
+#[test]
+fn every_format_is_looked_into_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = tokens(folder.path(), "whole", &LINES);
+    for format in ["paddle", "nanogpt", "yuan", "datatrove"] {
+        let out = path(folder.path(), format);
+        json(&["convert", &whole, &out, "--to", format]);
+        let file = match format {
+            "nanogpt" => format!("{out}.bin"),
+            _ => out.clone(),
+        };
+        // Beside its manifest a file of bare tokens is a .bin that lost its .idx, so that is first
+        // taken away.
+        if format == "nanogpt" {
+            assert!(feedline(&["convert", &file, "back"]).err.contains("--from nanogpt"));
+            let back = path(folder.path(), "back");
+            let from = ["--from", "nanogpt", "--eod", "50256"];
+            json(&[&["convert", &file, &back][..], &from].concat());
+            let [due, got] = [&whole, &back].map(|at| std::fs::read(format!("{at}.idx")).unwrap());
+            assert_eq!(got, due, "from a file with its suffix, beside its manifest");
+            std::fs::remove_file(format!("{out}.manifest.json")).unwrap();
+        }
+        let told = json(&["inspect", &file, "--eod", "50256"]);
+        assert_eq!((&told["kind"], &told["format"]), (&"foreign_tokens".into(), &format.into()));
+        assert_eq!((&told["documents"], &told["documents_ended"]), (&5.into(), &5.into()));
+        let told = json(&["check", &file, "--eod", "50256", "--vocab-size", "50257"]);
+        assert_eq!(told["checked"][0]["eod"]["documents_ended"], 5, "{told}");
+        let said = feedline(&["check", &file, "--vocab-size", "50256"]);
+        assert_eq!(said.code, 1, "{}", said.out);
+        assert!(said.out.contains("due 0 to 50255"), "{}", said.out);
+    }
+    let told = json(&["check", &whole]);
+    assert_eq!(told["checked"][0]["eod"]["id"], 50256, "the manifest says it: {told}");
+}
+
+#[test]
+fn the_three_files_of_cpm2_are_held_against_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["context", "target", "target_offset"] {
+        for suffix in ["bin", "idx"] {
+            let name = format!("demo_document_{part}.{suffix}");
+            std::fs::write(folder.path().join(&name), read(&golden(&format!("cpm2/{name}"))))
+                .unwrap();
+        }
+    }
+    let prefix = path(folder.path(), "demo_document");
+    assert_eq!(json(&["inspect", &prefix])["cpm2_vocab_size"], 26240);
+    assert_eq!(feedline(&["check", &prefix, "--vocab-size", "26240"]).code, 0);
+    let said = feedline(&["check", &prefix, "--vocab-size", "30000"]);
+    assert!(said.code == 1 && said.out.contains("markers begin at 26240"), "{}", said.out);
+    let offsets = path(folder.path(), "demo_document_target_offset.bin");
+    let mut bytes = read(&offsets);
+    bytes[2] += 1;
+    std::fs::write(&offsets, bytes).unwrap();
+    let said = feedline(&["check", &prefix]);
+    assert!(said.code == 1 && said.out.contains("start 3"), "{}", said.out);
+}

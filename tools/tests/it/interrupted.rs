@@ -1,0 +1,310 @@
+//! Verbs that write and are told to stop: they say so, leave nothing behind but what the same
+//! command goes on with, and their inputs as they were.
+//!
+//! What they read lies in a bucket that answers late, so that the moment of a signal is a number of
+//! requests.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ckpt::{Checkpoints, Dtype as TensorDtype, Group, TensorData};
+use indexed::{Builder, Dtype};
+use storage::server::{Fault, Rule, S3Server};
+use storage::{Key, Storage, open_url};
+
+/// Longest that a moment is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn feedline(args: &[&str], folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+    command.args(args).current_dir(folder).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts it, and signals it when its moment has come.
+fn signal_at(mut command: Command, signal: &str, is_moment: &dyn Fn() -> bool) -> Output {
+    let mut child = command.spawn().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !is_moment() && child.try_wait().unwrap().is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let id = child.id().to_string();
+    // It may have ended.
+    Command::new("kill").args([signal, &id]).stderr(Stdio::null()).status().unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Whether it was in time. To be too late is no failure, but to die of the signal is.
+fn is_interrupted(output: &Output) -> bool {
+    let err = told(output);
+    let is_it = output.status.code() == Some(2) && err.starts_with("feedline: interrupted");
+    assert!(is_it || output.status.code() == Some(0), "{:?}: {err}", output.status);
+    assert!(!is_it || output.stdout.is_empty());
+    is_it
+}
+
+/// All names below a folder, hidden ones too, but not of folders.
+fn files(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push(path.display().to_string());
+        }
+    }
+    found.sort();
+    found
+}
+
+fn tokens(store: &Arc<dyn Storage>, name: &str) {
+    let mut builder = Builder::create(store, &Key::new(name).unwrap(), Dtype::U16).unwrap();
+    let ids: Vec<u32> = (0..40_000_u32).map(|at| at * 7919 % 50_000).collect();
+    for document in 0..1500 {
+        builder.add_sequence(&ids[document..document + 9000 + document % 400]).unwrap();
+        builder.end_document().unwrap();
+    }
+    builder.finish().unwrap();
+}
+
+/// A bucket with two datasets, one of which is damaged, and a checkpoint; it answers late.
+fn bucket() -> S3Server {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("in")).unwrap();
+    tokens(&store, "corpus");
+    let bin = storage::read_all(&*store, &Key::new("corpus.bin").unwrap()).unwrap();
+    storage::write_all(&*store, &Key::new("short.bin").unwrap(), &bin[..bin.len() - 7]).unwrap();
+    let idx = storage::read_all(&*store, &Key::new("corpus.idx").unwrap()).unwrap();
+    storage::write_all(&*store, &Key::new("short.idx").unwrap(), &idx).unwrap();
+    let steps = Checkpoints::open(open_url(&server.url("steps")).unwrap(), Key::root());
+    let bytes = vec![1; 1 << 20];
+    let names: Vec<String> = (0..24).map(|layer| format!("h.{layer}.weight")).collect();
+    let tensor = |name| TensorData {
+        name,
+        group: Group::Model,
+        dtype: TensorDtype::F32,
+        shape: &[512, 512],
+        bytes: &bytes,
+    };
+    let tensors: Vec<_> = names.iter().map(|name| tensor(name)).collect();
+    steps.save(3, &tensors, &[], ().into()).unwrap();
+    server.inject(Rule::every(1, Fault::Delay(Duration::from_millis(20))).of("GET"));
+    server
+}
+
+/// What every verb leaves that was interrupted at a request of its: its inputs, and nothing else.
+fn check(server: &S3Server, verb: &[&str], place: &str, more: &[&str]) {
+    let source = server.url(place);
+    let args: Vec<&str> = [verb, &[source.as_str()], more].concat();
+    let whole = tempfile::tempdir().unwrap();
+    let (objects, first) = (server.object_count(), server.request_count());
+    let output = feedline(&args, whole.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+    let (requests, due) = (server.request_count() - first, files(whole.path()).len());
+    assert!(due > 0, "{args:?} writes nothing");
+    let mut seen = 0;
+    for (nth, signal) in [(0, "-INT"), (1, "-TERM"), (2, "-INT"), (3, "-INT")] {
+        let folder = tempfile::tempdir().unwrap();
+        let moment = server.request_count() + (requests * nth / 5).max(1);
+        let is_moment = || server.request_count() >= moment;
+        let output = signal_at(feedline(&args, folder.path()), signal, &is_moment);
+        let left = files(folder.path());
+        if is_interrupted(&output) {
+            seen += 1;
+            assert_eq!(left, [""; 0], "{args:?} at {nth} of 5: {}", told(&output));
+        } else {
+            assert_eq!(left.len(), due, "{args:?}: {left:?}");
+        }
+        assert_eq!((server.object_count(), server.upload_count()), (objects, 0), "{args:?}");
+    }
+    assert!(seen > 0, "{args:?}: {requests} requests, and every signal was too late");
+}
+
+#[test]
+fn a_merge_leaves_nothing() {
+    let server = bucket();
+    check(&server, &["merge", "--output-prefix", "out", "--input"], "in/corpus", &[]);
+}
+
+#[test]
+fn a_split_leaves_no_part() {
+    let more = ["--split", "60,30,10", "--output-prefix", "out"];
+    check(&bucket(), &["split"], "in/corpus", &more);
+}
+
+#[test]
+fn a_conversion_leaves_nothing() {
+    let server = bucket();
+    for format in ["nanogpt", "paddle"] {
+        check(&server, &["convert", "--to", format], "in/corpus", &["out"]);
+    }
+}
+
+#[test]
+fn a_repair_leaves_nothing() {
+    check(&bucket(), &["repair"], "in/short", &["-o", "out"]);
+}
+
+#[test]
+fn an_order_that_is_not_finished_leaves_nothing() {
+    let more = ["--seq-length", "127", "--split", "1,0,0", "--data-cache-path", "cache"];
+    check(&bucket(), &["index", "build"], "in/corpus", &more);
+}
+
+#[test]
+fn a_checkpoint_that_is_written_anew_leaves_nothing() {
+    let server = bucket();
+    check(&server, &["ckpt", "reshard", "--max-shard", "3MiB"], "steps", &["out"]);
+    check(&server, &["ckpt", "export", "--max-shard", "3MiB"], "steps", &["out"]);
+}
+
+/// The same the other way: parts of uploads are given up.
+#[test]
+fn a_bucket_is_left_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open_url(folder.path().to_str().unwrap()).unwrap();
+    tokens(&store, "corpus");
+    let before = files(folder.path());
+    let server = S3Server::start().unwrap();
+    server.inject(Rule::every(1, Fault::Delay(Duration::from_millis(20))));
+    let out = server.url("out/corpus");
+    let merge = ["merge", "--input", "corpus", "--output-prefix", &out];
+    let mut seen = 0;
+    for (nth, signal) in ["-INT", "-TERM", "-INT"].into_iter().enumerate() {
+        let moment = server.request_count() + 2 * nth as u64 + 3;
+        let is_moment = || server.request_count() >= moment;
+        let output = signal_at(feedline(&merge, folder.path()), signal, &is_moment);
+        if !is_interrupted(&output) {
+            break;
+        }
+        seen += 1;
+        assert_eq!((server.object_count(), server.upload_count()), (0, 0), "{}", told(&output));
+    }
+    assert!(seen > 0, "every signal was too late");
+    assert_eq!(files(folder.path()), before);
+}
+
+/// What was committed stays, the message says so, and the same command ends in the same bytes.
+#[test]
+fn a_materialized_order_is_gone_on_with() {
+    let server = bucket();
+    let source = server.url("in/corpus");
+    let args = "--seq-length 127 --memory 4MiB --commit-every 8MiB --data-cache-path cache \
+                --output-prefix out/o --json";
+    let args: Vec<&str> = ["materialize", &source].into_iter().chain(args.split(' ')).collect();
+    let args: Vec<&str> = args.into_iter().filter(|arg| !arg.is_empty()).collect();
+    let whole = tempfile::tempdir().unwrap();
+    let first = server.request_count();
+    let output = feedline(&args, whole.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    let requests = server.request_count() - first;
+    let out = |folder: &Path, end: &str| fs::read(folder.join(format!("out/o.{end}"))).unwrap();
+
+    let (mut empty, mut kept) = (0, 0);
+    for nth in 0..5 {
+        let folder = tempfile::tempdir().unwrap();
+        // The first before there is anything.
+        let moment = server.request_count() + (requests * nth / 6).max(1);
+        let is_moment = || server.request_count() >= moment;
+        let output = signal_at(feedline(&args, folder.path()), "-INT", &is_moment);
+        if !is_interrupted(&output) {
+            continue;
+        }
+        let left = fs::read_dir(folder.path().join("out")).map_or(0, Iterator::count);
+        if told(&output).contains("samples stay for the same command to go on") {
+            assert!(left > 0, "{}", told(&output));
+            kept += 1;
+        } else {
+            assert_eq!(left, 0, "{}", told(&output));
+            empty += 1;
+        }
+        let output = feedline(&args, folder.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+        for end in ["bin", "idx"] {
+            assert!(out(folder.path(), end) == out(whole.path(), end), "{end} has other bytes");
+        }
+        assert_eq!(files(&folder.path().join("out")).len(), 3, "something else is left");
+    }
+    assert!(kept > 0 && empty > 0, "{kept} signals after a commit, {empty} before one");
+}
+
+#[test]
+fn a_drain_is_gone_on_with() {
+    let server = bucket();
+    let (source, folder) = (server.url("steps"), tempfile::tempdir().unwrap());
+    let drain = ["ckpt", "drain", &source, "out"];
+    let mut seen = 0;
+    for requests in [2, 8, 8] {
+        let moment = server.request_count() + requests;
+        let is_moment = || server.request_count() >= moment;
+        let output = signal_at(feedline(&drain, folder.path()), "-INT", &is_moment);
+        if !is_interrupted(&output) {
+            break;
+        }
+        seen += 1;
+        let left = files(folder.path());
+        assert!(!left.iter().any(|name| name.contains(".tmp-")), "{left:?}: {}", told(&output));
+    }
+    assert!(seen > 0, "every signal was too late");
+    let output = feedline(&drain, folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    let output = feedline(&["ckpt", "verify", "out"], folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+}
+
+/// It waits for input that does not come.
+#[test]
+fn cleaning_leaves_nothing() {
+    for signal in ["-INT", "-TERM"] {
+        let folder = tempfile::tempdir().unwrap();
+        let args = "clean --json-in - --out o.jsonl --dropped d.jsonl --min-chars 3 --quiet";
+        let args: Vec<&str> = args.split(' ').collect();
+        let mut command = feedline(&args, folder.path());
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(b"{\"text\": \"one line\"}\n").unwrap();
+        command.stdin(reader);
+        let begun = || !files(folder.path()).is_empty();
+        let output = signal_at(command, signal, &begun);
+        assert!(is_interrupted(&output), "{}", told(&output));
+        assert_eq!(files(folder.path()), [""; 0]);
+        drop(writer);
+    }
+}
+
+/// A second signal ends it at once, though the store does not answer.
+#[test]
+fn what_hangs_does_not_keep_it() {
+    let server = bucket();
+    server.heal();
+    server.inject(Rule::every(1, Fault::Stall).of("GET"));
+    let folder = tempfile::tempdir().unwrap();
+    let source = server.url("in/corpus") + "&stall=600s";
+    let first = server.request_count();
+    let merge = ["merge", "--input", &source, "--output-prefix", "out"];
+    let mut child = feedline(&merge, folder.path()).spawn().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while server.request_count() < first + 2 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let id = child.id().to_string();
+    for _ in 0..100 {
+        Command::new("kill").args(["-INT", &id]).status().unwrap();
+        thread::sleep(Duration::from_millis(200));
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
+    // Of the second it dies, as it would have of the first without us.
+    assert_eq!(child.wait().unwrap().code(), None);
+}

@@ -1,0 +1,85 @@
+//! What is long shows how far it is, where standard error is a terminal, and is silent else.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use indexed::{Builder, Dtype};
+use storage::{Key, open_url};
+
+/// Says that a test was left out, also to whoever sums up all tests.
+#[expect(clippy::print_stdout, reason = "a skipped test must be seen")]
+fn skip(why: &str) {
+    use std::io::Write as _;
+    println!("SKIPPED: {why}");
+    if let Some(list) = std::env::var_os("FEEDLINE_SKIPPED") {
+        let mut list = fs::OpenOptions::new().append(true).create(true).open(list).unwrap();
+        writeln!(list, "tools: {why}").unwrap();
+    }
+}
+
+/// A dataset, a damaged one, and one of nanoGPT.
+fn data(folder: &Path) {
+    let store = open_url(folder.to_str().unwrap()).unwrap();
+    let mut builder = Builder::create(&store, &Key::new("a").unwrap(), Dtype::U16).unwrap();
+    for document in 0..50_u32 {
+        builder.add_sequence(&[document; 300]).unwrap();
+        builder.end_document().unwrap();
+    }
+    builder.finish().unwrap();
+    let bin = fs::read(folder.join("a.bin")).unwrap();
+    fs::write(folder.join("short.bin"), &bin[..bin.len() - 9]).unwrap();
+    fs::copy(folder.join("a.idx"), folder.join("short.idx")).unwrap();
+    fs::write(folder.join("nano.bin"), &bin).unwrap();
+}
+
+/// Each verb, and what its line begins with.
+const VERBS: [(&str, &str); 9] = [
+    ("merge --input a a --output-prefix m", "merge [----"),
+    ("split a --split 60,30,10 --output-prefix s", "split [----"),
+    ("convert nano.bin c", "convert [----"),
+    ("repair short -o r", "repair [----"),
+    ("check a", "check [----"),
+    ("inspect nano.bin", "inspect [----"),
+    ("samples a --seq-length 16", "samples [----"),
+    ("index build a --seq-length 16 --data-cache-path i", "order 1, train of a: 0 B"),
+    ("materialize a --seq-length 16 --output-prefix x", "materialize [----"),
+];
+
+#[test]
+fn a_terminal_has_a_bar() {
+    // It gives the command a terminal, and keeps what goes there.
+    let has_script = Command::new("script").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !has_script {
+        return skip("the bars: there is no script(1), which makes a terminal");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    data(folder.path());
+    for (verb, due) in VERBS {
+        let command = format!("{} {verb} --json > told", env!("CARGO_BIN_EXE_feedline"));
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--return", "--command", &command, "shown"]);
+        script.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        let status = script.status().unwrap();
+        let shown =
+            String::from_utf8_lossy(&fs::read(folder.path().join("shown")).unwrap()).into_owned();
+        assert!(status.success() && shown.contains(due), "{verb}: {shown}");
+        // Taken away at the end.
+        let last = shown.rsplit('\r').find(|part| part.starts_with("\x1b[K")).unwrap();
+        assert_eq!(last.lines().next(), Some("\x1b[K"), "{verb}: {shown}");
+        let told = fs::read(folder.path().join("told")).unwrap();
+        assert!(serde_json::from_slice::<serde_json::Value>(&told).is_ok(), "{verb}");
+    }
+}
+
+#[test]
+fn what_is_no_terminal_hears_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    data(folder.path());
+    for (verb, _) in VERBS {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+        let command = command.args(verb.split(' ')).current_dir(folder.path());
+        let Output { status, stderr, .. } = command.output().unwrap();
+        assert!(status.success() && stderr.is_empty(), "{verb}: {status}");
+    }
+}

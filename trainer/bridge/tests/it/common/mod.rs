@@ -1,0 +1,57 @@
+//! Ranks as threads of one process, each with its own connection to one store.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use bridge::dist::{Group, Options, Store};
+
+/// Far more than any operation takes, also on a machine that is busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `body` on `size` ranks and gives what each returned.
+pub fn stores<T: Send>(size: usize, body: impl Fn(usize, Store) -> T + Sync) -> Vec<T> {
+    let server = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
+    let port = server.port();
+    thread::scope(|scope| {
+        let spawn = |rank| {
+            let body = &body;
+            scope.spawn(move || {
+                let store = Store::connect("127.0.0.1", port, PATIENCE).unwrap();
+                let pulse = pulse(&store);
+                let result = body(rank, store);
+                drop(pulse);
+                result
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Tells the others what a rank waits for, as long as the handle lives: as a watchdog does.
+pub fn pulse(store: &Store) -> Sender<()> {
+    let store = store.again().unwrap();
+    let (stop, stopped) = mpsc::channel();
+    thread::spawn(move || {
+        let beat = Duration::from_millis(50);
+        while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
+            if store.tell_waits(beat).is_err() {
+                return;
+            }
+        }
+    });
+    stop
+}
+
+/// The same with a group of all of them.
+pub fn ranks<T: Send>(size: usize, body: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+    let members: Vec<usize> = (0..size).collect();
+    stores(size, |rank, store| {
+        let options = Options::local(PATIENCE);
+        let group = Group::gloo(&store, "world", rank, &members, &options).unwrap();
+        let result = body(&group);
+        group.barrier().unwrap();
+        result
+    })
+}

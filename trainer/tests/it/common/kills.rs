@@ -1,0 +1,70 @@
+//! Runs of several processes, and their end by SIGKILL.
+
+#![allow(clippy::print_stdout, reason = "a failure shows the kills before it")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::trainer;
+
+/// Longest that a test waits for a process to come somewhere.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `trainer launch`, or the program alone.
+pub fn launch(ranks: usize, config: &Path) -> Command {
+    if ranks == 1 {
+        return trainer("train", config);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(["launch", "-n", &ranks.to_string(), "--"]);
+    command.arg("train").arg(config);
+    command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub fn run(ranks: usize, config: &Path) -> Output {
+    launch(ranks, config).output().expect("the binary starts")
+}
+
+pub fn lines(run: &Path) -> usize {
+    fs::read(run.join("log.jsonl")).map_or(0, |log| log.iter().filter(|b| **b == b'\n').count())
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        if begun.elapsed() > PATIENCE {
+            panic!("waited for {PATIENCE:?}: {what}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether a process has this in its command line, but for agents, which outlive their trainers.
+fn is_running(config: &Path) -> bool {
+    let config = config.to_str().expect("UTF-8");
+    fs::read_dir("/proc").expect("a /proc").flatten().any(|entry| {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(config)
+    })
+}
+
+/// Starts a run, and kills all of its processes when its log has so many lines.
+pub fn kill_after(ranks: usize, config: &Path, folder: &Path, line: usize, pause: Duration) {
+    let mut command = launch(ranks, config);
+    let mut child: Child =
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    wait_until("a line", || {
+        assert!(child.try_wait().expect("a child of ours").is_none(), "it ended by itself");
+        lines(folder) >= line
+    });
+    std::thread::sleep(pause);
+    // SIGKILL. Ranks end with their launcher.
+    child.kill().expect("a child of ours");
+    child.wait().expect("a child of ours");
+    wait_until("the end of all ranks", || !is_running(config));
+    println!("{ranks} ranks killed after line {} of {line}", lines(folder));
+}

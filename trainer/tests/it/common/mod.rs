@@ -1,0 +1,110 @@
+//! A small run of the real binary on a small corpus, and how two runs are compared.
+
+#[path = "../../../../feed/tests/it/common/mod.rs"]
+mod lab;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use ckpt::convert::{Bounds, Format, Import};
+use ckpt::{Checkpoints, Group};
+use storage::Key;
+use tempfile::TempDir;
+
+pub use lab::{Lab, VOCAB};
+
+impl Lab {
+    /// The lines of a run's log, without what the clock said.
+    pub fn log_lines(&self, run: &str) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(self.path(run).join("log.jsonl")).unwrap_or_default();
+        let parse = |line: &str| -> serde_json::Value {
+            let mut line: serde_json::Value = serde_json::from_str(line).expect("a whole line");
+            line.as_object_mut().expect("an object").remove("perf");
+            line
+        };
+        text.lines().map(parse).collect()
+    }
+
+    /// Every tensor of a run's newest checkpoint, by group and name.
+    pub fn final_tensors(&self, run: &str) -> Vec<(String, Vec<u8>)> {
+        let folder = self.path(run).join("ckpt");
+        let store = storage::open_url(folder.to_str().expect("UTF-8")).expect("a store");
+        let steps = Checkpoints::open(store, Key::root());
+        let newest = steps.newest().expect("readable").expect("a checkpoint");
+        let count = newest.tensors().len();
+        assert!(count >= 3 * 28 && count.is_multiple_of(3), "weights and both moments");
+        let read = |group: Group, name: &str, bytes: u64| {
+            let mut into = vec![0; bytes as usize];
+            newest.read_tensor(name, group, &mut into).expect("whole");
+            (format!("{}: {group:?} {name}", newest.step()), into)
+        };
+        newest.tensors().iter().map(|t| read(t.group, &t.name, t.bytes())).collect()
+    }
+
+    /// Both runs ended in the same bits and wrote the same lines.
+    pub fn assert_same(&self, run: &str, due: &str) {
+        for (got, due) in self.final_tensors(run).iter().zip(&self.final_tensors(due)) {
+            assert_eq!(got.0, due.0);
+            assert!(got.1 == due.1, "{} of {run} has other bits", got.0);
+        }
+        let (got, due) = (self.log_lines(run), self.log_lines(due));
+        for (got, due) in got.iter().zip(&due) {
+            assert_eq!(got, due, "a line of {run}");
+        }
+        assert_eq!(got.len(), due.len(), "lines of {run}");
+    }
+}
+
+/// The real binary, on one thread, with this verb and file.
+pub fn trainer(verb: &str, config: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.arg(verb).arg(config).env("OMP_NUM_THREADS", "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts a run whose words nobody reads.
+pub fn spawn_train(config: &Path) -> Child {
+    let mut command = trainer("train", config);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().expect("the binary starts")
+}
+
+/// A run to its end.
+pub fn train(config: &Path) -> Output {
+    trainer("train", config).output().expect("the binary starts")
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn assert_success(output: &Output) {
+    assert!(output.status.success(), "{}: {}", output.status, text(&output.stderr));
+}
+
+/// A folder with a model of Hugging Face as a checkpoint of ours in `ckpt`, and the config
+/// `model.toml` of this model and tokenizer.
+pub fn imported(from: &Path, model: &str, tokenizer: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let source = from.to_str().expect("UTF-8");
+    let mut import = Import::open(source, Format::HuggingFace).expect("a model");
+    import.normalize().expect("a model of a known family");
+    let store = storage::open_url(&path("ckpt")).expect("a store");
+    let meta = serde_json::json!({ "step": 0 });
+    Checkpoints::open(store, Key::root())
+        .save_made(0, &import, &[], meta, Bounds::default(), &|_| ())
+        .expect("room");
+    let text = format!(
+        "run = {{ dir = 'unused', budget = {{ steps = 1 }} }}
+         model = {{ {} }}
+         data = {{ train = 'unused', tokenizer = '{tokenizer}' }}
+         batch = {{ global = 1, micro = 1 }}
+         optim = {{ lr = {{ peak = 0.001 }} }}",
+        model.split_whitespace().collect::<Vec<_>>().join(" ")
+    );
+    fs::write(path("model.toml"), text).expect("room");
+    folder
+}

@@ -1,0 +1,212 @@
+//! What a run says when the world is not as it should be, and what it leaves untouched.
+
+#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{Lab, assert_success, text, train, trainer};
+
+/// A run that must fail with 2, saying each of these.
+fn check_fails(config: &Path, due: &[&str]) {
+    let output = train(config);
+    let words = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    for due in due {
+        assert!(words.contains(due), "{due:?} is not in: {words}");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_named() {
+    let lab = Lab::new();
+    check_fails(
+        &lab.config("run", &[("model.layer", "2")]),
+        &["model.layer: unknown key", "layers"],
+    );
+    assert!(!lab.path("run").exists(), "nothing was made");
+}
+
+#[test]
+fn a_missing_corpus_is_named() {
+    let lab = Lab::new();
+    let config = lab.config("run", &[("data.train", "'no/such_text_document'")]);
+    check_fails(&config, &["no/such_text_document.idx", "no such file"]);
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary_is_named() {
+    let lab = Lab::new();
+    check_fails(&lab.config("run", &[("model.vocab", "400")]), &["model.vocab = 400", "got token"]);
+}
+
+#[test]
+fn a_corpus_that_is_too_small_is_refused() {
+    let lab = Lab::new();
+    let config = lab.config("run", &[("model.seq_len", "100000")]);
+    check_fails(&config, &["one sample takes 100001", "model.seq_len"]);
+    let config = lab.config("run", &[("data.split", "'1,0,0'")]);
+    check_fails(&config, &["data.split '1,0,0' has no share for validation"]);
+}
+
+#[test]
+fn another_model_is_refused_key_by_key() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("run", &[])));
+    let before = lab.final_tensors("run");
+    let config = lab.config("run", &[("model.hidden", "32"), ("run.seed", "5")]);
+    check_fails(
+        &config,
+        &[
+            "model.hidden: 64 in the checkpoint, 32 in the config",
+            "run.seed: 1234 in the checkpoint, 5 in the config",
+        ],
+    );
+    assert_eq!(lab.final_tensors("run"), before);
+    check_fails(&lab.config("run", &[("checkpoint.load", "'none'")]), &["is not overwritten"]);
+}
+
+#[test]
+fn another_corpus_is_refused() {
+    let lab = Lab::new();
+    let config = lab.config("run", &[("run.budget", "{ steps = 4 }")]);
+    assert_success(&train(&config));
+    let bin = lab.path("corpus.bin");
+    let mut bytes = fs::read(&bin).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&bin, bytes).unwrap();
+    check_fails(&config, &["corpus:", "ends_crc64"]);
+}
+
+#[test]
+fn other_numbers_go_on_with_a_warning() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("run", &[])));
+    let output = train(&lab.config("run", &[("optim.clip", "0.5"), ("run.threads", "2")]));
+    assert_success(&output);
+    let words = text(&output.stderr);
+    for due in ["warning: resume: not bit for bit: optim.clip: 1.0 in", "run.threads: 1 in"] {
+        assert!(words.contains(due), "{due:?} is not in: {words}");
+    }
+}
+
+/// Damage in the middle of a file, which only its checksum can tell.
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_made_again() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("whole", &[])));
+    let config = lab.config("run", &[]);
+    assert_success(&train(&config));
+    let damage = |step: &str| {
+        let folder = lab.path("run/ckpt").join(step);
+        let weights = folder.join("model-00001-of-00001.safetensors");
+        let mut bytes = fs::read(&weights).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        fs::write(&weights, bytes).unwrap();
+    };
+    damage("step-000000000048");
+    let output = train(&config);
+    assert_success(&output);
+    let words = text(&output.stderr);
+    for due in ["warning: step 48 is damaged", "going on from", "step-000000000044"] {
+        assert!(words.contains(due), "{due:?} is not in: {words}");
+    }
+    lab.assert_same("run", "whole");
+
+    damage("step-000000000048");
+    damage("step-000000000044");
+    check_fails(&config, &["step-000000000048 is damaged", "step-000000000044 is damaged"]);
+}
+
+#[test]
+fn a_second_writer_is_kept_out() {
+    let lab = Lab::new();
+    let folder = lab.path("run/ckpt");
+    let store = storage::open_url(folder.to_str().unwrap()).unwrap();
+    let steps = ckpt::Checkpoints::open(store, storage::Key::root());
+    let lease = steps.lock().unwrap();
+    let config = lab.config("run", &[]);
+    check_fails(&config, &["ckpt"]);
+    drop(lease);
+    assert_success(&train(&config));
+}
+
+/// A small file system in memory, in a folder of the lab. `None` where there can be none.
+fn disk<'a>(path: &'a Path, size: &str) -> Option<Unmount<'a>> {
+    fs::create_dir(path).expect("a new folder");
+    let mount = ["-t", "tmpfs", "-o", size, "tmpfs"];
+    if !Command::new("mount").args(mount).arg(path).output().is_ok_and(|o| o.status.success()) {
+        println!("SKIPPED: a tmpfs cannot be mounted here, which takes root");
+        return None;
+    }
+    Some(Unmount(path))
+}
+
+/// A file system of 12 MiB: a run of 5 MiB a checkpoint fills it. The run goes on to its end, which
+/// it cannot save.
+#[test]
+fn a_full_disk_spares_the_last_checkpoint() {
+    let lab = Lab::new();
+    let path = lab.path("disk");
+    let Some(unmount) = disk(&path, "size=12m") else { return };
+    let size = [("model.hidden", "128"), ("checkpoint.keep.last", "3")];
+    let config = lab.config("disk/run", &size);
+    let output = train(&config);
+    let words = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    for due in ["error: step 12 was not saved: ", "no space left", "step 48/48"] {
+        assert!(words.contains(due), "{due:?} is not in: {words}");
+    }
+    assert!(lab.final_tensors("disk/run")[0].0.starts_with("8: "), "{words}");
+    drop(unmount);
+}
+
+/// A disk that is full for a while: what failed is told when it happens, and by the exit code.
+#[test]
+fn a_save_that_fails_ends_nothing() {
+    let lab = Lab::new();
+    let path = lab.path("disk");
+    let Some(unmount) = disk(&path, "size=24m") else { return };
+    let place = format!("'{}/ckpt'", path.display());
+    let size = [("model.hidden", "128"), ("checkpoint.dir", &*place)];
+    let config = lab.config("run", &size);
+    fs::write(path.join("other"), vec![1; 22 << 20]).unwrap();
+    let mut command = trainer("train", &config);
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut words = String::new();
+    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if line.contains("was not saved") && path.join("other").exists() {
+            fs::remove_file(path.join("other")).unwrap();
+        }
+        words += &format!("{line}\n");
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{words}");
+    assert!(words.contains("error: step 4 was not saved: "), "{words}");
+    assert!(words.contains("done and saved, but "), "{words}");
+    assert!(path.join("ckpt/step-000000000048").exists(), "{words}");
+    drop(unmount);
+}
+
+struct Unmount<'a>(&'a Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).output();
+    }
+}
+
+#[test]
+fn plan_answers_by_its_exit_code() {
+    let lab = Lab::new();
+    let plan = |config: &Path| trainer("plan", config).arg("--json").output().unwrap();
+    let output = plan(&lab.config("run", &[]));
+    assert_success(&output);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["run"]["steps"], 48);
+    let output = plan(&lab.config("run", &[("model.seq_len", "100000")]));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+}

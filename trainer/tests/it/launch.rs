@@ -1,0 +1,341 @@
+//! How ranks come together and part, and who looks after them.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use bridge::dist::{Group, Reduce};
+use tch::Tensor;
+use trainer::launch::local::{Launch, launch};
+use trainer::launch::{Keeper, Session, Stage, Watchdog, World};
+use trainer::{Error, Result};
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Far more than anything takes, also on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_secs(2);
+
+fn world(port: u16, rank: usize, size: usize) -> World {
+    World {
+        rank,
+        size,
+        local_rank: rank,
+        host: "127.0.0.1".to_owned(),
+        port,
+        keeper: Keeper::FirstRank,
+        restart: 0,
+        told_by: "a test",
+    }
+}
+
+/// Sessions of ranks that were told these (rank, size), each on its thread.
+fn sessions<T: Send>(
+    told: &[(usize, usize)],
+    timeout: Duration,
+    body: impl Fn(Result<Session>) -> T + Sync,
+) -> Vec<T> {
+    let port = free_port();
+    thread::scope(|scope| {
+        let spawn = |(rank, size): &(usize, usize)| {
+            let (world, body) = (world(port, *rank, *size), &body);
+            scope.spawn(move || body(Session::begin(world, timeout)))
+        };
+        let ranks: Vec<_> = told.iter().map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_come_together_and_part() {
+    let sums = sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
+        let session = session.unwrap();
+        let rank = session.world().rank;
+        let connect = || -> Result<Group> {
+            let options = session.options();
+            Ok(Group::gloo(session.store(), "world", rank, &[0, 1, 2], &options)?)
+        };
+        let group = session.stage(Stage::Groups, connect).unwrap();
+        let mut sum = Tensor::from_slice(&[rank as i64]);
+        session
+            .stage(Stage::FirstCollective, || Ok(group.all_reduce(&mut sum, Reduce::Sum)?))
+            .unwrap();
+        drop(group);
+        session.finish().unwrap();
+        sum.int64_value(&[0])
+    });
+    assert_eq!(sums, [3, 3, 3]);
+}
+
+#[test]
+fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
+    let words = sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
+        let session = session.unwrap();
+        let rank = session.world().rank;
+        let error = session
+            .stage(Stage::Data, || {
+                let doing = "open the corpus".to_owned();
+                let source = std::io::ErrorKind::NotFound.into();
+                if rank == 1 { Err(Error::Run { doing, source }) } else { Ok(()) }
+            })
+            .unwrap_err();
+        (error.is_peer_lost(), error.to_string(), session.abort(&error))
+    });
+    assert_eq!(words[1].1, "open the corpus: entity not found");
+    assert!(!words[1].0);
+    for rank in [0, 2] {
+        assert!(words[rank].0);
+        assert_eq!(words[rank].1, "stage/data: rank 1: open the corpus: entity not found");
+    }
+    let first: Vec<_> = words.iter().filter(|words| words.2.is_none()).collect();
+    assert_eq!(first.len(), 1, "one was the first to fail: {words:?}");
+}
+
+#[test]
+fn missing_ranks_are_named_in_every_stage() {
+    for text in sessions(&[(0, 4), (2, 4)], SHORT, |session| session.unwrap_err().to_string()) {
+        assert_eq!(text, "stage/store: ranks 1,3 missing after 2.0 s");
+    }
+    let texts = sessions(&[(0, 2), (1, 2)], SHORT, |session| {
+        let session = session.unwrap();
+        if session.world().rank == 1 {
+            // It is there, and does not come.
+            assert!(session.store().wait(&["failed"], PATIENCE).unwrap());
+            return String::new();
+        }
+        let error = session.stage(Stage::FirstCollective, || Ok(())).unwrap_err();
+        session.store().set("failed", b"").unwrap();
+        error.to_string()
+    });
+    assert_eq!(texts[0], "stage/first collective: rank 1 missing after 2.0 s");
+    let text = sessions(&[(1, 2)], SHORT, |session| session.unwrap_err()).remove(0);
+    assert!(text.is_peer_lost());
+    assert!(text.to_string().contains("connect to the store on 127.0.0.1:"), "{text}");
+}
+
+#[test]
+fn a_wrong_number_of_ranks_ends_all_at_once() {
+    let texts =
+        sessions(&[(0, 3), (1, 2), (2, 3)], PATIENCE, |session| session.unwrap_err().to_string());
+    assert!(texts[1].contains("rank 1 is of 2 ranks, rank 0 of 3"), "{}", texts[1]);
+    for rank in [0, 2] {
+        assert!(texts[rank].contains("stage/store: rank 1: find the other ranks"), "{texts:?}");
+    }
+    let texts =
+        sessions(&[(0, 3), (1, 3), (1, 3)], PATIENCE, |session| session.unwrap_err().to_string());
+    assert!(texts.iter().any(|text| text.contains("there are two ranks 1")), "{texts:?}");
+}
+
+#[test]
+fn a_rank_told_of_fewer_leaves_the_store_to_the_others() {
+    let port = free_port();
+    let begin = |rank, size| Session::begin(world(port, rank, size), PATIENCE).unwrap_err();
+    let due = "stage/store: rank 1: find the other ranks:\n  rank 1 is of 2 ranks, rank 0 of 3";
+    thread::scope(|scope| {
+        let keeper = scope.spawn(|| begin(0, 3).to_string());
+        scope.spawn(|| begin(1, 2)).join().unwrap();
+        let late = begin(2, 3).to_string();
+        assert!(late.starts_with(due), "{late}");
+        assert!(keeper.join().unwrap().starts_with(due));
+    });
+}
+
+#[test]
+fn a_port_in_use_is_said() {
+    let taken = TcpListener::bind("[::]:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Session::begin(world(port, 0, 2), SHORT).unwrap_err();
+    assert!(!error.is_peer_lost(), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&format!("keep a store on 127.0.0.1:{port}")), "{text}");
+    assert!(text.contains("hint: another run"), "{text}");
+}
+
+/// What a launcher's ranks say, kept.
+#[derive(Clone, Default)]
+struct Words(Arc<Mutex<Vec<u8>>>);
+
+impl Words {
+    fn lines(&self) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+}
+
+impl Write for Words {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Launched {
+    code: u8,
+    out: Vec<String>,
+    err: Vec<String>,
+}
+
+/// Ranks that run a shell script. `meanwhile` sees what they print, and may ask them to stop.
+fn shell(
+    ranks: usize,
+    script: &str,
+    meanwhile: impl FnOnce(&Words, &AtomicBool) + Send,
+) -> Launched {
+    let (out, err, stop) = (Words::default(), Words::default(), AtomicBool::new(false));
+    let code = thread::scope(|scope| {
+        scope.spawn(|| meanwhile(&out, &stop));
+        launch(Launch {
+            program: PathBuf::from("/bin/sh"),
+            arguments: vec!["-c".into(), script.into()],
+            ranks,
+            stop: &stop,
+            out: Box::new(out.clone()),
+            err: Box::new(err.clone()),
+        })
+        .unwrap()
+    });
+    Launched { code, out: out.lines(), err: err.lines() }
+}
+
+#[test]
+fn words_of_ranks_have_their_number() {
+    let done = shell(3, "echo rank $RANK of $WORLD_SIZE; printf 'no end' >&2", |_, _| {});
+    assert_eq!(done.code, 0);
+    assert_eq!(done.out, ["[0] rank 0 of 3", "[1] rank 1 of 3", "[2] rank 2 of 3"]);
+    assert_eq!(done.err, ["[0] no end", "[1] no end", "[2] no end"]);
+}
+
+#[test]
+fn threads_of_ranks_that_share_cores_sleep_when_they_wait() {
+    let script = "echo ${OMP_WAIT_POLICY:-none}";
+    let out = |ranks| shell(ranks, script, |_, _| {}).out;
+    assert_eq!(out(1), ["[0] none"], "a rank alone spins, which is quicker");
+    assert_eq!(out(2), ["[0] passive", "[1] passive"]);
+}
+
+#[test]
+fn the_worst_code_is_the_launchers() {
+    for (script, due) in [
+        ("exit 0", 0),
+        ("[ $RANK = 1 ] && exit 75; exit 0", 75),
+        // The reason, and not what follows from it.
+        ("[ $RANK = 1 ] && exit 2; exit 3", 2),
+        ("[ $RANK = 1 ] && exit 3; exit 75", 3),
+        ("[ $RANK = 1 ] && kill -9 $$; exit 0", 3),
+        ("[ $RANK = 1 ] && kill -9 $$; exit 2", 2),
+    ] {
+        assert_eq!(shell(3, script, |_, _| {}).code, due, "{script}");
+    }
+}
+
+fn wait_for_lines(words: &Words, count: usize) {
+    while words.lines().len() < count {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_request_to_stop_is_passed_on_and_a_second_one_ends() {
+    let script = "trap 'echo asked; exit 75' TERM; echo ready; while :; do sleep 0.02; done";
+    let done = shell(2, script, |out, stop| {
+        wait_for_lines(out, 2);
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((done.code, done.out.len()), (75, 4), "{:?}", done.out);
+
+    let script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.02; done";
+    let done = shell(2, script, |out, stop| {
+        for lines in [2, 4] {
+            wait_for_lines(out, lines);
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    assert_eq!(done.code, 3, "{:?}", done.out);
+}
+
+#[test]
+fn ranks_do_not_outlive_one_that_fails() {
+    let done = shell(3, "echo $$; [ $RANK = 2 ] && exit 2; sleep 1000", |_, _| {});
+    assert_eq!(done.code, 2);
+    for line in done.out {
+        let process = line.split(' ').nth(1).unwrap().parse().unwrap();
+        assert!(!bridge::runtime::signal(process, 0), "process {process} is still there");
+    }
+}
+
+/// What the library logs, kept: there is one logger a process.
+struct Log(Mutex<Vec<String>>);
+
+static LOG: Log = Log(Mutex::new(Vec::new()));
+
+impl Log {
+    /// Whether one message has all of these in it.
+    fn has(&self, due: &[&str]) -> bool {
+        let messages = self.0.lock().unwrap();
+        messages.iter().any(|message| due.iter().all(|due| message.contains(due)))
+    }
+}
+
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().unwrap().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+/// What must be said, in one report; else the rank that waits runs into its time-out.
+const DUE: [&str; 5] = [
+    "watch: rank 0 has waited too long; what each does:\n",
+    "\n  rank 0 waits Backward(micro-batch 3) from rank 1 (recv on pp[0], ",
+    "\n  rank 1 is not waiting: Forward(micro-batch 4)\n",
+    "\n  rank 2 has said nothing\n",
+    "\n  no sign of life: ranks 2",
+];
+
+#[test]
+fn who_waits_too_long_is_told_what_all_do() {
+    log::set_logger(&LOG).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
+        let session = session.unwrap();
+        let rank = session.world().rank;
+        let options = session.options();
+        let group = Group::gloo(session.store(), "pp[0]", rank, &[0, 1, 2], &options).unwrap();
+        let doing = move || ["Backward(micro-batch 3)", "Forward(micro-batch 4)", ""][rank].into();
+        let limit = Duration::from_millis(1500);
+        // The last one has no watchdog, as if its process were stopped.
+        let watch = Watchdog::start(session.store(), (rank, 3), limit, doing);
+        let watch = (rank < 2).then(|| watch.unwrap());
+        let mut tensor = Tensor::from_slice(&[1.0_f32]);
+        match rank {
+            0 => group.recv(&mut tensor, 1, 0).unwrap().wait().unwrap(),
+            1 => {
+                while !LOG.has(&DUE) {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                group.send(&tensor, 0, 0).unwrap().wait().unwrap();
+            }
+            _ => {}
+        }
+        drop(watch);
+        session.finish().unwrap();
+    });
+}

@@ -1,0 +1,159 @@
+//! Saves behind the run: in another process, to a second store, with little time, and what a run
+//! starts with.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use crate::common::{Lab, assert_success, spawn_train, text, train};
+use trainer::rng::Stream;
+
+/// Longest that a test waits for a process to come somewhere.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn wait_until(child: &mut Child, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        if begun.elapsed() > PATIENCE {
+            panic!("waited for {PATIENCE:?}");
+        }
+        assert!(child.try_wait().expect("a child of ours").is_none(), "it ended before");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn lines(run: &Path) -> usize {
+    fs::read(run.join("log.jsonl")).map_or(0, |log| log.iter().filter(|b| **b == b'\n').count())
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}
+
+/// The steps in a folder of checkpoints.
+fn steps(folder: &Path) -> Vec<u64> {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten();
+    let step = |name: std::ffi::OsString| ckpt::step_of(name.to_str().unwrap_or_default());
+    let mut steps: Vec<u64> = names.filter_map(|entry| step(entry.file_name())).collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// Behind the run, by waiting for it, and by another process: the same checkpoints.
+#[test]
+fn every_way_of_saving_saves_the_same() {
+    let lab = Lab::new();
+    for (run, ways) in [
+        ("behind", &[][..]),
+        ("waiting", &[("checkpoint.async", "false")]),
+        ("agent", &[("checkpoint.agent", "true"), ("checkpoint.keep.every", "20")]),
+    ] {
+        assert_success(&train(&lab.config(run, ways)));
+        lab.assert_same(run, "behind");
+    }
+    assert_eq!(steps(&lab.path("behind/ckpt")), [44, 48]);
+    assert_eq!(steps(&lab.path("waiting/ckpt")), [44, 48]);
+    assert_eq!(steps(&lab.path("agent/ckpt")), [20, 40, 44, 48]);
+}
+
+/// What an agent copied before its trainer was killed is saved, and the next run finds it, though
+/// it may have to wait.
+#[test]
+fn kills_lose_nothing_that_an_agent_has() {
+    let lab = Lab::new();
+    let size = [("model.hidden", "192"), ("checkpoint.agent", "true")];
+    assert_success(&train(&lab.config("whole", &size[..1])));
+    let config = lab.config("killed", &size);
+    let (random, folder) = (Stream::new(71, "agent"), lab.path("killed"));
+    for kill in 0..4 {
+        // A step line after which a save begins at once.
+        let line = 4 + 10 * kill as usize + (random.uniform(kill) * 6.0) as usize;
+        let mut child = spawn_train(&config);
+        wait_until(&mut child, || lines(&folder) >= line);
+        std::thread::sleep(Duration::from_micros((random.uniform(100 + kill) * 9_000.0) as u64));
+        child.kill().expect("a child of ours");
+        child.wait().expect("a child of ours");
+        println!("kill {kill}: after line {}", lines(&folder));
+    }
+    assert_success(&train(&config));
+    lab.assert_same("killed", "whole");
+}
+
+/// The machine is lost with its disk: the run goes on from the second store.
+#[test]
+fn a_run_goes_on_from_the_second_store() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("whole", &[])));
+    let far = lab.path("far");
+    let url = format!("'{}'", far.display());
+    let config = lab.config("run", &[("checkpoint.drain_to", &url)]);
+    let mut child = spawn_train(&config);
+    wait_until(&mut child, || steps(&far).last() >= Some(&12));
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
+    fs::remove_dir_all(lab.path("run/ckpt")).expect("it is there");
+    let output = train(&config);
+    assert_success(&output);
+    let words = text(&output.stderr);
+    assert!(words.contains(&format!("going on from {}", far.display())), "{words}");
+    lab.assert_same("run", "whole");
+    assert_eq!(steps(&far), [44, 48], "all are there when the run ends, and no more than are kept");
+}
+
+/// A signal while a save is under way, again and again: each time the run is saved.
+#[test]
+fn signals_lose_no_step() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("whole", &[])));
+    let config = lab.config("run", &[]);
+    let folder = lab.path("run");
+    for (line, name) in [(5, "-TERM"), (14, "-USR1"), (27, "-INT")] {
+        let mut child = spawn_train(&config);
+        wait_until(&mut child, || lines(&folder) >= line);
+        signal(&child, name);
+        assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
+        let step = steps(&folder.join("ckpt")).last().copied().unwrap_or(0);
+        let logged = lab.log_lines("run").last().map(|line| line["step"].as_u64());
+        assert_eq!(logged, Some(Some(step)), "nothing is lost that was logged");
+    }
+    assert_success(&train(&config));
+    lab.assert_same("run", "whole");
+}
+
+/// Only the weights of another run: the steps begin anew, and go on with its own afterwards.
+#[test]
+fn a_run_begins_with_the_weights_of_another() {
+    let lab = Lab::new();
+    assert_success(&train(&lab.config("base", &[])));
+    let base = format!("'{}'", lab.path("base/ckpt/step-000000000048").display());
+    let tuned = [
+        ("checkpoint.load", &*base),
+        ("checkpoint.load_parts", "['model']"),
+        ("run.seed", "7"),
+        ("run.budget", "{ steps = 12 }"),
+        ("optim.lr.peak", "0.0001"),
+    ];
+    let config = lab.config("tuned", &tuned);
+    let output = train(&config);
+    assert_success(&output);
+    assert!(text(&output.stderr).contains("starting with the weights of"));
+    let loss = |run: &str, line: usize| lab.log_lines(run)[line]["loss"].as_f64().expect("a loss");
+    assert_eq!(lab.log_lines("tuned")[0]["step"], 1);
+    assert!(loss("tuned", 0) < loss("base", 0) - 0.5, "{} {}", loss("tuned", 0), loss("base", 0));
+    let before = lab.final_tensors("tuned");
+    let output = train(&config);
+    assert_success(&output);
+    assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+    assert_eq!(lab.final_tensors("tuned"), before);
+
+    // Of another shape it is refused, tensor by tensor.
+    let other = [&tuned[..], &[("model.hidden", "32")]].concat();
+    let output = train(&lab.config("other", &other));
+    assert_eq!(output.status.code(), Some(2));
+    let words = text(&output.stderr);
+    for due in ["it is of another model", "different: ", "transformer.h.0.attn.c_attn.weight"] {
+        assert!(words.contains(due), "{due:?} is not in: {words}");
+    }
+}

@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ET
 def main(path):
     cases = ET.parse(path).getroot().findall("testsuite/testcase")
     name = lambda case: f"{case.get('classname')} {case.get('name')}"
-    flaky = [name(case) for case in cases if case.find("flakyFailure") is not None]
+    flaky = [case for case in cases if case.find("flakyFailure") is not None]
     slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:10]
     seconds = sum(float(case.get("time", 0)) for case in cases)
 
@@ -21,14 +21,23 @@ def main(path):
     for case in slowest:
         print(f"  {float(case.get('time')):6.1f} s  {name(case)}")
     print("passed at the second try:" if flaky else "no test needed a second try")
-    for line in flaky:
-        print(f"  {line}")
+    for case in flaky:
+        print(f"  {name(case)}: {failure(case)}")
     skipped = [f"{name(case)}: {why}" for case in cases for why in reasons(case)]
     print(f"skipped on this machine: {len(skipped)}")
     for line in skipped:
         print(f"  {line}")
     if skipped:
         print("`make check-all` runs those that need Slurm, Ceph, XFS or NFS")
+
+
+def failure(case):
+    """What the first try said: its panic, or how nextest ended it."""
+    first = case.find("flakyFailure")
+    lines = (first.findtext("system-err") or "").splitlines()
+    starts = [at for at, line in enumerate(lines) if " panicked at " in line]
+    said = lines[starts[0] : starts[0] + 6] if starts else [first.get("message") or first.get("type")]
+    return " | ".join(line.strip() for line in said)
 
 
 def reasons(case):

@@ -11,13 +11,13 @@ export FEEDLINE_PYTHON=${FEEDLINE_PYTHON:-$PWD/.venv/bin/python}
 
 # Where scripts/setup.sh installs nextest if it is nowhere else.
 export PATH=$PATH:${XDG_CACHE_HOME:-$HOME/.cache}/feedline/nextest/bin
-report=${CARGO_TARGET_DIR:-target}/nextest/default/junit.xml
+report=${CARGO_TARGET_DIR:-target}/nextest/all/junit.xml
 
 cargo nextest run --workspace --locked --no-run
 scripts/build_cache.py save
 code=0
 rm -f "$report"
-cargo nextest run --workspace --locked || code=$?
+cargo nextest run --profile all --workspace --locked --test-threads $((2 * $(nproc))) || code=$?
 cargo test --workspace --locked --doc -q || code=$?
 scripts/test_report.py "$report"
 exit $code

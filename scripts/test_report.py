@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a run of the tests is not told by "passed": skipped tests, second tries, the slowest tests.
 
-    scripts/test_report.py target/nextest/default/junit.xml
+    scripts/test_report.py target/nextest/all/junit.xml
 
 A test that cannot run on a machine prints a line that begins with SKIPPED. Exit code 0.
 """

@@ -3,7 +3,7 @@
 # machine, resume, check, generate. All output goes to demo-run/ in the checkout.
 #
 #   scripts/demo.sh            release binaries, built first
-#   scripts/demo.sh --short    the binaries that the tests built, a fifth of the steps, and at the
+#   scripts/demo.sh --short    the binaries that the tests built, a tenth of the steps, and at the
 #                              end the log of the resumed run against one that nothing stopped
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,7 +22,8 @@ main() {
     "") build ;;
     --short)
       PROFILE=debug
-      SHORTER=(--set run.budget.steps=60 --set checkpoint.every.steps=10 --set eval.every=30)
+      SHORTER=(--set run.budget.steps=30 --set checkpoint.every.steps=5 --set eval.every=15
+        --set eval.iters=2 --set log.every=3)
       [ -x target/debug/trainer ] || die "expected target/debug/trainer (hint: run make test first)"
       ;;
     *) die "unknown argument '$1': expected --short or none" ;;

@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# nproc would take OMP_NUM_THREADS for the number of cores.
+places=$((2 * $(env -u OMP_NUM_THREADS nproc)))
 # Ranks of one machine share its cores; a test that is about threads sets its own number.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # Where the tests find the readers that others wrote.
@@ -17,7 +19,7 @@ cargo nextest run --workspace --locked --no-run
 scripts/build_cache.py save
 code=0
 rm -f "$report"
-cargo nextest run --profile all --workspace --locked --test-threads $((2 * $(nproc))) || code=$?
+cargo nextest run --profile all --workspace --locked --test-threads "$places" || code=$?
 cargo test --workspace --locked --doc -q || code=$?
 scripts/test_report.py "$report"
 exit $code

@@ -93,7 +93,7 @@ def copy(entry, target):
 
 
 def is_third_party(entry):
-    """By its name, [lib]NAME-HASH...; programs are ours or what a target of ours was before."""
+    """By its name, [lib]NAME-HASH...; programs are of the workspace, now or earlier."""
     stem = re.sub(r"-[0-9a-f]{16}.*$", "", entry.name).replace("-", "_")
     is_program = entry.is_file() and not entry.name.startswith("lib") and "." not in entry.name
     return not is_program and stem not in OURS and stem.removeprefix("lib") not in OURS

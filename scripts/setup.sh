@@ -110,7 +110,7 @@ libtorch() {
 compiler_cache() {
   have ccache || [ "$(id -u)" -ne 0 ] || ! have apt-get ||
     { apt-get update -q && apt-get install -y -q --no-install-recommends ccache; } \
-      >/dev/null 2>&1 || say "ccache could not be installed: C++ is compiled anew in every clone"
+      >/dev/null 2>&1 || say "ccache could not be installed: every clone compiles its C++"
 }
 
 # Absolute paths, so it is no file of the repository. An environment variable of the same name wins.

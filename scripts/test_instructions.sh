@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The numeric tests of `trainer` and `bridge` once for each lower instruction set that the libraries
-# below libtorch can be told to use: other processors round and order sums as these do.
+# below libtorch can be limited to: other processors round and order sums as these do.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a run of the tests is not told by "passed": skipped tests, second tries, the slowest tests.
+"""What a count of passed tests does not show: skipped tests, second tries, the slowest tests.
 
     scripts/test_report.py target/nextest/all/junit.xml
 

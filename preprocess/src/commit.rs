@@ -17,6 +17,7 @@ use crate::parcel::{Parcel, Stop};
 use crate::report::{Output, Stages};
 use crate::{
     BadLine, Error, InputReport, Interrupted, Options, Progress, Report, Result, Tokenizer,
+    identity,
 };
 
 /// What the manifest of a token dataset calls it.
@@ -443,12 +444,12 @@ fn describe(
         "outputs": outputs,
         "append_eod": options.append_eod,
         "eod_id": tokenizer.eod(),
-        "empty_documents": format!("{:?}", options.empty_documents),
-        "bad_lines": format!("{:?}", options.on_bad_line),
+        "empty_documents": identity::empty_documents(options.empty_documents),
+        "bad_lines": identity::bad_lines(options.on_bad_line),
         "last_of_duplicate_keys": options.last_of_duplicate_keys,
-        "objective": format!("{:?}", options.objective),
-        "input_format": format!("{:?}", options.input.format),
-        "text": format!("{:?}", options.input.text),
+        "objective": identity::objective(&options.objective),
+        "input_format": identity::input_format(options.input.format),
+        "text": identity::text_rules(&options.input.text),
         "shard_of_bytes": shard_of_bytes(options, inputs),
         "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
         "inputs": names,

@@ -16,6 +16,7 @@ mod estimate;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod identity;
 mod input;
 mod journal;
 mod json;

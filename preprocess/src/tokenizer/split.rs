@@ -58,6 +58,22 @@ impl Pattern {
     pub fn pieces(self, text: &str) -> Pieces<'_> {
         Pieces { pattern: self, splitter: Splitter::new(), text, at: 0 }
     }
+
+    /// Its part in the fingerprint of a tokenizer, which never changes.
+    pub(super) fn identity(self) -> &'static str {
+        match self {
+            Pattern::Whole => "Whole",
+            Pattern::Gpt2 => "Gpt2",
+            Pattern::Cl100k => "Cl100k",
+            Pattern::O200k => "O200k",
+            Pattern::Llama3 => "Llama3",
+            Pattern::Qwen2 => "Qwen2",
+            Pattern::TekkenV1 => "TekkenV1",
+            Pattern::TekkenV2 => "TekkenV2",
+            Pattern::Qwen35 => "Qwen35",
+            Pattern::DeepSeekV3 => "DeepSeekV3",
+        }
+    }
 }
 
 /// The pieces of a text, in order; together they are the text.

@@ -346,7 +346,7 @@ fn fingerprint(tokens: &[Option<Vec<u8>>], pattern: Pattern, recognized: bool) -
         sum.update(&len.to_le_bytes());
         sum.update(token.as_deref().unwrap_or_default());
     }
-    sum.update(format!("{pattern:?} {recognized}").as_bytes());
+    sum.update(format!("{} {recognized}", pattern.identity()).as_bytes());
     format!("{:016x}", sum.value())
 }
 

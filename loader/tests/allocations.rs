@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use indexed::{Builder, Dtype, IndexedDataset};
 use loader::batch::{GptAssemble, GptConfig};
@@ -32,6 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 
 const SEQ_LEN: u64 = 256;
 const SAMPLES: u64 = 40_000;
+const WINDOW_BYTES: u64 = 1 << 20;
 
 /// Samples of two pieces anywhere in a file.
 #[derive(Debug)]
@@ -73,9 +75,14 @@ fn nothing_after_the_first_window() {
     let dataset = IndexedDataset::open(&store, &key).unwrap();
     let order = Arc::new(Scattered([Source::bin_of(&dataset).unwrap()]));
     let mut options = LoaderOptions::new(8, 0..SAMPLES);
-    options.window_bytes = 1 << 20;
+    options.window_bytes = WINDOW_BYTES;
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN as usize), vec![Dtype::U16]).unwrap();
     let mut loader = Loader::start(order, assemble, options).unwrap();
+    // As much is read ahead as ever will be, however slow the threads are that do it.
+    let until = Instant::now() + Duration::from_secs(60);
+    while loader.metrics().ahead_bytes < WINDOW_BYTES / 8 * 7 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let mut take = |batches: u64| {
         for _ in 0..batches {
             let batch = loader.next_batch().unwrap().unwrap();

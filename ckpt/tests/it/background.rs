@@ -177,7 +177,7 @@ fn a_process_that_is_told_to_end() {
     gate.set(Way::Shut);
     let handle = begin(&State::of_model(4), &background, 4);
     std::thread::scope(|scope| {
-        let finish = scope.spawn(|| background.finish_within(Duration::from_secs(4)));
+        let finish = scope.spawn(|| background.finish_within(Duration::from_secs(10)));
         while !handle.progress().is_cancelled {
             std::thread::sleep(Duration::from_millis(5));
         }

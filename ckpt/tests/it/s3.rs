@@ -91,7 +91,8 @@ fn a_commit_whose_answer_is_lost_is_still_ours() {
 fn a_commit_that_fails_leaves_the_step_before() {
     let server = S3Server::start().unwrap();
     State::of_model(1).save(&steps_on(&server, ""), 1).unwrap();
-    let steps = steps_on(&server, "&tries=2&stall=300ms");
+    // So long that nothing but the stalled request takes as long, however busy this machine is.
+    let steps = steps_on(&server, "&tries=2&stall=5s");
     for fault in [Fault::Denied, Fault::SlowDown, Fault::Stall] {
         server.inject(Rule::every(1, fault).of("PUT").to("COMMIT"));
         let text = State::of_model(2).save(&steps, 2).unwrap_err().to_string();

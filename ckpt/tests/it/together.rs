@@ -151,11 +151,16 @@ fn cut_off_after_its_part(store: &SimStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn
     Hooked::around(Arc::new(store.clone()), before, after)
 }
 
-/// One writer alone: what it says of the others.
+/// One writer alone: what it says of the others when its deadline is past, or before.
 fn alone(folder: &Folder, ranks: &Ranks, writer: usize, token: &str, patience: Patience) -> String {
-    let steps = steps_on(folder.store()).with_patience(patience);
     let deadline = Duration::from_millis(400);
-    let saved = ranks.save(&steps, 4, &Together { token, writer, deadline });
+    refused(folder, ranks, &Together { token, writer, deadline }, patience)
+}
+
+/// The same with any deadline.
+fn refused(folder: &Folder, ranks: &Ranks, together: &Together<'_>, patience: Patience) -> String {
+    let steps = steps_on(folder.store()).with_patience(patience);
+    let saved = ranks.save(&steps, 4, together);
     assert!(steps.newest().unwrap().is_none());
     saved.unwrap_err().to_string()
 }
@@ -182,7 +187,8 @@ fn who_is_missing_is_named() {
     let quick =
         Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(100) };
     sign("c", 2);
-    let text = alone(&folder, &ranks, 0, "c", quick);
+    let together = Together { token: "c", writer: 0, deadline: DEADLINE };
+    let text = refused(&folder, &ranks, &together, quick);
     assert!(text.contains("writer 2 of 3 (process 77 on elsewhere): no sign of life"), "{text}");
     sign("d", 2);
     let text = alone(&folder, &ranks, 0, "d", PATIENCE);
@@ -203,9 +209,10 @@ fn what_cannot_be_saved_together() {
 
     // Another plan of as many writers.
     let other = Ranks::new(&State::of_model(3), 2, PlanLimits { shard_bytes_max: 9000, ..LIMITS });
+    let u = |writer| Together { token: "u", writer, deadline: DEADLINE };
     let texts = thread::scope(|scope| {
-        let lead = scope.spawn(|| alone(&folder, &ranks, 0, "u", PATIENCE));
-        let follow = alone(&folder, &other, 1, "u", PATIENCE);
+        let lead = scope.spawn(|| refused(&folder, &ranks, &u(0), PATIENCE));
+        let follow = refused(&folder, &other, &u(1), PATIENCE);
         [lead.join().unwrap(), follow]
     });
     for text in texts {

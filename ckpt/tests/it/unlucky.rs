@@ -151,7 +151,7 @@ fn a_save_that_is_given_up_is_not_written_to_its_end() {
             while inner.open(&decision).is_err() && begun.elapsed() < LONG {
                 thread::sleep(patience.beat);
             }
-            thread::sleep(patience.beat * 10);
+            thread::sleep(patience.beat * 100);
         }
         Ok(())
     });

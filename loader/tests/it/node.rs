@@ -382,7 +382,7 @@ fn a_failed_read_reaches_every_rank_after_what_came_before() {
 #[test]
 fn whoever_does_not_come_is_named() {
     let job = job("late");
-    let wait_max = Duration::from_millis(300);
+    let wait_max = Duration::from_secs(3);
     let first = NodeOptions { wait_max, ..options(&job, 0, &[0, 1]) };
     let mut reader = NodeReader::join(first, open(2, u64::MAX)).unwrap();
     // Its own slots, and then it waits for the other.
@@ -415,8 +415,7 @@ fn a_stuck_read_holds_up_nobody() {
     let (hold, held) = std::sync::mpsc::channel();
     let held = std::sync::Mutex::new(Some(held));
     let stuck: Open = Arc::new(move |_| Ok(Box::new(Stuck(held.lock().unwrap().take().unwrap()))));
-    let first =
-        NodeOptions { wait_max: Duration::from_millis(200), ..options(&job("stuck"), 0, &[0]) };
+    let first = NodeOptions { wait_max: Duration::from_secs(3), ..options(&job("stuck"), 0, &[0]) };
     let mut reader = NodeReader::join(first, stuck).unwrap();
     let text = reader.next().unwrap_err().to_string();
     assert!(text.contains("it waits for its own reads"), "{text}");

@@ -50,14 +50,16 @@ impl Run {
         command
     }
 
-    /// A run that has committed something, and is not done.
-    fn begun(&self) -> Child {
+    /// A run that has committed something and is not done, nor goes on before it is told to.
+    fn begun(&self) -> Begun {
         let arguments = ["--block-bytes", "2000", "--commit-interval", "1ms"];
-        let first = self.command("out", &arguments).spawn().unwrap();
+        let mut first = Begun(self.command("out", &arguments).spawn().unwrap());
         let journal = self.folder.path().join("out/.p_text_document.journal.draft");
-        while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
-            sleep(Duration::from_millis(1));
-        }
+        wait_until(&mut first.0, || {
+            fs::read_to_string(&journal).is_ok_and(|text| text.lines().count() >= 2)
+        });
+        signal(&first.0, "STOP");
+        assert!(first.0.try_wait().unwrap().is_none(), "it ended before it was stopped");
         first
     }
 
@@ -66,6 +68,38 @@ impl Run {
         let output = self.command("due", more).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         files(&self.folder.path().join("due"))
+    }
+}
+
+/// A run that stands still. Dropped, it is killed.
+struct Begun(Child);
+
+impl Begun {
+    /// Lets it go on to its end.
+    fn end(mut self) {
+        signal(&self.0, "CONT");
+        assert!(self.0.wait().unwrap().success(), "the first was disturbed");
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends a signal, by a shell: not every system has a program for that.
+fn signal(child: &Child, name: &str) {
+    let kill = format!("kill -{name} {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+}
+
+/// Waits until a process has come somewhere, at which it does not end.
+fn wait_until(child: &mut Child, condition: impl Fn() -> bool) {
+    while !condition() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it was seen there");
+        sleep(Duration::from_millis(1));
     }
 }
 
@@ -121,13 +155,10 @@ fn fifty_kills_change_no_byte() {
 fn asked_to_stop_it_stops_and_goes_on() {
     let run = Run::new(3, 4000);
     let due = run.due(&[]);
-    let child = run.command("out", &["--block-bytes", "4000"]).spawn().unwrap();
+    let mut child = run.command("out", &["--block-bytes", "4000"]).spawn().unwrap();
     let journal = run.folder.path().join("out/.p_text_document.journal.draft");
-    while !journal.exists() {
-        sleep(Duration::from_millis(1));
-    }
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    wait_until(&mut child, || journal.exists());
+    signal(&child, "TERM");
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(75), "{said}");
@@ -175,11 +206,8 @@ fn asked_to_stop_it_waits_for_nobody() {
     let mut child = command("out").args(["--block-bytes", "10000"]).spawn().unwrap();
     feed(&mut child, &text[..text.len() / 2]);
     let journal = folder.path().join("out/.p_text_document.journal.draft");
-    while !journal.exists() {
-        sleep(Duration::from_millis(1));
-    }
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    wait_until(&mut child, || journal.exists());
+    signal(&child, "TERM");
     let mut waits = 0;
     while child.try_wait().unwrap().is_none() {
         waits += 1;
@@ -208,12 +236,12 @@ fn check_refused(second: &Output, how: &[&str]) {
 #[test]
 fn a_second_writer_is_refused() {
     let run = Run::new(4, 4000);
-    let mut first = run.begun();
+    let first = run.begun();
     for how in [&["--resume"][..], &["--restart"], &[]] {
         let second = run.command("out", how).output().unwrap();
         check_refused(&second, how);
     }
-    assert!(first.wait().unwrap().success(), "the first was disturbed");
+    first.end();
 }
 
 /// The journal is that of the first key: a run of other keys has another.
@@ -221,14 +249,14 @@ fn a_second_writer_is_refused() {
 fn a_second_writer_of_other_keys_is_refused() {
     let run = Run::new(6, 4000);
     let due = run.due(&[]);
-    let mut first = run.begun();
+    let first = run.begun();
     for how in [&["--resume"][..], &["--restart"], &[]] {
         let mut second = Command::new(env!("CARGO_BIN_EXE_preprocess"));
         second.arg("--json-in").arg(&run.inputs[0]).args(["--json-keys", "title"]).args(how);
         let second = second.arg("--out").arg(run.folder.path().join("out/p")).output().unwrap();
         check_refused(&second, how);
     }
-    assert!(first.wait().unwrap().success(), "the first was disturbed");
+    first.end();
     assert_eq!(files(&run.folder.path().join("out")), due);
 }
 

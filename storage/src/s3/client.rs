@@ -55,14 +55,15 @@ impl Clients {
             options.ca.clone().or_else(|| std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from));
         let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         let trust = trust(ca, plain)?;
-        let loaded = load(options, endpoint.is_some(), Connections::new(&trust, IDLE_MAX)?).await;
+        let connections = Connections::new(&trust, ProxyConfig::from_env(), IDLE_MAX)?;
+        let loaded = load(options, endpoint.is_some(), connections).await;
         let endpoint = endpoint.or_else(|| loaded.endpoint_url().map(str::to_owned));
         // Messages name it, so that of an environment or profile must hold no secret either.
         if let Some(Err(why)) = endpoint.as_deref().map(address::endpoint) {
             return Err(Error::BadUrl { url: "endpoint_url".to_owned(), why });
         }
         let client = |idle| {
-            let connections = Connections::new(&trust, idle)?;
+            let connections = Connections::new(&trust, proxy(endpoint.as_deref()), idle)?;
             Ok(client(options, &loaded, endpoint.as_deref(), connections))
         };
         let (usual, fresh) = (client(IDLE_MAX)?, client(IDLE_NONE)?);
@@ -150,19 +151,27 @@ fn trust(ca: Option<PathBuf>, plain: bool) -> Result<TrustStore> {
     Ok(TrustStore::empty().with_pem_certificate(pem))
 }
 
+/// That of the environment, which is no way to this machine itself.
+fn proxy(endpoint: Option<&str>) -> ProxyConfig {
+    let host = endpoint.and_then(|endpoint| endpoint.split("://").nth(1)).unwrap_or("");
+    let host = host.split(['/', ':']).next().unwrap_or("");
+    let is_here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if is_here { ProxyConfig::disabled() } else { ProxyConfig::from_env() }
+}
+
 /// Connections of HTTP/1.1, kept while they are used.
 #[derive(Clone, Debug)]
 struct Connections(SharedHttpConnector);
 
 impl Connections {
-    fn new(trust: &TrustStore, idle: Duration) -> Result<Self> {
+    fn new(trust: &TrustStore, proxy: ProxyConfig, idle: Duration) -> Result<Self> {
         let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT_MAX).build();
         let build = || {
             let tls = TlsContext::builder().with_trust_store(trust.clone()).build().ok()?;
             let connector = Connector::builder()
                 .connector_settings(settings)
                 .pool_idle_timeout(idle)
-                .proxy_config(ProxyConfig::from_env())
+                .proxy_config(proxy)
                 .tls_provider(Provider::Rustls(CryptoMode::Ring))
                 .tls_context(tls)
                 .build_with_resolver(Shuffled);

@@ -48,8 +48,9 @@ fn faulty(faults: ReadFaults, len: usize) -> (FaultyStore, Arc<dyn Object>) {
 fn what_passes_is_made_again() {
     let late = Duration::from_millis(20);
     let faults = ReadFaults {
-        io_per_mille: 20,
-        stale_per_mille: 20,
+        // Four in a row would end a read, and who meets which depends on the threads.
+        io_per_mille: 10,
+        stale_per_mille: 10,
         late_per_mille: 20,
         late,
         ..ReadFaults::default()
@@ -92,7 +93,8 @@ fn what_hangs_is_named_given_up_and_outlived() {
     let (store, object) = faulty(ReadFaults::default(), 1 << 16);
     let pool = BufferPool::new(1 << 20);
     let mut options = options(&pool);
-    options.timeout = Duration::from_millis(150);
+    // The others are to come before that on a busy machine too.
+    options.timeout = Duration::from_secs(3);
     options.warn_after = [20, 40, 60].map(Duration::from_millis);
     let mut reader = store.reader(&options).unwrap();
     store.hang(1000..1001);

@@ -228,7 +228,8 @@ fn other_users_stay_outside() {
     };
     let out = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut lines = std::io::BufRead::lines(out).map_while(Result::ok);
-    assert!(lines.any(|line| line == "here"));
+    // On one core the name of the test stands before it.
+    assert!(lines.any(|line| line.ends_with("here")));
     let told = door.accept().unwrap_err().to_string();
     assert!(told.contains("user 65534"), "{told}");
     let told = Peer::knock(&format!("{name}-squat")).unwrap_err().to_string();

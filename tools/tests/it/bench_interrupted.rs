@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use storage::examine::{MachineFacts, Scratch};
 
 /// One of them over a folder; what it remembers of the device goes to another.
 fn bench(verb: &str, folder: &Path, cache: &Path, more: &[&str]) -> Command {
@@ -28,8 +29,24 @@ const UPDATES: [&str; 3] =
     ["--parameters=200000", "--host-parameters=100000", "--input-bytes=128MiB"];
 const INPUTS: [&str; 3] = ["--parameters=0", "--host-parameters=0", "--input-bytes=128MiB"];
 
+/// Why fio, if it is there, cannot do what it is asked for here: direct requests of a ring.
+fn fio_cannot() -> Option<String> {
+    if !tools::fio::is_there() {
+        return None;
+    }
+    if let Some(why) = MachineFacts::here().ring_refused {
+        return Some(format!("fio has no io_uring: {why}"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let direct = Scratch::new(folder.path()).unwrap().direct();
+    direct.err().map(|error| format!("fio has no direct IO: {error}"))
+}
+
 #[test]
 fn nothing_stays_of_what_was_measured() {
+    if let Some(why) = fio_cannot() {
+        return eprintln!("SKIPPED: {why}");
+    }
     for (verb, small) in [("ckpt", &SAVES[..]), ("offload", &UPDATES[..])] {
         let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let more = [small, &["--rounds=1"]].concat();
@@ -75,6 +92,9 @@ fn inputs_that_would_not_leave_memory_are_refused() {
 
 #[test]
 fn nothing_stays_of_an_interrupted_one() {
+    if let Some(why) = fio_cannot() {
+        return eprintln!("SKIPPED: {why}");
+    }
     let wanted = [
         ("ckpt", &SAVES[..], "-INT"),
         ("ckpt", &SAVES, "-TERM"),
@@ -89,8 +109,8 @@ fn nothing_stays_of_an_interrupted_one() {
         while is_empty(folder.path()) && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }
-        let id = child.id().to_string();
-        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+        let kill = format!("kill {signal} {}", child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         let is_told = output.status.code() == Some(2) && err.contains("feedline: interrupted");

@@ -72,8 +72,13 @@ fn is_empty(folder: &Path) -> bool {
 fn a_folder_is_tried_and_left_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let told = doctor(&[folder.path().to_str().unwrap()]);
-    for what in ["new files", "new names", "locks", "direct IO", "clocks"] {
-        assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+    let kind = MountFacts::of(folder.path()).unwrap().file_system;
+    if ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"].contains(&kind.as_str()) {
+        for what in ["new files", "new names", "locks", "direct IO", "clocks"] {
+            assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+        }
+    } else {
+        eprintln!("SKIPPED: whether {kind} keeps what a disk does is not known");
     }
     assert!(told.of("a durable file").1.contains("ms"));
     assert!(is_empty(folder.path()), "something is left");
@@ -142,7 +147,12 @@ fn what_hangs_is_named() {
         Err(why) => return eprintln!("SKIPPED: no FUSE file system can be mounted here: {why}"),
     };
     let path = frozen.folder.to_str().unwrap();
-    let hangs = |told: &Told| told.findings.iter().any(|finding| finding["what"] == "answers");
+    // One that is under way when it goes deaf hangs at a later step.
+    let is_first = |found: &Value| found.as_str().is_some_and(|it| it.contains("look where it is"));
+    let hangs = |told: &Told| {
+        let mut all = told.findings.iter();
+        all.any(|finding| finding["what"] == "answers" && is_first(&finding["found"]))
+    };
     let told = thread::scope(|scope| {
         // It may have to wait for its last request until all is healed.
         scope.spawn(|| frozen.deafen());
@@ -152,12 +162,12 @@ fn what_hangs_is_named() {
     });
     let (severity, found) = told.of("answers");
     assert_eq!((told.code, severity), (1, "breaks"));
-    assert!(found.contains("look where it is") && found.contains("not done after 1 s"), "{found}");
+    assert!(found.contains("not done after 1 s"), "{found}");
 
     let server = S3Server::start().unwrap();
     server.inject(Rule::every(1, Fault::Stall).of("GET"));
     let url = server.url("run") + "&stall=600s";
-    let told = doctor(&[&url, "--timeout", "1s"]);
+    let told = doctor(&[&url, "--timeout", "3s"]);
     let (severity, found) = told.of("answers");
     assert_eq!((told.code, severity), (1, "breaks"));
     assert!(found.contains("at: list"), "{found}");

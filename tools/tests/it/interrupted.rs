@@ -34,10 +34,37 @@ fn signal_at(mut command: Command, signal: &str, is_moment: &dyn Fn() -> bool) -
     while !is_moment() && child.try_wait().unwrap().is_none() && Instant::now() < until {
         thread::sleep(Duration::from_millis(1));
     }
-    let id = child.id().to_string();
+    let kill = format!("kill {signal} {}", child.id());
     // It may have ended.
-    Command::new("kill").args([signal, &id]).stderr(Stdio::null()).status().unwrap();
+    Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status().unwrap();
     child.wait_with_output().unwrap()
+}
+
+/// Every answer of a bucket is so late.
+const LATE: Duration = Duration::from_millis(20);
+
+/// From the moment of a signal on it is so late that the signal is there before, however busy this
+/// machine is.
+const LATE_AT_SIGNAL: Duration = Duration::from_millis(500);
+
+fn answer_after(server: &S3Server, late: Duration) {
+    server.heal();
+    server.inject(Rule::every(1, Fault::Delay(late)));
+}
+
+/// The same, when it has made so many requests of a bucket.
+fn signal_after(server: &S3Server, requests: u64, command: Command, signal: &str) -> Output {
+    let moment = server.request_count() + requests;
+    let is_moment = || {
+        let is_it = server.request_count() >= moment;
+        if is_it {
+            answer_after(server, LATE_AT_SIGNAL);
+        }
+        is_it
+    };
+    let output = signal_at(command, signal, &is_moment);
+    answer_after(server, LATE);
+    output
 }
 
 fn told(output: &Output) -> String {
@@ -99,7 +126,7 @@ fn bucket() -> S3Server {
     };
     let tensors: Vec<_> = names.iter().map(|name| tensor(name)).collect();
     steps.save(3, &tensors, &[], ().into()).unwrap();
-    server.inject(Rule::every(1, Fault::Delay(Duration::from_millis(20))).of("GET"));
+    answer_after(&server, LATE);
     server
 }
 
@@ -116,9 +143,8 @@ fn check(server: &S3Server, verb: &[&str], place: &str, more: &[&str]) {
     let mut seen = 0;
     for (nth, signal) in [(0, "-INT"), (1, "-TERM"), (2, "-INT"), (3, "-INT")] {
         let folder = tempfile::tempdir().unwrap();
-        let moment = server.request_count() + (requests * nth / 5).max(1);
-        let is_moment = || server.request_count() >= moment;
-        let output = signal_at(feedline(&args, folder.path()), signal, &is_moment);
+        let moment = (requests * nth / 5).max(1);
+        let output = signal_after(server, moment, feedline(&args, folder.path()), signal);
         let left = files(folder.path());
         if is_interrupted(&output) {
             seen += 1;
@@ -177,14 +203,13 @@ fn a_bucket_is_left_as_it_was() {
     tokens(&store, "corpus");
     let before = files(folder.path());
     let server = S3Server::start().unwrap();
-    server.inject(Rule::every(1, Fault::Delay(Duration::from_millis(20))));
+    answer_after(&server, LATE);
     let out = server.url("out/corpus");
     let merge = ["merge", "--input", "corpus", "--output-prefix", &out];
     let mut seen = 0;
     for (nth, signal) in ["-INT", "-TERM", "-INT"].into_iter().enumerate() {
-        let moment = server.request_count() + 2 * nth as u64 + 3;
-        let is_moment = || server.request_count() >= moment;
-        let output = signal_at(feedline(&merge, folder.path()), signal, &is_moment);
+        let merge = feedline(&merge, folder.path());
+        let output = signal_after(&server, 2 * nth as u64 + 3, merge, signal);
         if !is_interrupted(&output) {
             break;
         }
@@ -215,9 +240,8 @@ fn a_materialized_order_is_gone_on_with() {
     for nth in 0..5 {
         let folder = tempfile::tempdir().unwrap();
         // The first before there is anything.
-        let moment = server.request_count() + (requests * nth / 6).max(1);
-        let is_moment = || server.request_count() >= moment;
-        let output = signal_at(feedline(&args, folder.path()), "-INT", &is_moment);
+        let moment = (requests * nth / 6).max(1);
+        let output = signal_after(&server, moment, feedline(&args, folder.path()), "-INT");
         if !is_interrupted(&output) {
             continue;
         }
@@ -246,9 +270,7 @@ fn a_drain_is_gone_on_with() {
     let drain = ["ckpt", "drain", &source, "out"];
     let mut seen = 0;
     for requests in [2, 8, 8] {
-        let moment = server.request_count() + requests;
-        let is_moment = || server.request_count() >= moment;
-        let output = signal_at(feedline(&drain, folder.path()), "-INT", &is_moment);
+        let output = signal_after(&server, requests, feedline(&drain, folder.path()), "-INT");
         if !is_interrupted(&output) {
             break;
         }
@@ -297,9 +319,9 @@ fn what_hangs_does_not_keep_it() {
     while server.request_count() < first + 2 && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    let id = child.id().to_string();
+    let kill = format!("kill -INT {}", child.id());
     for _ in 0..100 {
-        Command::new("kill").args(["-INT", &id]).status().unwrap();
+        Command::new("sh").args(["-c", &kill]).status().unwrap();
         thread::sleep(Duration::from_millis(200));
         if child.try_wait().unwrap().is_some() {
             break;

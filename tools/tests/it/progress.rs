@@ -49,18 +49,21 @@ const VERBS: [(&str, &str); 9] = [
 #[test]
 fn a_terminal_has_a_bar() {
     // It gives the command a terminal, and keeps what goes there.
-    let has_script = Command::new("script").arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !has_script {
-        return skip("the bars: there is no script(1), which makes a terminal");
+    let script = |command: &str, kept: &str| {
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--return", "--command", command, kept]).env("SHELL", "/bin/sh");
+        script.stdin(Stdio::null()).stdout(Stdio::null());
+        script
+    };
+    let tried = script("true", "/dev/null").stderr(Stdio::null()).status();
+    if !tried.is_ok_and(|status| status.success()) {
+        return skip("the bars: there is no script(1) that makes a terminal");
     }
     let folder = tempfile::tempdir().unwrap();
     data(folder.path());
     for (verb, due) in VERBS {
         let command = format!("{} {verb} --json > told", env!("CARGO_BIN_EXE_feedline"));
-        let mut script = Command::new("script");
-        script.args(["--quiet", "--return", "--command", &command, "shown"]);
-        script.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null());
-        let status = script.status().unwrap();
+        let status = script(&command, "shown").current_dir(folder.path()).status().unwrap();
         let shown =
             String::from_utf8_lossy(&fs::read(folder.path().join("shown")).unwrap()).into_owned();
         assert!(status.success() && shown.contains(due), "{verb}: {shown}");

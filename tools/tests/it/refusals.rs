@@ -115,7 +115,8 @@ fn a_disk_that_fails_ends_the_run_with_its_story() {
     let from = 1 << 20;
     for (read, due) in [(EIO, "Input/output error"), (ESTALE, "stale file handle")] {
         let refuse = Refuse { read, from, ..NOTHING };
-        let Some(output) = samples(refuse, "pread", &prefix, &["--timeout", "3"]) else { return };
+        // The second pause before another try, of 8 s, is too long for that: it ends after one.
+        let Some(output) = samples(refuse, "pread", &prefix, &["--timeout", "8"]) else { return };
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{told}");
         let bin = format!("{}.bin", prefix.display());

@@ -10,6 +10,8 @@ use crate::common::{Lab, assert_success, text, train};
 use crate::kills::{kill_after, launch, lines, run, wait_until};
 use trainer::rng::Stream;
 
+const SIGTERM: i32 = 15;
+
 /// Eight micro-batches a step, which four replicas divide.
 const BATCH: [(&str, &str); 4] = [
     ("batch.global", "16"),
@@ -143,8 +145,7 @@ fn ranks_that_are_told_to_stop_are_saved() {
     let mut command = launch(4, &config);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
     wait_until("a line", || lines(&folder) >= 8);
-    let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()));
+    assert!(bridge::runtime::signal(child.id(), SIGTERM));
     assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
     let logged = lab.log_lines("run").last().and_then(|line| line["step"].as_u64());
     let saved = lab.final_tensors("run")[0].0.split(':').next().map(str::to_owned);

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use crate::common::{Lab, assert_success, text, train};
+use crate::common::{self, Lab, assert_success, text, train};
 use crate::kills::kill_after;
 
 /// 5 MiB a checkpoint, and as much a generation of the optimizer's state.
@@ -52,7 +52,7 @@ fn run_twice(lab: &Lab, disk: &Path, config: &Path, mib: u32) -> Option<[Output;
     let mut command = alone();
     command.args(["sh", "-euc", script, "sh"]).arg(mib.to_string()).arg(disk);
     command.arg(env!("CARGO_BIN_EXE_trainer")).arg(config).arg(lab.path(""));
-    let second = command.env("OMP_NUM_THREADS", "1").output().unwrap();
+    let second = common::alone(&mut command).output().unwrap();
     let first = Output {
         status: status(fs::read_to_string(lab.path("first")).unwrap().trim().parse().unwrap()),
         stdout: fs::read(lab.path("first.out")).unwrap(),

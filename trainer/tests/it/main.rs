@@ -33,6 +33,8 @@ mod model_tolerance;
 mod objectives;
 mod offload_threads;
 mod offloaded;
+#[path = "../../bridge/tests/it/common/ports.rs"]
+mod ports;
 mod ranks;
 mod resume;
 mod resume_saves;

@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use crate::common::{Lab, assert_success, spawn_train, text, train};
+use bridge::runtime;
 use trainer::rng::Stream;
 
 /// Longest that a test waits for a process to come somewhere.
@@ -27,9 +28,12 @@ fn lines(run: &Path) -> usize {
     fs::read(run.join("log.jsonl")).map_or(0, |log| log.iter().filter(|b| **b == b'\n').count())
 }
 
-fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()));
+const SIGINT: i32 = 2;
+const SIGUSR1: i32 = 10;
+const SIGTERM: i32 = 15;
+
+fn signal(child: &Child, signal: i32) {
+    assert!(runtime::signal(child.id(), signal), "a child of ours");
 }
 
 /// The steps in a folder of checkpoints.
@@ -91,7 +95,7 @@ fn a_run_goes_on_from_the_second_store() {
     let config = lab.config("run", &[("checkpoint.drain_to", &url)]);
     let mut child = spawn_train(&config);
     wait_until(&mut child, || steps(&far).last() >= Some(&12));
-    signal(&child, "-TERM");
+    signal(&child, SIGTERM);
     assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
     fs::remove_dir_all(lab.path("run/ckpt")).expect("it is there");
     let output = train(&config);
@@ -109,10 +113,10 @@ fn signals_lose_no_step() {
     assert_success(&train(&lab.config("whole", &[])));
     let config = lab.config("run", &[]);
     let folder = lab.path("run");
-    for (line, name) in [(5, "-TERM"), (14, "-USR1"), (27, "-INT")] {
+    for (line, sent) in [(5, SIGTERM), (14, SIGUSR1), (27, SIGINT)] {
         let mut child = spawn_train(&config);
         wait_until(&mut child, || lines(&folder) >= line);
-        signal(&child, name);
+        signal(&child, sent);
         assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
         let step = steps(&folder.join("ckpt")).last().copied().unwrap_or(0);
         let logged = lab.log_lines("run").last().map(|line| line["step"].as_u64());

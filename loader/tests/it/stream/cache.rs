@@ -96,6 +96,7 @@ fn a_restart_reads_from_the_nodes_disk() {
 
     // Nothing goes back behind a checkpoint: what was kept for that is gone.
     let Cache::Log(log) = &cache else { panic!("{cache:?}") };
+    log.flush();
     let before = log.bytes();
     cache.checkpointed(400);
     log.flush();

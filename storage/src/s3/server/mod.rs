@@ -101,8 +101,10 @@ impl S3Server {
     /// The same for any bucket.
     #[must_use]
     pub fn url_of(&self, bucket: &str, folder: &str) -> String {
-        let credentials = self.credentials.display();
-        format!("s3://{bucket}/{folder}?endpoint={}&credentials={credentials}", self.endpoint())
+        let (endpoint, credentials) = (self.endpoint(), self.credentials.display());
+        // `AWS_PROFILE` may name a profile that the file of credentials does not have.
+        let keys = format!("credentials={credentials}&profile=default");
+        format!("s3://{bucket}/{folder}?endpoint={endpoint}&{keys}")
     }
 
     /// `http://127.0.0.1:PORT`.

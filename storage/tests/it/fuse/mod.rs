@@ -30,9 +30,18 @@ pub struct Frozen {
 struct State {
     /// Reads from here on are not answered, if there is such a place.
     sick_from: Mutex<Option<u64>>,
-    /// Nothing is even listened to.
-    deaf: Mutex<bool>,
+    ears: Mutex<Ears>,
     changed: Condvar,
+}
+
+/// Whether the server listens.
+#[derive(Default, PartialEq)]
+enum Ears {
+    #[default]
+    Open,
+    /// They are to be closed, and the server may still be in the middle of listening.
+    Closing,
+    Closed,
 }
 
 impl Frozen {
@@ -67,15 +76,19 @@ impl Frozen {
 
     /// Nothing is listened to any more.
     pub fn deafen(&self) {
-        *self.state.deaf.lock().unwrap() = true;
-        // The server is in the middle of listening, and takes one more request.
-        let _ = std::fs::metadata(self.folder.join("not there"));
+        *self.state.ears.lock().unwrap() = Ears::Closing;
+        // A server in the middle of listening takes one more request; one that was about to listen
+        // takes none, and whoever asks waits.
+        let absent = self.folder.join("not there");
+        thread::spawn(move || drop(std::fs::metadata(absent)));
+        let ears = self.state.ears.lock().unwrap();
+        drop(self.state.changed.wait_while(ears, |ears| *ears == Ears::Closing).unwrap());
     }
 
     /// All is answered again, also what was not.
     pub fn heal(&self) {
         *self.state.sick_from.lock().unwrap() = None;
-        *self.state.deaf.lock().unwrap() = false;
+        *self.state.ears.lock().unwrap() = Ears::Open;
         self.state.changed.notify_all();
     }
 }
@@ -103,11 +116,13 @@ fn serve(mut device: File, state: &State) {
     let mut request = vec![0; 1 << 20];
     let mut unanswered: Vec<(u64, u64, usize)> = Vec::new();
     loop {
-        let mut deaf = state.deaf.lock().unwrap();
-        while *deaf {
-            deaf = state.changed.wait(deaf).unwrap();
+        let mut ears = state.ears.lock().unwrap();
+        while *ears != Ears::Open {
+            *ears = Ears::Closed;
+            state.changed.notify_all();
+            ears = state.changed.wait(ears).unwrap();
         }
-        drop(deaf);
+        drop(ears);
         if state.sick_from.lock().unwrap().is_none() {
             for (unique, offset, len) in unanswered.drain(..) {
                 answer(&mut device, unique, &file_bytes(offset, len));

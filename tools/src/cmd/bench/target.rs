@@ -155,8 +155,10 @@ impl Place {
     /// An error of the store, with what to do about it.
     #[must_use]
     pub fn told(&self, error: storage::Error) -> Error {
+        let may_write = "name a folder of it that you may write to";
         let hint = match &error {
-            storage::Error::Denied { .. } => "name a folder of it that you may write to",
+            storage::Error::Denied { .. } => may_write,
+            storage::Error::Io { source, .. } if is_read_only(source) => may_write,
             storage::Error::NoSpace { .. } => {
                 "--bytes, --checkpoint and --files say how much is written"
             }
@@ -164,6 +166,10 @@ impl Place {
         };
         anyhow!("{error}; hint: {hint}")
     }
+}
+
+fn is_read_only(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ReadOnlyFilesystem
 }
 
 /// The path that a URL of files names; `None` for all others.

@@ -7,13 +7,20 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{PATIENCE, pulse, stores};
+use crate::common::{PATIENCE, free_port, pulse, stores};
 use bridge::dist::{Group, Options, Reduce, Store};
 use bridge::{Error, Result, autograd, backward};
 use tch::{Device, Kind, Tensor};
 
-const SHORT: Duration = Duration::from_secs(2);
+/// Many times what a connection and a sum take, also on a machine that is busy.
+const SHORT: Duration = Duration::from_secs(5);
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+/// A group of which no time has passed when the last of its ranks comes.
+fn group(store: &Store, name: &str, rank: usize, members: &[usize]) -> Group {
+    store.meet("start", members[rank], members, PATIENCE).unwrap();
+    Group::gloo(store, name, rank, members, &Options::local(SHORT)).unwrap()
+}
 
 fn sum(group: &Group) -> Result<()> {
     group.all_reduce(&mut Tensor::ones([1000], F32), Reduce::Sum)
@@ -36,8 +43,7 @@ fn without_the_last(
     let all_failed = Barrier::new(members.len());
     let last = members.len() - 1;
     let results = stores(members.len(), |rank, store| {
-        let options = Options::local(SHORT);
-        let group = Group::gloo(&store, "dp[3]", rank, members, &options).unwrap();
+        let group = group(&store, "dp[3]", rank, members);
         sum(&group).unwrap();
         if rank < last {
             let error = body(&group).unwrap_err();
@@ -93,7 +99,7 @@ fn a_backward_pass_names_who_left() {
 #[test]
 fn ranks_that_do_different_things_are_told_so() {
     let texts = stores(2, |rank, store| {
-        let group = Group::gloo(&store, "tp[0]", rank, &[0, 1], &Options::local(SHORT)).unwrap();
+        let group = group(&store, "tp[0]", rank, &[0, 1]);
         let mut tensor = Tensor::ones([1000], F32);
         let done = if rank == 0 { sum(&group) } else { group.broadcast(&mut tensor, 0) };
         done.unwrap_err().to_string()
@@ -107,7 +113,7 @@ fn ranks_that_do_different_things_are_told_so() {
 #[test]
 fn a_rank_that_waits_too_is_not_missing() {
     let texts = stores(3, |rank, store| {
-        let group = Group::gloo(&store, "dp[0]", rank, &[0, 1, 2], &Options::local(SHORT)).unwrap();
+        let group = group(&store, "dp[0]", rank, &[0, 1, 2]);
         let pulse = store.again().unwrap();
         thread::scope(|scope| {
             if rank == 2 {
@@ -145,16 +151,18 @@ fn ranks_that_never_come_are_named() {
     let errors = stores(5, |rank, store| {
         // Three more were due.
         let members: Vec<usize> = (0..8).collect();
+        store.meet("start", rank, &members[..5], PATIENCE).unwrap();
         Group::gloo(&store, "world", rank, &members, &Options::local(SHORT)).unwrap_err()
     });
     for error in errors {
-        assert_eq!(error.to_string(), "group/world: ranks 5-7 missing after 2.0 s");
+        assert_eq!(error.to_string(), "group/world: ranks 5-7 missing after 5.0 s");
     }
     let errors = stores(2, |rank, store| {
-        store.meet("stage/data", 3 * rank, &[0, 1, 3], Duration::from_millis(300)).unwrap_err()
+        store.meet("start", rank, &[0, 1], PATIENCE).unwrap();
+        store.meet("stage/data", 3 * rank, &[0, 1, 3], SHORT / 2).unwrap_err()
     });
     for error in errors {
-        assert_eq!(error.to_string(), "stage/data: rank 1 missing after 0.3 s");
+        assert_eq!(error.to_string(), "stage/data: rank 1 missing after 2.5 s");
     }
 }
 
@@ -181,8 +189,7 @@ fn a_port_in_use_and_a_store_that_is_not_there() {
     assert!(text.starts_with(&format!("keep a store on 127.0.0.1:{}: ", store.port())), "{text}");
     assert!(text.contains("hint: another run"), "{text}");
 
-    let port = store.port();
-    drop(store);
+    let port = free_port();
     let error = Store::connect("127.0.0.1", port, Duration::from_secs(1)).unwrap_err();
     assert!(error.is_peer_lost(), "{error}");
     let due = format!("connect to the store on 127.0.0.1:{port}: ");
@@ -198,8 +205,7 @@ fn a_rank_in_its_own_process() {
     let port = std::env::var("LOST_PORT").unwrap().parse().unwrap();
     let store = Store::connect("127.0.0.1", port, PATIENCE).unwrap();
     let _pulse = pulse(&store);
-    let options = Options::local(Duration::from_secs(3));
-    let group = Group::gloo(&store, "dp[0]", rank, &[0, 1, 2], &options).unwrap();
+    let group = group(&store, "dp[0]", rank, &[0, 1, 2]);
     sum(&group).unwrap();
     println!("\nready");
     loop {

@@ -17,11 +17,8 @@ pub fn launch(ranks: usize, config: &Path) -> Command {
     if ranks == 1 {
         return trainer("train", config);
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.args(["launch", "-n", &ranks.to_string(), "--"]);
-    command.arg("train").arg(config);
-    command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = trainer("launch", Path::new("-n"));
+    command.arg(ranks.to_string()).args(["--", "train"]).arg(config);
     command
 }
 

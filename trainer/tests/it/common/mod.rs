@@ -56,10 +56,21 @@ impl Lab {
     }
 }
 
+/// What would make a rank of a program, or have it reached elsewhere. Tests may run as a job.
+const TOLD: [&str; 4] = ["RANK", "WORLD_SIZE", "SLURM_STEP_NODELIST", "GLOO_SOCKET_IFNAME"];
+
+/// Keeps from a command what the environment says of ranks, and has it compute on one thread.
+pub fn alone(command: &mut Command) -> &mut Command {
+    for name in TOLD {
+        command.env_remove(name);
+    }
+    command.env("OMP_NUM_THREADS", "1")
+}
+
 /// The real binary, on one thread, with this verb and file.
 pub fn trainer(verb: &str, config: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.arg(verb).arg(config).env("OMP_NUM_THREADS", "1");
+    alone(command.arg(verb).arg(config));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -1,10 +1,14 @@
 //! Ranks as threads of one process, each with its own connection to one store.
 
+mod ports;
+
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use bridge::dist::{Group, Options, Store};
+
+pub use ports::free_port;
 
 /// Far more than any operation takes, also on a machine that is busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,11 +33,27 @@ pub fn stores<T: Send>(size: usize, body: impl Fn(usize, Store) -> T + Sync) -> 
     })
 }
 
-/// Tells the others what a rank waits for, as long as the handle lives: as a watchdog does.
-pub fn pulse(store: &Store) -> Sender<()> {
+/// Tells the others what a rank waits for, as long as it lives: as a watchdog does.
+pub struct Pulse {
+    /// Dropped to end the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A process must not end while libtorch is being asked on a thread of it.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn pulse(store: &Store) -> Pulse {
     let store = store.again().unwrap();
     let (stop, stopped) = mpsc::channel();
-    thread::spawn(move || {
+    let thread = thread::spawn(move || {
         let beat = Duration::from_millis(50);
         while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
             if store.tell_waits(beat).is_err() {
@@ -41,7 +61,7 @@ pub fn pulse(store: &Store) -> Sender<()> {
             }
         }
     });
-    stop
+    Pulse { stop: Some(stop), thread: Some(thread) }
 }
 
 /// The same with a group of all of them.

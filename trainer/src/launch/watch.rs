@@ -32,7 +32,8 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// Watches rank `rank` of `size`, through a connection of its own. `doing` says in words what
-    /// the rank does; after waiting for `limit` it is told what all do.
+    /// the rank does; after waiting for `limit` it is told what all do. The first report is there
+    /// when this returns: a rank that stops right after it still has a last word.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`] if there is no second connection.
@@ -44,6 +45,7 @@ impl Watchdog {
     ) -> Result<Self> {
         let beat = BEAT.min(limit / SILENT_BEATS);
         let watch = Watch { store: store.again()?, rank, size, limit, beat };
+        watch.say(0, &doing())?;
         let (stop, stopped) = mpsc::channel();
         let name = format!("watch-{rank}");
         let run = move || {

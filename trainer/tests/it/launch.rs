@@ -308,7 +308,7 @@ const DUE: [&str; 5] = [
     "watch: rank 0 has waited too long; what each does:\n",
     "\n  rank 0 waits Backward(micro-batch 3) from rank 1 (recv on pp[0], ",
     "\n  rank 1 is not waiting: Forward(micro-batch 4)\n",
-    "\n  rank 2 has said nothing\n",
+    "\n  rank 2 gives no sign of life; last it is not waiting: to start\n",
     "\n  no sign of life: ranks 2",
 ];
 
@@ -323,7 +323,7 @@ fn who_waits_too_long_is_told_what_all_do() {
         let group = Group::gloo(session.store(), "pp[0]", rank, &[0, 1, 2], &options).unwrap();
         let doing = move || ["Backward(micro-batch 3)", "Forward(micro-batch 4)", ""][rank].into();
         let limit = Duration::from_millis(1500);
-        // The last one has no watchdog, as if its process were stopped.
+        // That of the last one ends at once, as if its process were stopped.
         let watch = Watchdog::start(session.store(), (rank, 3), limit, doing);
         let watch = (rank < 2).then(|| watch.unwrap());
         let mut tensor = Tensor::from_slice(&[1.0_f32]);

@@ -53,6 +53,21 @@ fn patch(path: &Path, offset: u64, bytes: &[u8]) {
     file.set_modified(modified).unwrap();
 }
 
+/// A seal of version 0.1 is taken: its text is the same, but for what is of this machine.
+#[test]
+fn a_seal_keeps_its_form() {
+    let (guard, store) = common::temp_store();
+    write(&store, &[30; 100]);
+    load(&store).1.unwrap();
+    let line = |line: &str| match line.split_once("\"modified_ns\": ") {
+        Some((before, _)) => format!("{before}\"modified_ns\": \"MODIFIED\",\n"),
+        None => format!("{line}\n"),
+    };
+    let text: String = seal(&store).lines().map(line).collect();
+    let folder = guard.path().to_str().unwrap();
+    assert_eq!(text.replace(folder, "FOLDER"), include_str!("../golden/seal.json"));
+}
+
 /// The same number of documents and tokens under the same name, even at the same time: the
 /// description is the same, and so are the shapes.
 #[test]

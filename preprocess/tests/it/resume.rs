@@ -115,6 +115,34 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
+/// A run that version 0.1 had begun when it was killed; `due` is what that version makes of it.
+#[test]
+fn what_a_version_before_has_begun_is_resumed() {
+    let released = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/interrupted");
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str| fs::read(released.join(name)).unwrap();
+    fs::create_dir(folder.path().join("out")).unwrap();
+    fs::write(folder.path().join("in.jsonl"), read("in.jsonl")).unwrap();
+    for part in ["bin", "outline", "journal"] {
+        let name = format!(".p_text_document.{part}.draft");
+        fs::write(folder.path().join("out").join(&name), read(&name)).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_preprocess"))
+        .args(["--json-in", "in.jsonl", "--out", "out/p", "--tokenizer", "gpt2", "--append-eod"])
+        .args(["--resume", "--report", "report.json"])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value =
+        serde_json::from_slice(&fs::read(folder.path().join("report.json")).unwrap()).unwrap();
+    assert_eq!(report["resumed"], true, "{report}");
+    let due =
+        ["bin", "idx"].map(|of| (format!("p_text_document.{of}"), read(&format!("due.{of}"))));
+    assert!(files(&folder.path().join("out")) == due);
+}
+
 /// Killed at random moments until it has ended fifty times or more without being done, it writes
 /// what a run in one go writes.
 #[test]

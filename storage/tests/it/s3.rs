@@ -343,6 +343,33 @@ fn drafts_go_on_by_whole_parts() {
     assert!(server.fault_count() > 3, "only {} faults", server.fault_count());
 }
 
+/// The bytes of a state that is stored are those of the versions before, which may be resumed.
+#[test]
+fn the_state_of_a_draft_keeps_its_form() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("form")).unwrap();
+    let (name, state_key) = (key("a"), key(".a.draft"));
+    let bytes = vec![5; 17 << 20];
+    let mut draft = store.create_draft(&name).unwrap();
+    draft.write(&bytes).unwrap();
+    let mark = draft.sync().unwrap();
+    drop(draft);
+    let text = String::from_utf8(read_all(&*store, &state_key).unwrap()).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&text).unwrap();
+    // What the server chose, and what is drawn.
+    let (upload, etag, mark_text) = (&state["upload"], &state["parts"][0]["etag"], &state["mark"]);
+    let released = format!(
+        "{{\"upload\":{upload},\"mark\":{mark_text},\"parts\":[{{\"number\":1,\"etag\":{etag},\
+         \"bytes\":16777216,\"crc64\":18027542440088723222}}]}}"
+    );
+    assert_eq!(text, released);
+    store.replace(&state_key, released.as_bytes()).unwrap();
+    let mut draft = store.resume_draft(&name, mark).unwrap();
+    draft.write(&bytes[draft.len_bytes() as usize..]).unwrap();
+    draft.finish().unwrap();
+    assert!(read_all(&*store, &name).unwrap() == bytes);
+}
+
 /// A state is believed only as far as the server has what it says.
 #[test]
 fn parts_that_are_not_there_are_missed() {

@@ -6,6 +6,7 @@
 
 mod clean;
 mod cpm;
+mod names;
 mod nfs;
 #[path = "../../../storage/tests/it/nfs_server/mod.rs"]
 mod nfs_server;

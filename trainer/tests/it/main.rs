@@ -36,6 +36,7 @@ mod offloaded;
 #[path = "../../bridge/tests/it/common/ports.rs"]
 mod ports;
 mod ranks;
+mod released;
 mod resume;
 mod resume_saves;
 #[path = "../../../loader/tests/it/common/mod.rs"]

@@ -2,7 +2,8 @@
 //!
 //! Every element goes through the same operations, each rounded once, whatever vectors, threads or
 //! parts of a parameter they are done in; so none of these shows in the bits. They are those of
-//! `_fused_adamw_` of libtorch 2.11 on a processor with AVX-512, on any number of threads.
+//! `_fused_adamw_` of libtorch 2.11 on a processor with AVX2 or AVX-512, on any number of threads;
+//! without them (`ATEN_CPU_CAPABILITY=default`) libtorch fuses no product with an addition.
 //!
 //! Where its compiler fused a product with an addition it did so one way in the loop over vectors,
 //! and another in the loop over what is left: the squares of a parameter's last elements, beyond a

@@ -1,11 +1,14 @@
 //! An optimizer whose state lies in the host's memory or on a disk: runs end in the bits of those
 //! that keep it beside their weights, killed and resumed wherever the state lay before.
 
+#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+
 use std::time::Duration;
 
 use crate::common::{Lab, assert_success, text, train, trainer};
 use crate::corpora::SPANS;
 use crate::kills::{kill_after, run};
+use crate::offload_threads::{NOT_FUSED, is_fused};
 
 /// Eight micro-batches a step, which four replicas divide.
 const BATCH: [(&str, &str); 4] = [
@@ -22,6 +25,9 @@ fn on_disk(lab: &Lab, folder: &str) -> String {
 
 #[test]
 fn a_run_ends_in_the_same_bits_wherever_its_state_lies() {
+    if !is_fused() {
+        return println!("{NOT_FUSED}");
+    }
     let lab = Lab::new();
     for dtype in ["'fp32'", "'bf16'", "'fp16'"] {
         let number = dtype.trim_matches('\'');
@@ -44,6 +50,9 @@ fn a_run_ends_in_the_same_bits_wherever_its_state_lies() {
 /// disk, on the same disk in another layout, beside the weights.
 #[test]
 fn a_run_goes_on_wherever_its_state_lay() {
+    if !is_fused() {
+        return println!("{NOT_FUSED}");
+    }
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &BATCH)));
     let (folder, disk) = (lab.path("run"), on_disk(&lab, "state"));
@@ -79,6 +88,9 @@ fn names(lab: &Lab, folder: &str) -> Vec<String> {
 /// them is nobody's business, and what a rank leaves goes when it does.
 #[test]
 fn a_run_over_several_disks_ends_in_the_same_bits() {
+    if !is_fused() {
+        return println!("{NOT_FUSED}");
+    }
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &BATCH)));
     let (shared, own) = (lab.path("shared"), lab.path("own-{local_rank}"));
@@ -101,6 +113,9 @@ fn a_run_over_several_disks_ends_in_the_same_bits() {
 /// are others, and it goes on all the same.
 #[test]
 fn tensor_parallel_ranks_end_in_the_same_bits() {
+    if !is_fused() {
+        return println!("{NOT_FUSED}");
+    }
     let lab = Lab::new();
     let whole = [&BATCH[..], &[("parallel", "{ tp = 2 }")]].concat();
     assert_success(&run(2, &lab.config("whole", &whole)));
@@ -136,6 +151,9 @@ fn tensor_parallel_ranks_end_in_the_same_bits() {
 /// An encoder and a decoder, whose table of words three stages use.
 #[test]
 fn t5_ends_in_the_same_bits() {
+    if !is_fused() {
+        return println!("{NOT_FUSED}");
+    }
     let lab = Lab::new();
     let common = [("eval.every", "0"), ("precision.dtype", "'bf16'")];
     assert_success(&train(&SPANS.config(&lab, "whole", &common)));
@@ -154,6 +172,9 @@ fn t5_ends_in_the_same_bits() {
 /// and in the bits of a run that has them in memory. No name is left.
 #[test]
 fn inputs_of_layers_wait_on_a_disk() {
+    if !is_fused() {
+        return println!("{NOT_FUSED}");
+    }
     let lab = Lab::new();
     let size = [("model.layers", "12"), ("model.hidden", "32"), ("run.budget", "{ steps = 16 }")];
     let common = [&BATCH[..], &size].concat();

@@ -1,7 +1,5 @@
 //! An update of a state that is offloaded has libtorch's bits, however many threads either has.
 
-#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
-
 use bridge::{AdamWStep, Moments, fused_adamw};
 use ckpt::layout::{Layout, Mesh, Param, Split};
 use ckpt::offload::{AdamW, Offload, Options, Update, Weights};

@@ -1,8 +1,6 @@
 //! An optimizer whose state lies in the host's memory or on a disk: runs end in the bits of those
 //! that keep it beside their weights, killed and resumed wherever the state lay before.
 
-#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
-
 use std::time::Duration;
 
 use crate::common::{Lab, assert_success, text, train, trainer};

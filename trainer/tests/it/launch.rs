@@ -270,7 +270,7 @@ fn a_request_to_stop_is_passed_on_and_a_second_one_ends() {
 
 #[test]
 fn ranks_do_not_outlive_one_that_fails() {
-    let done = shell(3, "echo $$; [ $RANK = 2 ] && exit 2; sleep 1000", |_, _| {});
+    let done = shell(3, "echo $$; [ $RANK = 2 ] && exit 2; exec sleep 1000", |_, _| {});
     assert_eq!(done.code, 2);
     for line in done.out {
         let process = line.split(' ').nth(1).unwrap().parse().unwrap();

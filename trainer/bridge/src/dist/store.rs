@@ -30,6 +30,8 @@ struct Connection {
     raw: NonNull<RawStore>,
     host: String,
     port: u16,
+    /// The longest that connecting may take.
+    timeout: Duration,
     /// Whether a call was given up: it still holds the connection.
     is_stuck: AtomicBool,
 }
@@ -71,21 +73,21 @@ impl Store {
         open(host, port, false, timeout).map_err(|text| Error::Store { doing: doing(), text })
     }
 
-    /// A second connection of the same rank to the same store.
+    /// A second connection of the same rank to the same store. It may take as long as the first.
     ///
     /// # Errors
     /// [`Error::Store`].
     pub fn again(&self) -> Result<Self> {
-        let made = self.ask("connect again", ANSWER_MAX, |store| {
+        let made = self.ask("connect again", self.connection.timeout, |store| {
             let mut raw = std::ptr::null_mut();
             // SAFETY: the store is alive, and `raw` has room for one pointer.
             let code = unsafe { ffi::fb_store_again(store, &raw mut raw) };
             (code, NonNull::new(raw).map(Made))
         })?;
         let Made(raw) = made.expect("the call succeeded");
-        let Connection { host, port, .. } = &*self.connection;
-        let (host, port, is_stuck) = (host.clone(), *port, AtomicBool::new(false));
-        let connection = Arc::new(Connection { raw, host, port, is_stuck });
+        let &Connection { ref host, port, timeout, .. } = &*self.connection;
+        let (host, is_stuck) = (host.clone(), AtomicBool::new(false));
+        let connection = Arc::new(Connection { raw, host, port, timeout, is_stuck });
         Ok(Store { connection, prefix: self.prefix.clone(), owner: Arc::clone(&self.owner) })
     }
 
@@ -353,7 +355,7 @@ fn open(
         return Err(absent::one_line(&ffi::last_error()));
     };
     let (host, is_stuck) = (host.to_owned(), AtomicBool::new(false));
-    let connection = Arc::new(Connection { raw, host, port, is_stuck });
+    let connection = Arc::new(Connection { raw, host, port, timeout, is_stuck });
     Ok(Store { connection, prefix: String::new(), owner: Arc::new(()) })
 }
 

@@ -1,5 +1,5 @@
-//! The options that decide a run's output, as texts. A journal holds them, and a run resumes only
-//! what was begun with the same. The texts never change, whatever the types and fields are called.
+//! The options that decide a run's output, as texts. A journal holds them, and a run resumes only a
+//! journal of the same texts. They never change, whatever the types and fields are called.
 
 use crate::input::{Format, Separator, TextRules};
 use crate::objective::{Newlines, Nltk, SentenceSpec};

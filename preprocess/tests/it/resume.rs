@@ -50,7 +50,7 @@ impl Run {
         command
     }
 
-    /// A run that has committed something and is not done, nor goes on before it is told to.
+    /// A run that has committed something, is not complete, and is stopped.
     fn begun(&self) -> Begun {
         let arguments = ["--block-bytes", "2000", "--commit-interval", "1ms"];
         let mut first = Begun(self.command("out", &arguments).spawn().unwrap());
@@ -71,11 +71,11 @@ impl Run {
     }
 }
 
-/// A run that stands still. Dropped, it is killed.
+/// A stopped run. Dropped, it is killed.
 struct Begun(Child);
 
 impl Begun {
-    /// Lets it go on to its end.
+    /// Continues it and waits for its end.
     fn end(mut self) {
         signal(&self.0, "CONT");
         assert!(self.0.wait().unwrap().success(), "the first was disturbed");

@@ -151,12 +151,22 @@ fn trust(ca: Option<PathBuf>, plain: bool) -> Result<TrustStore> {
     Ok(TrustStore::empty().with_pem_certificate(pem))
 }
 
-/// That of the environment, which is no way to this machine itself.
+/// The proxy of the environment, but none for an endpoint on this machine.
 fn proxy(endpoint: Option<&str>) -> ProxyConfig {
-    let host = endpoint.and_then(|endpoint| endpoint.split("://").nth(1)).unwrap_or("");
-    let host = host.split(['/', ':']).next().unwrap_or("");
-    let is_here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let is_here = endpoint.is_some_and(is_loopback);
     if is_here { ProxyConfig::disabled() } else { ProxyConfig::from_env() }
+}
+
+/// Whether the host of an endpoint is `localhost` or a loopback address.
+fn is_loopback(endpoint: &str) -> bool {
+    let authority = endpoint.split("://").nth(1).and_then(|rest| rest.split('/').next());
+    let authority = authority.unwrap_or("");
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => authority.split(':').next(),
+    };
+    let host = host.unwrap_or("");
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Connections of HTTP/1.1, kept while they are used.
@@ -227,3 +237,31 @@ impl fmt::Display for NameUnknown {
 }
 
 impl std::error::Error for NameUnknown {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_endpoints_of_this_machine_go_around_the_proxy() {
+        for here in [
+            "http://127.0.0.1:9000",
+            "http://127.8.9.10/",
+            "https://localhost/path",
+            "http://localhost:80",
+            "http://[::1]:9000/",
+        ] {
+            assert!(is_loopback(here), "{here}");
+        }
+        for elsewhere in [
+            "http://10.0.0.1:9000",
+            "http://localhost.example",
+            "http://rgw/127.0.0.1",
+            "http://[2001:db8::1]:9000",
+            "127.0.0.1",
+            "",
+        ] {
+            assert!(!is_loopback(elsewhere), "{elsewhere}");
+        }
+    }
+}

@@ -343,6 +343,13 @@ fn drafts_go_on_by_whole_parts() {
     assert!(server.fault_count() > 3, "only {} faults", server.fault_count());
 }
 
+/// A draft of some bytes, whose writer is gone.
+fn begin_draft(store: &dyn Storage, name: &Key, bytes: &[u8]) -> Mark {
+    let mut draft = store.create_draft(name).unwrap();
+    draft.write(bytes).unwrap();
+    draft.sync().unwrap()
+}
+
 /// The bytes of a state that is stored are those of the versions before, which may be resumed.
 #[test]
 fn the_state_of_a_draft_keeps_its_form() {
@@ -350,10 +357,7 @@ fn the_state_of_a_draft_keeps_its_form() {
     let store = open_url(&server.url("form")).unwrap();
     let (name, state_key) = (key("a"), key(".a.draft"));
     let bytes = vec![5; 17 << 20];
-    let mut draft = store.create_draft(&name).unwrap();
-    draft.write(&bytes).unwrap();
-    let mark = draft.sync().unwrap();
-    drop(draft);
+    let mark = begin_draft(&*store, &name, &bytes);
     let text = String::from_utf8(read_all(&*store, &state_key).unwrap()).unwrap();
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
     // What the server chose, and what is drawn.
@@ -377,11 +381,7 @@ fn parts_that_are_not_there_are_missed() {
     let store = open_url(&server.url("gone")).unwrap();
     let (name, state_key) = (key("a"), key(".a.draft"));
     let bytes = vec![5; 17 << 20];
-    let begin = || {
-        let mut draft = store.create_draft(&name).unwrap();
-        draft.write(&bytes).unwrap();
-        draft.sync().unwrap()
-    };
+    let begin = || begin_draft(&*store, &name, &bytes);
     let mark = begin();
     let state = read_all(&*store, &state_key).unwrap();
     let other =

@@ -3,7 +3,7 @@
 //! the names of our types: a renamed type or a moved module changes nothing, a renamed field does.
 //!
 //! A line may be added, and a name to a line; one that goes breaks what users keep or call.
-//! `FEEDLINE_BLESS=1 cargo test -p tests names::` writes them anew, to be read in the diff.
+//! `FEEDLINE_BLESS=1 cargo test -p tests names::` rewrites them, to be read in the diff.
 
 use std::fs;
 use std::path::Path;
@@ -206,7 +206,7 @@ impl Texts {
     }
 }
 
-/// What serde is told about a type, a variant or a field.
+/// The attributes of serde of a type, a variant or a field.
 #[derive(Default)]
 struct Serde {
     rename: Option<String>,

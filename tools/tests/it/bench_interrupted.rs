@@ -1,7 +1,7 @@
 //! What measures and does not end by itself: benchmarks that are told to stop leave nothing behind,
 //! and a mount that does not answer keeps none of them.
 
-use crate::fuse;
+use crate::{fuse, signals};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -109,8 +109,7 @@ fn nothing_stays_of_an_interrupted_one() {
         while is_empty(folder.path()) && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }
-        let kill = format!("kill {signal} {}", child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+        assert!(signals::send(&child, signal));
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         let is_told = output.status.code() == Some(2) && err.contains("feedline: interrupted");

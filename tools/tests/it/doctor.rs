@@ -71,21 +71,22 @@ fn is_empty(folder: &Path) -> bool {
 #[test]
 fn a_folder_is_tried_and_left_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
-    let told = doctor(&[folder.path().to_str().unwrap()]);
+    let report = doctor(&[folder.path().to_str().unwrap()]);
     let kind = MountFacts::of(folder.path()).unwrap().file_system;
-    if ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"].contains(&kind.as_str()) {
-        for what in ["new files", "new names", "locks", "direct IO", "clocks"] {
-            assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
-        }
-    } else {
+    let is_known = ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"].contains(&kind.as_str());
+    if !is_known {
         eprintln!("SKIPPED: whether {kind} keeps what a disk does is not known");
     }
-    assert!(told.of("a durable file").1.contains("ms"));
+    for what in ["new files", "new names", "locks", "direct IO", "clocks"] {
+        let finding = report.of(what);
+        assert!(!is_known || finding.0 == "fine", "{finding:?}");
+    }
+    assert!(report.of("a durable file").1.contains("ms"));
     assert!(is_empty(folder.path()), "something is left");
     // For a person the same, and in words.
     let said = feedline(&["doctor", folder.path().to_str().unwrap(), "--for", "checkpoint"]);
     assert!(said.out.contains("things looked at"), "{}", said.out);
-    assert!(said.out.contains("fine    new files"), "{}", said.out);
+    assert!(!is_known || said.out.contains("fine    new files"), "{}", said.out);
 }
 
 /// Data is never written to, not even for a moment.

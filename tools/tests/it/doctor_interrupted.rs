@@ -1,5 +1,6 @@
 //! `feedline doctor` that is told to stop: it leaves a place as it was, and says that it stopped.
 
+use crate::signals;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -19,8 +20,7 @@ fn interrupt(mut child: Child, signal: &str, has_begun: &dyn Fn() -> bool) -> Ou
     while !has_begun() && child.try_wait().unwrap().is_none() && Instant::now() < until {
         thread::sleep(Duration::from_micros(200));
     }
-    let kill = format!("kill {signal} {}", child.id());
-    Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status().unwrap();
+    signals::send(&child, signal);
     child.wait_with_output().unwrap()
 }
 
@@ -78,9 +78,8 @@ fn what_hangs_does_not_keep_it() {
     while server.request_count() < 2 && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    let kill = format!("kill -INT {}", child.id());
     for _ in 0..100 {
-        Command::new("sh").args(["-c", &kill]).status().unwrap();
+        signals::send(&child, "-INT");
         thread::sleep(Duration::from_millis(200));
         if child.try_wait().unwrap().is_some() {
             break;

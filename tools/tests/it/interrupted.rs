@@ -4,6 +4,7 @@
 //! What they read lies in a bucket that answers late, so that the moment of a signal is a number of
 //! requests.
 
+use crate::signals;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
@@ -34,9 +35,8 @@ fn signal_at(mut command: Command, signal: &str, is_moment: &dyn Fn() -> bool) -
     while !is_moment() && child.try_wait().unwrap().is_none() && Instant::now() < until {
         thread::sleep(Duration::from_millis(1));
     }
-    let kill = format!("kill {signal} {}", child.id());
     // It may have ended.
-    Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status().unwrap();
+    signals::send(&child, signal);
     child.wait_with_output().unwrap()
 }
 
@@ -319,9 +319,8 @@ fn what_hangs_does_not_keep_it() {
     while server.request_count() < first + 2 && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    let kill = format!("kill -INT {}", child.id());
     for _ in 0..100 {
-        Command::new("sh").args(["-c", &kill]).status().unwrap();
+        signals::send(&child, "-INT");
         thread::sleep(Duration::from_millis(200));
         if child.try_wait().unwrap().is_some() {
             break;

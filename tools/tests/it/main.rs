@@ -28,4 +28,5 @@ mod nfs_server;
 mod progress;
 mod refusals;
 mod samples;
+mod signals;
 mod simulate;

@@ -31,9 +31,10 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches rank `rank` of `size`, through a connection of its own. `doing` says in words what
-    /// the rank does; after waiting for `limit` it is told what all do. The first report is there
-    /// when this returns: a rank that stops right after it still has a last word.
+    /// Watches rank `rank` of `size`, through a connection of its own. `doing` describes what the
+    /// rank does. When it has waited for `limit`, a report of what all ranks do is logged. The
+    /// rank's first description is in the store when this returns, so that the report has one also
+    /// of a rank that stops right after it.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`] if there is no second connection.

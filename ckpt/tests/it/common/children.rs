@@ -31,8 +31,8 @@ fn kill(pid: u32, signal: &str) -> ExitStatus {
     Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status().unwrap()
 }
 
-/// Whether a process is gone, or has only its status left, which whoever inherited it may never
-/// fetch: the first process of a container is often one that does not.
+/// Whether a process has ended. Its entry may stay as a zombie: the first process of a container,
+/// which inherits orphans, often does not reap them.
 pub fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name before it, in brackets, may hold any.

@@ -78,7 +78,7 @@ impl Frozen {
     pub fn deafen(&self) {
         *self.state.ears.lock().unwrap() = Ears::Closing;
         // A server in the middle of listening takes one more request; one that was about to listen
-        // takes none, and whoever asks waits.
+        // takes none, and the caller waits.
         let absent = self.folder.join("not there");
         thread::spawn(move || drop(std::fs::metadata(absent)));
         let ears = self.state.ears.lock().unwrap();

@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ckpt::{Background, BackgroundOptions, Checkpoints, Dtype, Group, TensorData};
+use ckpt::{AsyncSaveOptions, AsyncSaver, Checkpoints, Dtype, Group, TensorData};
 use storage::{ByteSize, Key, copy_past_cache, rate_text};
 
 const ROUNDS: u64 = 7;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let steps = Checkpoints::open(storage::open_url(&folder)?, Key::new("bench-background")?);
     let steps = Arc::new(steps);
-    let background = Background::new(Arc::clone(&steps), BackgroundOptions::default())?;
+    let background = AsyncSaver::new(Arc::clone(&steps), AsyncSaveOptions::default())?;
     let begun = Instant::now();
     background.reserve(bytes + (1 << 20))?;
     println!("memory for the copy, once: {}", rate_text(bytes, begun.elapsed()));

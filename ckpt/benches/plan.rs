@@ -13,7 +13,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use ckpt::layout::{Layout, Mesh, Param, Split, Zero};
+use ckpt::layout::{DeviceMesh, Layout, Param, TensorSplit, Zero};
 use ckpt::{Checkpoints, Dtype, Group, PlanCache, PlanLimits, SavePlan};
 use storage::{ByteSize, Key};
 
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .held()
         .iter()
         .map(|held| {
-            let bytes = |holding: &ckpt::Holding| {
+            let bytes = |holding: &ckpt::HeldRegion| {
                 let item_bytes = small.specs()[holding.tensor].dtype.item_bytes();
                 vec![7; (holding.region.elements().unwrap_or(0) * item_bytes) as usize]
             };
@@ -70,30 +70,30 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// 96 layers on 8 tensor parallel, 8 pipeline and 5 data parallel ranks, with ZeRO.
 fn gpt(hidden: u64) -> Result<Layout, Box<dyn Error>> {
-    let mesh = Mesh { tp: 8, pp: 8, dp: 5, zero: Zero::One, ..Mesh::default() };
+    let mesh = DeviceMesh { tp: 8, pp: 8, dp: 5, zero: Zero::One, ..DeviceMesh::default() };
     let mut params = Vec::new();
     let mut push = |name: String, shape: &[u64], split, stages: &[u64]| {
         params.push(Param { name, shape: shape.to_vec(), split, stages: stages.to_vec() });
     };
-    let qkv = || Split::fused(&[hidden; 3]);
-    let vocab = Split::Padded { rows: 51_200 };
+    let qkv = || TensorSplit::fused(&[hidden; 3]);
+    let vocab = TensorSplit::Padded { rows: 51_200 };
     push("embed.weight".to_owned(), &[50_257, hidden], vocab, &[0, 7]);
     for layer in 0..96 {
-        let stage = [Mesh::stage_of_layer(0, 8, layer, 96)];
+        let stage = [DeviceMesh::stage_of_layer(0, 8, layer, 96)];
         let name = |what: &str| format!("transformer.layers.{layer}.{what}");
         for norm in ["input_norm.weight", "input_norm.bias", "norm.weight", "norm.bias"] {
-            push(name(norm), &[hidden], Split::Replicate, &stage);
+            push(name(norm), &[hidden], TensorSplit::Replicate, &stage);
         }
         push(name("attention.qkv.weight"), &[3 * hidden, hidden], qkv(), &stage);
         push(name("attention.qkv.bias"), &[3 * hidden], qkv(), &stage);
-        push(name("attention.out.weight"), &[hidden, hidden], Split::Axis(1), &stage);
-        push(name("attention.out.bias"), &[hidden], Split::Replicate, &stage);
-        push(name("mlp.up.weight"), &[4 * hidden, hidden], Split::Axis(0), &stage);
-        push(name("mlp.up.bias"), &[4 * hidden], Split::Axis(0), &stage);
-        push(name("mlp.down.weight"), &[hidden, 4 * hidden], Split::Axis(1), &stage);
-        push(name("mlp.down.bias"), &[hidden], Split::Replicate, &stage);
+        push(name("attention.out.weight"), &[hidden, hidden], TensorSplit::Axis(1), &stage);
+        push(name("attention.out.bias"), &[hidden], TensorSplit::Replicate, &stage);
+        push(name("mlp.up.weight"), &[4 * hidden, hidden], TensorSplit::Axis(0), &stage);
+        push(name("mlp.up.bias"), &[4 * hidden], TensorSplit::Axis(0), &stage);
+        push(name("mlp.down.weight"), &[hidden, 4 * hidden], TensorSplit::Axis(1), &stage);
+        push(name("mlp.down.bias"), &[hidden], TensorSplit::Replicate, &stage);
     }
-    push("norm.weight".to_owned(), &[hidden], Split::Replicate, &[7]);
+    push("norm.weight".to_owned(), &[hidden], TensorSplit::Replicate, &[7]);
     let moments = [Group::Master, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
     let groups = [&[(Group::Model, Dtype::BF16)][..], &moments].concat();
     Ok(Layout::new(mesh, params, &groups)?)

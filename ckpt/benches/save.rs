@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ckpt::{Checkpoints, Dtype, Group, Options, TensorData, TensorRead};
+use ckpt::{CheckpointOptions, Checkpoints, Dtype, Group, TensorData, TensorRead};
 use storage::{ByteSize, Key, rate_text};
 
 const ROUNDS: u64 = 5;
@@ -24,8 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let temp = tempfile::tempdir()?;
     let folder = args.next().map_or_else(|| temp.path().to_owned(), Into::into);
     let gib: f64 = args.next().map_or(Ok(1.0), |text| text.parse())?;
-    let options =
-        Options { threads: args.next().map_or(Ok(2), |text| text.parse())?, ..Options::default() };
+    let options = CheckpointOptions {
+        threads: args.next().map_or(Ok(2), |text| text.parse())?,
+        ..CheckpointOptions::default()
+    };
 
     let state = State::new((gib * f64::from(1 << 30)) as u64);
     let tensors: Vec<_> = state.data().collect();

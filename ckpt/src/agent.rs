@@ -17,11 +17,11 @@ mod wire;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
-use crate::{Checkpoints, Error, Options, Patience, Result, SaveReport};
-use storage::shared::{Arena, Door, Peer, ready};
-use storage::{Owner, crc64, one_line};
-use wire::{Answer, Hello, Order};
+use crate::control::SaveControl;
+use crate::{CheckpointOptions, Checkpoints, Error, LivenessTimeouts, Result, SaveReport};
+use storage::shared::{Arena, LocalListener, Peer, ready};
+use storage::{ProcessIdentity, crc64, one_line};
+use wire::{AgentCommand, Answer, Hello};
 
 pub use serve::serve;
 
@@ -43,7 +43,7 @@ pub struct Agent {
     /// `None` once it is of no use.
     peer: Option<Peer>,
     child: Child,
-    owner: Owner,
+    owner: ProcessIdentity,
     /// The length of the memory that the agent has, and which it is.
     has_arena: Option<(usize, i32)>,
 }
@@ -51,7 +51,7 @@ pub struct Agent {
 impl Agent {
     /// Starts an agent, by a command that calls [`serve`]. It saves into the folder below the store
     /// of that URL, or, if that is empty, into the store itself. Both must be those of the
-    /// [`Background`](crate::Background) that it is for, as must options and patience.
+    /// [`AsyncSaver`](crate::AsyncSaver) that it is for, as must options and patience.
     ///
     /// # Errors
     /// [`Error::Agent`] if it does not start, or cannot open the store.
@@ -59,27 +59,28 @@ impl Agent {
         mut command: Command,
         url: &str,
         folder: &str,
-        options: Options,
-        patience: Patience,
+        options: CheckpointOptions,
+        patience: LivenessTimeouts,
     ) -> Result<Self> {
         use std::os::unix::process::CommandExt as _;
 
-        let here = Owner::new();
+        let here = ProcessIdentity::new();
         let name = format!("ckpt-{:016x}", crc64(here.to_string().as_bytes()));
-        let door = Door::open(&name)?.ok_or_else(|| failed("its door is taken"))?;
+        let door = LocalListener::open(&name)?.ok_or_else(|| failed("its door is taken"))?;
         // In a group of its own: what a terminal sends to the trainer is not for it.
         let child = command.env(DOOR, &name).stdin(Stdio::null()).process_group(0).spawn();
         let child = child.map_err(|e| failed(format!("start {command:?}: {e}")))?;
         let mut agent = Agent { peer: None, child, owner: here.clone(), has_arena: None };
         let peer = agent.await_knock(&door)?;
         let (url, folder) = (url.to_owned(), folder.to_owned());
-        let Patience { beat, silence_max } = patience;
+        let LivenessTimeouts { beat, silence_max } = patience;
         let trainer = here.to_string();
         let hello = Hello { url, folder, options, beat, silence_max, trainer };
         wire::send_hello(&peer, &hello).map_err(|e| failed(format!("greet it: {e}")))?;
         match wire::receive(&peer, START_MAX)? {
             Answer::Ready(owner) => {
-                agent.owner = Owner::parse(&owner).ok_or_else(|| failed("its name is none"))?;
+                agent.owner =
+                    ProcessIdentity::parse(&owner).ok_or_else(|| failed("its name is none"))?;
             }
             Answer::Failed(why) => return Err(failed(why)),
             other => return Err(failed(format!("it begins with {other:?}"))),
@@ -94,11 +95,11 @@ impl Agent {
         self.child.id()
     }
 
-    pub(crate) fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> ProcessIdentity {
         self.owner.clone()
     }
 
-    fn await_knock(&mut self, door: &Door) -> Result<Peer> {
+    fn await_knock(&mut self, door: &LocalListener) -> Result<Peer> {
         use std::os::fd::AsFd as _;
 
         let begun = Instant::now();
@@ -123,7 +124,7 @@ impl Agent {
         let Some(peer) = self.peer.as_ref().filter(|_| self.has_arena.take().is_some()) else {
             return;
         };
-        let is_sent = wire::send_order(peer, Order::Forget).is_ok();
+        let is_sent = wire::send_order(peer, AgentCommand::Forget).is_ok();
         if !is_sent || !matches!(wire::receive(peer, ANSWER_MAX), Ok(Answer::Forgotten)) {
             self.peer = None;
         }
@@ -138,10 +139,10 @@ impl Agent {
         let fd = arena.fd().ok_or_else(|| failed("the copy is not in memory that it can have"))?;
         let told = || -> std::io::Result<()> {
             if self.has_arena != Some((arena.len(), fd.as_raw_fd())) {
-                wire::send_order(peer, Order::Arena { len: arena.len() as u64 })?;
+                wire::send_order(peer, AgentCommand::Arena { len: arena.len() as u64 })?;
                 peer.send_fd(0, fd, ANSWER_MAX)?;
             }
-            wire::send_order(peer, Order::Save { start: start as u64, len: len as u64 })
+            wire::send_order(peer, AgentCommand::Save { start: start as u64, len: len as u64 })
         };
         told().map_err(|e| failed(format!("order a save: {e}")))?;
         self.has_arena = Some((arena.len(), fd.as_raw_fd()));
@@ -150,7 +151,7 @@ impl Agent {
 
     /// Waits for the answer. The outer error says that the agent is gone, and that nothing more
     /// will come of the order.
-    pub(crate) fn finish(&mut self, control: &Control) -> Result<Result<SaveReport>> {
+    pub(crate) fn finish(&mut self, control: &SaveControl) -> Result<Result<SaveReport>> {
         use std::os::fd::AsFd as _;
 
         let peer = self.peer.as_ref().ok_or_else(|| failed("it is gone"))?;
@@ -158,7 +159,7 @@ impl Agent {
         loop {
             if control.is_cancelled() && !is_told {
                 is_told = true;
-                wire::send_order(peer, Order::Cancel).map_err(|e| failed(format!("{e}")))?;
+                wire::send_order(peer, AgentCommand::Cancel).map_err(|e| failed(format!("{e}")))?;
             }
             if !ready(&[peer.as_fd()], Some(LOOK_PAUSE))?[0] {
                 continue;
@@ -194,7 +195,7 @@ impl Drop for Agent {
 impl Checkpoints {
     /// Lets another process write beside this one: a trainer and its agent do not keep each other
     /// out.
-    pub(crate) fn admit(&self, process: Owner) {
+    pub(crate) fn admit(&self, process: ProcessIdentity) {
         self.lease.admit(process);
     }
 }

@@ -1,7 +1,7 @@
 //! Saves behind the training step: the state is copied, and written while training goes on.
 //!
 //! There is one piece of memory for the copy, filled once a save and used again, and one thread
-//! that writes from it. Memory and right to write go together: [`Background::save`] has them while
+//! that writes from it. Memory and right to write go together: [`AsyncSaver::save`] has them while
 //! it copies, the thread while it writes, so that a copy is never touched by a later update, and a
 //! second save waits or is left out, but never takes a second copy.
 //!
@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 pub use finish::Finish;
 
 use crate::agent::Agent;
-use crate::snapshot::{Party, Snapshot};
-use crate::ticket::Ticket;
+use crate::snapshot::{JointSaveInfo, Snapshot};
+use crate::ticket::SaveStatus;
 use crate::{
-    Blob, Checkpoints, Error, Result, SaveHandle, SavePlan, SaveReport, TensorData, Together,
-    rescue, save,
+    Blob, Checkpoints, Error, JointSaveOptions, Result, SaveHandle, SavePlan, SaveReport,
+    TensorData, rescue, save,
 };
-use shared::{Hook, Job, Kit, Lent, Shared, State};
+use shared::{CommitHook, PendingSave, ResourceGuard, SaveResources, SaverShared, SaverState};
 use storage::shared::Arena;
 
 /// Of the time that a process has to end: for removing what a cancelled save has written.
@@ -37,7 +37,7 @@ const SPARE_BYTES: u64 = 64 << 10;
 
 /// How saves go on behind the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackgroundOptions {
+pub struct AsyncSaveOptions {
     /// Memory for the copy. A state that does not fit is refused; only as much is taken as the
     /// state has. Default: 64 GiB.
     pub staging_bytes_max: u64,
@@ -47,10 +47,10 @@ pub struct BackgroundOptions {
     pub when_busy: WhenBusy,
 }
 
-impl Default for BackgroundOptions {
+impl Default for AsyncSaveOptions {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        BackgroundOptions {
+        AsyncSaveOptions {
             staging_bytes_max: 64 << 30,
             copy_threads: cores.min(8),
             when_busy: WhenBusy::Wait,
@@ -59,7 +59,7 @@ impl Default for BackgroundOptions {
 }
 
 /// What to do while the memory for the copy is in use. A save of several writers always waits: what
-/// one of them leaves out all must, so they ask [`Background::is_busy`] and agree on it first.
+/// one of them leaves out all must, so they ask [`AsyncSaver::is_busy`] and agree on it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenBusy {
     /// Wait until it is written.
@@ -68,10 +68,10 @@ pub enum WhenBusy {
     Skip,
 }
 
-/// What became of a call of [`Background::save`].
+/// What became of a call of [`AsyncSaver::save`].
 #[derive(Debug)]
 #[must_use = "an earlier save may have failed"]
-pub struct Begun {
+pub struct SaveStart {
     /// The save that was begun; `None` if it was left out, for another is being written.
     pub save: Option<SaveHandle>,
     /// An earlier save that failed since it was last asked, and why. Its step is not there; older
@@ -81,19 +81,19 @@ pub struct Begun {
 
 /// Saves that go on behind the run. Dropped, it waits for the one in flight.
 #[derive(Debug)]
-pub struct Background {
+pub struct AsyncSaver {
     steps: Arc<Checkpoints>,
-    options: BackgroundOptions,
-    shared: Arc<Shared>,
+    options: AsyncSaveOptions,
+    shared: Arc<SaverShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Background {
+impl AsyncSaver {
     /// Saves into `steps` from now on, by a thread of this process.
     ///
     /// # Errors
     /// [`storage::Error::Io`] within [`Error::Storage`] if the system gives no thread.
-    pub fn new(steps: Arc<Checkpoints>, options: BackgroundOptions) -> Result<Self> {
+    pub fn new(steps: Arc<Checkpoints>, options: AsyncSaveOptions) -> Result<Self> {
         Self::start(steps, options, None)
     }
 
@@ -101,10 +101,10 @@ impl Background {
     /// the agent that dies, the save is done here, and so are all later ones.
     ///
     /// # Errors
-    /// As [`Background::new`].
+    /// As [`AsyncSaver::new`].
     pub fn with_agent(
         steps: Arc<Checkpoints>,
-        options: BackgroundOptions,
+        options: AsyncSaveOptions,
         agent: Agent,
     ) -> Result<Self> {
         steps.admit(agent.owner());
@@ -113,18 +113,18 @@ impl Background {
 
     fn start(
         steps: Arc<Checkpoints>,
-        options: BackgroundOptions,
+        options: AsyncSaveOptions,
         agent: Option<Agent>,
     ) -> Result<Self> {
-        let kit = Some(Kit { arena: None, agent });
-        let state = Mutex::new(State { kit, ..State::default() });
-        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let kit = Some(SaveResources { arena: None, agent });
+        let state = Mutex::new(SaverState { kit, ..SaverState::default() });
+        let shared = Arc::new(SaverShared { state, changed: Condvar::new() });
         let own = (Arc::clone(&steps), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("ckpt-save".to_owned());
         let thread = thread
             .spawn(move || work(&own.0, &own.1))
             .map_err(|e| storage::Error::from_io("start", "the thread that saves", e))?;
-        Ok(Background { steps, options, shared, thread: Some(thread) })
+        Ok(AsyncSaver { steps, options, shared, thread: Some(thread) })
     }
 
     /// Has the memory for a state of so many bytes given by the system now, rather than by the
@@ -142,7 +142,7 @@ impl Background {
         &self,
         hook: impl Fn(&SaveReport, &serde_json::Value) + Send + Sync + 'static,
     ) {
-        self.shared.lock().hook = Hook(Some(Arc::new(hook)));
+        self.shared.lock().hook = CommitHook(Some(Arc::new(hook)));
     }
 
     /// Whether a save would have to wait for another.
@@ -164,7 +164,7 @@ impl Background {
         tensors: &[TensorData<'_>],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-    ) -> Result<Begun> {
+    ) -> Result<SaveStart> {
         self.steps.check_options(step)?;
         let plan = self.steps.plan_whole(tensors)?;
         let held: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.bytes).collect();
@@ -181,7 +181,7 @@ impl Background {
     /// fails this save; later ones are done here.
     ///
     /// # Errors
-    /// As [`Background::save`]; the other writers are then told why.
+    /// As [`AsyncSaver::save`]; the other writers are then told why.
     pub fn save_part(
         &self,
         step: u64,
@@ -189,8 +189,8 @@ impl Background {
         held: &[&[u8]],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-        together: &Together<'_>,
-    ) -> Result<Begun> {
+        together: &JointSaveOptions<'_>,
+    ) -> Result<SaveStart> {
         if plan.writers() == 1 && together.writer == 0 {
             self.steps.check_options(step)?;
             return self.save_alone(step, plan, held, blobs, meta);
@@ -202,7 +202,7 @@ impl Background {
         }
         let mut snapshot = Snapshot::new(step, plan, together.writer, blobs, meta);
         let (token, deadline) = (together.token.to_owned(), together.deadline);
-        snapshot.party = Some(Party { token, deadline });
+        snapshot.party = Some(JointSaveInfo { token, deadline });
         let begun = self.begin(snapshot, plan, &pieces, blobs);
         begun.inspect_err(|error| self.steps.decline(step, plan, together, error))
     }
@@ -214,12 +214,12 @@ impl Background {
         held: &[&[u8]],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-    ) -> Result<Begun> {
+    ) -> Result<SaveStart> {
         let pieces = plan.pieces_held(0, held)?;
         save::check_blobs(blobs)?;
         save::check_meta(&meta)?;
         if self.is_busy() && self.options.when_busy == WhenBusy::Skip {
-            return Ok(Begun { save: None, failed: None });
+            return Ok(SaveStart { save: None, failed: None });
         }
         self.begin(Snapshot::new(step, plan, 0, blobs, meta), plan, &pieces, blobs)
     }
@@ -231,7 +231,7 @@ impl Background {
         plan: &Arc<SavePlan>,
         pieces: &[&[u8]],
         blobs: &[Blob<'_>],
-    ) -> Result<Begun> {
+    ) -> Result<SaveStart> {
         let mut kit = self.take_kit();
         let failed = self.take_failure();
         let begun = Instant::now();
@@ -244,13 +244,13 @@ impl Background {
             }
             return Err(error);
         }
-        let ticket = Arc::new(Ticket::new(snapshot.step, snapshot.bytes, begun.elapsed()));
+        let ticket = Arc::new(SaveStatus::new(snapshot.step, snapshot.bytes, begun.elapsed()));
         let (kit, plan) = (kit.pass_on(), Arc::clone(plan));
         let mut state = self.shared.lock();
         state.latest = Some(Arc::clone(&ticket));
-        state.job = Some(Job { kit, plan, snapshot, ticket: Arc::clone(&ticket) });
+        state.job = Some(PendingSave { kit, plan, snapshot, ticket: Arc::clone(&ticket) });
         self.shared.changed.notify_all();
-        Ok(Begun { save: Some(SaveHandle::new(ticket)), failed })
+        Ok(SaveStart { save: Some(SaveHandle::new(ticket)), failed })
     }
 
     /// Waits for the save in flight. Gives the report of the latest that was committed.
@@ -303,7 +303,7 @@ impl Background {
 
     fn stage(
         &self,
-        kit: &mut Kit,
+        kit: &mut SaveResources,
         snapshot: &Snapshot,
         plan: &SavePlan,
         pieces: &[&[u8]],
@@ -328,7 +328,7 @@ impl Background {
         Ok(())
     }
 
-    fn make_room(&self, kit: &mut Kit, bytes: u64) -> Result<()> {
+    fn make_room(&self, kit: &mut SaveResources, bytes: u64) -> Result<()> {
         let max = self.options.staging_bytes_max;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= max);
         let len = len.ok_or_else(|| Error::BadInput {
@@ -351,10 +351,10 @@ impl Background {
         Ok(())
     }
 
-    fn take_kit(&self) -> Lent<'_> {
+    fn take_kit(&self) -> ResourceGuard<'_> {
         let mut state = self.shared.wait_while(None, |state| state.kit.is_none());
         let kit = state.kit.take();
-        Lent { shared: &self.shared, kit }
+        ResourceGuard { shared: &self.shared, kit }
     }
 
     fn take_failure(&self) -> Option<(u64, Error)> {
@@ -363,7 +363,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for AsyncSaver {
     fn drop(&mut self) {
         self.shared.lock().end = true;
         self.shared.changed.notify_all();
@@ -377,7 +377,7 @@ impl Drop for Background {
     }
 }
 
-fn work(steps: &Checkpoints, shared: &Shared) {
+fn work(steps: &Checkpoints, shared: &SaverShared) {
     loop {
         let mut state = shared.wait_while(None, |state| state.job.is_none() && !state.end);
         let Some(mut job) = state.job.take() else { return };
@@ -392,7 +392,7 @@ fn work(steps: &Checkpoints, shared: &Shared) {
         });
         tell(&job.snapshot, &outcome);
         let report = outcome.as_ref().ok().copied();
-        let Job { kit, snapshot, ticket, .. } = job;
+        let PendingSave { kit, snapshot, ticket, .. } = job;
         let mut state = shared.lock();
         state.last = report.or(state.last);
         let hook = state.hook.clone();
@@ -420,7 +420,7 @@ fn tell(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
     }
 }
 
-fn write(steps: &Checkpoints, job: &mut Job) -> Result<SaveReport> {
+fn write(steps: &Checkpoints, job: &mut PendingSave) -> Result<SaveReport> {
     let mut is_orphaned = false;
     if let Some(agent) = &mut job.kit.agent {
         match agent.finish(&job.ticket.control) {
@@ -432,7 +432,7 @@ fn write(steps: &Checkpoints, job: &mut Job) -> Result<SaveReport> {
             }
         }
     }
-    let Job { kit, plan, snapshot, ticket } = job;
+    let PendingSave { kit, plan, snapshot, ticket } = job;
     let arena = kit.arena.as_deref().unwrap_or_default();
     if is_orphaned {
         return rescue::save(steps, plan, snapshot, arena, &ticket.control);

@@ -5,7 +5,7 @@ use crate::Span;
 /// Boxes that cover a shape, each contiguous in row-major order, one after the other, and each of
 /// at most `bytes_max` or a single element. A shape without elements has one box, which is empty.
 #[derive(Clone, Debug)]
-pub struct Bands {
+pub struct Slabs {
     shape: Vec<u64>,
     /// The axis that is cut into ranges; those before it go index by index, those after it are
     /// whole.
@@ -16,9 +16,9 @@ pub struct Bands {
     next: Option<Vec<u64>>,
 }
 
-/// Cuts a shape into [`Bands`].
+/// Cuts a shape into [`Slabs`].
 #[must_use]
-pub fn bands(shape: &[u64], item_bytes: u64, bytes_max: u64) -> Bands {
+pub fn bands(shape: &[u64], item_bytes: u64, bytes_max: u64) -> Slabs {
     let items_max = (bytes_max / item_bytes.max(1)).max(1);
     let mut axis = shape.len().saturating_sub(1);
     let mut inner: u64 = 1;
@@ -30,10 +30,10 @@ pub fn bands(shape: &[u64], item_bytes: u64, bytes_max: u64) -> Bands {
     let is_empty = shape.contains(&0);
     let step = if is_empty { u64::MAX } else { (items_max / inner).max(1) };
     let axis = if is_empty { 0 } else { axis };
-    Bands { shape: shape.to_vec(), axis, step, next: Some(vec![0; axis + 1]) }
+    Slabs { shape: shape.to_vec(), axis, step, next: Some(vec![0; axis + 1]) }
 }
 
-impl Iterator for Bands {
+impl Iterator for Slabs {
     type Item = Vec<Span>;
 
     fn next(&mut self) -> Option<Vec<Span>> {
@@ -51,7 +51,7 @@ impl Iterator for Bands {
     }
 }
 
-impl Bands {
+impl Slabs {
     fn after(&self, mut at: Vec<u64>, end: u64) -> Option<Vec<u64>> {
         if end < self.shape[self.axis] {
             at[self.axis] = end;

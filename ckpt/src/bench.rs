@@ -3,13 +3,13 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
-use crate::engine::{Engine, Job, Summing};
+use crate::control::SaveControl;
+use crate::engine::{Checksums, FileJob, ShardWriter};
 use crate::{
-    Checkpoints, Dtype, Group, Holding, Region, Result, SavePlan, TensorData, TensorRead,
+    Checkpoints, Dtype, Group, HeldRegion, Region, Result, SavePlan, TensorData, TensorRead,
     TensorSpec,
 };
-use storage::{Owner, Zeros};
+use storage::{ProcessIdentity, Zeros};
 
 /// The tensors of a GPT and of its Adam, with sizes as they are in training.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ pub fn time_of_files(
     let options = steps.options;
     let specs: Vec<TensorSpec> = tensors.iter().map(TensorData::spec).collect();
     let region = |data: &TensorData<'_>| Region::whole(data.shape);
-    let tensor = |(tensor, data)| Holding { tensor, region: region(data) };
+    let tensor = |(tensor, data)| HeldRegion { tensor, region: region(data) };
     let plan = SavePlan::new(
         &specs,
         &[tensors.iter().enumerate().map(tensor).collect()],
@@ -185,12 +185,12 @@ pub fn time_of_files(
     )?;
     let held: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.bytes).collect();
     let pieces = plan.pieces_held(0, &held)?;
-    let jobs = Job::of_shards(plan.shards(0), &specs, &pieces, None);
-    let folder = steps.folder.join(&format!(".tmp-bench-{}", Owner::new()))?;
-    let summing = if with_sums { Summing::On } else { Summing::Off };
+    let jobs = FileJob::of_shards(plan.shards(0), &specs, &pieces, None);
+    let folder = steps.folder.join(&format!(".tmp-bench-{}", ProcessIdentity::new()))?;
+    let summing = if with_sums { Checksums::On } else { Checksums::Off };
     let begun = Instant::now();
-    let (store, control) = (&*steps.store, &Control::default());
-    let engine = Engine { store, folder: &folder, options, summing, control };
+    let (store, control) = (&*steps.store, &SaveControl::default());
+    let engine = ShardWriter { store, folder: &folder, options, summing, control };
     let written = engine.write(&jobs).map(drop);
     let took = begun.elapsed();
     steps.store.delete_folder(&folder)?;

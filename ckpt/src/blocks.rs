@@ -1,14 +1,14 @@
 //! Blocks on their way to a file: summed, and packed if they are to be.
 
-use crate::catalog::{Packed, Stored, block_count, join_blocks};
+use crate::catalog::{Packed, StoredBlock, block_count, join_blocks};
 use crate::codec::Packer;
-use crate::engine::Summing;
+use crate::engine::Checksums;
 use crate::{Chunk, Codec, Dtype, Region, Result};
 use storage::{Upload, crc64};
 
 /// What a manifest says of bytes that were written.
 #[derive(Debug)]
-pub(crate) struct Sums {
+pub(crate) struct ChunkSums {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) crc64: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Sums {
     pub(crate) packed: Option<Packed>,
 }
 
-impl Sums {
+impl ChunkSums {
     /// Bytes as they are stored, and their checksum.
     pub(crate) fn stored(&self) -> (u64, u64) {
         self.packed.as_ref().map_or((self.bytes, self.crc64), Packed::sum)
@@ -25,7 +25,7 @@ impl Sums {
 
     /// The chunk that was written.
     pub(crate) fn chunk(self, file: &str, region: &Region) -> Chunk {
-        let Sums { offset, bytes, crc64, blocks, packed } = self;
+        let ChunkSums { offset, bytes, crc64, blocks, packed } = self;
         let (file, spans, flat) = (file.to_owned(), region.spans.clone(), region.flat_span());
         Chunk { file, offset, bytes, crc64, blocks, spans, flat, packed }
     }
@@ -35,7 +35,7 @@ impl Sums {
 pub(crate) struct ChunkWriter {
     block_bytes: usize,
     codec: Option<Codec>,
-    summing: Summing,
+    summing: Checksums,
     packer: Packer,
     /// A block that is packed.
     packed: Vec<u8>,
@@ -44,11 +44,11 @@ pub(crate) struct ChunkWriter {
     offset: u64,
     bytes: u64,
     sums: Vec<u64>,
-    stored: Vec<Stored>,
+    stored: Vec<StoredBlock>,
 }
 
 impl ChunkWriter {
-    pub(crate) fn new(block_bytes: u64, codec: Option<Codec>, summing: Summing) -> Self {
+    pub(crate) fn new(block_bytes: u64, codec: Option<Codec>, summing: Checksums) -> Self {
         ChunkWriter {
             block_bytes: block_bytes as usize, // fits: at most 64 MiB
             codec,
@@ -92,7 +92,7 @@ impl ChunkWriter {
     }
 
     /// Ends the chunk.
-    pub(crate) fn end(&mut self, upload: &mut dyn Upload, dtype: Dtype) -> Result<Sums> {
+    pub(crate) fn end(&mut self, upload: &mut dyn Upload, dtype: Dtype) -> Result<ChunkSums> {
         if !self.begun.is_empty() {
             self.end_block(upload, dtype)?;
         }
@@ -102,7 +102,7 @@ impl ChunkWriter {
         blocks.truncate(block_count(bytes, block_bytes) as usize); // fits: no more than there are
         let stored = std::mem::take(&mut self.stored);
         let packed = self.codec.map(|codec| Packed { codec, blocks: stored });
-        Ok(Sums { offset: self.offset, bytes, crc64, blocks, packed })
+        Ok(ChunkSums { offset: self.offset, bytes, crc64, blocks, packed })
     }
 
     fn end_block(&mut self, upload: &mut dyn Upload, dtype: Dtype) -> Result<()> {
@@ -117,8 +117,8 @@ impl ChunkWriter {
         self.bytes += block.len() as u64;
         if self.codec.is_none() {
             self.sums.push(match self.summing {
-                Summing::On => upload.write_summed(block)?,
-                Summing::Off => upload.write_given(block, 0).map(|()| 0)?,
+                Checksums::On => upload.write_summed(block)?,
+                Checksums::Off => upload.write_given(block, 0).map(|()| 0)?,
             });
             return Ok(());
         }
@@ -126,7 +126,7 @@ impl ChunkWriter {
         self.packer.pack(dtype, block, &mut self.packed);
         let crc64 = upload.write_summed(&self.packed)?;
         let bytes = self.packed.len() as u32; // fits: a block is at most 64 MiB
-        self.stored.push(Stored { bytes, crc64 });
+        self.stored.push(StoredBlock { bytes, crc64 });
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use parts::merge_parts;
 
 use crate::region::{self, Region, Span};
 use crate::spec::PAD_PREFIX;
-use crate::tile::{Part, tile};
+use crate::tile::{TileBox, tile};
 use crate::{Codec, Dtype, Error, Group, Result, hex};
 use storage::{FileEntry, Key, Manifest, crc64_join};
 
@@ -115,12 +115,12 @@ pub struct Packed {
     pub codec: Codec,
     /// Each of them, also if there is only one.
     #[serde(with = "hex::stored")]
-    pub blocks: Vec<Stored>,
+    pub blocks: Vec<StoredBlock>,
 }
 
 /// A packed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredBlock {
     /// Its length.
     pub bytes: u32,
     /// CRC-64/NVME of these bytes.
@@ -373,7 +373,7 @@ fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Re
     for chunk in &tensor.chunks {
         check_chunk(tensor, chunk, block_bytes, bad)?;
     }
-    let parts: Vec<Part<'_>> =
+    let parts: Vec<TileBox<'_>> =
         tensor.chunks.iter().map(|chunk| (chunk.spans.as_slice(), chunk.flat)).collect();
     if !tile(&tensor.shape, &parts) {
         let got = format!("{} boxes that overlap or leave gaps", parts.len());

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use crate::catalog::Catalog;
-use crate::fetch::{Block, PackedBlock, Target};
-use crate::{Chunk, Dtype, Error, Group, Region, Result, Span, TensorEntry, Want};
+use crate::fetch::{BlockDestination, ChecksumBlock, PackedBlock};
+use crate::{Chunk, Dtype, Error, Group, Region, RegionRequest, Result, Span, TensorEntry};
 use storage::{Key, Manifest, Object, Storage, crc64, read_all};
 
 /// The commit record of a step.
@@ -184,7 +184,7 @@ impl Checkpoint {
         let mut wants = Vec::with_capacity(reads.len());
         for TensorRead { name, group, into } in reads {
             let region = Region::whole(&self.tensor(name, group)?.shape);
-            wants.push(Want { name, group, region, into });
+            wants.push(RegionRequest { name, group, region, into });
         }
         self.read(wants)?;
         Ok(())
@@ -203,7 +203,12 @@ impl Checkpoint {
         wanted: &[Span],
         into: &mut [u8],
     ) -> Result<()> {
-        self.read(vec![Want { name, group, region: Region::of_box(wanted.to_vec()), into }])?;
+        self.read(vec![RegionRequest {
+            name,
+            group,
+            region: Region::of_box(wanted.to_vec()),
+            into,
+        }])?;
         Ok(())
     }
 
@@ -224,7 +229,7 @@ impl Checkpoint {
 
 /// A block of a chunk, wherever it goes to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Source {
+pub(crate) struct BlockSource {
     offset: u64,
     /// As it is, not as it is stored.
     pub(crate) bytes: u64,
@@ -232,14 +237,18 @@ pub(crate) struct Source {
     packed: Option<PackedBlock>,
 }
 
-impl Source {
+impl BlockSource {
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.packed.map_or(self.bytes, |packed| packed.bytes as u64)
     }
 
-    pub(crate) fn read<'a>(self, object: &'a dyn Object, into: Target<'a>) -> Block<'a> {
-        let Source { offset, crc64, packed, .. } = self;
-        Block { object, offset, crc64, into, packed }
+    pub(crate) fn read<'a>(
+        self,
+        object: &'a dyn Object,
+        into: BlockDestination<'a>,
+    ) -> ChecksumBlock<'a> {
+        let BlockSource { offset, crc64, packed, .. } = self;
+        ChecksumBlock { object, offset, crc64, into, packed }
     }
 }
 
@@ -248,12 +257,12 @@ pub(crate) fn blocks_of(
     chunk: &Chunk,
     dtype: Dtype,
     block_bytes: u64,
-) -> impl Iterator<Item = Source> {
+) -> impl Iterator<Item = BlockSource> {
     let mut offset = chunk.offset;
     // fits: as many checksums are in memory.
     (0..chunk.bytes.div_ceil(block_bytes) as usize).map(move |place| {
         let packed = chunk.packed.as_ref().map(|packed| packed.blocks[place]);
-        let source = Source {
+        let source = BlockSource {
             offset,
             bytes: block_bytes.min(chunk.bytes - place as u64 * block_bytes),
             // A chunk that is no longer than one block is that block.

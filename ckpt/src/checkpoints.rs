@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, is_block_size};
 use crate::checkpoint::{Checkpoint, Listing};
 use crate::plan::PlanCache;
-use crate::{Codec, Error, Lease, Patience, Result, lease};
+use crate::{Codec, Error, Lease, LivenessTimeouts, Result, lease};
 use storage::{Key, Storage};
 
 /// Twelve decimal digits hold it.
@@ -19,17 +19,17 @@ const LOOKS_MAX: usize = 16;
 pub struct Checkpoints {
     pub(crate) store: Arc<dyn Storage>,
     pub(crate) folder: Key,
-    pub(crate) options: Options,
+    pub(crate) options: CheckpointOptions,
     /// Held by whatever changes the folder: the lease keeps other processes out, not our threads.
     writing: Mutex<()>,
-    pub(crate) patience: Patience,
+    pub(crate) patience: LivenessTimeouts,
     pub(crate) plans: PlanCache,
-    pub(crate) lease: Arc<lease::Shared>,
+    pub(crate) lease: Arc<lease::LeaseState>,
 }
 
 /// How checkpoints are written. Readers take the sizes from the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct CheckpointOptions {
     /// Bytes of tensors in one file. A larger tensor is cut between rows. Small files cost metadata
     /// operations, large ones keep writers from working side by side. Default: 4 GiB. Minimum: 1.
     pub shard_bytes_max: u64,
@@ -48,9 +48,9 @@ pub struct Options {
     pub codec: Option<Codec>,
 }
 
-impl Default for Options {
+impl Default for CheckpointOptions {
     fn default() -> Self {
-        Options {
+        CheckpointOptions {
             shard_bytes_max: 4 << 30,
             block_bytes: 4 << 20,
             threads: 2,
@@ -64,15 +64,15 @@ impl Checkpoints {
     /// The checkpoints below `folder`, which need not exist yet. This reads and writes nothing.
     #[must_use]
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
-        let (options, patience) = (Options::default(), Patience::default());
-        let lease = lease::Shared::new(Arc::clone(&store), folder.clone(), patience);
+        let (options, patience) = (CheckpointOptions::default(), LivenessTimeouts::default());
+        let lease = lease::LeaseState::new(Arc::clone(&store), folder.clone(), patience);
         let (writing, plans) = (Mutex::new(()), PlanCache::default());
         Checkpoints { store, folder, options, writing, patience, plans, lease }
     }
 
     /// The same with other options.
     #[must_use]
-    pub fn with_options(mut self, options: Options) -> Self {
+    pub fn with_options(mut self, options: CheckpointOptions) -> Self {
         self.options = options;
         self
     }
@@ -83,18 +83,18 @@ impl Checkpoints {
     /// # Panics
     /// If the beat is longer than half the silence that counts as death.
     #[must_use]
-    pub fn with_patience(mut self, patience: Patience) -> Self {
+    pub fn with_patience(mut self, patience: LivenessTimeouts) -> Self {
         assert!(patience.beat * 2 <= patience.silence_max, "no beat fits into {patience:?}");
         self.patience = patience;
-        self.lease = lease::Shared::new(Arc::clone(&self.store), self.folder.clone(), patience);
+        self.lease = lease::LeaseState::new(Arc::clone(&self.store), self.folder.clone(), patience);
         self
     }
 
     /// Keeps every other writer out of the folder until the lease, and every other that this gave,
     /// is dropped. A trainer takes it when it starts; without it every single save takes one for
     /// itself. The lease of a process that died on this machine counts for nothing; whether one of
-    /// another machine still lives is found by waiting for a sign, for [`Patience::silence_max`] at
-    /// most.
+    /// another machine still lives is found by waiting for a sign, for
+    /// [`LivenessTimeouts::silence_max`] at most.
     ///
     /// # Errors
     /// [`Error::Held`] names the process that writes here. Of two writers that come at the same
@@ -225,7 +225,7 @@ impl Checkpoints {
     /// Refuses a step and options that no checkpoint can have.
     pub(crate) fn check_options(&self, step: u64) -> Result<()> {
         let bad = |why: String| Err(Error::BadInput { what: format!("step {step}"), why });
-        let Options { shard_bytes_max, block_bytes, threads, .. } = self.options;
+        let CheckpointOptions { shard_bytes_max, block_bytes, threads, .. } = self.options;
         if step > STEP_MAX {
             return bad(format!("a step is at most {STEP_MAX}"));
         }

@@ -6,16 +6,16 @@ use crate::{Error, Result};
 /// How far a save has come, and whether it is to end: shared by the thread that writes and those
 /// that watch it.
 #[derive(Debug, Default)]
-pub(crate) struct Control {
+pub(crate) struct SaveControl {
     bytes: Arc<AtomicU64>,
     cancelled: AtomicBool,
     given_up: AtomicBool,
 }
 
-impl Control {
+impl SaveControl {
     /// Counts where another looks.
     pub(crate) fn counting(bytes: Arc<AtomicU64>) -> Self {
-        Control { bytes, ..Control::default() }
+        SaveControl { bytes, ..SaveControl::default() }
     }
 
     /// So many more bytes went to the store.

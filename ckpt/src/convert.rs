@@ -1,24 +1,24 @@
 //! Other programs' checkpoints to steps of ours and back, without ever holding a model in memory.
 //!
-//! A [`Source`] is tensors that can be read in parts: those of a step, or bytes of foreign files.
-//! A [`Made`] says which boxes of which source tensors a tensor is made of.
-//! [`Checkpoints::save_made`] and [`export`] make them band by band, within [`Bounds`]. Foreign
-//! files are indexed, not copied: a pickle is read as data and tells where in its file each tensor
-//! lies.
+//! A [`TensorSource`] is tensors that can be read in parts: those of a step, or bytes of foreign
+//! files. A [`DerivedTensor`] says which boxes of which source tensors a tensor is made of.
+//! [`Checkpoints::save_made`] and [`export`] make them band by band, within [`ConvertLimits`].
+//! Foreign files are indexed, not copied: a pickle is read as data and tells where in its file each
+//! tensor lies.
 //!
 //! ```no_run
 //! use ckpt::Checkpoints;
-//! use ckpt::convert::{Bounds, Format, Import, NewRows, Rules};
+//! use ckpt::convert::{ConvertLimits, Format, Import, NewRows, RenameRules};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // A run that begins with what another has learned.
 //! let mut import = Import::open("gpt2-zh/global_step9000", Format::DeepSpeed)?;
-//! import.apply(&Rules::parse("rules", "rename model.* -> {1}")?)?;
+//! import.apply(&RenameRules::parse("rules", "rename model.* -> {1}")?)?;
 //! import.normalize()?;
 //! import.without_optimizer();
 //! import.set_vocab(50_304, &NewRows::Mean)?;
 //! let steps = Checkpoints::open(storage::open_url("run-8")?, storage::Key::root());
 //! let meta = serde_json::json!({ "init_from": import.source.display() });
-//! steps.save_made(0, &import, &[], meta, Bounds::default(), &|_| ())?;
+//! steps.save_made(0, &import, &[], meta, ConvertLimits::default(), &|_| ())?;
 //! # Ok(())
 //! # }
 //! ```
@@ -49,7 +49,7 @@ pub use family::Family;
 pub use fill::NewRows;
 pub use hf::{Exported, export};
 pub use import::{Format, Import};
-pub use made::Made;
-pub use rules::Rules;
-pub use source::{Source, SourceTensor};
-pub use write::{Bounds, Tell};
+pub use made::DerivedTensor;
+pub use rules::RenameRules;
+pub use source::{SourceTensor, TensorSource};
+pub use write::{ConvertLimits, ProgressFn};

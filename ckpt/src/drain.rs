@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoint::{Checkpoint, MANIFEST};
 use crate::commit::forget;
-use crate::control::Control;
-use crate::pace::Pace;
-use crate::retention::{Facts, RetentionPlan};
+use crate::control::SaveControl;
+use crate::pace::RateLimiter;
+use crate::retention::{RetentionInputs, RetentionPlan};
 use crate::{Checkpoints, Codec, Error, Result, Retention};
 use storage::{Crc64, Manifest, rate_text};
 
@@ -110,8 +110,8 @@ pub struct Drain {
     to: Arc<Checkpoints>,
     options: DrainOptions,
     begun: Instant,
-    pace: Mutex<Option<Pace>>,
-    pub(crate) control: Arc<Control>,
+    pace: Mutex<Option<RateLimiter>>,
+    pub(crate) control: Arc<SaveControl>,
 }
 
 impl Drain {
@@ -122,7 +122,7 @@ impl Drain {
     /// This reads and writes nothing yet.
     #[must_use]
     pub fn new(from: Arc<Checkpoints>, to: Arc<Checkpoints>, options: DrainOptions) -> Self {
-        let pace = Mutex::new(options.bytes_per_s.map(Pace::new));
+        let pace = Mutex::new(options.bytes_per_s.map(RateLimiter::new));
         Drain { from, to, options, begun: Instant::now(), pace, control: Arc::default() }
     }
 
@@ -165,7 +165,8 @@ impl Drain {
         all.sort_unstable();
         all.dedup();
         let pinned = self.to.pins()?;
-        let facts = Facts { steps: &all, verified: None, pinned: &pinned, undrained: &[] };
+        let facts =
+            RetentionInputs { steps: &all, verified: None, pinned: &pinned, undrained: &[] };
         let plan = RetentionPlan::new(&self.options.retention, facts);
         lacking.retain(|step| !plan.delete.contains(step));
         lacking.reverse();

@@ -2,7 +2,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::control::Control;
+use crate::control::SaveControl;
 use crate::{Drain, DrainReport, Error, Result};
 
 /// After passes that fail one after the other: a store that is down for hours is asked once a
@@ -12,12 +12,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A drain on a thread of its own, which makes a pass whenever it is woken. Dropped, it breaks off
 /// the copy that is under way, which the next drain goes on with, and ends.
 #[derive(Debug)]
-pub struct Draining {
-    shared: Arc<Shared>,
+pub struct DrainTask {
+    shared: Arc<DrainShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a [`Draining`] has done and is about.
+/// What a [`DrainTask`] has done and is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainStatus {
     /// Whether a pass is under way or due.
@@ -33,21 +33,21 @@ pub struct DrainStatus {
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct DrainShared {
+    state: Mutex<DrainState>,
     changed: Condvar,
-    control: Arc<Control>,
+    control: Arc<SaveControl>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DrainState {
     wake: bool,
     end: bool,
     status: DrainStatus,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl DrainShared {
+    fn lock(&self) -> MutexGuard<'_, DrainState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -57,22 +57,22 @@ impl Drain {
     ///
     /// # Errors
     /// [`storage::Error::Io`] within [`Error::Storage`] if the system gives no thread.
-    pub fn start(self) -> Result<Draining> {
-        let mut state = State { wake: true, ..State::default() };
+    pub fn start(self) -> Result<DrainTask> {
+        let mut state = DrainState { wake: true, ..DrainState::default() };
         state.status.busy = true;
         let control = Arc::clone(&self.control);
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { state, changed, control });
+        let shared = Arc::new(DrainShared { state, changed, control });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("ckpt-drain".to_owned());
         let thread = thread
             .spawn(move || work(&self, &own))
             .map_err(|e| storage::Error::from_io("start", "the thread of a drain", e))?;
-        Ok(Draining { shared, thread: Some(thread) })
+        Ok(DrainTask { shared, thread: Some(thread) })
     }
 }
 
-impl Draining {
+impl DrainTask {
     /// There is a new step.
     pub fn wake(&self) {
         let mut state = self.shared.lock();
@@ -90,13 +90,13 @@ impl Draining {
     #[must_use]
     pub fn wait_idle(&self, limit: Duration) -> DrainStatus {
         let state = self.shared.lock();
-        let is_busy = |state: &mut State| state.status.busy;
+        let is_busy = |state: &mut DrainState| state.status.busy;
         let waited = self.shared.changed.wait_timeout_while(state, limit, is_busy);
         waited.unwrap_or_else(PoisonError::into_inner).0.status.clone()
     }
 }
 
-impl Drop for Draining {
+impl Drop for DrainTask {
     fn drop(&mut self) {
         self.shared.lock().end = true;
         self.shared.control.cancel();
@@ -108,7 +108,7 @@ impl Drop for Draining {
     }
 }
 
-fn work(drain: &Drain, shared: &Shared) {
+fn work(drain: &Drain, shared: &DrainShared) {
     let mut pause = None;
     loop {
         {
@@ -145,7 +145,7 @@ fn work(drain: &Drain, shared: &Shared) {
 }
 
 /// Gives what failed, for one line.
-fn pass(drain: &Drain, shared: &Shared) -> Option<String> {
+fn pass(drain: &Drain, shared: &DrainShared) -> Option<String> {
     let pass = match drain.run() {
         Ok(pass) => pass,
         Err(Error::Cancelled) => return None,

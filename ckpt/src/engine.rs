@@ -7,15 +7,15 @@
 
 use std::time::{Duration, Instant};
 
-use crate::blocks::{ChunkWriter, Sums};
+use crate::blocks::{ChunkSums, ChunkWriter};
 use crate::catalog::{PACKED_MAGIC, packed_path};
-use crate::control::Control;
-use crate::parallel::{self, Scratch};
-use crate::plan::{Piece, Shard};
+use crate::control::SaveControl;
+use crate::parallel::{self, IoBuffer};
+use crate::plan::{PlannedChunk, Shard};
 use crate::shard::ALIGN_BYTES;
 use crate::spec::TensorSpec;
-use crate::{Codec, Dtype, Error, Options, Result};
-use storage::{FileEntry, Key, Storage, Unsynced, Upload, crc64_join};
+use crate::{CheckpointOptions, Codec, Dtype, Error, Result};
+use storage::{FileEntry, Key, PendingDirSync, Storage, Upload, crc64_join};
 
 /// Files that have their space and are not durable yet. A process may open 1,024 unless it is told
 /// otherwise, an upload holds two, and others want some as well.
@@ -27,36 +27,36 @@ const SYNCS_MAX: usize = 16;
 
 /// Writes files into a folder that nobody looks into yet.
 #[derive(Debug)]
-pub(crate) struct Engine<'a> {
+pub(crate) struct ShardWriter<'a> {
     pub(crate) store: &'a dyn Storage,
     pub(crate) folder: &'a Key,
-    pub(crate) options: Options,
-    pub(crate) summing: Summing,
-    pub(crate) control: &'a Control,
+    pub(crate) options: CheckpointOptions,
+    pub(crate) summing: Checksums,
+    pub(crate) control: &'a SaveControl,
 }
 
 /// Whether what is written is summed. A checkpoint's files always are; a benchmark looks at the
 /// difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Summing {
+pub(crate) enum Checksums {
     On,
     Off,
 }
 
 /// A file to be written.
 #[derive(Debug)]
-pub(crate) struct Job<'a> {
+pub(crate) struct FileJob<'a> {
     /// Below the folder.
     pub(crate) path: String,
     pub(crate) header: &'a [u8],
-    pub(crate) parts: Vec<Part<'a>>,
+    pub(crate) parts: Vec<FilePart<'a>>,
     /// How the parts are packed, if they are.
     pub(crate) codec: Option<Codec>,
 }
 
 /// Bytes with checksums of their own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct FilePart<'a> {
     /// Where in the file, after all parts before it. Zeros fill a gap, which is less than a page.
     /// Packed parts stand without gaps instead.
     pub(crate) offset: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Part<'a> {
 /// What stands between two parts, of which the second begins at a page.
 const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
 
-impl<'a> Job<'a> {
+impl<'a> FileJob<'a> {
     /// The shards of a writer that has these bytes of their pieces, one after the other.
     pub(crate) fn of_shards(
         shards: &'a [Shard],
@@ -76,9 +76,9 @@ impl<'a> Job<'a> {
         codec: Option<Codec>,
     ) -> Vec<Self> {
         let mut pieces = pieces.iter();
-        let part = |(piece, bytes): (&Piece, &&'a [u8])| {
+        let part = |(piece, bytes): (&PlannedChunk, &&'a [u8])| {
             let (offset, dtype) = (piece.offset, specs[piece.tensor].dtype);
-            Part { offset, dtype, bytes }
+            FilePart { offset, dtype, bytes }
         };
         let job = |shard: &'a Shard| {
             let (path, header): (_, &[u8]) = match codec {
@@ -86,22 +86,23 @@ impl<'a> Job<'a> {
                 Some(_) => (packed_path(&shard.file), PACKED_MAGIC),
             };
             let parts = shard.pieces.iter().zip(pieces.by_ref()).map(part).collect();
-            Job { path, header, parts, codec }
+            FileJob { path, header, parts, codec }
         };
         shards.iter().map(job).collect()
     }
 
     /// A file of bytes that belong to no tensor.
     pub(crate) fn of_bytes(path: String, bytes: &'a [u8]) -> Self {
-        Job { path, header: bytes, parts: Vec::new(), codec: None }
+        FileJob { path, header: bytes, parts: Vec::new(), codec: None }
     }
 
     /// Its length, which what is packed may fall short of.
     fn bytes_max(&self, block_bytes: u64) -> u64 {
         let header = self.header.len() as u64;
         if let Some(codec) = self.codec {
-            let most =
-                |part: &Part<'_>| codec.bytes_max(part.dtype, part.bytes.len() as u64, block_bytes);
+            let most = |part: &FilePart<'_>| {
+                codec.bytes_max(part.dtype, part.bytes.len() as u64, block_bytes)
+            };
             return header + self.parts.iter().map(most).sum::<u64>();
         }
         self.parts.last().map_or(header, |part| part.offset + part.bytes.len() as u64)
@@ -110,10 +111,10 @@ impl<'a> Job<'a> {
 
 /// A file that is durable.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct WrittenFile {
     pub(crate) file: FileEntry,
     /// One for each part.
-    pub(crate) sums: Vec<Sums>,
+    pub(crate) sums: Vec<ChunkSums>,
 }
 
 /// A file that has all its bytes.
@@ -122,21 +123,21 @@ struct Filled {
     path: String,
     /// Its length and its checksum, by its parts.
     due: (u64, u64),
-    sums: Vec<Sums>,
+    sums: Vec<ChunkSums>,
 }
 
-impl Engine<'_> {
+impl ShardWriter<'_> {
     /// Writes all files, and makes them and their names durable. Gives them in the order of the
     /// jobs, and how long it took after each wave of them had all its bytes. After an error there
     /// may be some of them.
-    pub(crate) fn write(&self, jobs: &[Job<'_>]) -> Result<(Vec<Written>, Duration)> {
+    pub(crate) fn write(&self, jobs: &[FileJob<'_>]) -> Result<(Vec<WrittenFile>, Duration)> {
         let mut written = Vec::with_capacity(jobs.len());
         let mut names = Vec::with_capacity(jobs.len());
         let mut syncing = Duration::ZERO;
         for wave in jobs.chunks(FILES_OPEN_MAX) {
             let begin = |job| Ok((job, self.begin(job)?));
             let begun = wave.iter().map(begin).collect::<Result<Vec<_>>>()?;
-            let fill = |(job, upload), _: &mut Scratch| self.fill(job, upload);
+            let fill = |(job, upload), _: &mut IoBuffer| self.fill(job, upload);
             let filled = parallel::each(begun, self.options.threads, fill)?;
             let full = Instant::now();
             let finished = parallel::each(filled, SYNCS_MAX, |file, _| self.finish(file))?;
@@ -147,23 +148,23 @@ impl Engine<'_> {
             syncing += full.elapsed();
         }
         let full = Instant::now();
-        Unsynced::sync_all(names)?;
+        PendingDirSync::sync_all(names)?;
         Ok((written, syncing + full.elapsed()))
     }
 
-    fn begin(&self, job: &Job<'_>) -> Result<Box<dyn Upload>> {
+    fn begin(&self, job: &FileJob<'_>) -> Result<Box<dyn Upload>> {
         let bytes_max = job.bytes_max(self.options.block_bytes);
         let mut upload = self.store.create(&self.folder.join(&job.path)?, bytes_max)?;
         upload.stage_in(self.options.staging_bytes_max / self.options.threads as u64);
         Ok(upload)
     }
 
-    fn fill(&self, job: &Job<'_>, mut upload: Box<dyn Upload>) -> Result<Filled> {
+    fn fill(&self, job: &FileJob<'_>, mut upload: Box<dyn Upload>) -> Result<Filled> {
         let block_bytes = self.options.block_bytes;
         let mut sum = upload.write_summed(job.header)?;
         let mut sums = Vec::with_capacity(job.parts.len());
         let mut writer = ChunkWriter::new(block_bytes, job.codec, self.summing);
-        for Part { offset, dtype, bytes } in &job.parts {
+        for FilePart { offset, dtype, bytes } in &job.parts {
             if job.codec.is_none() {
                 // fits: less than a page
                 let gap = &ZEROS[..(offset - upload.len_bytes()) as usize];
@@ -185,10 +186,10 @@ impl Engine<'_> {
         Ok(Filled { upload, path: job.path.clone(), due, sums })
     }
 
-    fn finish(&self, filled: Filled) -> Result<(Written, Unsynced)> {
+    fn finish(&self, filled: Filled) -> Result<(WrittenFile, PendingDirSync)> {
         let Filled { upload, path, due, sums } = filled;
         let (entry, name) = upload.finish_in_folder()?;
-        if self.summing == Summing::On && (entry.bytes, entry.crc64) != due {
+        if self.summing == Checksums::On && (entry.bytes, entry.crc64) != due {
             // A store that sums for itself has seen other bytes: memory, or a tensor that changed.
             return Err(Error::Corrupt {
                 what: self.store.display(&self.folder.join(&path)?),
@@ -197,6 +198,6 @@ impl Engine<'_> {
                 due: format!("{:016x} of {}, as they were handed over", due.1, due.0),
             });
         }
-        Ok((Written { file: FileEntry { path, ..entry }, sums }, name))
+        Ok((WrittenFile { file: FileEntry { path, ..entry }, sums }, name))
     }
 }

@@ -6,9 +6,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::codec::Unpacker;
-use crate::parallel::{self, Scratch};
+use crate::parallel::{self, IoBuffer};
 use crate::{Dtype, Error, Result};
-use storage::{Crc64, Object, Read, crc64};
+use storage::{Crc64, Object, RangeRead, crc64};
 
 /// Reads in flight per thread: four blocks of the default size, or that many bytes of small ones.
 const BATCH_BYTES_MAX: usize = 16 << 20;
@@ -30,11 +30,11 @@ const COPY_BYTES: usize = 256 << 10;
 
 /// Bytes with a checksum of their own, and where they go.
 #[derive(Debug)]
-pub(crate) struct Block<'a> {
+pub(crate) struct ChecksumBlock<'a> {
     pub(crate) object: &'a dyn Object,
     pub(crate) offset: u64,
     pub(crate) crc64: u64,
-    pub(crate) into: Target<'a>,
+    pub(crate) into: BlockDestination<'a>,
     /// How it is stored, if it is not as it is.
     pub(crate) packed: Option<PackedBlock>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct PackedBlock {
     pub(crate) crc64: u64,
 }
 
-impl Block<'_> {
+impl ChecksumBlock<'_> {
     /// Bytes that are read for it.
     pub(crate) fn stored_bytes(&self) -> usize {
         self.packed.map_or(self.into.len(), |packed| packed.bytes)
@@ -56,7 +56,7 @@ impl Block<'_> {
 
 /// Where a block goes.
 #[derive(Debug)]
-pub(crate) enum Target<'a> {
+pub(crate) enum BlockDestination<'a> {
     /// To the caller.
     Buffer(&'a mut [u8]),
     /// Nowhere: so many bytes are read to be checked only.
@@ -71,28 +71,28 @@ pub(crate) trait Visitor: Sync + fmt::Debug {
     fn visit(&self, at: [usize; 2], bytes: &[u8]);
 }
 
-impl Target<'_> {
+impl BlockDestination<'_> {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Target::Buffer(buf) => buf.len(),
-            Target::Nowhere(len) | Target::Visitor { len, .. } => *len,
+            BlockDestination::Buffer(buf) => buf.len(),
+            BlockDestination::Nowhere(len) | BlockDestination::Visitor { len, .. } => *len,
         }
     }
 }
 
 /// Reads and checks all blocks. Blocks of one object should stand together, in the order of their
 /// offsets. Each thread holds at most one batch; beyond one, there are twice as many as `threads`.
-pub(crate) fn fetch(blocks: Vec<Block<'_>>, threads: usize) -> Result<()> {
+pub(crate) fn fetch(blocks: Vec<ChecksumBlock<'_>>, threads: usize) -> Result<()> {
     fetch_counted(blocks, threads, &AtomicU64::new(0))
 }
 
 /// The same for somebody who watches: to `came` is added what was read and is whole.
 pub(crate) fn fetch_counted(
-    blocks: Vec<Block<'_>>,
+    blocks: Vec<ChecksumBlock<'_>>,
     threads: usize,
     came: &AtomicU64,
 ) -> Result<()> {
-    let mut batches: Vec<Vec<Block<'_>>> = Vec::new();
+    let mut batches: Vec<Vec<ChecksumBlock<'_>>> = Vec::new();
     let mut bytes = 0;
     for block in blocks {
         let len = block.into.len();
@@ -111,7 +111,7 @@ pub(crate) fn fetch_counted(
     // While one of two waits for the device, the other sums. One alone keeps the order.
     let threads = if threads > 1 { 2 * threads } else { threads };
     parallel::each(batches, threads, |batch, scratch| {
-        let bytes: usize = batch.iter().map(Block::stored_bytes).sum();
+        let bytes: usize = batch.iter().map(ChecksumBlock::stored_bytes).sum();
         fetch_batch(batch, scratch)?;
         came.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
@@ -119,25 +119,25 @@ pub(crate) fn fetch_counted(
     Ok(())
 }
 
-fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Scratch) -> Result<()> {
+fn fetch_batch(batch: Vec<ChecksumBlock<'_>>, scratch: &mut IoBuffer) -> Result<()> {
     let object = batch[0].object;
     let align = object.memory_align();
     let mut reads = Vec::with_capacity(batch.len());
     let mut direct_sums = Vec::new();
-    let mut joined: Vec<Joined> = Vec::new();
+    let mut joined: Vec<CoalescedRead> = Vec::new();
     let mut held = Vec::new();
     for block in batch {
         let len = block.stored_bytes();
-        let Block { offset, crc64, into, packed, .. } = block;
+        let ChecksumBlock { offset, crc64, into, packed, .. } = block;
         match into {
-            Target::Buffer(buf)
+            BlockDestination::Buffer(buf)
                 if packed.is_none() && phase_of(buf, offset).is_multiple_of(align) =>
             {
-                reads.push(Read { offset, buf });
+                reads.push(RangeRead { offset, buf });
                 direct_sums.push(crc64);
             }
             into => {
-                let at = Joined::add(&mut joined, offset, len);
+                let at = CoalescedRead::add(&mut joined, offset, len);
                 held.push((offset, crc64, at..at + len, into, packed));
             }
         }
@@ -145,10 +145,10 @@ fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Scratch) -> Result<()> {
     let needed = joined.last().map_or(0, |last| last.place + last.len);
     let scratch = scratch.room(needed)?;
     let (mut rest, mut start) = (&mut *scratch, 0);
-    for Joined { offset, len, place } in joined {
+    for CoalescedRead { offset, len, place } in joined {
         let (_, from) = std::mem::take(&mut rest).split_at_mut(place - start);
         let (buf, after) = from.split_at_mut(len);
-        reads.push(Read { offset, buf });
+        reads.push(RangeRead { offset, buf });
         (rest, start) = (after, place + len);
     }
     object.read_many(&mut reads)?;
@@ -164,9 +164,11 @@ fn fetch_batch(batch: Vec<Block<'_>>, scratch: &mut Scratch) -> Result<()> {
             continue;
         }
         match into {
-            Target::Buffer(buf) => check(object, offset, bytes, copy_and_sum(bytes, buf), due)?,
-            Target::Nowhere(_) => check(object, offset, bytes, crc64(bytes), due)?,
-            Target::Visitor { visitor, at, .. } => {
+            BlockDestination::Buffer(buf) => {
+                check(object, offset, bytes, copy_and_sum(bytes, buf), due)?;
+            }
+            BlockDestination::Nowhere(_) => check(object, offset, bytes, crc64(bytes), due)?,
+            BlockDestination::Visitor { visitor, at, .. } => {
                 check(object, offset, bytes, crc64(bytes), due)?;
                 visitor.visit(at, bytes);
             }
@@ -190,13 +192,15 @@ impl Unpacking {
         offset: u64,
         (packed, dtype): (&[u8], Dtype),
         due: u64,
-        into: Target<'_>,
+        into: BlockDestination<'_>,
     ) -> Result<()> {
         self.block.resize(into.len(), 0);
         let (block, visitor) = match into {
-            Target::Buffer(buf) => (buf, None),
-            Target::Nowhere(_) => (self.block.as_mut_slice(), None),
-            Target::Visitor { visitor, at, .. } => (self.block.as_mut_slice(), Some((visitor, at))),
+            BlockDestination::Buffer(buf) => (buf, None),
+            BlockDestination::Nowhere(_) => (self.block.as_mut_slice(), None),
+            BlockDestination::Visitor { visitor, at, .. } => {
+                (self.block.as_mut_slice(), Some((visitor, at)))
+            }
         };
         self.unpacker.unpack(dtype, packed, block).map_err(|got| Error::Corrupt {
             what: object.display(),
@@ -229,16 +233,16 @@ fn copy_and_sum(from: &[u8], into: &mut [u8]) -> u64 {
 }
 
 /// One read of several blocks, and of what lies between them.
-struct Joined {
+struct CoalescedRead {
     offset: u64,
     len: usize,
     /// In the scratch space, to a page as the offset is to one.
     place: usize,
 }
 
-impl Joined {
+impl CoalescedRead {
     /// Adds a block to the last read, or to a new one. Gives its place in the scratch space.
-    fn add(reads: &mut Vec<Joined>, offset: u64, len: usize) -> usize {
+    fn add(reads: &mut Vec<CoalescedRead>, offset: u64, len: usize) -> usize {
         let mut free = 0;
         if let Some(last) = reads.last_mut() {
             let gap = offset.checked_sub(last.offset + last.len as u64);
@@ -254,7 +258,7 @@ impl Joined {
             free = (last.place + last.len).next_multiple_of(PAGE_BYTES);
         }
         let place = free + (offset % PAGE_BYTES as u64) as usize; // fits: below a page
-        reads.push(Joined { offset, len, place });
+        reads.push(CoalescedRead { offset, len, place });
         place
     }
 }

@@ -23,20 +23,25 @@ pub(crate) mod stored {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
     use std::fmt::Write as _;
 
-    use crate::catalog::Stored;
+    use crate::catalog::StoredBlock;
 
     const DIGITS: usize = 24;
 
-    pub(crate) fn serialize<S: Serializer>(blocks: &[Stored], to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(
+        blocks: &[StoredBlock],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         let mut text = String::with_capacity(blocks.len() * DIGITS);
-        for Stored { bytes, crc64 } in blocks {
+        for StoredBlock { bytes, crc64 } in blocks {
             write!(text, "{bytes:08x}{crc64:016x}")
                 .expect("a string takes all that is written to it");
         }
         to.serialize_str(&text)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Stored>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<StoredBlock>, D::Error> {
         let text = String::deserialize(from)?;
         if !text.is_ascii() || !text.len().is_multiple_of(DIGITS) {
             return Err(D::Error::custom("packed blocks are 24 hexadecimal digits each"));
@@ -44,7 +49,7 @@ pub(crate) mod stored {
         let block = |at: usize| {
             let (bytes, crc64) = text[at..at + DIGITS].split_at(8);
             let bytes = super::parse(&format!("00000000{bytes}"))? as u32; // fits: 8 digits
-            Ok(Stored { bytes, crc64: super::parse(crc64)? })
+            Ok(StoredBlock { bytes, crc64: super::parse(crc64)? })
         };
         (0..text.len())
             .step_by(DIGITS)

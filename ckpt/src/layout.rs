@@ -1,8 +1,8 @@
 //! Which part of which tensor each process of a run holds.
 //!
-//! A [`Layout`] is a [`Mesh`] of processes and a list of [`Param`]s, of which each says how tensor
-//! parallelism cuts it and which pipeline stages have it; ZeRO then slices what is left among data
-//! parallel replicas. It gives every rank its parts of every tensor, for a
+//! A [`Layout`] is a [`DeviceMesh`] of processes and a list of [`Param`]s, of which each says how
+//! tensor parallelism cuts it and which pipeline stages have it; ZeRO then slices what is left
+//! among data parallel replicas. It gives every rank its parts of every tensor, for a
 //! [`SavePlan`](crate::SavePlan) and for [`Checkpoint::read`](crate::Checkpoint::read) alike; that
 //! the layouts of the two differ is what resharding is.
 //!
@@ -12,19 +12,19 @@
 //! not stored; tied weights are one parameter of several stages.
 //!
 //! ```
-//! use ckpt::layout::{Layout, Mesh, Param, Split, Zero};
+//! use ckpt::layout::{Layout, DeviceMesh, Param, TensorSplit, Zero};
 //! use ckpt::{Dtype, Group};
 //! # fn main() -> ckpt::Result<()> {
-//! let mesh = Mesh { tp: 2, pp: 2, dp: 2, zero: Zero::One, ..Mesh::default() };
+//! let mesh = DeviceMesh { tp: 2, pp: 2, dp: 2, zero: Zero::One, ..DeviceMesh::default() };
 //! let param = |name: &str, shape: &[u64], split, stages: &[u64]| Param {
 //!     name: name.to_owned(), shape: shape.to_vec(), split, stages: stages.to_vec(),
 //! };
 //! let params = vec![
 //!     // Stored as 50,257 rows, held as 25,152 by each rank; also the last stage's output layer.
-//!     param("embed.weight", &[50_257, 64], Split::Padded { rows: 50_304 }, &[0, 1]),
-//!     param("layers.0.qkv.weight", &[192, 64], Split::fused(&[64, 64, 64]), &[0]),
-//!     param("layers.0.out.weight", &[64, 64], Split::Axis(1), &[0]),
-//!     param("norm.weight", &[64], Split::Replicate, &[1]),
+//!     param("embed.weight", &[50_257, 64], TensorSplit::Padded { rows: 50_304 }, &[0, 1]),
+//!     param("layers.0.qkv.weight", &[192, 64], TensorSplit::fused(&[64, 64, 64]), &[0]),
+//!     param("layers.0.out.weight", &[64, 64], TensorSplit::Axis(1), &[0]),
+//!     param("norm.weight", &[64], TensorSplit::Replicate, &[1]),
 //! ];
 //! let groups = [(Group::Model, Dtype::BF16), (Group::ExpAvg, Dtype::F32)];
 //! let layout = Layout::new(mesh, params, &groups)?;
@@ -37,13 +37,13 @@
 use std::ops::Range;
 
 use crate::region::{Region, Span, whole};
-use crate::spec::{Holding, TensorSpec, check_specs};
+use crate::spec::{HeldRegion, TensorSpec, check_specs};
 use crate::{Dtype, Error, Group, Result};
 
 /// How a run's processes are arranged. Ranks are counted as Megatron does: those of one tensor
 /// parallel group follow one another, then data parallel replicas, then pipeline stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mesh {
+pub struct DeviceMesh {
     /// Tensor parallel ranks. Default: 1.
     pub tp: u64,
     /// Pipeline parallel ranks. Default: 1.
@@ -59,9 +59,9 @@ pub struct Mesh {
     pub slices: Slices,
 }
 
-impl Default for Mesh {
+impl Default for DeviceMesh {
     fn default() -> Self {
-        Mesh { tp: 1, pp: 1, vpp: 1, dp: 1, zero: Zero::Off, slices: Slices::Param }
+        DeviceMesh { tp: 1, pp: 1, vpp: 1, dp: 1, zero: Zero::Off, slices: Slices::Param }
     }
 }
 
@@ -121,7 +121,7 @@ pub fn slice_of(slices: Slices, elements: u64, replicas: u64, replica: u64) -> R
 
 /// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankCoords {
     /// Its tensor parallel rank.
     pub tp: u64,
     /// Its replica.
@@ -130,7 +130,7 @@ pub struct Place {
     pub pp: u64,
 }
 
-impl Mesh {
+impl DeviceMesh {
     /// How many processes it has.
     #[must_use]
     pub fn ranks(&self) -> u64 {
@@ -139,8 +139,12 @@ impl Mesh {
 
     /// Where a rank is.
     #[must_use]
-    pub fn place(&self, rank: u64) -> Place {
-        Place { tp: rank % self.tp, dp: rank / self.tp % self.dp, pp: rank / self.tp / self.dp }
+    pub fn place(&self, rank: u64) -> RankCoords {
+        RankCoords {
+            tp: rank % self.tp,
+            dp: rank / self.tp % self.dp,
+            pp: rank / self.tp / self.dp,
+        }
     }
 
     /// The stage of a layer of a stack that has the stages `first..first + count`, as even as can
@@ -169,14 +173,14 @@ pub struct Param {
     /// Its shape in the model without parallelism and without padding.
     pub shape: Vec<u64>,
     /// How tensor parallelism cuts it.
-    pub split: Split,
+    pub split: TensorSplit,
     /// The stages that have it, of `0..pp * vpp`: one, or several if they share it.
     pub stages: Vec<u64>,
 }
 
 /// How tensor parallelism cuts a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Split {
+pub enum TensorSplit {
     /// Not at all: each rank has all of it.
     Replicate,
     /// Into equal parts along an axis: 0 cuts the outputs of a matrix, 1 its inputs.
@@ -197,27 +201,27 @@ pub enum Split {
         /// How long each is along the axis.
         blocks: Vec<u64>,
         /// In which order a rank keeps them in memory.
-        order: Order,
+        order: FusedOrder,
     },
 }
 
-impl Split {
+impl TensorSplit {
     /// Matrices of so many rows, one after the other in a rank's memory too.
     #[must_use]
     pub fn fused(blocks: &[u64]) -> Self {
-        Split::fused_along(0, blocks)
+        TensorSplit::fused_along(0, blocks)
     }
 
-    /// As [`Split::fused`], along any axis.
+    /// As [`TensorSplit::fused`], along any axis.
     #[must_use]
     pub fn fused_along(axis: usize, blocks: &[u64]) -> Self {
-        Split::Fused { axis, blocks: blocks.to_vec(), order: Order::Blocks }
+        TensorSplit::Fused { axis, blocks: blocks.to_vec(), order: FusedOrder::Blocks }
     }
 }
 
 /// How a rank keeps its parts of several fused matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum FusedOrder {
     /// Its part of the first, then its part of the second.
     Blocks,
     /// Group after group, and of each group the part of the first, then that of the second, as
@@ -227,7 +231,7 @@ pub enum Order {
 
 /// A part of a tensor as it lies in a rank's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct LocalRegion {
     /// Which of [`Layout::specs`].
     pub tensor: usize,
     /// Which part of it. Its elements lie side by side, row-major.
@@ -240,7 +244,7 @@ pub struct Part {
 /// What every process of a run holds.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    mesh: Mesh,
+    mesh: DeviceMesh,
     params: Vec<Param>,
     specs: Vec<TensorSpec>,
     groups: Vec<Group>,
@@ -252,7 +256,7 @@ impl Layout {
     /// # Errors
     /// [`Error::BadLayout`] names the parameter that cannot be cut so; [`Error::BadInput`] one that
     /// cannot be saved.
-    pub fn new(mesh: Mesh, params: Vec<Param>, groups: &[(Group, Dtype)]) -> Result<Layout> {
+    pub fn new(mesh: DeviceMesh, params: Vec<Param>, groups: &[(Group, Dtype)]) -> Result<Layout> {
         check_mesh(&mesh)?;
         let mut specs = Vec::new();
         for &(group, dtype) in groups {
@@ -279,14 +283,14 @@ impl Layout {
 
     /// The processes.
     #[must_use]
-    pub fn mesh(&self) -> &Mesh {
+    pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
     /// What a rank has, in the order of the specs.
     #[must_use]
-    pub fn parts(&self, rank: u64) -> Vec<Part> {
-        let Mesh { pp, dp, zero, slices, .. } = self.mesh;
+    pub fn parts(&self, rank: u64) -> Vec<LocalRegion> {
+        let DeviceMesh { pp, dp, zero, slices, .. } = self.mesh;
         let place = self.mesh.place(rank);
         let mut parts = Vec::new();
         for (number, &group) in self.groups.iter().enumerate() {
@@ -326,7 +330,7 @@ impl Layout {
                     if start < end || count == 0 {
                         let region = region.slice(start - at..end - at);
                         let at = base + start - slice.start.min(start);
-                        parts.push(Part { tensor, region, at });
+                        parts.push(LocalRegion { tensor, region, at });
                     }
                 }
             }
@@ -336,14 +340,15 @@ impl Layout {
 
     /// What a rank has, as a [`SavePlan`](crate::SavePlan) takes it.
     #[must_use]
-    pub fn holdings(&self, rank: u64) -> Vec<Holding> {
-        let holding = |Part { tensor, region, .. }: Part| Holding { tensor, region };
+    pub fn holdings(&self, rank: u64) -> Vec<HeldRegion> {
+        let holding =
+            |LocalRegion { tensor, region, .. }: LocalRegion| HeldRegion { tensor, region };
         self.parts(rank).into_iter().map(holding).collect()
     }
 
     /// What all ranks have.
     #[must_use]
-    pub fn held(&self) -> Vec<Vec<Holding>> {
+    pub fn held(&self) -> Vec<Vec<HeldRegion>> {
         (0..self.mesh.ranks()).map(|rank| self.holdings(rank)).collect()
     }
 }
@@ -356,7 +361,7 @@ struct Local {
     parts: Vec<(u64, Region)>,
 }
 
-fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
+fn local(param: &Param, mesh: &DeviceMesh, rank: u64) -> Local {
     let tp = mesh.tp;
     let row: u64 = param.shape.iter().skip(1).product();
     let along = |axis: usize, span: Span| {
@@ -366,12 +371,12 @@ fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
     };
     let one = |region: Region| Local { elements: region.count(), parts: vec![(0, region)] };
     match &param.split {
-        Split::Replicate => one(Region::whole(&param.shape)),
-        Split::Axis(axis) => {
+        TensorSplit::Replicate => one(Region::whole(&param.shape)),
+        TensorSplit::Axis(axis) => {
             let len = param.shape[*axis] / tp;
             one(along(*axis, Span { start: rank * len, len }))
         }
-        Split::Padded { rows } => {
+        TensorSplit::Padded { rows } => {
             let len = rows / tp;
             let start = (rank * len).min(param.shape[0]);
             let end = ((rank + 1) * len).min(param.shape[0]);
@@ -379,11 +384,13 @@ fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
             let parts = if start < end { vec![(0, part)] } else { Vec::new() };
             Local { elements: len * row, parts }
         }
-        Split::Fused { order: Order::Blocks, .. } if tp == 1 => one(Region::whole(&param.shape)),
-        Split::Fused { axis, blocks, order } => {
+        TensorSplit::Fused { order: FusedOrder::Blocks, .. } if tp == 1 => {
+            one(Region::whole(&param.shape))
+        }
+        TensorSplit::Fused { axis, blocks, order } => {
             let groups = match order {
-                Order::Blocks => 1,
-                Order::Groups(groups) => groups / tp,
+                FusedOrder::Blocks => 1,
+                FusedOrder::Groups(groups) => groups / tp,
             };
             let mut parts = Vec::new();
             let mut at = 0;
@@ -404,8 +411,8 @@ fn local(param: &Param, mesh: &Mesh, rank: u64) -> Local {
     }
 }
 
-fn check_mesh(mesh: &Mesh) -> Result<()> {
-    let Mesh { tp, pp, vpp, dp, slices, .. } = *mesh;
+fn check_mesh(mesh: &DeviceMesh) -> Result<()> {
+    let DeviceMesh { tp, pp, vpp, dp, slices, .. } = *mesh;
     let ranks = [tp, pp, vpp, dp].into_iter().try_fold(1_u64, u64::checked_mul);
     if !ranks.is_some_and(|ranks| (1..=RANKS_MAX).contains(&ranks)) {
         let why = format!("its sizes are to be at least 1, and at most {RANKS_MAX} multiplied");
@@ -423,7 +430,7 @@ const RANKS_MAX: u64 = 1 << 24;
 /// Slices begin at multiples of more than this nowhere.
 const ALIGN_MAX: u64 = 1 << 30;
 
-fn check_param(mesh: &Mesh, param: &Param) -> Result<()> {
+fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
     let what = || format!("'{}' of shape {:?}", param.name, param.shape);
     let stages = mesh.pp * mesh.vpp;
     if param.stages.is_empty() || param.stages.iter().any(|&stage| stage >= stages) {
@@ -432,12 +439,12 @@ fn check_param(mesh: &Mesh, param: &Param) -> Result<()> {
     let tp = mesh.tp;
     let first = param.shape.first().copied();
     match &param.split {
-        Split::Replicate => Ok(()),
-        Split::Axis(axis) => match param.shape.get(*axis) {
+        TensorSplit::Replicate => Ok(()),
+        TensorSplit::Axis(axis) => match param.shape.get(*axis) {
             Some(len) if len.is_multiple_of(tp) => Ok(()),
             _ => bad(what(), format!("axis {axis} does not divide by {tp} ranks")),
         },
-        Split::Padded { rows } => match first {
+        TensorSplit::Padded { rows } => match first {
             Some(len) if len <= *rows && rows.is_multiple_of(tp) => {
                 let row = param.shape.iter().skip(1).product::<u64>();
                 // Local sizes are multiplied out below, so they must be countable.
@@ -450,16 +457,16 @@ fn check_param(mesh: &Mesh, param: &Param) -> Result<()> {
                 bad(what(), format!("{rows} rows with padding are fewer, or do not divide by {tp}"))
             }
         },
-        Split::Fused { axis, blocks, order } => {
+        TensorSplit::Fused { axis, blocks, order } => {
             let len = param.shape.get(*axis).copied();
             let sum = blocks.iter().try_fold(0_u64, |sum, block| sum.checked_add(*block));
             if len.is_none() || sum != len {
                 return bad(what(), format!("blocks of {blocks:?} are not all of axis {axis}"));
             }
             let unit = match order {
-                Order::Blocks => tp,
-                Order::Groups(groups) if *groups > 0 && groups.is_multiple_of(tp) => *groups,
-                Order::Groups(groups) => {
+                FusedOrder::Blocks => tp,
+                FusedOrder::Groups(groups) if *groups > 0 && groups.is_multiple_of(tp) => *groups,
+                FusedOrder::Groups(groups) => {
                     return bad(what(), format!("{groups} groups do not divide by {tp} ranks"));
                 }
             };

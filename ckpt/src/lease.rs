@@ -1,46 +1,46 @@
 //! One writer a folder.
 //!
-//! A lease is an object with a name of its own, `.lease-` and its [`Owner`]. A writer creates one
-//! and then looks for others: of two that come at once at least one sees the other, whatever the
-//! order of their steps, and gives way. A dead owner's lease can be deleted without a race, for no
-//! other lease will ever have that name.
+//! A lease is an object with a name of its own, `.lease-` and its [`ProcessIdentity`]. A writer
+//! creates one and then looks for others: of two that come at once at least one sees the other,
+//! whatever the order of their steps, and gives way. A dead owner's lease can be deleted without a
+//! race, for no other lease will ever have that name.
 //!
 //! Whether a process of this machine lives is asked of the machine. Of others, the lease is a
-//! [`Pulse`]: one that gives no sign for [`Patience::silence_max`] is void. Its owner, if it was
-//! only slow, finds that out before it commits anything.
+//! [`Heartbeat`]: one that gives no sign for [`LivenessTimeouts::silence_max`] is void. Its owner,
+//! if it was only slow, finds that out before it commits anything.
 
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::commit::{Patience, Pulse, forget, maker_of};
+use crate::commit::{Heartbeat, LivenessTimeouts, forget, maker_of};
 use crate::{Error, Result};
-use storage::{Key, Life, Owner, Storage};
+use storage::{Key, Liveness, ProcessIdentity, Storage};
 
 const PREFIX: &str = ".lease-";
 
 /// The right to write into a folder of checkpoints; given up when dropped.
 #[derive(Debug)]
 pub struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<LeaseState>,
 }
 
 /// What all leases of one [`Checkpoints`](crate::Checkpoints) share: the one object that stands for
 /// them, from the first that is taken to the last that is dropped.
-pub(crate) struct Shared {
+pub(crate) struct LeaseState {
     store: Arc<dyn Storage>,
     folder: Key,
-    patience: Patience,
+    patience: LivenessTimeouts,
     held: Mutex<Held>,
     /// Processes that write here together with this one.
-    family: Mutex<Vec<Owner>>,
+    family: Mutex<Vec<ProcessIdentity>>,
 }
 
 #[derive(Default)]
 struct Held {
     count: usize,
-    pulse: Option<Pulse>,
+    pulse: Option<Heartbeat>,
     /// Objects that could not be deleted.
     left: Vec<Key>,
 }
@@ -48,32 +48,36 @@ struct Held {
 /// A lease that is not ours.
 struct Other {
     key: Key,
-    owner: Option<Owner>,
+    owner: Option<ProcessIdentity>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for LeaseState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lease({})", self.store.display(&self.folder))
     }
 }
 
-impl Shared {
-    pub(crate) fn new(store: Arc<dyn Storage>, folder: Key, patience: Patience) -> Arc<Self> {
+impl LeaseState {
+    pub(crate) fn new(
+        store: Arc<dyn Storage>,
+        folder: Key,
+        patience: LivenessTimeouts,
+    ) -> Arc<Self> {
         let (held, family) = (Mutex::default(), Mutex::default());
-        Arc::new(Shared { store, folder, patience, held, family })
+        Arc::new(LeaseState { store, folder, patience, held, family })
     }
 
     /// Lets another process write beside this one.
-    pub(crate) fn admit(&self, process: Owner) {
+    pub(crate) fn admit(&self, process: ProcessIdentity) {
         self.family().push(process);
     }
 
     /// Whether an owner is a process that writes beside this one.
-    pub(crate) fn is_of_family(&self, owner: &Owner) -> bool {
+    pub(crate) fn is_of_family(&self, owner: &ProcessIdentity) -> bool {
         self.family().iter().any(|one| one.is_same_process(owner))
     }
 
-    fn family(&self) -> MutexGuard<'_, Vec<Owner>> {
+    fn family(&self) -> MutexGuard<'_, Vec<ProcessIdentity>> {
         self.family.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,13 +128,13 @@ impl Shared {
         self.release(held)?;
         // Looked for first, so that a folder in use is not even written to.
         self.wait_until_free()?;
-        let owner = Owner::new();
+        let owner = ProcessIdentity::new();
         let text = format!("{} writes here while this file exists\n", owner.label());
         let name = format!("{PREFIX}{owner}");
         // It may be there although its creation fails.
         held.left.push(self.folder.join(&name)?);
         let beat = self.patience.beat;
-        let begun = Pulse::start(&self.store, &self.folder, name.clone(), text, beat);
+        let begun = Heartbeat::start(&self.store, &self.folder, name.clone(), text, beat);
         let claimed = begun.and_then(|pulse| {
             held.left.clear();
             held.pulse = Some(pulse);
@@ -153,7 +157,7 @@ impl Shared {
         loop {
             let others = self.others("")?;
             let is_known = |other: &&Other| {
-                other.owner.as_ref().is_some_and(|owner| owner.life() != Life::Unknown)
+                other.owner.as_ref().is_some_and(|owner| owner.life() != Liveness::Unknown)
             };
             // A name that was not there at first is a beat, or somebody who came since.
             let is_new =
@@ -188,7 +192,7 @@ impl Shared {
             }
             let key = self.folder.join(&name)?;
             let owner = maker_of(text).0;
-            if owner.as_ref().is_some_and(|owner| owner.life() == Life::Dead) {
+            if owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
                 log::info!("{}: its process is gone, removed", self.store.display(&key));
                 forget(&*self.store, &key)?;
                 continue;
@@ -201,7 +205,7 @@ impl Shared {
     }
 
     fn held_by(&self, other: &Other) -> Error {
-        let label = other.owner.as_ref().map(Owner::label);
+        let label = other.owner.as_ref().map(ProcessIdentity::label);
         Error::Held {
             what: self.store.display(&self.folder),
             holder: label.unwrap_or_else(|| "an unknown process".to_owned()),

@@ -38,7 +38,7 @@
 //! commits them; `catalog` is the manifest's contents and what must hold of them; [`Checkpoint`]
 //! reads any parts of tensors by `read`, through `fetch`, and `verify` reads everything;
 //! `retention` and `sweep` delete, `pin` and `lease` keep them and a second writer out.
-//! [`Background`] copies a state and saves the copy behind the run, here or by an [`Agent`];
+//! [`AsyncSaver`] copies a state and saves the copy behind the run, here or by an [`Agent`];
 //! [`Drain`] copies steps to a second store.
 
 #![forbid(unsafe_code)]
@@ -88,27 +88,27 @@ mod verified;
 mod verify;
 
 pub use agent::{Agent, serve as serve_agent};
-pub use background::{Background, BackgroundOptions, Begun, Finish, WhenBusy};
-pub use bands::{Bands, bands};
-pub use catalog::{Chunk, Packed, Stored, TensorEntry};
+pub use background::{AsyncSaveOptions, AsyncSaver, Finish, SaveStart, WhenBusy};
+pub use bands::{Slabs, bands};
+pub use catalog::{Chunk, Packed, StoredBlock, TensorEntry};
 pub use checkpoint::{Checkpoint, TensorRead};
-pub use checkpoints::{Checkpoints, Options, step_of};
+pub use checkpoints::{CheckpointOptions, Checkpoints, step_of};
 pub use codec::Codec;
-pub use commit::{Patience, Together};
+pub use commit::{JointSaveOptions, LivenessTimeouts};
 pub use drain::{Drain, DrainOptions, DrainPass, DrainReport, Durability};
-pub use draining::{DrainStatus, Draining};
+pub use draining::{DrainStatus, DrainTask};
 pub use dtype::{Dtype, Group};
 pub use error::{Error, Result};
 pub use lease::Lease;
 pub use number::{can_cast, cast, to_f64};
-pub use peak::Peak;
+pub use peak::PeakRate;
 pub use pin::Pin;
-pub use plan::{Piece, PlanCache, PlanLimits, SavePlan, Shard};
-pub use read::{ReadReport, Want};
+pub use plan::{PlanCache, PlanLimits, PlannedChunk, SavePlan, Shard};
+pub use read::{ReadReport, RegionRequest};
 pub use region::{Region, Span};
 pub use retention::{Check, Keep, Retention, RetentionPlan};
 pub use save::{Blob, SaveReport, TensorData};
-pub use spec::{Holding, TensorSpec};
+pub use spec::{HeldRegion, TensorSpec};
 pub use sweep::SweepReport;
-pub use ticket::{Progress, SaveHandle};
+pub use ticket::{SaveHandle, SaveProgress};
 pub use verify::VerifyReport;

@@ -7,15 +7,15 @@ const BURST: Duration = Duration::from_millis(250);
 
 /// Bytes in a given time and no more. It has no clock, but is told the time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimiter {
     bytes_per_s: NonZeroU64,
     /// When all that was sent so far is paid for.
     paid_at: Duration,
 }
 
-impl Pace {
+impl RateLimiter {
     pub(crate) fn new(bytes_per_s: NonZeroU64) -> Self {
-        Pace { bytes_per_s, paid_at: Duration::ZERO }
+        RateLimiter { bytes_per_s, paid_at: Duration::ZERO }
     }
 
     /// Pays for bytes at a time, and gives how long to wait before they are sent.
@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn no_more_than_the_rate() {
         let rate = 1_000_000;
-        let mut pace = Pace::new(NonZeroU64::new(rate).unwrap());
+        let mut pace = RateLimiter::new(NonZeroU64::new(rate).unwrap());
         let mut now = Duration::ZERO;
         let mut sent: Vec<(Duration, u64)> = Vec::new();
         let mut seed = 7_u64;
@@ -61,7 +61,7 @@ mod tests {
     /// Without pauses of the source it is the rate, and not less.
     #[test]
     fn no_less_than_the_rate() {
-        let mut pace = Pace::new(NonZeroU64::new(1_000_000).unwrap());
+        let mut pace = RateLimiter::new(NonZeroU64::new(1_000_000).unwrap());
         let mut now = Duration::from_secs(3);
         for _ in 0..1000 {
             now += pace.pay(now, 4000);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_greatest_numbers_do_not_overflow() {
-        let mut pace = Pace::new(NonZeroU64::MIN);
+        let mut pace = RateLimiter::new(NonZeroU64::MIN);
         let (begin, later) = (Duration::ZERO, Duration::from_secs(5));
         let long = Duration::from_secs(1 << 32);
         assert!(pace.pay(begin, u64::MAX) > long);

@@ -8,9 +8,9 @@ use crate::Result;
 /// Space for what is on its way, in large pages: a request into small ones has an entry for each,
 /// and fills the queue of a device alone.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch(Option<Zeros>);
+pub(crate) struct IoBuffer(Option<Zeros>);
 
-impl Scratch {
+impl IoBuffer {
     /// So many bytes or more, beginning at a page; what they hold is unspecified.
     ///
     /// # Errors
@@ -36,18 +36,18 @@ const LARGE_PAGE_BYTES: usize = 2 << 20;
 pub(crate) fn each<T: Send, R: Send>(
     items: Vec<T>,
     threads: usize,
-    work: impl Fn(T, &mut Scratch) -> Result<R> + Sync,
+    work: impl Fn(T, &mut IoBuffer) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let threads = threads.min(items.len());
     if threads <= 1 {
-        let mut scratch = Scratch::default();
+        let mut scratch = IoBuffer::default();
         return items.into_iter().map(|item| work(item, &mut scratch)).collect();
     }
     let queue = Mutex::new(items.into_iter().enumerate());
     let next = || queue.lock().expect("nothing panics while it holds the queue").next();
     let drain = || queue.lock().expect("nothing panics while it holds the queue").by_ref().count();
     let run = || {
-        let mut scratch = Scratch::default();
+        let mut scratch = IoBuffer::default();
         let mut done = Vec::new();
         while let Some((place, item)) = next() {
             let result = work(item, &mut scratch).inspect_err(|_| {

@@ -9,7 +9,7 @@ use storage::{Key, Storage, crc64, open_url, read_all, write_all};
 /// which share of that it reached. Kept a mount, in the user's cache folder, and of no consequence:
 /// where it is missing or broken nothing is said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peak {
+pub struct PeakRate {
     /// Written in sequence, around the page cache, until it was durable.
     pub write_bytes_per_s: u64,
     /// Read in sequence, around the page cache.
@@ -18,14 +18,14 @@ pub struct Peak {
     pub place: String,
 }
 
-impl Peak {
+impl PeakRate {
     /// What was measured last where this store is.
     #[must_use]
     pub fn of(store: &dyn Storage) -> Option<Self> {
         let place = place_of(store)?;
         let folder = open_url(folder()?.to_str()?).ok()?;
         let text = read_all(&*folder, &key_of(&place)?).ok()?;
-        let peak: Peak = serde_json::from_slice(&text).ok()?;
+        let peak: PeakRate = serde_json::from_slice(&text).ok()?;
         (peak.place == place && peak.write_bytes_per_s > 0).then_some(peak)
     }
 
@@ -44,7 +44,7 @@ impl Peak {
             Some((folder()?.to_str()?.to_owned(), key_of(&place)?, place))
         };
         let Some((folder, key, place)) = wanted() else { return Ok(None) };
-        let peak = Peak { write_bytes_per_s, read_bytes_per_s, place };
+        let peak = PeakRate { write_bytes_per_s, read_bytes_per_s, place };
         let text = serde_json::to_vec(&peak).expect("numbers and a string always serialize");
         let folder = open_url(&folder)?;
         match folder.delete(&key) {

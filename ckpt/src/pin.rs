@@ -14,7 +14,7 @@ use crate::checkpoints::step_name;
 use crate::retention::RETAIN;
 use crate::sweep::after_step;
 use crate::{Checkpoints, Result, step_of};
-use storage::{Key, Life, Owner, Storage, write_all};
+use storage::{Key, Liveness, ProcessIdentity, Storage, write_all};
 
 /// Marks of readers.
 pub(crate) const PIN: &str = ".pin-";
@@ -55,7 +55,8 @@ impl Checkpoints {
     /// As [`Checkpoints::open_step`], such as that it is gone already; what the store says, such as
     /// that it is read-only.
     pub fn pin(&self, step: u64) -> Result<Pin> {
-        let key = self.folder.join(&format!("{PIN}{}-{}", step_name(step), Owner::new()))?;
+        let key =
+            self.folder.join(&format!("{PIN}{}-{}", step_name(step), ProcessIdentity::new()))?;
         // Empty, so that a full disk has room for it.
         write_all(&*self.store, &key, &[])?;
         let pin = Pin { store: Arc::clone(&self.store), key };
@@ -68,8 +69,9 @@ impl Checkpoints {
         let begun = Instant::now();
         loop {
             let names = self.store.names(&self.folder)?;
-            let is_at_work =
-                |owner: &str| Owner::parse(owner).is_some_and(|owner| owner.life() != Life::Dead);
+            let is_at_work = |owner: &str| {
+                ProcessIdentity::parse(owner).is_some_and(|owner| owner.life() != Liveness::Dead)
+            };
             let mut passes = names.iter().filter_map(|name| name.strip_prefix(RETAIN));
             let Some(pass) = passes.find(|owner| is_at_work(owner)) else { return Ok(()) };
             if begun.elapsed() > PASS_MAX {
@@ -87,8 +89,8 @@ impl Checkpoints {
             let Some(rest) = name.strip_prefix(PIN) else { continue };
             let Some(owner) = after_step(rest) else { continue };
             let Some(step) = step_of(&rest[..rest.len() - owner.len() - 1]) else { continue };
-            let owner = Owner::parse(owner);
-            if owner.as_ref().is_some_and(|owner| owner.life() == Life::Dead) {
+            let owner = ProcessIdentity::parse(owner);
+            if owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
                 continue;
             }
             let holder =

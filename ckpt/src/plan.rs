@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::CHUNKS_MAX;
-use crate::spec::{Holding, TensorSpec, check_specs};
+use crate::spec::{HeldRegion, TensorSpec, check_specs};
 use crate::{Error, Region, Result};
 use storage::Crc64;
 
@@ -60,7 +60,7 @@ impl Default for PlanLimits {
 
 /// Part of a tensor as it lies in one file: an entry of its header, and a chunk of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PlannedChunk {
     /// Which of the model's tensors.
     pub tensor: usize,
     /// Which piece of it, in the order of their first elements.
@@ -85,14 +85,14 @@ pub struct Shard {
     /// Length prefix, JSON and padding: all that comes before the first tensor.
     pub header: Vec<u8>,
     /// The tensors, in the order of their bytes.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<PlannedChunk>,
 }
 
 impl Shard {
     /// The length of the file.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let end = |piece: &Piece| piece.offset + piece.bytes.len() as u64;
+        let end = |piece: &PlannedChunk| piece.offset + piece.bytes.len() as u64;
         self.pieces.last().map_or(self.header.len() as u64, end)
     }
 }
@@ -100,16 +100,16 @@ impl Shard {
 /// All that a plan follows from: whoever has it makes the same plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Recipe {
+pub(crate) struct SavePlanInputs {
     specs: Vec<TensorSpec>,
-    held: Vec<Vec<Holding>>,
+    held: Vec<Vec<HeldRegion>>,
     limits: PlanLimits,
 }
 
 /// Which writer writes what. It knows nothing of a step, so it serves every save of a run.
 #[derive(Debug)]
 pub struct SavePlan {
-    recipe: Recipe,
+    recipe: SavePlanInputs,
     /// The recipe as text, once somebody wants it.
     text: OnceLock<Vec<u8>>,
     shards: Vec<Vec<Shard>>,
@@ -130,7 +130,7 @@ impl SavePlan {
     /// [`Error::BadInput`] names the tensor that cannot be saved, and the writer.
     pub fn new(
         specs: &[TensorSpec],
-        held: &[Vec<Holding>],
+        held: &[Vec<HeldRegion>],
         limits: PlanLimits,
     ) -> Result<SavePlan> {
         check_specs(specs)?;
@@ -142,11 +142,12 @@ impl SavePlan {
             let why = format!("they are in {total} pieces; a manifest has at most {CHUNKS_MAX}");
             return bad(format!("{} tensors of {} writers", specs.len(), held.len()), why);
         }
-        let bytes =
-            |holding: &Holding| holding.region.count() * specs[holding.tensor].dtype.item_bytes();
+        let bytes = |holding: &HeldRegion| {
+            holding.region.count() * specs[holding.tensor].dtype.item_bytes()
+        };
         let held_bytes = held.iter().map(|held| held.iter().map(bytes).collect()).collect();
         let fingerprint = fingerprint(specs, held, limits);
-        let recipe = Recipe { specs: specs.to_vec(), held: held.to_vec(), limits };
+        let recipe = SavePlanInputs { specs: specs.to_vec(), held: held.to_vec(), limits };
         Ok(SavePlan { recipe, text: OnceLock::new(), shards, held_bytes, chunks, fingerprint })
     }
 
@@ -170,7 +171,7 @@ impl SavePlan {
         held: &[&'a [u8]],
     ) -> Result<Vec<&'a [u8]>> {
         self.check_held(writer, held)?;
-        let bytes = |piece: &Piece| &held[piece.holding][piece.bytes.clone()];
+        let bytes = |piece: &PlannedChunk| &held[piece.holding][piece.bytes.clone()];
         Ok(self.pieces_of(writer).map(bytes).collect())
     }
 
@@ -178,7 +179,7 @@ impl SavePlan {
     ///
     /// # Panics
     /// If there is no such writer.
-    pub(crate) fn pieces_of(&self, writer: usize) -> impl Iterator<Item = &Piece> {
+    pub(crate) fn pieces_of(&self, writer: usize) -> impl Iterator<Item = &PlannedChunk> {
         self.shards[writer].iter().flat_map(|shard| &shard.pieces)
     }
 
@@ -280,7 +281,7 @@ impl PlanCache {
     pub fn plan(
         &self,
         specs: &[TensorSpec],
-        held: &[Vec<Holding>],
+        held: &[Vec<HeldRegion>],
         limits: PlanLimits,
     ) -> Result<Arc<SavePlan>> {
         let fingerprint = fingerprint(specs, held, limits);
@@ -296,13 +297,13 @@ impl PlanCache {
     }
 
     /// The same of a recipe.
-    pub(crate) fn plan_of(&self, recipe: &Recipe) -> Result<Arc<SavePlan>> {
+    pub(crate) fn plan_of(&self, recipe: &SavePlanInputs) -> Result<Arc<SavePlan>> {
         self.plan(&recipe.specs, &recipe.held, recipe.limits)
     }
 }
 
 /// A hash of everything that a plan follows from.
-fn fingerprint(specs: &[TensorSpec], held: &[Vec<Holding>], limits: PlanLimits) -> u64 {
+fn fingerprint(specs: &[TensorSpec], held: &[Vec<HeldRegion>], limits: PlanLimits) -> u64 {
     let mut bytes = Vec::new();
     let mut sum = Crc64::new();
     let PlanLimits { shard_bytes_max, cut_bytes_min, header_bytes_max, align_all, folders } =
@@ -319,7 +320,7 @@ fn fingerprint(specs: &[TensorSpec], held: &[Vec<Holding>], limits: PlanLimits) 
     }
     for writer in held {
         put(&mut bytes, [writer.len() as u64]);
-        for Holding { tensor, region } in writer {
+        for HeldRegion { tensor, region } in writer {
             put(&mut bytes, [*tensor as u64, region.spans.len() as u64]);
             put(&mut bytes, region.spans.iter().flat_map(|span| [span.start, span.len]));
             // An empty range is none, and no range ends before it begins.

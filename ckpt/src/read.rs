@@ -10,8 +10,8 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::checkpoint::{Checkpoint, Source, blocks_of};
-use crate::fetch::{Block, Target, Visitor, fetch_counted};
+use crate::checkpoint::{BlockSource, Checkpoint, blocks_of};
+use crate::fetch::{BlockDestination, ChecksumBlock, Visitor, fetch_counted};
 use crate::runs::each_run;
 use crate::{Chunk, Dtype, Error, Group, Region, Result, TensorEntry, TensorSpec};
 use storage::Object;
@@ -24,7 +24,7 @@ const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
 /// A wish: fill `into` with a part of a tensor.
 #[derive(Debug)]
-pub struct Want<'a> {
+pub struct RegionRequest<'a> {
     /// The parameter's name.
     pub name: &'a str,
     /// Which of its tensors.
@@ -53,12 +53,12 @@ impl Checkpoint {
     /// [`Error::NoTensor`]; [`Error::BadRequest`] for a region that is not within its tensor or a
     /// buffer of another length; [`Error::Corrupt`] with file and offset; or what the store says.
     /// The buffers' contents are then unspecified.
-    pub fn read(&self, wants: Vec<Want<'_>>) -> Result<ReadReport> {
+    pub fn read(&self, wants: Vec<RegionRequest<'_>>) -> Result<ReadReport> {
         let mut report = ReadReport::default();
         let mut of_tensor: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         let mut regions = Vec::with_capacity(wants.len());
         let mut buffers = Vec::with_capacity(wants.len());
-        for (number, Want { name, group, region, into }) in wants.into_iter().enumerate() {
+        for (number, RegionRequest { name, group, region, into }) in wants.into_iter().enumerate() {
             let tensor = self.tensor(name, group)?;
             check_want(tensor, &region, into)?;
             report.wanted_bytes += into.len() as u64;
@@ -71,13 +71,14 @@ impl Checkpoint {
         for (place, numbers) in of_tensor {
             let tensor = &self.tensors()[place];
             for chunk in &tensor.chunks {
-                touched.extend(Touched::new(tensor, chunk, &numbers, &regions, block_bytes));
+                touched.extend(ChunkUse::new(tensor, chunk, &numbers, &regions, block_bytes));
             }
         }
         touched.sort_by_key(|touched| (touched.chunk.file.as_str(), touched.chunk.offset));
         report.block_bytes = touched.iter().map(|touched| touched.bytes(block_bytes)).sum();
         let (directs, areas) = split_buffers(&touched, buffers, block_bytes);
-        let deal = Deal { touched: &touched, areas: &areas, regions: &regions, block_bytes };
+        let deal =
+            BlockScatter { touched: &touched, areas: &areas, regions: &regions, block_bytes };
         self.read_touched(&deal, directs)?;
         Ok(report)
     }
@@ -116,7 +117,7 @@ impl Checkpoint {
     }
 
     /// Reads the blocks of chunks, file after file.
-    fn read_touched(&self, deal: &Deal<'_, '_>, directs: Vec<&mut [u8]>) -> Result<()> {
+    fn read_touched(&self, deal: &BlockScatter<'_, '_>, directs: Vec<&mut [u8]>) -> Result<()> {
         let mut directs = directs.into_iter();
         let mut rest = deal.touched;
         let mut first = 0;
@@ -169,7 +170,7 @@ fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> 
 
 /// A chunk of which something is wanted.
 #[derive(Debug)]
-struct Touched<'a> {
+struct ChunkUse<'a> {
     chunk: &'a Chunk,
     region: Region,
     dtype: Dtype,
@@ -177,12 +178,12 @@ struct Touched<'a> {
     /// The wishes that want something of it.
     takers: Vec<usize>,
     /// What happens to each of its blocks.
-    blocks: Vec<Usage>,
+    blocks: Vec<BlockUse>,
 }
 
 /// What happens to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Usage {
+enum BlockUse {
     /// It is not read.
     Unread,
     /// It is read to its place in the buffer of one wish, at this byte.
@@ -191,7 +192,7 @@ enum Usage {
     Dealt,
 }
 
-impl<'a> Touched<'a> {
+impl<'a> ChunkUse<'a> {
     /// `None` if none of the wishes want anything of the chunk.
     fn new(
         tensor: &TensorEntry,
@@ -204,17 +205,16 @@ impl<'a> Touched<'a> {
         let (region, dtype) = (chunk.region().normal(), tensor.dtype);
         let item_bytes = dtype.item_bytes();
         // fits: as many checksums are in memory.
-        let blocks = vec![Usage::Unread; chunk.bytes.div_ceil(block_bytes) as usize];
-        let mut touched = Touched { chunk, region, dtype, item_bytes, takers: Vec::new(), blocks };
+        let blocks = vec![BlockUse::Unread; chunk.bytes.div_ceil(block_bytes) as usize];
+        let mut touched = ChunkUse { chunk, region, dtype, item_bytes, takers: Vec::new(), blocks };
         for &want in wants {
             let mut is_taker = false;
             let Ok(()) = each_run(&touched.region, &regions[want], |run| {
                 is_taker = true;
                 let from = run.from * item_bytes;
                 let range = from..from + run.len * item_bytes;
-                use_blocks(&mut touched.blocks, chunk, block_bytes, &range, |at| Usage::Direct {
-                    want,
-                    to: run.to * item_bytes + (at - from),
+                use_blocks(&mut touched.blocks, chunk, block_bytes, &range, |at| {
+                    BlockUse::Direct { want, to: run.to * item_bytes + (at - from) }
                 });
                 Ok::<(), Infallible>(())
             });
@@ -231,10 +231,10 @@ impl<'a> Touched<'a> {
     }
 
     /// The blocks that are read: number, usage, and where they are.
-    fn used(&self, block_bytes: u64) -> impl Iterator<Item = (usize, Usage, Source)> + '_ {
+    fn used(&self, block_bytes: u64) -> impl Iterator<Item = (usize, BlockUse, BlockSource)> + '_ {
         let sources = blocks_of(self.chunk, self.dtype, block_bytes);
         let all = self.blocks.iter().zip(sources).enumerate();
-        let used = all.filter(|(_, (usage, _))| **usage != Usage::Unread);
+        let used = all.filter(|(_, (usage, _))| **usage != BlockUse::Unread);
         used.map(|(block, (usage, source))| (block, *usage, source))
     }
 
@@ -245,17 +245,19 @@ impl<'a> Touched<'a> {
     fn push_blocks<'b, 'd: 'b>(
         &self,
         object: &'b dyn Object,
-        deal: &'b Deal<'_, '_>,
+        deal: &'b BlockScatter<'_, '_>,
         number: usize,
         directs: &mut std::vec::IntoIter<&'d mut [u8]>,
-        blocks: &mut Vec<Block<'b>>,
+        blocks: &mut Vec<ChecksumBlock<'b>>,
     ) {
         for (block, usage, source) in self.used(deal.block_bytes) {
-            let into = if usage == Usage::Dealt {
+            let into = if usage == BlockUse::Dealt {
                 let len = source.bytes as usize; // fits: at most 64 MiB
-                Target::Visitor { len, visitor: deal, at: [number, block] }
+                BlockDestination::Visitor { len, visitor: deal, at: [number, block] }
             } else {
-                Target::Buffer(directs.next().expect("one was split off for each of them"))
+                BlockDestination::Buffer(
+                    directs.next().expect("one was split off for each of them"),
+                )
             };
             blocks.push(source.read(object, into));
         }
@@ -269,11 +271,11 @@ fn block_range(chunk: &Chunk, block: usize, block_bytes: u64) -> Range<u64> {
 
 /// Marks the blocks that bytes of a chunk lie in.
 fn use_blocks(
-    blocks: &mut [Usage],
+    blocks: &mut [BlockUse],
     chunk: &Chunk,
     block_bytes: u64,
     range: &Range<u64>,
-    direct: impl Fn(u64) -> Usage,
+    direct: impl Fn(u64) -> BlockUse,
 ) {
     // fits: as many blocks are in memory.
     let numbers = range.start / block_bytes..range.end.div_ceil(block_bytes);
@@ -283,15 +285,15 @@ fn use_blocks(
         let is_whole = range.start <= block.start && block.end <= range.end;
         let is_direct = is_whole && block.end - block.start >= DIRECT_BYTES_MIN;
         *usage = match usage {
-            Usage::Unread if is_direct => direct(block.start),
-            _ => Usage::Dealt,
+            BlockUse::Unread if is_direct => direct(block.start),
+            _ => BlockUse::Dealt,
         };
     }
 }
 
 /// Part of a wish's buffer that several blocks are dealt into.
 #[derive(Debug)]
-struct Area<'a> {
+struct ScatterArea<'a> {
     /// Its first byte within the buffer.
     start: u64,
     bytes: Mutex<&'a mut [u8]>,
@@ -300,15 +302,15 @@ struct Area<'a> {
 /// Splits the buffers of all wishes into what blocks are read into directly, in the order of the
 /// blocks, and into the areas between, for each of the wishes.
 fn split_buffers<'a>(
-    touched: &[Touched<'_>],
+    touched: &[ChunkUse<'_>],
     buffers: Vec<&'a mut [u8]>,
     block_bytes: u64,
-) -> (Vec<&'a mut [u8]>, Vec<Vec<Area<'a>>>) {
+) -> (Vec<&'a mut [u8]>, Vec<Vec<ScatterArea<'a>>>) {
     let mut of_want: Vec<Vec<(u64, u64, usize)>> = buffers.iter().map(|_| Vec::new()).collect();
     let mut count = 0;
     for touched in touched {
         for (_, usage, source) in touched.used(block_bytes) {
-            if let Usage::Direct { want, to } = usage {
+            if let BlockUse::Direct { want, to } = usage {
                 of_want[want].push((to, source.bytes, count));
                 count += 1;
             }
@@ -325,13 +327,13 @@ fn split_buffers<'a>(
             let (area, after) = rest.split_at_mut((to - start) as usize);
             let (direct, after) = after.split_at_mut(len as usize);
             if !area.is_empty() {
-                between.push(Area { start, bytes: Mutex::new(area) });
+                between.push(ScatterArea { start, bytes: Mutex::new(area) });
             }
             directs.push((number, direct));
             (rest, start) = (after, to + len);
         }
         if !rest.is_empty() {
-            between.push(Area { start, bytes: Mutex::new(rest) });
+            between.push(ScatterArea { start, bytes: Mutex::new(rest) });
         }
         areas.push(between);
     }
@@ -341,15 +343,15 @@ fn split_buffers<'a>(
 
 /// Hands the elements of blocks to all who want them.
 #[derive(Debug)]
-struct Deal<'a, 'b> {
-    touched: &'a [Touched<'a>],
+struct BlockScatter<'a, 'b> {
+    touched: &'a [ChunkUse<'a>],
     /// Of each wish.
-    areas: &'a [Vec<Area<'b>>],
+    areas: &'a [Vec<ScatterArea<'b>>],
     regions: &'a [Region],
     block_bytes: u64,
 }
 
-impl Visitor for Deal<'_, '_> {
+impl Visitor for BlockScatter<'_, '_> {
     fn visit(&self, [number, block]: [usize; 2], bytes: &[u8]) {
         let touched = &self.touched[number];
         let item_bytes = touched.item_bytes;

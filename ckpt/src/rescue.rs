@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
+use crate::control::SaveControl;
 use crate::plan::SavePlan;
 use crate::snapshot::Snapshot;
-use crate::{Blob, Checkpoint, Checkpoints, Error, Peak, Result, SaveReport, Want};
+use crate::{Blob, Checkpoint, Checkpoints, Error, PeakRate, RegionRequest, Result, SaveReport};
 
 /// Saves what an agent was to save that is gone. It may have left any part of it, or all. If others
 /// save with it they cannot begin anew: then the step comes to be if its part was there already.
@@ -14,7 +14,7 @@ pub(crate) fn save(
     plan: &SavePlan,
     snapshot: &Snapshot,
     arena: &[u8],
-    control: &Control,
+    control: &SaveControl,
 ) -> Result<SaveReport> {
     if let Some(together) = snapshot.together() {
         return steps.take_over(snapshot.step, plan, &together, control);
@@ -43,7 +43,7 @@ pub(crate) fn save(
         write: begun.elapsed(),
         sync: Duration::ZERO,
         commit: Duration::ZERO,
-        peak_bytes_per_s: Peak::of(&*steps.store).map(|peak| peak.write_bytes_per_s),
+        peak_bytes_per_s: PeakRate::of(&*steps.store).map(|peak| peak.write_bytes_per_s),
     })
 }
 
@@ -64,7 +64,7 @@ fn is_same(
         let spec = &plan.specs()[piece.tensor];
         buf.resize(bytes.len(), 0);
         let (name, group, region) = (&spec.name, spec.group, piece.region.clone());
-        there.read(vec![Want { name, group, region, into: &mut buf }])?;
+        there.read(vec![RegionRequest { name, group, region, into: &mut buf }])?;
         if buf != *bytes {
             return Ok(false);
         }

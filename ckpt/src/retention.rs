@@ -9,7 +9,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use crate::{Checkpoint, Checkpoints, Result};
-use storage::{Owner, write_all};
+use storage::{ProcessIdentity, write_all};
 
 /// Hidden folders that are being deleted.
 pub(crate) const TRASH: &str = ".trash-";
@@ -106,7 +106,7 @@ struct Planned {
 
 /// What is known when a plan is made. Steps are in ascending order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct RetentionInputs<'a> {
     pub(crate) steps: &'a [u64],
     pub(crate) verified: Option<u64>,
     pub(crate) pinned: &'a BTreeMap<u64, String>,
@@ -115,8 +115,8 @@ pub(crate) struct Facts<'a> {
 
 impl RetentionPlan {
     /// Pure: the same facts give the same plan. The newest step is never deleted.
-    pub(crate) fn new(policy: &Retention, facts: Facts<'_>) -> Self {
-        let Facts { steps, verified, pinned, undrained } = facts;
+    pub(crate) fn new(policy: &Retention, facts: RetentionInputs<'_>) -> Self {
+        let RetentionInputs { steps, verified, pinned, undrained } = facts;
         let last = steps.len().saturating_sub(policy.keep_last.max(1));
         let mut plan = RetentionPlan::default();
         for (place, &step) in steps.iter().enumerate() {
@@ -167,7 +167,10 @@ impl Checkpoints {
         let mut steps = self.steps()?;
         let pinned = self.pins()?;
         let plan = |steps: &[u64], verified| {
-            RetentionPlan::new(policy, Facts { steps, verified, pinned: &pinned, undrained })
+            RetentionPlan::new(
+                policy,
+                RetentionInputs { steps, verified, pinned: &pinned, undrained },
+            )
         };
         let noted = self.newest_noted(&steps)?;
         let first = plan(&steps, noted);
@@ -224,7 +227,7 @@ impl Checkpoints {
     /// Tells readers that steps are being deleted. On a full disk that may not be possible, and
     /// then the pass, which makes room, is worth more: it spares all readers that it can see.
     fn begin_pass(&self) -> Result<Option<String>> {
-        let name = format!("{RETAIN}{}", Owner::new());
+        let name = format!("{RETAIN}{}", ProcessIdentity::new());
         match write_all(&*self.store, &self.folder.join(&name)?, &[]) {
             Ok(_) => Ok(Some(name)),
             Err(error @ storage::Error::NoSpace { .. }) => {
@@ -283,7 +286,8 @@ mod tests {
         let verified = of_kind('v').next();
         let keep_every = NonZeroU64::new(every);
         let policy = Retention { keep_last, keep_every, check: Check::Lengths };
-        let facts = Facts { steps: &steps, verified, pinned: &pinned, undrained: &undrained };
+        let facts =
+            RetentionInputs { steps: &steps, verified, pinned: &pinned, undrained: &undrained };
         let plan = RetentionPlan::new(&policy, facts);
         let letter = |step: &u64| match plan.keep.iter().find(|(kept, _)| kept == step) {
             Some((_, Keep::Last)) => 'l',

@@ -4,7 +4,7 @@ use crate::region::{Region, Span};
 
 /// Elements that lie side by side both in a chunk and in what is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct CopyRun {
     /// First element, counted in the chunk.
     pub(crate) from: u64,
     /// First element, counted in what is wanted.
@@ -17,7 +17,7 @@ pub(crate) struct Run {
 pub(crate) fn each_run<E>(
     chunk: &Region,
     wanted: &Region,
-    mut visit: impl FnMut(Run) -> Result<(), E>,
+    mut visit: impl FnMut(CopyRun) -> Result<(), E>,
 ) -> Result<(), E> {
     let range = |region: &Region| region.flat.clone().unwrap_or(0..u64::MAX);
     let (from, to) = (range(chunk), range(wanted));
@@ -28,7 +28,7 @@ pub(crate) fn each_run<E>(
             return Ok(());
         }
         let (from, to) = (run.from + begin - from.start, run.to + begin - to.start);
-        visit(Run { from, to, len: end - begin })
+        visit(CopyRun { from, to, len: end - begin })
     })
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn each_run<E>(
 pub(crate) fn each_run_of_boxes<E>(
     chunk: &[Span],
     wanted: &[Span],
-    mut visit: impl FnMut(Run) -> Result<(), E>,
+    mut visit: impl FnMut(CopyRun) -> Result<(), E>,
 ) -> Result<(), E> {
     let Some(shared) = intersect(chunk, wanted) else { return Ok(()) };
     // Axes that are whole in all three run into each other.
@@ -48,7 +48,7 @@ pub(crate) fn each_run_of_boxes<E>(
     let mut place: Vec<u64> = shared.iter().map(|span| span.start).collect();
     loop {
         let from = offset(&place, chunk, &from_strides);
-        visit(Run { from, to: offset(&place, wanted, &to_strides), len })?;
+        visit(CopyRun { from, to: offset(&place, wanted, &to_strides), len })?;
         let mut axis = outer;
         loop {
             if axis == 0 {
@@ -109,7 +109,7 @@ mod tests {
                     due.push((index(place, chunk), index(place, wanted)));
                 }
                 let mut got = Vec::new();
-                let visit = |run: Run| -> Result<(), ()> {
+                let visit = |run: CopyRun| -> Result<(), ()> {
                     got.extend((0..run.len).map(|i| (run.from + i, run.to + i)));
                     Ok(())
                 };
@@ -155,7 +155,7 @@ mod tests {
                 }
                 for (chunk, wanted) in [(chunk, wanted), (&chunk.normal(), &wanted.normal())] {
                     let mut got = Vec::new();
-                    let visit = |run: Run| -> Result<(), ()> {
+                    let visit = |run: CopyRun| -> Result<(), ()> {
                         got.extend((0..run.len).map(|i| (run.from + i, run.to + i)));
                         Ok(())
                     };
@@ -192,15 +192,15 @@ mod tests {
     #[test]
     fn runs_are_as_long_as_they_can_be() {
         let mut runs = Vec::new();
-        let visit = |run: Run| -> Result<(), ()> {
+        let visit = |run: CopyRun| -> Result<(), ()> {
             runs.push(run);
             Ok(())
         };
         each_run(&region(&[[2, 4], [0, 5]]), &region(&[[3, 9], [0, 5]]), visit).unwrap();
-        assert_eq!(runs, [Run { from: 5, to: 0, len: 15 }]);
+        assert_eq!(runs, [CopyRun { from: 5, to: 0, len: 15 }]);
         let mut count = 0;
-        let visit = |run: Run| -> Result<(), ()> {
-            assert_eq!(run, Run { from: 0, to: 0, len: 1 });
+        let visit = |run: CopyRun| -> Result<(), ()> {
+            assert_eq!(run, CopyRun { from: 0, to: 0, len: 1 });
             count += 1;
             Ok(())
         };

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Catalog, FORMAT, Meta, VERSION};
 use crate::checkpoint::MANIFEST;
-use crate::commit::Place;
-use crate::control::Control;
+use crate::commit::CommitTarget;
+use crate::control::SaveControl;
 use crate::plan::{PlanLimits, SavePlan};
-use crate::spec::{Holding, TensorSpec};
-use crate::staging::{Pieces, Staging, Written, weight_index};
-use crate::{Checkpoints, Dtype, Error, Group, Peak, Region, Result};
+use crate::spec::{HeldRegion, TensorSpec};
+use crate::staging::{PieceSource, Staging, WrittenStep, weight_index};
+use crate::{Checkpoints, Dtype, Error, Group, PeakRate, Region, Result};
 use storage::{ByteSize, FileEntry, Key, Manifest, Storage};
 
 /// A tensor to be saved. The bytes stay the caller's, and are written from where they lie.
@@ -98,8 +98,9 @@ impl Checkpoints {
     /// is a failure of the very last operation, the sync of a folder that has its name already:
     /// then the step may be there, and complete.
     ///
-    /// `meta` is kept for the caller, and [`Checkpoint::meta`](crate::Checkpoint::meta) gives it
-    /// back. The files are a pure function of the arguments and the [`Options`](crate::Options).
+    /// `meta` is stored for the caller, and [`Checkpoint::meta`](crate::Checkpoint::meta) returns
+    /// it. The files are a pure function of the arguments and the
+    /// [`CheckpointOptions`](crate::CheckpointOptions).
     ///
     /// # Errors
     /// [`Error::StepExists`]; [`Error::BadInput`] for tensors that cannot be saved;
@@ -132,15 +133,15 @@ impl Checkpoints {
         let plan = self.plan_whole(tensors)?;
         let held: Vec<_> = tensors.iter().map(|tensor| tensor.bytes).collect();
         let pieces = plan.pieces_held(0, &held)?;
-        let pieces = [Pieces::Memory(&pieces)];
-        let control = Control::counting(Arc::clone(wrote));
+        let pieces = [PieceSource::Memory(&pieces)];
+        let control = SaveControl::counting(Arc::clone(wrote));
         self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &control)
     }
 
     /// The plan of one writer that holds all tensors whole. It is made once and then remembered.
     pub(crate) fn plan_whole(&self, tensors: &[TensorData<'_>]) -> Result<Arc<SavePlan>> {
         let specs: Vec<TensorSpec> = tensors.iter().map(TensorData::spec).collect();
-        let whole = |(tensor, data): (usize, &TensorData<'_>)| Holding {
+        let whole = |(tensor, data): (usize, &TensorData<'_>)| HeldRegion {
             tensor,
             region: Region::whole(data.shape),
         };
@@ -168,8 +169,8 @@ impl Checkpoints {
         let begun = Instant::now();
         let pieces = held.iter().enumerate().map(|(writer, held)| plan.pieces_held(writer, held));
         let pieces = pieces.collect::<Result<Vec<_>>>()?;
-        let pieces: Vec<_> = pieces.iter().map(|pieces| Pieces::Memory(pieces)).collect();
-        self.save_pieces(begun, step, plan, &pieces, blobs, meta, &Control::default())
+        let pieces: Vec<_> = pieces.iter().map(|pieces| PieceSource::Memory(pieces)).collect();
+        self.save_pieces(begun, step, plan, &pieces, blobs, meta, &SaveControl::default())
     }
 
     /// What the options say of a plan.
@@ -185,10 +186,10 @@ impl Checkpoints {
         begun: Instant,
         step: u64,
         plan: &SavePlan,
-        pieces: &[Pieces<'_>],
+        pieces: &[PieceSource<'_>],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-        control: &Control,
+        control: &SaveControl,
     ) -> Result<SaveReport> {
         self.check_options(step)?;
         check_blobs(blobs)?;
@@ -196,9 +197,9 @@ impl Checkpoints {
         let index = weight_index(plan, self.options.codec);
         let _alone = self.begin_change()?;
         let place = self.find_place(step)?;
-        let size = |(writer, pieces): (usize, &Pieces<'_>)| match pieces {
-            Pieces::Memory(_) => plan.bytes(writer),
-            Pieces::Files(_) => 0, // they have their space
+        let size = |(writer, pieces): (usize, &PieceSource<'_>)| match pieces {
+            PieceSource::Memory(_) => plan.bytes(writer),
+            PieceSource::Files(_) => 0, // they have their space
         };
         let sizes = pieces.iter().enumerate().map(size);
         let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
@@ -223,7 +224,7 @@ impl Checkpoints {
             write: (durable - planned).saturating_sub(sync),
             sync,
             commit: durable.elapsed(),
-            peak_bytes_per_s: Peak::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+            peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
         })
     }
 
@@ -231,11 +232,11 @@ impl Checkpoints {
     pub(crate) fn seal(
         &self,
         step: u64,
-        place: &Place,
-        written: Written,
+        place: &CommitTarget,
+        written: WrittenStep,
         user: serde_json::Value,
     ) -> Result<FileEntry> {
-        let Written { files, tensors, blobs, .. } = written;
+        let WrittenStep { files, tensors, blobs, .. } = written;
         let block_bytes = self.options.block_bytes;
         let meta = Meta { step, block_bytes, tensors, blobs, user };
         let key = place.data.join(MANIFEST)?;
@@ -282,7 +283,7 @@ pub(crate) fn check_meta(meta: &serde_json::Value) -> Result<()> {
     if is_deeper(meta, META_DEPTH_MAX) {
         return bad(format!("its lists and objects lie more than {META_DEPTH_MAX} deep"));
     }
-    match serde_json::to_writer(Room(META_BYTES_MAX), meta) {
+    match serde_json::to_writer(SizeLimit(META_BYTES_MAX), meta) {
         Ok(()) => Ok(()),
         Err(_) => bad(format!("as JSON it has more than {META_BYTES_MAX} bytes; hint: a blob may")),
     }
@@ -301,9 +302,9 @@ fn is_deeper(value: &serde_json::Value, most: usize) -> bool {
 }
 
 /// Takes so many bytes, and keeps none.
-struct Room(usize);
+struct SizeLimit(usize);
 
-impl std::io::Write for Room {
+impl std::io::Write for SizeLimit {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::WriteZero)?;
         Ok(bytes.len())

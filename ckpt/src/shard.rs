@@ -15,7 +15,7 @@ use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
 use crate::region::{self, Span};
 use crate::spec::PAD_PREFIX;
 use crate::{Dtype, Error, Group, Result};
-use storage::{Object, Read};
+use storage::{Object, RangeRead};
 
 /// Tensors begin at a multiple of this: the page of the memory and the block of the device.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
@@ -31,7 +31,7 @@ const METADATA: &str = "__metadata__";
 
 /// One tensor as a header has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct HeaderEntry {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
@@ -53,8 +53,8 @@ pub(crate) fn entry_shape(spans: &[Span], flat: Option<Span>) -> Vec<u64> {
 }
 
 /// The entry of zeros between two tensors, the `number`-th of a file.
-pub(crate) fn pad(number: usize, begin: u64, end: u64) -> Entry {
-    Entry {
+pub(crate) fn pad(number: usize, begin: u64, end: u64) -> HeaderEntry {
+    HeaderEntry {
         name: format!("{PAD_PREFIX}.{number}"),
         dtype: Dtype::U8,
         shape: vec![end - begin],
@@ -110,7 +110,7 @@ pub(crate) fn arrange<T>(
         end = begin + it.bytes();
         offsets.push(begin);
         let Unplaced { name, dtype, shape, .. } = it;
-        entries.push(Entry { name, dtype, shape, data_offsets: [begin, end] });
+        entries.push(HeaderEntry { name, dtype, shape, data_offsets: [begin, end] });
         items.push(item);
     }
     let header = header(&entries)?;
@@ -119,7 +119,7 @@ pub(crate) fn arrange<T>(
 }
 
 /// The bytes before the first tensor.
-fn header(entries: &[Entry]) -> Result<Vec<u8>> {
+fn header(entries: &[HeaderEntry]) -> Result<Vec<u8>> {
     // The text is written here and not by way of a tree of values: a plan has a hundred thousand
     // entries. `format` is what transformers asks for.
     let mut bytes = Vec::with_capacity(entries.len() * ENTRY_BYTES + ALIGN_BYTES as usize);
@@ -140,9 +140,9 @@ fn header(entries: &[Entry]) -> Result<Vec<u8>> {
 /// What an entry takes, more or less.
 const ENTRY_BYTES: usize = 160;
 
-fn write_entries(to: &mut Vec<u8>, entries: &[Entry]) -> std::io::Result<()> {
+fn write_entries(to: &mut Vec<u8>, entries: &[HeaderEntry]) -> std::io::Result<()> {
     write!(to, "{{\"{METADATA}\":{{\"format\":\"pt\"}}")?;
-    for Entry { name, dtype, shape, data_offsets: [begin, end] } in entries {
+    for HeaderEntry { name, dtype, shape, data_offsets: [begin, end] } in entries {
         to.push(b',');
         serde_json::to_writer(&mut *to, name)?;
         write!(to, ":{{\"dtype\":\"{dtype}\",\"shape\":[")?;
@@ -163,7 +163,7 @@ pub(crate) struct Header {
     /// All bytes before the first tensor.
     pub(crate) bytes: Vec<u8>,
     /// The tensors, in the order of the JSON.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<HeaderEntry>,
 }
 
 /// Reads the header of a file.
@@ -175,7 +175,7 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
         due,
     };
     let mut prefix = [0; PREFIX_BYTES];
-    object.read_many(&mut [Read { offset: 0, buf: &mut prefix }])?;
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut prefix }])?;
     let len = u64::from_le_bytes(prefix);
     let len_max = HEADER_BYTES_MAX.min(object.len_bytes().saturating_sub(PREFIX_BYTES as u64));
     if len > len_max {
@@ -183,32 +183,32 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     }
     // fits: at most 100 MB, and no more than the file has.
     let mut bytes = vec![0; PREFIX_BYTES + len as usize];
-    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
     let json = &bytes[PREFIX_BYTES..];
     let due = "the JSON of a safetensors header".to_owned();
     if json.first() != Some(&b'{') {
         return Err(corrupt(PREFIX_BYTES, "no '{'".to_owned(), due));
     }
-    let pairs: Pairs = serde_json::from_slice(json)
+    let pairs: HeaderPairs = serde_json::from_slice(json)
         .map_err(|error| corrupt(PREFIX_BYTES, error.to_string(), due))?;
     let mut entries = Vec::with_capacity(pairs.0.len());
     for (name, value) in pairs.0 {
         let Some(Fields { dtype, shape, data_offsets }) = value else { continue };
-        entries.push(Entry { name, dtype, shape, data_offsets });
+        entries.push(HeaderEntry { name, dtype, shape, data_offsets });
     }
     Ok(Header { bytes, entries })
 }
 
 /// The names and tensors of a header as they stand, so that a key which is there twice is seen,
 /// also within a tensor. What is no tensor is `None`.
-struct Pairs(Vec<(String, Option<Fields>)>);
+struct HeaderPairs(Vec<(String, Option<Fields>)>);
 
-impl<'de> Deserialize<'de> for Pairs {
+impl<'de> Deserialize<'de> for HeaderPairs {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         struct Collect;
 
         impl<'de> Visitor<'de> for Collect {
-            type Value = Pairs;
+            type Value = HeaderPairs;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a JSON object")
@@ -217,7 +217,7 @@ impl<'de> Deserialize<'de> for Pairs {
             fn visit_map<A: MapAccess<'de>>(
                 self,
                 mut map: A,
-            ) -> std::result::Result<Pairs, A::Error> {
+            ) -> std::result::Result<HeaderPairs, A::Error> {
                 let mut seen = std::collections::HashSet::new();
                 let mut pairs = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
@@ -233,7 +233,7 @@ impl<'de> Deserialize<'de> for Pairs {
                     };
                     pairs.push((name, value));
                 }
-                Ok(Pairs(pairs))
+                Ok(HeaderPairs(pairs))
             }
         }
 

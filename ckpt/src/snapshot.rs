@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::Control;
-use crate::plan::{Recipe, SavePlan};
-use crate::staging::Pieces;
-use crate::{Blob, Checkpoints, Error, Result, SaveReport, Together, parallel};
+use crate::control::SaveControl;
+use crate::plan::{SavePlan, SavePlanInputs};
+use crate::staging::PieceSource;
+use crate::{Blob, Checkpoints, Error, JointSaveOptions, Result, SaveReport, parallel};
 use storage::copy_past_cache;
 
 /// Copies begin at multiples of it, so that whole lines of the cache are written.
@@ -26,7 +26,7 @@ pub(crate) struct Snapshot {
     pub(crate) step: u64,
     pub(crate) writer: usize,
     /// With whom it is saved; `None` if the plan has one writer.
-    pub(crate) party: Option<Party>,
+    pub(crate) party: Option<JointSaveInfo>,
     blobs: Vec<Named>,
     pub(crate) meta: serde_json::Value,
     /// Bytes of pieces and blobs.
@@ -35,10 +35,10 @@ pub(crate) struct Snapshot {
     pub(crate) arena_bytes: u64,
 }
 
-/// What [`Together`] says, but for the writer.
+/// What [`JointSaveOptions`] says, but for the writer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Party {
+pub(crate) struct JointSaveInfo {
     pub(crate) token: String,
     pub(crate) deadline: Duration,
 }
@@ -47,23 +47,23 @@ pub(crate) struct Party {
 #[serde(deny_unknown_fields)]
 struct Named {
     name: String,
-    place: Place,
+    place: ArenaRange,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Place {
+struct ArenaRange {
     offset: u64,
     bytes: u64,
 }
 
-impl Place {
+impl ArenaRange {
     /// The place after `end`, which moves behind it.
     fn after(end: &mut u64, bytes: usize) -> Self {
         let offset = end.next_multiple_of(ALIGN_BYTES);
         let bytes = bytes as u64;
         *end = offset + bytes;
-        Place { offset, bytes }
+        ArenaRange { offset, bytes }
     }
 
     fn of(self, arena: &[u8]) -> Result<&[u8]> {
@@ -92,7 +92,10 @@ impl Snapshot {
         }
         let blob = |blob: &Blob<'_>| {
             bytes += blob.bytes.len() as u64;
-            Named { name: blob.name.to_owned(), place: Place::after(&mut end, blob.bytes.len()) }
+            Named {
+                name: blob.name.to_owned(),
+                place: ArenaRange::after(&mut end, blob.bytes.len()),
+            }
         };
         let blobs = blobs.iter().map(blob).collect();
         Snapshot { step, writer, party: None, blobs, meta, bytes, arena_bytes: end }
@@ -136,9 +139,9 @@ impl Snapshot {
     }
 
     /// Reads orders, which may be anything.
-    pub(crate) fn of_orders(orders: &[u8]) -> serde_json::Result<(Recipe, Snapshot)> {
+    pub(crate) fn of_orders(orders: &[u8]) -> serde_json::Result<(SavePlanInputs, Snapshot)> {
         let mut text = serde_json::Deserializer::from_slice(orders);
-        let both = (Recipe::deserialize(&mut text)?, Snapshot::deserialize(&mut text)?);
+        let both = (SavePlanInputs::deserialize(&mut text)?, Snapshot::deserialize(&mut text)?);
         text.end().map(|()| both)
     }
 
@@ -163,9 +166,9 @@ impl Snapshot {
     }
 
     /// How it is saved with others, if it is.
-    pub(crate) fn together(&self) -> Option<Together<'_>> {
-        let Party { token, deadline } = self.party.as_ref()?;
-        Some(Together { token, writer: self.writer, deadline: *deadline })
+    pub(crate) fn together(&self) -> Option<JointSaveOptions<'_>> {
+        let JointSaveInfo { token, deadline } = self.party.as_ref()?;
+        Some(JointSaveOptions { token, writer: self.writer, deadline: *deadline })
     }
 
     /// Saves what lies in the arena.
@@ -174,10 +177,10 @@ impl Snapshot {
         steps: &Checkpoints,
         plan: &SavePlan,
         arena: &[u8],
-        control: &Control,
+        control: &SaveControl,
     ) -> Result<SaveReport> {
         let (pieces, blobs) = (self.pieces(plan, arena)?, self.blobs(arena)?);
-        let pieces = Pieces::Memory(&pieces);
+        let pieces = PieceSource::Memory(&pieces);
         let (step, meta) = (self.step, self.meta.clone());
         match self.together() {
             Some(together) => steps.save_part(step, plan, pieces, &blobs, meta, &together, control),
@@ -190,15 +193,15 @@ impl Snapshot {
 }
 
 /// Where the pieces of a writer lie.
-fn places(plan: &SavePlan, writer: usize) -> impl Iterator<Item = Place> {
+fn places(plan: &SavePlan, writer: usize) -> impl Iterator<Item = ArenaRange> {
     let mut end = 0;
-    plan.pieces_of(writer).map(move |piece| Place::after(&mut end, piece.bytes.len()))
+    plan.pieces_of(writer).map(move |piece| ArenaRange::after(&mut end, piece.bytes.len()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Group, Holding, PlanLimits, Region, Span, TensorSpec};
+    use crate::{Dtype, Group, HeldRegion, PlanLimits, Region, Span, TensorSpec};
 
     /// Two writers of which each has all of some tensors and a half of others.
     fn plan(lens: &[u64]) -> SavePlan {
@@ -218,7 +221,7 @@ mod tests {
                 } else {
                     Region::of_box(vec![span])
                 };
-                Holding { tensor, region }
+                HeldRegion { tensor, region }
             };
             lens.iter().enumerate().map(half).collect()
         });
@@ -250,7 +253,7 @@ mod tests {
             let mut snapshot = Snapshot::new(7, &plan, writer, &blobs, meta);
             assert!(snapshot.check(&plan).is_err(), "it would be alone");
             snapshot.party =
-                Some(Party { token: "a".to_owned(), deadline: Duration::from_secs(9) });
+                Some(JointSaveInfo { token: "a".to_owned(), deadline: Duration::from_secs(9) });
             let mut arena = vec![0xee; snapshot.arena_bytes as usize + 10];
             snapshot.fill(&mut arena, &plan, &pieces, &blobs, 3).unwrap();
 
@@ -270,7 +273,7 @@ mod tests {
             copied += snapshot.bytes - 5;
         }
         assert_eq!(copied, 100_193, "what both have is copied by one of them");
-        let far = Place { offset: u64::MAX, bytes: 2 };
+        let far = ArenaRange { offset: u64::MAX, bytes: 2 };
         assert!(far.of(&[0; 9]).is_err());
     }
 }

@@ -43,7 +43,7 @@ impl TensorSpec {
 /// What a writer has of a tensor in its memory: these elements, in row-major order, side by side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Holding {
+pub struct HeldRegion {
     /// Which of the model's tensors.
     pub tensor: usize,
     /// Which part of it.

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::blocks::Sums;
+use crate::blocks::ChunkSums;
 use crate::catalog::{BlobEntry, merge_parts};
-use crate::commit::Part;
-use crate::control::Control;
-use crate::engine::{Engine, Job, Summing, Written as File};
-use crate::plan::{Piece, SavePlan, Shard};
+use crate::commit::WriterOutput;
+use crate::control::SaveControl;
+use crate::engine::{Checksums, FileJob, ShardWriter, WrittenFile};
+use crate::plan::{PlannedChunk, SavePlan, Shard};
 use crate::{Blob, Checkpoints, Chunk, Codec, Group, Result, TensorEntry};
 use storage::{FileEntry, Key};
 
@@ -17,15 +17,15 @@ pub(crate) const EXTRA: &str = "extra";
 
 /// What one writer puts into its files.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Pieces<'a> {
+pub(crate) enum PieceSource<'a> {
     /// These bytes, piece by piece.
     Memory(&'a [&'a [u8]]),
     /// What is in files already.
-    Files(&'a dyn Ready),
+    Files(&'a dyn PreparedFiles),
 }
 
 /// Files that hold what a writer is to write.
-pub(crate) trait Ready: fmt::Debug + Sync {
+pub(crate) trait PreparedFiles: fmt::Debug + Sync {
     /// Makes them files of a folder, durably. Gives them in the order of the plan, and the chunks
     /// of each.
     fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>>;
@@ -38,18 +38,18 @@ pub(crate) struct Staging<'a> {
     pub(crate) folder: &'a Key,
     pub(crate) plan: &'a SavePlan,
     /// Of each writer.
-    pub(crate) pieces: &'a [Pieces<'a>],
-    pub(crate) control: &'a Control,
+    pub(crate) pieces: &'a [PieceSource<'a>],
+    pub(crate) control: &'a SaveControl,
 }
 
 impl Staging<'_> {
     /// Writes all files of all writers, and makes them durable.
-    pub(crate) fn write(&self, blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<Written> {
+    pub(crate) fn write(&self, blobs: &[Blob<'_>], index: Option<&[u8]>) -> Result<WrittenStep> {
         let mut jobs = Vec::new();
         for (writer, pieces) in self.pieces.iter().enumerate() {
             jobs.extend(self.shard_jobs(writer, *pieces));
         }
-        jobs.extend(index.map(|bytes| Job::of_bytes(INDEX.to_owned(), bytes)));
+        jobs.extend(index.map(|bytes| FileJob::of_bytes(INDEX.to_owned(), bytes)));
         let (blob_jobs, blobs) = blob_jobs(blobs);
         jobs.extend(blob_jobs);
         let (written, sync) = self.engine().write(&jobs)?;
@@ -60,49 +60,49 @@ impl Staging<'_> {
         }
         let (mut files, tensors) = merge_parts(self.plan, self.steps.options.codec, parts)?;
         files.extend(written.map(|file| file.file));
-        Ok(Written { files, tensors, blobs, sync })
+        Ok(WrittenStep { files, tensors, blobs, sync })
     }
 
     /// Writes the files of one writer, and makes them durable.
     pub(crate) fn write_part(
         &self,
         writer: usize,
-        pieces: Pieces<'_>,
+        pieces: PieceSource<'_>,
         blobs: &[Blob<'_>],
-    ) -> Result<Part> {
+    ) -> Result<WriterOutput> {
         let mut jobs = self.shard_jobs(writer, pieces);
         let (blob_jobs, blobs) = blob_jobs(blobs);
         jobs.extend(blob_jobs);
         let mut written = self.engine().write(&jobs)?.0.into_iter();
         let shards = self.shards(writer, pieces, written.by_ref())?;
         let blobs = written.zip(blobs).map(|(file, blob)| (file.file, blob)).collect();
-        Ok(Part { shards, blobs })
+        Ok(WriterOutput { shards, blobs })
     }
 
     /// Writes the file by which other tools find the weights, if there can be one.
     pub(crate) fn write_index(&self) -> Result<Option<FileEntry>> {
         let index = weight_index(self.plan, self.steps.options.codec);
         let Some(index) = index else { return Ok(None) };
-        let job = Job::of_bytes(INDEX.to_owned(), &index);
+        let job = FileJob::of_bytes(INDEX.to_owned(), &index);
         Ok(self.engine().write(&[job])?.0.pop().map(|file| file.file))
     }
 
-    fn shard_jobs<'b>(&'b self, writer: usize, pieces: Pieces<'b>) -> Vec<Job<'b>> {
-        let Pieces::Memory(pieces) = pieces else { return Vec::new() };
+    fn shard_jobs<'b>(&'b self, writer: usize, pieces: PieceSource<'b>) -> Vec<FileJob<'b>> {
+        let PieceSource::Memory(pieces) = pieces else { return Vec::new() };
         let (plan, codec) = (self.plan, self.steps.options.codec);
-        Job::of_shards(plan.shards(writer), plan.specs(), pieces, codec)
+        FileJob::of_shards(plan.shards(writer), plan.specs(), pieces, codec)
     }
 
     /// What a manifest says of a writer's files, of which those from memory were written.
     fn shards(
         &self,
         writer: usize,
-        pieces: Pieces<'_>,
-        written: impl Iterator<Item = File>,
+        pieces: PieceSource<'_>,
+        written: impl Iterator<Item = WrittenFile>,
     ) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
         match pieces {
-            Pieces::Files(files) => files.put(self.steps, self.folder),
-            Pieces::Memory(_) => {
+            PieceSource::Files(files) => files.put(self.steps, self.folder),
+            PieceSource::Memory(_) => {
                 let shards = self.plan.shards(writer).iter().zip(written);
                 Ok(shards.map(|(shard, file)| Self::entry(shard, file)).collect())
             }
@@ -110,32 +110,33 @@ impl Staging<'_> {
     }
 
     /// What a manifest says of a shard.
-    fn entry(shard: &Shard, written: File) -> (FileEntry, Vec<Chunk>) {
-        let File { file, sums } = written;
-        let chunk = |(piece, sums): (&Piece, Sums)| sums.chunk(&file.path, &piece.region);
+    fn entry(shard: &Shard, written: WrittenFile) -> (FileEntry, Vec<Chunk>) {
+        let WrittenFile { file, sums } = written;
+        let chunk =
+            |(piece, sums): (&PlannedChunk, ChunkSums)| sums.chunk(&file.path, &piece.region);
         let chunks = shard.pieces.iter().zip(sums).map(chunk).collect();
         (file, chunks)
     }
 
-    fn engine(&self) -> Engine<'_> {
+    fn engine(&self) -> ShardWriter<'_> {
         let (store, options) = (&*self.steps.store, self.steps.options);
         let (folder, control) = (self.folder, self.control);
-        Engine { store, folder, options, summing: Summing::On, control }
+        ShardWriter { store, folder, options, summing: Checksums::On, control }
     }
 }
 
-fn blob_jobs<'a>(blobs: &[Blob<'a>]) -> (Vec<Job<'a>>, Vec<BlobEntry>) {
+fn blob_jobs<'a>(blobs: &[Blob<'a>]) -> (Vec<FileJob<'a>>, Vec<BlobEntry>) {
     let of_blob = |blob: &Blob<'a>| {
         let file = format!("{EXTRA}/{}", blob.name);
         let entry = BlobEntry { name: blob.name.to_owned(), file: file.clone() };
-        (Job::of_bytes(file, blob.bytes), entry)
+        (FileJob::of_bytes(file, blob.bytes), entry)
     };
     blobs.iter().map(of_blob).unzip()
 }
 
 /// What stands in the staging folder.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct WrittenStep {
     pub(crate) files: Vec<FileEntry>,
     pub(crate) tensors: Vec<TensorEntry>,
     pub(crate) blobs: Vec<BlobEntry>,
@@ -143,7 +144,7 @@ pub(crate) struct Written {
     pub(crate) sync: Duration,
 }
 
-impl Written {
+impl WrittenStep {
     /// Bytes of all files.
     pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()

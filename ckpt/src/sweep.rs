@@ -3,7 +3,7 @@ use crate::commit::{DAMAGED, STAGING, forget};
 use crate::pin::PIN;
 use crate::retention::{RETAIN, TRASH};
 use crate::{Checkpoints, Result, verified};
-use storage::{Life, Owner};
+use storage::{Liveness, ProcessIdentity};
 
 /// What [`Checkpoints::sweep`] found. Names are those of things directly below the checkpoints'
 /// folder.
@@ -17,7 +17,7 @@ pub struct SweepReport {
 }
 
 /// What a name in the folder stands for.
-enum Left {
+enum LeftoverKind {
     /// A folder that can go.
     Folder,
     /// An object that can go.
@@ -41,16 +41,16 @@ impl Checkpoints {
         let names = self.names()?;
         for name in names.clone() {
             match self.judge(&name, &names) {
-                Left::Folder => {
+                LeftoverKind::Folder => {
                     self.check_lease()?;
                     self.store.delete_folder(&self.folder.join(&name)?)?;
                 }
-                Left::Object => self.forget(&name)?,
-                Left::Kept => {
+                LeftoverKind::Object => self.forget(&name)?,
+                LeftoverKind::Kept => {
                     report.kept.push(name);
                     continue;
                 }
-                Left::Other => continue,
+                LeftoverKind::Other => continue,
             }
             report.removed.push(name);
         }
@@ -60,15 +60,19 @@ impl Checkpoints {
     }
 
     /// The lease is ours: what others began whom it keeps out, nobody goes on with.
-    fn judge(&self, name: &str, all: &[String]) -> Left {
+    fn judge(&self, name: &str, all: &[String]) -> LeftoverKind {
         if name.starts_with(TRASH) {
-            return Left::Folder;
+            return LeftoverKind::Folder;
         }
         if let Some(rest) = name.strip_prefix(STAGING) {
-            return if self.is_abandoned(after_step(rest)) { Left::Folder } else { Left::Kept };
+            return if self.is_abandoned(after_step(rest)) {
+                LeftoverKind::Folder
+            } else {
+                LeftoverKind::Kept
+            };
         }
         if name.starts_with(DAMAGED) {
-            return Left::Kept;
+            return LeftoverKind::Kept;
         }
         let gone = if let Some((step, _)) = verified::parse(name) {
             !all.contains(&step_name(step))
@@ -76,11 +80,11 @@ impl Checkpoints {
             self.is_abandoned(Some(owner))
         } else if let Some(rest) = name.strip_prefix(PIN) {
             // Readers hold no lease.
-            life_of(after_step(rest)) == Some(Life::Dead)
+            life_of(after_step(rest)) == Some(Liveness::Dead)
         } else {
             false
         };
-        if gone { Left::Object } else { Left::Other }
+        if gone { LeftoverKind::Object } else { LeftoverKind::Other }
     }
 
     /// Deletes a mark that somebody else may be deleting at the same time.
@@ -94,8 +98,8 @@ pub(crate) fn after_step(name: &str) -> Option<&str> {
     name.get(STEP_BYTES..)?.strip_prefix('-')
 }
 
-fn life_of(owner: Option<&str>) -> Option<Life> {
-    Some(Owner::parse(owner?)?.life())
+fn life_of(owner: Option<&str>) -> Option<Liveness> {
+    Some(ProcessIdentity::parse(owner?)?.life())
 }
 
 /// Bytes of `step-000012000`.

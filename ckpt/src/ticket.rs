@@ -1,7 +1,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
+use crate::control::SaveControl;
 use crate::{Error, Result, SaveReport};
 
 /// Of a save that has just begun no rate can be told.
@@ -10,12 +10,12 @@ const RATE_BYTES_MIN: u64 = 64 << 20;
 /// A save that goes on behind the run. Dropped, it goes on all the same.
 #[derive(Debug)]
 pub struct SaveHandle {
-    ticket: Arc<Ticket>,
+    ticket: Arc<SaveStatus>,
 }
 
 /// How far a save in the background has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct SaveProgress {
     /// Bytes that went to the store.
     pub bytes: u64,
     /// Bytes in all.
@@ -29,7 +29,7 @@ pub struct Progress {
 }
 
 impl SaveHandle {
-    pub(crate) fn new(ticket: Arc<Ticket>) -> Self {
+    pub(crate) fn new(ticket: Arc<SaveStatus>) -> Self {
         SaveHandle { ticket }
     }
 
@@ -47,9 +47,9 @@ impl SaveHandle {
 
     /// How far it has come.
     #[must_use]
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> SaveProgress {
         let ticket = &self.ticket;
-        Progress {
+        SaveProgress {
             bytes: ticket.control.bytes(),
             bytes_total: ticket.bytes,
             time: ticket.begun.elapsed(),
@@ -84,9 +84,9 @@ impl SaveHandle {
 
 /// What is known of one save, to all who ask.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct SaveStatus {
     pub(crate) step: u64,
-    pub(crate) control: Control,
+    pub(crate) control: SaveControl,
     bytes: u64,
     staged: Duration,
     begun: Instant,
@@ -104,11 +104,11 @@ enum Outcome {
     Told(String),
 }
 
-impl Ticket {
+impl SaveStatus {
     pub(crate) fn new(step: u64, bytes: u64, staged: Duration) -> Self {
         let (outcome, done) = (Mutex::new(Outcome::Open), Condvar::new());
-        let (control, begun) = (Control::default(), Instant::now());
-        Ticket { step, control, bytes, staged, begun, outcome, done }
+        let (control, begun) = (SaveControl::default(), Instant::now());
+        SaveStatus { step, control, bytes, staged, begun, outcome, done }
     }
 
     pub(crate) fn finish(&self, outcome: Result<SaveReport>) {

@@ -14,15 +14,15 @@ use crate::region::{Span, box_elements, is_whole};
 const CUT_AXES_MAX: usize = 4;
 
 /// A box, and the range of its elements.
-pub(crate) type Part<'a> = (&'a [Span], Option<Span>);
+pub(crate) type TileBox<'a> = (&'a [Span], Option<Span>);
 
 /// Whether the parts are disjoint and cover the shape exactly; all must lie within it.
-pub(crate) fn tile(shape: &[u64], parts: &[Part<'_>]) -> bool {
+pub(crate) fn tile(shape: &[u64], parts: &[TileBox<'_>]) -> bool {
     if shape.contains(&0) {
         // Nothing is to be covered, and one chunk says so.
         return matches!(parts, [(spans, None)] if is_whole(shape, spans));
     }
-    let is_empty = |(spans, flat): &Part<'_>| {
+    let is_empty = |(spans, flat): &TileBox<'_>| {
         spans.iter().any(|span| span.len == 0) || flat.is_some_and(|flat| flat.len == 0)
     };
     if parts.iter().any(is_empty) {
@@ -61,7 +61,7 @@ struct Axis {
 
 /// The axes that are cut. One that is whole in every part runs into the one before it, where a step
 /// is as many elements more; so a tensor that is cut between rows only has a single axis.
-fn join_axes(shape: &[u64], parts: &[Part<'_>]) -> Vec<Axis> {
+fn join_axes(shape: &[u64], parts: &[TileBox<'_>]) -> Vec<Axis> {
     let is_cut = |axis: usize| parts.iter().any(|(spans, _)| spans[axis].len != shape[axis]);
     let mut axes: Vec<Axis> = Vec::new();
     for (axis, &len) in shape.iter().enumerate() {
@@ -157,7 +157,7 @@ mod tests {
             .iter()
             .map(|(spans, flat)| (spans.iter().map(|&s| s.into()).collect(), flat.map(Span::from)))
             .collect();
-        let parts: Vec<Part<'_>> = parts.iter().map(|(spans, flat)| (&**spans, *flat)).collect();
+        let parts: Vec<TileBox<'_>> = parts.iter().map(|(spans, flat)| (&**spans, *flat)).collect();
         assert_eq!(tile(shape, &parts), due, "{shape:?} by {parts:?}");
     }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::checkpoints::step_name;
 use crate::sweep::after_step;
 use crate::{Checkpoint, Checkpoints, Result, VerifyReport, step_of};
-use storage::{Owner, write_all};
+use storage::{ProcessIdentity, write_all};
 
 /// Marks of steps that were verified.
 pub(crate) const VERIFIED: &str = ".verified-";
@@ -29,7 +29,7 @@ impl Checkpoints {
     /// Remembers that a step has been verified. It is a help, and nothing fails for want of it.
     pub fn note_verified(&self, open: &Checkpoint) {
         let name = mark_of(open.step(), open.manifest_crc64);
-        let text = format!("{} has read every byte of it\n", Owner::new().label());
+        let text = format!("{} has read every byte of it\n", ProcessIdentity::new().label());
         let key = self.folder.join(&name);
         let noted = key.and_then(|key| write_all(&*self.store, &key, text.as_bytes()));
         match noted {

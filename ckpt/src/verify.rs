@@ -1,10 +1,10 @@
 use crate::catalog::{PACKED_MAGIC, Placed, join_blocks};
 use crate::checkpoint::{Checkpoint, blocks_of};
-use crate::fetch::{Block, Target, fetch};
-use crate::shard::{self, ALIGN_BYTES, Entry};
+use crate::fetch::{BlockDestination, ChecksumBlock, fetch};
+use crate::shard::{self, ALIGN_BYTES, HeaderEntry};
 use crate::{Error, Packed, Result};
 use std::collections::HashSet;
-use storage::{FileEntry, Object, Read, crc64, crc64_join};
+use storage::{FileEntry, Object, RangeRead, crc64, crc64_join};
 
 /// What [`Checkpoint::verify`] read and found as it should be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,9 +80,9 @@ impl Checkpoint {
             if let Some([begin, end]) = gaps.next_if(|[_, end]| *end == chunk.offset) {
                 let len = (end - begin) as usize; // fits: less than a page
                 let zeros = crc64(&vec![0; len]);
-                let into = Target::Nowhere(len);
+                let into = BlockDestination::Nowhere(len);
                 let (object, packed) = (&*object, None);
-                blocks.push(Block { object, offset: begin, crc64: zeros, into, packed });
+                blocks.push(ChecksumBlock { object, offset: begin, crc64: zeros, into, packed });
                 sum = crc64_join(sum, zeros, len as u64);
             }
             if !chunk.blocks.is_empty() {
@@ -96,7 +96,7 @@ impl Checkpoint {
             sum = crc64_join(sum, crc64, bytes);
             end = chunk.offset + bytes;
             for source in blocks_of(chunk, tensor.dtype, block_bytes) {
-                let into = Target::Nowhere(source.bytes as usize); // fits: at most 64 MiB
+                let into = BlockDestination::Nowhere(source.bytes as usize); // fits: at most 64 MiB
                 blocks.push(source.read(&*object, into));
             }
         }
@@ -127,7 +127,7 @@ impl Checkpoint {
 const TELL_BYTES: u64 = 64 << 20;
 
 fn fetch_telling(
-    blocks: Vec<Block<'_>>,
+    blocks: Vec<ChecksumBlock<'_>>,
     threads: usize,
     tell_more: &mut dyn FnMut(u64),
 ) -> Result<()> {
@@ -173,7 +173,7 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
     // Shorter ones have no room for it.
     let mut magic = PACKED_MAGIC.to_vec();
     let len = object.len_bytes().min(magic.len() as u64) as usize; // fits: 16
-    object.read_many(&mut [Read { offset: 0, buf: &mut magic[..len] }])?;
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut magic[..len] }])?;
     if magic != PACKED_MAGIC || len < magic.len() {
         let got = format!("'{}'", magic[..len].escape_ascii());
         return Err(corrupt(0, got, "'feedline planes', with which packed tensors begin"));
@@ -214,13 +214,13 @@ fn find_gaps(what: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[
 fn check_entries(
     what: &str,
     data_start: u64,
-    mut got: Vec<Entry>,
+    mut got: Vec<HeaderEntry>,
     chunks: &[Placed<'_>],
     gaps: &[[u64; 2]],
 ) -> Result<()> {
     let entry = |Placed { tensor, k, chunk }: &Placed<'_>| {
         let begin = chunk.offset - data_start;
-        Entry {
+        HeaderEntry {
             name: tensor.entry_name(*k),
             dtype: tensor.dtype,
             shape: shard::entry_shape(&chunk.spans, chunk.flat),
@@ -232,7 +232,7 @@ fn check_entries(
     };
     let pads = gaps.iter().enumerate();
     let pads = pads.map(|(n, [from, to])| shard::pad(n, from - data_start, to - data_start));
-    let mut due: Vec<Entry> = chunks.iter().map(entry).chain(pads).collect();
+    let mut due: Vec<HeaderEntry> = chunks.iter().map(entry).chain(pads).collect();
     got.sort_by(|a, b| a.name.cmp(&b.name));
     due.sort_by(|a, b| a.name.cmp(&b.name));
     if let Some((got, due)) = got.iter().zip(&due).find(|(got, due)| got != due) {

@@ -4,26 +4,28 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use loader::{Assemble, Loader, LoaderOptions, Near, NodeBatches, NodeOptions, Ranks, Sample};
-use recipe::Mismatch;
+use loader::{
+    Assemble, Loader, LoaderOptions, NodeBatches, NodeOptions, Ranks, Sample, SampleCache,
+};
+use recipe::Incompatible;
 use recipe::config::Config;
-use recipe::mesh::{Seat, Share};
+use recipe::mesh::{MeshRank, MicroBatchShare};
 
 use crate::{AnyAssemble, AnyBatch, Error, Result, Samples};
 
 /// The ranks of one machine, which have one reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Neighbours {
+pub struct NodePeers {
     /// Names the run among all of this user's on the machine, at most 40 bytes.
     pub job: String,
     /// The ranks, this one among them, ascending.
     pub ranks: Vec<usize>,
 }
 
-impl Neighbours {
+impl NodePeers {
     /// The same for one of several things that they read.
     pub(super) fn job(&self, what: &str) -> Self {
-        Neighbours { job: format!("{}-{what}", self.job), ranks: self.ranks.clone() }
+        NodePeers { job: format!("{}-{what}", self.job), ranks: self.ranks.clone() }
     }
 }
 
@@ -31,30 +33,30 @@ impl Neighbours {
 #[derive(Debug)]
 pub struct Batches {
     of: Samples,
-    how: How,
+    how: ReadSettings,
     /// What is still to be read, in runs of steps that are alike, the last first.
-    stretches: Vec<Stretch>,
-    feed: Option<Feed>,
+    stretches: Vec<SampleStretch>,
+    feed: Option<BatchFeed>,
     ready: VecDeque<AnyBatch>,
 }
 
 /// What all reads of a rank have in common.
 #[derive(Debug)]
-struct How {
+struct ReadSettings {
     /// Rows of a micro-batch.
     micro: usize,
     /// Micro-batches that are read ahead.
     prefetch: u64,
-    share: Share,
+    share: MicroBatchShare,
     replica: usize,
     replicas: usize,
-    node: Option<Node>,
+    node: Option<NodeShare>,
     vocab: u64,
 }
 
 /// The ranks of a node, and which block of rows each of them takes.
 #[derive(Clone, Debug)]
-struct Node {
+struct NodeShare {
     job: String,
     rank: u32,
     blocks: Vec<u32>,
@@ -65,16 +67,16 @@ struct Node {
 
 /// Samples that are read in steps of one size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stretch {
+struct SampleStretch {
     samples: Range<u64>,
     global: u64,
 }
 
 /// Where batches come from.
 #[derive(Debug)]
-enum Feed {
-    Own(Loader<Cut<AnyAssemble>>),
-    Node(Box<NodeBatches<Cut<AnyAssemble>>>),
+enum BatchFeed {
+    Own(Loader<MicroBatchCutter<AnyAssemble>>),
+    Node(Box<NodeBatches<MicroBatchCutter<AnyAssemble>>>),
 }
 
 impl Batches {
@@ -82,18 +84,18 @@ impl Batches {
     pub(super) fn new(
         of: &Samples,
         config: &Config,
-        seat: Seat,
+        seat: MeshRank,
         samples: Range<u64>,
-        neighbours: Option<(Neighbours, usize)>,
+        neighbours: Option<(NodePeers, usize)>,
     ) -> Result<Self> {
         let (mesh, replica) = (seat.mesh, seat.place().dp);
-        let how = How {
+        let how = ReadSettings {
             micro: config.batch.micro as usize, // fits: the config refuses more than 2^16
             prefetch: config.data.prefetch_batches,
             share: config.share(mesh.dp),
             replica,
             replicas: mesh.dp,
-            node: neighbours.and_then(|neighbours| Node::new(neighbours, seat)),
+            node: neighbours.and_then(|neighbours| NodeShare::new(neighbours, seat)),
             vocab: config.model.vocab,
         };
         let mut stretches = stretches(config, samples);
@@ -131,28 +133,28 @@ impl Batches {
     fn recycle(&mut self, into: &mut Vec<AnyBatch>) {
         let spent = std::mem::take(into);
         match &mut self.feed {
-            Some(Feed::Own(loader)) if !spent.is_empty() => loader.recycle(spent),
-            Some(Feed::Node(node)) if !spent.is_empty() => node.recycle(spent),
+            Some(BatchFeed::Own(loader)) if !spent.is_empty() => loader.recycle(spent),
+            Some(BatchFeed::Node(node)) if !spent.is_empty() => node.recycle(spent),
             _ => {}
         }
     }
 
-    fn next_feed(&mut self) -> Result<Option<Feed>> {
-        let Some(Stretch { samples, global }) = self.stretches.pop() else { return Ok(None) };
-        let How { micro, replicas, replica, .. } = self.how;
+    fn next_feed(&mut self) -> Result<Option<BatchFeed>> {
+        let Some(SampleStretch { samples, global }) = self.stretches.pop() else { return Ok(None) };
+        let ReadSettings { micro, replicas, replica, .. } = self.how;
         // fits: rows of a step, which are in memory.
         let rows = match self.how.share {
-            Share::Run => global as usize / replicas,
-            Share::Stride => micro,
+            MicroBatchShare::Run => global as usize / replicas,
+            MicroBatchShare::Stride => micro,
         };
         let mut how = LoaderOptions::new(rows, samples.clone());
         how.batches_min = self.how.prefetch.div_ceil((rows / micro) as u64);
-        how.near = self.of.local.clone().map(|local| local as Arc<dyn Near>);
+        how.near = self.of.local.clone().map(|local| local as Arc<dyn SampleCache>);
         how.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
-        let cut = Cut { inner: self.of.assembly.assemble()?, rows: micro };
+        let cut = MicroBatchCutter { inner: self.of.assembly.assemble()?, rows: micro };
         let order = Arc::clone(&self.of.order);
         let Some(node) = &self.how.node else {
-            return Ok(Some(Feed::Own(Loader::start(order, cut, how)?)));
+            return Ok(Some(BatchFeed::Own(Loader::start(order, cut, how)?)));
         };
         how.ranks = Ranks { first: node.first, count: node.count, of: replicas as u32 };
         // A stretch is a thing of its own: ranks come to its end one after the other.
@@ -160,17 +162,17 @@ impl Batches {
         let mut options = NodeOptions::new(&job, &order.name(), node.rank, 1);
         options.blocks.clone_from(&node.blocks);
         options.sample_bytes_max = node.sample_bytes_max;
-        Ok(Some(Feed::Node(Box::new(NodeBatches::start(order, cut, how, options)?))))
+        Ok(Some(BatchFeed::Node(Box::new(NodeBatches::start(order, cut, how, options)?))))
     }
 }
 
-impl How {
+impl ReadSettings {
     fn check(&self, batch: &AnyBatch) -> Result<()> {
         let is_other = |token: &i64| u64::try_from(*token).map_or(true, |id| id >= self.vocab);
         let Some(worst) = batch.tokens().find(is_other) else { return Ok(()) };
         let first = batch.first_sample();
         let last = first + batch.rows() as u64 - 1;
-        Err(Error::Mismatch(Mismatch::new(
+        Err(Error::Mismatch(Incompatible::new(
             format!("read samples {first} to {last} of the order"),
             format!("got token {worst}, due ids below model.vocab = {}", self.vocab),
             "the corpus was made with another tokenizer, or model.vocab is too small",
@@ -178,10 +180,10 @@ impl How {
     }
 }
 
-impl Node {
+impl NodeShare {
     /// `None` if this rank reads alone, or the replicas of the node do not follow one another.
-    fn new((neighbours, sample_bytes_max): (Neighbours, usize), seat: Seat) -> Option<Self> {
-        let Neighbours { job, ranks } = neighbours;
+    fn new((neighbours, sample_bytes_max): (NodePeers, usize), seat: MeshRank) -> Option<Self> {
+        let NodePeers { job, ranks } = neighbours;
         let rank = ranks.iter().position(|rank| *rank == seat.rank).filter(|_| ranks.len() > 1)?;
         let replicas: Vec<usize> = ranks.iter().map(|rank| seat.mesh.place(*rank).dp).collect();
         let first = *replicas.iter().min()?;
@@ -193,22 +195,22 @@ impl Node {
         // fits: replicas and ranks are processes.
         let blocks = replicas.iter().map(|replica| (replica - first) as u32).collect();
         let (rank, first, count) = (rank as u32, first as u32, count as u32);
-        Some(Node { job, rank, blocks, first, count, sample_bytes_max })
+        Some(NodeShare { job, rank, blocks, first, count, sample_bytes_max })
     }
 }
 
-impl Feed {
+impl BatchFeed {
     fn next(&mut self) -> Result<Option<Vec<AnyBatch>>> {
         Ok(match self {
-            Feed::Own(loader) => loader.next_batch()?,
-            Feed::Node(node) => node.next_batch()?,
+            BatchFeed::Own(loader) => loader.next_batch()?,
+            BatchFeed::Node(node) => node.next_batch()?,
         })
     }
 }
 
 /// Runs of steps of one size.
-fn stretches(config: &Config, samples: Range<u64>) -> Vec<Stretch> {
-    let mut all: Vec<Stretch> = Vec::new();
+fn stretches(config: &Config, samples: Range<u64>) -> Vec<SampleStretch> {
+    let mut all: Vec<SampleStretch> = Vec::new();
     let mut at = samples.start;
     while at < samples.end {
         let global = config.batch.at(at);
@@ -216,7 +218,7 @@ fn stretches(config: &Config, samples: Range<u64>) -> Vec<Stretch> {
         let end = if is_last { samples.end } else { (at + global).min(samples.end) };
         match all.last_mut().filter(|last| last.global == global) {
             Some(last) => last.samples.end = end,
-            None => all.push(Stretch { samples: at..end, global }),
+            None => all.push(SampleStretch { samples: at..end, global }),
         }
         at = end;
     }
@@ -225,12 +227,12 @@ fn stretches(config: &Config, samples: Range<u64>) -> Vec<Stretch> {
 
 /// Cuts what a step reads into micro-batches of so many rows.
 #[derive(Debug)]
-struct Cut<A> {
+struct MicroBatchCutter<A> {
     inner: A,
     rows: usize,
 }
 
-impl<A: Assemble> Assemble for Cut<A> {
+impl<A: Assemble> Assemble for MicroBatchCutter<A> {
     type Batch = Vec<A::Batch>;
 
     fn begin(&mut self, batch: &mut Self::Batch, first_sample: u64, rows: usize) {

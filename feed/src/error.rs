@@ -1,6 +1,6 @@
 use std::fmt;
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 
 /// Why samples cannot be read.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub enum Error {
     /// The tokenizer could not be opened, or refused its input.
     Tokenizer(Box<preprocess::Error>),
     /// The config and the data do not go together.
-    Mismatch(Mismatch),
+    Mismatch(Incompatible),
 }
 
 /// `std`'s, with our [`Error`].
@@ -51,5 +51,5 @@ from!(
     Indexed: indexed::Error,
     Loader: loader::Error,
     Tokenizer: preprocess::Error,
-    Mismatch: Mismatch
+    Mismatch: Incompatible
 );

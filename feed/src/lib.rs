@@ -17,20 +17,20 @@ mod special;
 use std::sync::Arc;
 
 use indexed::{IndexedDataset, Split};
-use loader::Order;
-use loader::cache::{AtFirstUse, CacheOptions};
+use loader::SampleOrder;
+use loader::cache::{CacheOptions, LazyCache};
 use preprocess::Tokenizer;
-use recipe::Mismatch;
+use recipe::Incompatible;
 use recipe::config::{Config, Objective};
-use recipe::mesh::Seat;
+use recipe::mesh::MeshRank;
 use recipe::text::thousands;
 use serde_json::{Value, json};
-use storage::{Crc64, Key, Manifest, Read, Storage};
+use storage::{Crc64, Key, Manifest, RangeRead, Storage};
 
 use orders::{Assembly, Orders};
 
 pub use any::{AnyAssemble, AnyBatch};
-pub use batches::{Batches, Neighbours};
+pub use batches::{Batches, NodePeers};
 pub use error::{Error, Result};
 pub use special::{open_tokenizer, with_special};
 
@@ -115,7 +115,7 @@ fn check_kind(store: &dyn Storage, prefix: &Key, path: &str, objective: Objectiv
         )
     };
     let doing = format!("open the corpus {path}");
-    Err(Error::Mismatch(Mismatch::new(doing, detail, hint)))
+    Err(Error::Mismatch(Incompatible::new(doing, detail, hint)))
 }
 
 /// Refuses whole documents where sentences are due: what is longer than a sample would be lost, and
@@ -126,7 +126,7 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
         return Ok(());
     }
     let detail = format!("got {sequences} sequences in {documents} documents, due sentences");
-    Err(Error::Mismatch(Mismatch::new(
+    Err(Error::Mismatch(Incompatible::new(
         format!("open the corpus {}", corpus.display()),
         detail,
         "`preprocess --split-sentences` makes every sentence a sequence of its own, as \
@@ -139,7 +139,7 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
 ///
 /// # Errors
 /// As [`open_corpus`], and what is wrong with an index.
-pub fn order_of(config: &Config) -> Result<Arc<dyn Order>> {
+pub fn order_of(config: &Config) -> Result<Arc<dyn SampleOrder>> {
     let corpora = &open_corpus(config)?;
     let orders = Orders { corpora, config, tokenizer: Value::Null, cache: None };
     orders.open(Split::Train, config.samples_total()).map(|(order, _)| order)
@@ -148,10 +148,10 @@ pub fn order_of(config: &Config) -> Result<Arc<dyn Order>> {
 /// The samples of a part in their order, and what is made of them.
 #[derive(Clone, Debug)]
 struct Samples {
-    order: Arc<dyn Order>,
+    order: Arc<dyn SampleOrder>,
     assembly: Assembly,
     /// Those that are on this node's own disk.
-    local: Option<Arc<AtFirstUse>>,
+    local: Option<Arc<LazyCache>>,
 }
 
 /// Corpora and the order in which a run reads them.
@@ -161,7 +161,7 @@ pub struct Data {
     train: Samples,
     /// `None` if the run never evaluates.
     valid: Option<Samples>,
-    neighbours: Option<Neighbours>,
+    neighbours: Option<NodePeers>,
     doubts: Vec<String>,
 }
 
@@ -200,12 +200,12 @@ impl Data {
     /// The cache of training samples on this node's own disk, if the run has one: it is to be told
     /// of checkpoints.
     #[must_use]
-    pub fn local_cache(&self) -> Option<Arc<AtFirstUse>> {
+    pub fn local_cache(&self) -> Option<Arc<LazyCache>> {
         self.train.local.clone()
     }
 
     /// From now on one rank of the node reads for all of them.
-    pub fn share(&mut self, neighbours: Neighbours) {
+    pub fn share(&mut self, neighbours: NodePeers) {
         self.neighbours = Some(neighbours);
     }
 
@@ -227,7 +227,7 @@ impl Data {
     pub fn train_batches(
         &self,
         config: &Config,
-        seat: Seat,
+        seat: MeshRank,
         samples_consumed: u64,
     ) -> Result<Batches> {
         let samples = samples_consumed..config.samples_total();
@@ -244,7 +244,7 @@ impl Data {
     ///
     /// # Errors
     /// As [`Data::train_batches`].
-    pub fn valid_batches(&self, config: &Config, seat: Seat) -> Result<Option<Batches>> {
+    pub fn valid_batches(&self, config: &Config, seat: MeshRank) -> Result<Option<Batches>> {
         let Some(valid) = &self.valid else { return Ok(None) };
         // As long as all others: without the smaller batches of a ramp.
         let mut even = config.clone();
@@ -312,12 +312,12 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Vec<
 }
 
 /// The manifests of the data are part of its identity; the order tells itself apart by the seed.
-fn local_cache(config: &Config, order: &Arc<dyn Order>) -> Result<Option<Arc<AtFirstUse>>> {
+fn local_cache(config: &Config, order: &Arc<dyn SampleOrder>) -> Result<Option<Arc<LazyCache>>> {
     let Some(local) = &config.data.local_cache else { return Ok(None) };
     let limit_bytes = local.limit.map_or(u64::MAX, |limit| limit.0);
     let options = CacheOptions { limit_bytes, salt: config.run.seed };
     let folder = storage::open_url(&local.dir)?;
-    Ok(Some(Arc::new(AtFirstUse::new(folder, Arc::clone(order), options))))
+    Ok(Some(Arc::new(LazyCache::new(folder, Arc::clone(order), options))))
 }
 
 fn fingerprint(corpus: &IndexedDataset) -> Result<Value> {
@@ -325,7 +325,7 @@ fn fingerprint(corpus: &IndexedDataset) -> Result<Value> {
     let mut buf = vec![0; FINGERPRINT_BYTES.min(bin.len_bytes()) as usize]; // fits: 1 MiB
     let mut crc = Crc64::new();
     for offset in [0, bin.len_bytes() - buf.len() as u64] {
-        bin.read_many(&mut [Read { offset, buf: &mut buf }])?;
+        bin.read_many(&mut [RangeRead { offset, buf: &mut buf }])?;
         crc.update(&buf);
     }
     Ok(json!({

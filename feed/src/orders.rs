@@ -10,15 +10,15 @@ use loader::batch::{
     BertAssemble, BertConfig, EncDecAssemble, EncDecConfig, EncDecPart, GptAssemble, GptConfig,
     MaskedPart, Masking, NO_LABEL, NgramLengths, T5Assemble, T5Config, pad_id,
 };
-use loader::{BlendOrder, EncDecOrder, GptOrder, MaskedOrder, Order};
+use loader::{BlendOrder, EncDecOrder, GptOrder, MaskedOrder, SampleOrder};
 use preprocess::Tokenizer;
-use recipe::Mismatch;
+use recipe::Incompatible;
 use recipe::config::{Config, MaskLengths, Objective};
 use recipe::text::thousands;
 use serde_json::Value;
 use storage::{Key, Storage};
 
-use crate::special::Words;
+use crate::special::TokenSpellings;
 use crate::{AnyAssemble, Corpora, Error, Result, TRIPLE};
 
 /// What is made of samples, and what must be known of each corpus for that.
@@ -54,7 +54,7 @@ impl Assembly {
             };
             return Ok(Assembly::Lm(config, Vec::new()));
         }
-        let words = Words::of(tokenizer);
+        let words = TokenSpellings::of(tokenizer);
         let special = words.special(config, tokenizer)?;
         // What an objective can do without is what no token is.
         let id = |id: Option<u64>| some(id).unwrap_or(NO_LABEL);
@@ -102,11 +102,13 @@ impl Assembly {
     }
 
     /// Takes what must be known of the next corpus.
-    pub(super) fn learn(&mut self, part: Part) {
+    pub(super) fn learn(&mut self, part: CorpusAssembly) {
         match (self, part) {
-            (Assembly::Lm(_, of), Part::Lm(dtype)) => of.push(dtype),
-            (Assembly::Triple(_, of), Part::Triple(part)) => of.push(part),
-            (Assembly::Spans(_, of) | Assembly::Masked(_, of), Part::Masked(part)) => of.push(part),
+            (Assembly::Lm(_, of), CorpusAssembly::Lm(dtype)) => of.push(dtype),
+            (Assembly::Triple(_, of), CorpusAssembly::Triple(part)) => of.push(part),
+            (Assembly::Spans(_, of) | Assembly::Masked(_, of), CorpusAssembly::Masked(part)) => {
+                of.push(part);
+            }
             _ => unreachable!("both are made of one config"),
         }
     }
@@ -128,7 +130,7 @@ fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()>
     if got <= most {
         return Ok(());
     }
-    Err(Error::Mismatch(Mismatch::new(
+    Err(Error::Mismatch(Incompatible::new(
         format!("open data.tokenizer '{}'", config.data.tokenizer),
         format!("got {got} ids, due at most model.vocab = {most}"),
         "\"mlm\" puts any id of the tokenizer in the place of some tokens",
@@ -137,14 +139,14 @@ fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()>
 
 /// What must be known of one corpus to make batches of it.
 #[derive(Clone, Debug)]
-pub(super) enum Part {
+pub(super) enum CorpusAssembly {
     Lm(Dtype),
     Triple(EncDecPart),
     Masked(MaskedPart),
 }
 
 /// A corpus in the order of its samples, what is to be known of it, and the name of its cache.
-type Ordered = (Arc<dyn Order>, Part, Value);
+type Ordered = (Arc<dyn SampleOrder>, CorpusAssembly, Value);
 
 /// What orders are made of.
 pub(super) struct Orders<'a> {
@@ -158,7 +160,11 @@ pub(super) struct Orders<'a> {
 
 impl Orders<'_> {
     /// The order of a split, and of each corpus what is to be known of it.
-    pub(super) fn open(&self, which: Split, samples: u64) -> Result<(Arc<dyn Order>, Vec<Part>)> {
+    pub(super) fn open(
+        &self,
+        which: Split,
+        samples: u64,
+    ) -> Result<(Arc<dyn SampleOrder>, Vec<CorpusAssembly>)> {
         let needed = thousands(samples as f64);
         let tell = |count: u64| {
             let count = thousands(count as f64);
@@ -206,7 +212,7 @@ impl Orders<'_> {
         match config.objective() {
             Objective::Lm => {
                 let (index, description) = self.gpt(&first, path.to_owned(), seq_len, part)?;
-                let known = Part::Lm(first.dtype());
+                let known = CorpusAssembly::Lm(first.dtype());
                 let order = GptOrder::new(first, index, seq_len as usize)?; // fits: at most 2^20
                 Ok((Arc::new(order), known, description))
             }
@@ -216,7 +222,7 @@ impl Orders<'_> {
                 let (index, description) = self.gpt(&first, path, seq_len - 1, part)?;
                 let triple = [0, 1, 2].map(|nth| Arc::clone(&corpus[nth]));
                 let order = EncDecOrder::new(triple, index, seq_len as usize)?; // fits: as above
-                let known = Part::Triple(order.part());
+                let known = CorpusAssembly::Triple(order.part());
                 Ok((Arc::new(order), known, description))
             }
             Objective::SpanCorruption => {
@@ -284,7 +290,7 @@ impl Orders<'_> {
             None => MaskedIndex::build(&corpus, which, &order)?,
         };
         let order_of = MaskedOrder::new(corpus, Arc::new(index))?;
-        let known = Part::Masked(order_of.part());
+        let known = CorpusAssembly::Masked(order_of.part());
         Ok((Arc::new(order_of), known, order.description(which)?))
     }
 }

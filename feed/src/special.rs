@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loader::batch::Vocabulary;
 use preprocess::{Tokenizer, TokenizerSpec};
-use recipe::Mismatch;
+use recipe::Incompatible;
 use recipe::config::{Config, Objective, SpecialConfig};
 
 use crate::{Error, Result};
@@ -40,16 +40,16 @@ pub fn with_special(mut config: Config) -> Result<Config> {
     // Running text needs the end of a document at most.
     if config.objective() != Objective::Lm {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
-        config.data.special = Words::of(&*tokenizer).special(&config, &*tokenizer)?;
+        config.data.special = TokenSpellings::of(&*tokenizer).special(&config, &*tokenizer)?;
     }
     Ok(config)
 }
 
 /// How a tokenizer spells each of its ids.
 #[derive(Debug)]
-pub(super) struct Words(Vec<String>);
+pub(super) struct TokenSpellings(Vec<String>);
 
-impl Words {
+impl TokenSpellings {
     pub(super) fn of(tokenizer: &dyn Tokenizer) -> Self {
         let mut bytes = Vec::new();
         let mut spell = |id: u32| {
@@ -58,7 +58,7 @@ impl Words {
             let is_there = tokenizer.decode(&[id], &mut bytes).is_ok();
             if is_there { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() }
         };
-        Words((0..tokenizer.vocab_size()).map(&mut spell).collect())
+        TokenSpellings((0..tokenizer.vocab_size()).map(&mut spell).collect())
     }
 
     /// Which of the ids go on with a word.
@@ -119,7 +119,7 @@ impl Words {
                      one of its usual names"
             )
         };
-        Err(Error::Mismatch(Mismatch {
+        Err(Error::Mismatch(Incompatible {
             doing: format!("find the special tokens of data.tokenizer '{name}'"),
             details: missing.iter().map(detail).collect(),
             hint: "give their ids, or the tokenizer that made the corpus, with its file",

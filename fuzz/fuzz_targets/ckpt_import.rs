@@ -4,7 +4,7 @@
 #![no_main]
 
 use ckpt::Checkpoints;
-use ckpt::convert::{Bounds, Format, Import, Made, NewRows};
+use ckpt::convert::{ConvertLimits, DerivedTensor, Format, Import, NewRows};
 use fuzz::{key, store_with};
 use libfuzzer_sys::fuzz_target;
 
@@ -33,7 +33,7 @@ fuzz_target!(|file: &[u8]| {
 });
 
 fn save(mut import: Import) {
-    let bytes = import.made.iter().map(Made::bytes).fold(0, u64::saturating_add);
+    let bytes = import.made.iter().map(DerivedTensor::bytes).fold(0, u64::saturating_add);
     if bytes > BYTES_MAX {
         return;
     }
@@ -41,7 +41,7 @@ fn save(mut import: Import) {
         let _ = import.set_vocab(7, &NewRows::Mean);
     }
     let steps = Checkpoints::open(store_with(&[]), key("run"));
-    let bounds = Bounds { memory_bytes: 1 << 20, threads: 1, ..Bounds::default() };
+    let bounds = ConvertLimits { memory_bytes: 1 << 20, threads: 1, ..ConvertLimits::default() };
     if steps.save_made(5, &import, &[], serde_json::Value::Null, bounds, &|_| ()).is_ok() {
         steps.open_step(5).and_then(|step| step.verify()).expect("what we wrote");
     }

@@ -4,7 +4,7 @@
 #![no_main]
 
 use fuzz::{FILE_BYTES_MAX, bytes_of, key, some_bytes, store_with};
-use indexed::{Format, IndexedDataset, ReadOptions, Source, WriteOptions, Writer};
+use indexed::{Format, IndexedDataset, ReadOptions, TokenSource, WriteOptions, Writer};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|idx: &[u8]| {
@@ -13,7 +13,7 @@ fuzz_target!(|idx: &[u8]| {
     let store = store_with(&[("a.idx", idx), ("a.bin", &bin)]);
     let opened = IndexedDataset::open(&store, &key("a"));
     assert_eq!(opened.is_ok(), due.is_some(), "{opened:?}");
-    let streamed = Source::open(&store, &key("a"), Format::Mmididx, &ReadOptions::default());
+    let streamed = TokenSource::open(&store, &key("a"), Format::Mmididx, &ReadOptions::default());
     let Ok(dataset) = opened else {
         // It has fewer columns in memory, and types that Megatron has not, but no more.
         if let Ok(source) = streamed {

@@ -5,7 +5,7 @@
 
 use fuzz::{Store, key};
 use libfuzzer_sys::fuzz_target;
-use storage::sim::{Faults, SimStore};
+use storage::sim::{FaultPlan, FaultStore};
 
 fuzz_target!(|lines: &str| {
     // A mutation hardly ever has the right sum, so all lines but the last, which may be torn, get
@@ -16,7 +16,7 @@ fuzz_target!(|lines: &str| {
         journal += &format!("{:016x} {line}\n", storage::crc64(line.as_bytes()));
     }
     journal += torn;
-    let store: Store = std::sync::Arc::new(SimStore::new(1, Faults::default()));
+    let store: Store = std::sync::Arc::new(FaultStore::new(1, FaultPlan::default()));
     let mut draft = store.create_draft(&key("a.journal")).expect("an empty store");
     draft.write(journal.as_bytes()).expect("a disk without faults");
     draft.sync().expect("a disk without faults");

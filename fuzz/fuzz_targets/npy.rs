@@ -4,13 +4,13 @@
 #![no_main]
 
 use fuzz::{bytes_of, key, store_with};
-use indexed::{Census, Format, Npy, ReadOptions, Source};
+use indexed::{Census, Format, Npy, ReadOptions, TokenSource};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|file: &[u8]| {
     let store = store_with(&[("a.npy", file)]);
     let array = Npy::open(store.as_ref(), &key("a.npy"));
-    let source = Source::open(&store, &key("a"), Format::Yuan, &ReadOptions::default());
+    let source = TokenSource::open(&store, &key("a"), Format::Yuan, &ReadOptions::default());
     let tokens = source.and_then(|source| Census::take(&source, None));
     let Ok(array) = array else {
         assert!(tokens.is_err(), "{tokens:?}");

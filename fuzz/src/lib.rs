@@ -8,7 +8,7 @@ pub mod tree;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use indexed::{Census, Format, IndexedDataset, ReadOptions, Source, WriteOptions, Writer};
+use indexed::{Census, Format, IndexedDataset, ReadOptions, TokenSource, WriteOptions, Writer};
 use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use storage::Key;
 
@@ -71,8 +71,8 @@ fn folder() -> &'static PathBuf {
 
 /// Converts `a` of a format to a pair `b` of Megatron's, which is sound and counts the same. `None`
 /// if it is not accepted.
-pub fn converted(store: &Store, format: Format) -> Option<(Source, IndexedDataset)> {
-    let source = Source::open(store, &key("a"), format, &ReadOptions::default()).ok()?;
+pub fn converted(store: &Store, format: Format) -> Option<(TokenSource, IndexedDataset)> {
+    let source = TokenSource::open(store, &key("a"), format, &ReadOptions::default()).ok()?;
     let census = Census::take(&source, None).ok()?;
     let (to, options) = (key("b"), WriteOptions::default());
     let mut writer = Writer::create(store, &to, Format::Mmididx, &source, &options).ok()?;

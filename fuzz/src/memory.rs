@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use storage::{Entry, Error, FileEntry, Key, Map, Object, Read, Result, Storage, Upload, crc64};
+use storage::{
+    Error, FileEntry, Key, Map, Object, ObjectMeta, RangeRead, Result, Storage, Upload, crc64,
+};
 
 type Files = BTreeMap<String, Arc<Vec<u8>>>;
 
@@ -37,11 +39,11 @@ impl Storage for Memory {
         Ok(Box::new(Writing { files: Arc::clone(&self.0), key: key.clone(), bytes: Vec::new() }))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         self.with(|files| {
             let below = files.iter().filter(|(name, _)| below(folder, name).is_some());
             let entry = |(name, bytes): (&String, &Arc<Vec<u8>>)| {
-                Ok(Entry { key: Key::new(name.as_str())?, bytes: bytes.len() as u64 })
+                Ok(ObjectMeta { key: Key::new(name.as_str())?, bytes: bytes.len() as u64 })
             };
             below.map(entry).collect()
         })
@@ -101,8 +103,8 @@ impl Object for File {
     }
 
     /// Whoever reads past the end has believed a number that it should not.
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
-        for Read { offset, buf } in reads {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
+        for RangeRead { offset, buf } in reads {
             let rest = usize::try_from(*offset).ok().and_then(|at| self.bytes.get(at..));
             let bytes = rest.and_then(|rest| rest.get(..buf.len()));
             let bytes = bytes.unwrap_or_else(|| {

@@ -106,7 +106,7 @@ impl BlendIndex {
         config.check()?;
         let suffix = format!("BlendedDataset-{}", config.which);
         let names = Names::new(&config.description(), folder, &suffix);
-        cache::load_or_build(&Recipe(config), store, &names)
+        cache::load_or_build(&BlendSpec(config), store, &names)
     }
 
     /// Builds the order of a blend whose settings make sense, of datasets that have the samples.
@@ -157,9 +157,9 @@ impl BlendIndex {
 }
 
 /// One blend.
-struct Recipe<'a>(&'a BlendConfig);
+struct BlendSpec<'a>(&'a BlendConfig);
 
-impl cache::Recipe<2> for Recipe<'_> {
+impl cache::CachedIndex<2> for BlendSpec<'_> {
     type Index = BlendIndex;
 
     const ARRAYS: [&'static str; 2] = ["dataset_index", "dataset_sample_index"];
@@ -287,7 +287,7 @@ fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
     }
     let mut dataset = NpyBuilder::<i16>::new("dataset index", &[total])?;
     let mut dataset_sample = NpyBuilder::<i64>::new("dataset sample index", &[total])?;
-    let mut left = Left {
+    let mut left = RemainingDatasets {
         numbers: (0..weights.len() as i16).collect(), // fits: seen above
         weights: weights.to_vec(),
         counts: vec![0.0; weights.len()],
@@ -306,14 +306,14 @@ fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
 }
 
 /// The datasets that are not used up, in ascending order.
-struct Left {
+struct RemainingDatasets {
     numbers: Vec<i16>,
     weights: Vec<f64>,
     /// Samples drawn of each.
     counts: Vec<f64>,
 }
 
-impl Left {
+impl RemainingDatasets {
     fn remove_if_used_up(&mut self, place: usize, sizes: &[u64]) {
         let size = sizes.get(self.numbers[place] as usize); // fits: not negative
         if size.is_some_and(|&size| self.counts[place] >= size as f64) {

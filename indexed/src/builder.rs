@@ -5,11 +5,11 @@ mod drafts;
 
 use std::sync::Arc;
 
-use storage::{Draft, FileEntry, Key, Storage, Upload};
+use storage::{FileEntry, Key, ResumableUpload, Storage, Upload};
 
 pub use self::drafts::BuilderMark;
 use crate::dataset::for_each_chunk;
-use crate::outline::{Counts, Event, Outline};
+use crate::outline::{Counts, Event, LengthLog};
 use crate::{Dtype, Error, IndexedDataset, Result, idx};
 
 /// Small documents are gathered to writes of this size.
@@ -36,7 +36,7 @@ pub struct Builder {
     pending: Vec<u8>,
     /// Bytes of the `.bin`, after those that sequences were told of, that are there already.
     present_bytes: u64,
-    outline: Outline,
+    outline: LengthLog,
     /// The mode of each sequence, if the set has modes.
     modes: Option<Vec<i8>>,
 }
@@ -44,7 +44,7 @@ pub struct Builder {
 #[derive(Debug)]
 enum Bin {
     Upload(Box<dyn Upload>),
-    Draft(Box<dyn Draft>),
+    Draft(Box<dyn ResumableUpload>),
     /// An earlier process had finished it.
     Finished(FileEntry),
 }
@@ -78,7 +78,7 @@ impl Builder {
             storage::Error::Exists { what } => Error::Orphan { file: what },
             other => Error::Storage(other),
         })?;
-        let outline = Outline::new(store, prefix.with_suffix(OUTLINE)?);
+        let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
         let builder = Builder::new(store, prefix, dtype, Bin::Upload(bin), outline);
         Ok(Builder { idx: Some(idx), ..builder })
     }
@@ -100,7 +100,7 @@ impl Builder {
         prefix: &Key,
         dtype: Dtype,
         bin: Bin,
-        outline: Outline,
+        outline: LengthLog,
     ) -> Self {
         let (store, prefix) = (Arc::clone(store), prefix.clone());
         let (idx, pending, present_bytes, modes) = (None, Vec::new(), 0, None);

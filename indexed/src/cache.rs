@@ -58,7 +58,7 @@ impl Names {
 }
 
 /// How an index that is kept as `N` arrays is made and checked.
-pub(crate) trait Recipe<const N: usize> {
+pub(crate) trait CachedIndex<const N: usize> {
     type Index;
 
     /// The names of the arrays.
@@ -81,7 +81,7 @@ pub(crate) trait Recipe<const N: usize> {
 }
 
 /// What lies under an index's names.
-enum Found<T> {
+enum CacheState<T> {
     /// Files whose seal fits.
     Sealed(T),
     /// Files of the right shapes.
@@ -94,18 +94,18 @@ enum Found<T> {
 /// The index that is kept under these names, if all its files are there and are right; else a
 /// warning says why, and it is built and kept. A cache that cannot be written costs its building
 /// again, which is a warning and no failure.
-pub(crate) fn load_or_build<R: Recipe<N>, const N: usize>(
+pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
 ) -> Result<R::Index> {
     let shown = store.display(&names.description_key()?);
     let is_bad = match find(recipe, store, names)? {
-        Found::Sealed(index) => {
+        CacheState::Sealed(index) => {
             log::info!("sample order from the cache {shown}, whose seal fits");
             return Ok(index);
         }
-        Found::Unsealed(index) => match recipe.check(&index)? {
+        CacheState::Unsealed(index) => match recipe.check(&index)? {
             None => {
                 log::info!("sample order from the cache {shown}, checked");
                 seal(recipe, store, names);
@@ -116,8 +116,8 @@ pub(crate) fn load_or_build<R: Recipe<N>, const N: usize>(
                 true
             }
         },
-        Found::Bad => true,
-        Found::Nothing => false,
+        CacheState::Bad => true,
+        CacheState::Nothing => false,
     };
     let index = recipe.build()?;
     let folder = store.display(&names.folder);
@@ -135,7 +135,7 @@ pub(crate) fn load_or_build<R: Recipe<N>, const N: usize>(
     // What was written is used from now on: its pages are shared by all processes of the machine,
     // and given back when memory is short.
     match find(recipe, store, names)? {
-        Found::Sealed(mapped) => Ok(mapped),
+        CacheState::Sealed(mapped) => Ok(mapped),
         _ => Ok(index),
     }
 }
@@ -144,15 +144,15 @@ fn warn_of_bad(shown: &str, why: &str) {
     log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
 }
 
-fn find<R: Recipe<N>, const N: usize>(
+fn find<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
-) -> Result<Found<R::Index>> {
+) -> Result<CacheState<R::Index>> {
     let description = names.description_key()?;
     let bad = |why: &str| {
         warn_of_bad(&store.display(&description), why);
-        Ok(Found::Bad)
+        Ok(CacheState::Bad)
     };
     let mut absent = Vec::new();
     match store.open(&description) {
@@ -177,7 +177,7 @@ fn find<R: Recipe<N>, const N: usize>(
         }
     }
     if absent.len() == N + 1 {
-        return Ok(Found::Nothing);
+        return Ok(CacheState::Nothing);
     }
     if !absent.is_empty() {
         return bad(&format!("it lacks {}", absent.join(", ")));
@@ -188,14 +188,14 @@ fn find<R: Recipe<N>, const N: usize>(
         Err(why) => return bad(&why),
     };
     if !is_sealed(recipe, store, names)? {
-        return Ok(Found::Unsealed(index));
+        return Ok(CacheState::Unsealed(index));
     }
     R::arrays(&index).iter().for_each(|array| array.expect_random_reads());
-    Ok(Found::Sealed(index))
+    Ok(CacheState::Sealed(index))
 }
 
 /// The text of a seal over the files as they are now.
-fn seal_text<R: Recipe<N>, const N: usize>(
+fn seal_text<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
@@ -214,7 +214,7 @@ fn seal_text<R: Recipe<N>, const N: usize>(
     Ok(format!("{seal:#}\n"))
 }
 
-fn is_sealed<R: Recipe<N>, const N: usize>(
+fn is_sealed<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
@@ -236,7 +236,7 @@ fn is_sealed<R: Recipe<N>, const N: usize>(
 
 /// Seals files that were checked or written by us. Without a seal they are checked again by the
 /// next run, so failing is no failure.
-fn seal<R: Recipe<N>, const N: usize>(recipe: &R, store: &dyn Storage, names: &Names) {
+fn seal<R: CachedIndex<N>, const N: usize>(recipe: &R, store: &dyn Storage, names: &Names) {
     let outcome = names.seal_key().and_then(|key| {
         let text = seal_text(recipe, store, names)?;
         delete(store, &key)?;
@@ -256,7 +256,7 @@ enum Saved {
 
 /// The description is written last, so that what a killed run leaves is no cache. One that fails
 /// takes back what it wrote.
-fn save<R: Recipe<N>, const N: usize>(
+fn save<R: CachedIndex<N>, const N: usize>(
     store: &dyn Storage,
     names: &Names,
     index: &R::Index,
@@ -275,7 +275,7 @@ fn save<R: Recipe<N>, const N: usize>(
 }
 
 /// Writes the files. Says whether the description is ours, and `ours` which of the arrays are.
-fn save_to<R: Recipe<N>, const N: usize>(
+fn save_to<R: CachedIndex<N>, const N: usize>(
     store: &dyn Storage,
     names: &Names,
     index: &R::Index,

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use storage::{Crc64, Key, Map, Object, Read, Storage};
+use storage::{Crc64, Key, Map, Object, RangeRead, Storage};
 
 use crate::idx::{HEADER_BYTES, I32Le, Layout, Tables, malformed};
 use crate::sparse::Sparse;
-use crate::{Dtype, Error, Fault, Result};
+use crate::{Dtype, Error, FormatRule, Result};
 
 /// 8 MiB reads keep every device busy and cost one buffer.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
@@ -64,7 +64,7 @@ impl IndexedDataset {
     /// that no later call can reach outside the files.
     ///
     /// # Errors
-    /// [`Error::Malformed`] with the [`Fault`], the file and the byte; [`Error::Storage`].
+    /// [`Error::Malformed`] with the [`FormatRule`], the file and the byte; [`Error::Storage`].
     pub fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
         let dataset = Self::open_files(store, prefix)?;
         let bin_bytes = dataset.check_all_tables()?;
@@ -115,7 +115,7 @@ impl IndexedDataset {
     /// Checks every entry of the index in one pass, the first time it is called.
     ///
     /// # Errors
-    /// [`Error::Malformed`] with the [`Fault`], the file and the byte.
+    /// [`Error::Malformed`] with the [`FormatRule`], the file and the byte.
     pub fn check_tables(&self) -> Result<()> {
         if self.checked.get().is_none() {
             self.check_all_tables()?;
@@ -278,7 +278,7 @@ impl IndexedDataset {
         let len = self.sequence_len(seq) as usize; // fits: 32 bits
         let mut bytes = vec![0; len * dtype.item_bytes() as usize]; // bounded by the `.bin`
         let offset = self.sequence_offset_bytes(seq);
-        self.bin.read_many(&mut [Read { offset, buf: &mut bytes }])?;
+        self.bin.read_many(&mut [RangeRead { offset, buf: &mut bytes }])?;
         let mut tokens = vec![0; len];
         dtype.decode_i64(&bytes, &mut tokens);
         Ok(tokens)
@@ -371,7 +371,7 @@ pub(crate) fn for_each_chunk(
     let mut offset = 0;
     while offset < len {
         let chunk = &mut buf[..(len - offset).min(READ_BYTES) as usize]; // fits: as above
-        object.read_many(&mut [Read { offset, buf: chunk }])?;
+        object.read_many(&mut [RangeRead { offset, buf: chunk }])?;
         visit(chunk)?;
         offset += chunk.len() as u64;
     }
@@ -383,8 +383,8 @@ pub(crate) fn check_bin_len(bin: &dyn Object, due: u64, idx_file: &str) -> Resul
     let got = bin.len_bytes();
     let fault = match got.cmp(&due) {
         std::cmp::Ordering::Equal => return Ok(()),
-        std::cmp::Ordering::Less => Fault::BinTooShort,
-        std::cmp::Ordering::Greater => Fault::BinTooLong,
+        std::cmp::Ordering::Less => FormatRule::BinTooShort,
+        std::cmp::Ordering::Greater => FormatRule::BinTooLong,
     };
     let due_text = format!("{due} bytes, as {idx_file} says");
     let at = got.min(due) as usize; // a place in a message

@@ -15,7 +15,7 @@ pub enum Error {
         /// The byte where it shows.
         offset: u64,
         /// Which rule it breaks.
-        fault: Fault,
+        fault: FormatRule,
         /// What came.
         got: String,
         /// What was due.
@@ -170,7 +170,7 @@ pub enum Error {
 /// A rule of the `.bin`/`.idx` or `.npy` format that a file may break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum FormatRule {
     /// The `.idx` begins with its magic.
     Magic,
     /// It is of version 1.
@@ -210,28 +210,30 @@ pub enum Fault {
 /// `std`'s, with our [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-impl Fault {
+impl FormatRule {
     /// The likely cause, if there is one.
     #[must_use]
     pub fn hint(self) -> Option<&'static str> {
         match self {
-            Fault::Magic => Some(
+            FormatRule::Magic => Some(
                 "the older TNTIDX index, and files that are no index, begin so; `feedline convert` \
                  reads TNTIDX",
             ),
-            Fault::Triple => {
+            FormatRule::Triple => {
                 Some("the files are of different runs, or 16 bits were too few for a long document")
             }
-            Fault::Dtype => Some("PaddleNLP alone writes codes 9 and 10; Megatron refuses them"),
-            Fault::TooShort => Some("the .idx was cut short; run preprocess again"),
-            Fault::NoDocumentEnds => Some(
+            FormatRule::Dtype => {
+                Some("PaddleNLP alone writes codes 9 and 10; Megatron refuses them")
+            }
+            FormatRule::TooShort => Some("the .idx was cut short; run preprocess again"),
+            FormatRule::NoDocumentEnds => Some(
                 "the writer never ended a document, as CPM-2's does not; `feedline repair` \
                  writes a copy whose document index is 0, 1, 2 and so on up to the sequence count",
             ),
-            Fault::BinTooShort => {
+            FormatRule::BinTooShort => {
                 Some("the .bin was cut short, or the .idx is of another run; run preprocess again")
             }
-            Fault::BinTooLong => Some("the .idx is of another run; run preprocess again"),
+            FormatRule::BinTooLong => Some("the .idx is of another run; run preprocess again"),
             _ => None,
         }
     }

@@ -55,7 +55,7 @@ pub struct GptIndex {
 
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TokenSpan {
     /// The sequence.
     pub sequence: u64,
     /// The first of the tokens, counted from the start of the sequence.
@@ -123,7 +123,11 @@ impl GptIndex {
             Err(error)
         })?;
         let names = Names::new(&config.description(which)?, folder, &format!("GPTDataset-{which}"));
-        cache::load_or_build(&Recipe { dataset, plan, seed: config.seed, store }, store, &names)
+        cache::load_or_build(
+            &GptIndexSpec { dataset, plan, seed: config.seed, store },
+            store,
+            &names,
+        )
     }
 
     /// How many samples there are: at least those asked for, up to the end of the last epoch.
@@ -138,7 +142,7 @@ impl GptIndex {
     ///
     /// # Panics
     /// If there is no such sample, or the index is of another dataset.
-    pub fn parts(&self, dataset: &IndexedDataset, sample: u64, parts: &mut Vec<Part>) {
+    pub fn parts(&self, dataset: &IndexedDataset, sample: u64, parts: &mut Vec<TokenSpan>) {
         parts.clear();
         let outcome = self.for_each_part(dataset, sample, |part, _| parts.push(part));
         outcome.expect("an index of this dataset");
@@ -160,7 +164,7 @@ impl GptIndex {
         &self,
         dataset: &IndexedDataset,
         sample: u64,
-        mut visit: impl FnMut(Part, u64),
+        mut visit: impl FnMut(TokenSpan, u64),
     ) -> Result<()> {
         let bad = |table: &'static str, place: u64, got: i64| Error::BadPlace {
             file: dataset.display(),
@@ -204,7 +208,7 @@ impl GptIndex {
             // Where samples touch at the end of a document, one of its parts has no tokens.
             if end > token_offset {
                 let (token_offset, end) = (token_offset as u64, end as u64);
-                let part = Part { sequence, token_offset, token_count: end - token_offset };
+                let part = TokenSpan { sequence, token_offset, token_count: end - token_offset };
                 visit(part, start_bytes + token_offset * item_bytes);
             }
         }
@@ -231,14 +235,14 @@ impl GptIndex {
 }
 
 /// One index of one dataset.
-struct Recipe<'a> {
+struct GptIndexSpec<'a> {
     dataset: &'a IndexedDataset,
     plan: Plan,
     seed: u32,
     store: &'a dyn Storage,
 }
 
-impl cache::Recipe<3> for Recipe<'_> {
+impl cache::CachedIndex<3> for GptIndexSpec<'_> {
     type Index = GptIndex;
 
     const ARRAYS: [&'static str; 3] = ["document_index", "sample_index", "shuffle_index"];

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use storage::Upload;
 
-use crate::{Dtype, Error, Fault, Result};
+use crate::{Dtype, Error, FormatRule, Result};
 
 /// "MMIDIDX" and two NULs.
 const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
@@ -46,7 +46,7 @@ impl Layout {
         let layout = Self::parse_any(bytes, bytes.len() as u64, file)?;
         if !layout.dtype.is_megatron() {
             let got = format!("dtype code {}", layout.dtype.code());
-            return Err(malformed(file, 17, Fault::Dtype, got, "1 to 8"));
+            return Err(malformed(file, 17, FormatRule::Dtype, got, "1 to 8"));
         }
         Ok(layout)
     }
@@ -58,14 +58,14 @@ impl Layout {
         if documents == 0 {
             let due = "at least 1, the leading 0";
             let got = "a document index of length 0";
-            return Err(malformed(file, 26, Fault::DocumentStart, got, due));
+            return Err(malformed(file, 26, FormatRule::DocumentStart, got, due));
         }
         let due = u128::from(HEADER_BYTES) + 12 * u128::from(sequences) + 8 * u128::from(documents);
         let has_modes = len as u128 == due + u128::from(sequences) && sequences > 0;
         if len as u128 != due && !has_modes {
             let counts = format!("{sequences} sequences and a document index of {documents}");
             let too_short = (len as u128) < due;
-            let fault = if too_short { Fault::TooShort } else { Fault::TooLong };
+            let fault = if too_short { FormatRule::TooShort } else { FormatRule::TooLong };
             let offset = if too_short { len as u128 } else { due };
             let due = format!("{due} bytes for {counts}");
             return Err(malformed(file, offset as usize, fault, end_at(len), due));
@@ -168,13 +168,13 @@ impl Tables<'_> {
             if len < 0 {
                 let offset = HEADER_BYTES as usize + 4 * seq;
                 let got = format!("length {len} of sequence {seq}");
-                return malformed(file, offset, Fault::SequenceLength, got, "0 or more");
+                return malformed(file, offset, FormatRule::SequenceLength, got, "0 or more");
             }
             if pointer as u64 != sum || sum >> 62 != 0 {
                 let offset = HEADER_BYTES as usize + 4 * self.lengths.len() + 8 * seq;
                 let got = format!("pointer {pointer} of sequence {seq}");
                 let due = format!("{sum}, the bytes of the sequences before it");
-                return malformed(file, offset, Fault::Pointer, got, due);
+                return malformed(file, offset, FormatRule::Pointer, got, due);
             }
             sum += len as u64 * item_bytes;
         }
@@ -187,12 +187,12 @@ impl Tables<'_> {
         let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
         if value(0) != 0 {
             let got = format!("first document at sequence {}", value(0));
-            return Err(malformed(file, at(0), Fault::DocumentStart, got, "0"));
+            return Err(malformed(file, at(0), FormatRule::DocumentStart, got, "0"));
         }
         if last == 0 && sequences > 0 {
             let got = format!("a document index of the single entry 0 for {sequences} sequences");
             let due = format!("more entries, the last of them {sequences}");
-            return Err(malformed(file, at(0), Fault::NoDocumentEnds, got, due));
+            return Err(malformed(file, at(0), FormatRule::NoDocumentEnds, got, due));
         }
         let (mut before, mut rises, mut entry) = (0, true, 0);
         for documents in self.documents.chunks(ENTRIES_AT_ONCE) {
@@ -209,12 +209,12 @@ impl Tables<'_> {
             let entry = (1..=last).find(falls).expect("one entry falls, as was seen above");
             let got = format!("entry {entry} of the document index {}", value(entry));
             let due = format!("{} or more, as the entry before it", value(entry - 1));
-            return Err(malformed(file, at(entry), Fault::DocumentOrder, got, due));
+            return Err(malformed(file, at(entry), FormatRule::DocumentOrder, got, due));
         }
         if value(last) as u64 != sequences as u64 {
             let got = format!("a document index that ends with {}", value(last));
             let due = format!("{sequences}, the number of sequences");
-            return Err(malformed(file, at(last), Fault::DocumentEnd, got, due));
+            return Err(malformed(file, at(last), FormatRule::DocumentEnd, got, due));
         }
         Ok(())
     }
@@ -228,17 +228,18 @@ pub(crate) fn header_fields(bytes: &[u8], file: &str) -> Result<(Dtype, u64, u64
         let start = len.min(MAGIC.len());
         check_magic(&bytes[..start], &MAGIC[..start], file)?;
         let due = format!("a header of {HEADER_BYTES} bytes");
-        return Err(malformed(file, len, Fault::TooShort, end_at(len), due));
+        return Err(malformed(file, len, FormatRule::TooShort, end_at(len), due));
     };
     check_magic(&header[..9], &MAGIC, file)?;
     let version = u64_at(header, 9);
     if version != VERSION {
         let due = format!("version {VERSION}");
-        return Err(malformed(file, 9, Fault::Version, format!("version {version}"), due));
+        return Err(malformed(file, 9, FormatRule::Version, format!("version {version}"), due));
     }
     let code = header[17];
-    let dtype = Dtype::from_code_of_any(code)
-        .ok_or_else(|| malformed(file, 17, Fault::Dtype, format!("dtype code {code}"), "1 to 8"))?;
+    let dtype = Dtype::from_code_of_any(code).ok_or_else(|| {
+        malformed(file, 17, FormatRule::Dtype, format!("dtype code {code}"), "1 to 8")
+    })?;
     Ok((dtype, u64_at(header, 18), u64_at(header, 26)))
 }
 
@@ -280,7 +281,7 @@ impl Table {
 pub(crate) fn malformed(
     file: &str,
     offset: usize,
-    fault: Fault,
+    fault: FormatRule,
     got: impl Into<String>,
     due: impl Into<String>,
 ) -> Error {
@@ -293,7 +294,7 @@ fn check_magic(got: &[u8], due: &[u8], file: &str) -> Result<()> {
         return Ok(());
     }
     let (got, due) = (format!("\"{}\"", got.escape_ascii()), format!("\"{}\"", due.escape_ascii()));
-    Err(malformed(file, 0, Fault::Magic, got, due))
+    Err(malformed(file, 0, FormatRule::Magic, got, due))
 }
 
 fn end_at(len: usize) -> String {

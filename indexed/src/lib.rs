@@ -55,17 +55,18 @@ pub use builder::{Builder, BuilderMark, Built};
 pub use cache::default_cache_folder;
 pub use dataset::{CheckReport, IndexedDataset};
 pub use dtype::Dtype;
-pub use error::{Error, Fault, Result};
+pub use error::{Error, FormatRule, Result};
 pub use formats::{
-    Census, CensusReport, Format, ReadOptions, Sink, Source, Unended, WriteOptions, Writer, Written,
+    Census, CensusReport, Format, MissingDocumentEnds, ReadOptions, Sink, TokenSource,
+    WriteOptions, WriteReport, Writer,
 };
-pub use gpt_index::{GptIndex, GptIndexConfig, Part};
+pub use gpt_index::{GptIndex, GptIndexConfig, TokenSpan};
 pub use lengths::Lengths;
 pub use mapping::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
 pub use masked_index::{MaskedConfig, MaskedIndex, MaskedKind, MaskedSample};
 pub use npy::{Descr, Element, Npy};
 pub use repair::{Repair, RepairReport};
 pub use sample_index::{SampleRule, build_sample_index};
-pub use splice::{Part as SplicePart, splice};
+pub use splice::{DocumentRange, splice};
 pub use split::{Split, SplitMatrix};
 pub use token_stream::TokenStream;

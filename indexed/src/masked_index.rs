@@ -197,8 +197,8 @@ impl MaskedIndex {
     /// [`Error::EmptySplit`] if the split gives the part no share, [`Error::BadSetting`],
     /// [`Error::TooBig`], [`Error::OutOfMemory`]; [`Error::Malformed`] for the dataset.
     pub fn build(dataset: &IndexedDataset, which: Split, config: &MaskedConfig) -> Result<Self> {
-        let recipe = Recipe::new(dataset, which, config, None)?;
-        cache::Recipe::build(&recipe)
+        let recipe = MaskedIndexSpec::new(dataset, which, config, None)?;
+        cache::CachedIndex::build(&recipe)
     }
 
     /// Maps the order from the files of Megatron or ours, or builds it and leaves them there, as
@@ -213,7 +213,7 @@ impl MaskedIndex {
         store: &dyn Storage,
         folder: &Key,
     ) -> Result<Self> {
-        let recipe = Recipe::new(dataset, which, config, Some(store))?;
+        let recipe = MaskedIndexSpec::new(dataset, which, config, Some(store))?;
         let names = Names::new(&config.description(which)?, folder, config.kind.class());
         cache::load_or_build(&recipe, store, &names)
     }
@@ -243,7 +243,7 @@ impl MaskedIndex {
 }
 
 /// One index of one dataset.
-struct Recipe<'a> {
+struct MaskedIndexSpec<'a> {
     dataset: &'a IndexedDataset,
     which: Split,
     documents: Range<u64>,
@@ -252,7 +252,7 @@ struct Recipe<'a> {
     store: Option<&'a dyn Storage>,
 }
 
-impl<'a> Recipe<'a> {
+impl<'a> MaskedIndexSpec<'a> {
     fn new(
         dataset: &'a IndexedDataset,
         which: Split,
@@ -266,7 +266,7 @@ impl<'a> Recipe<'a> {
             return Err(Error::TooBig { what: "documents", got, most });
         }
         let samples = config.num_samples;
-        Ok(Recipe { dataset, which, documents, mapping, samples, store })
+        Ok(MaskedIndexSpec { dataset, which, documents, mapping, samples, store })
     }
 
     /// The documents of the part, and the tokens of all sentences.
@@ -296,7 +296,7 @@ impl<'a> Recipe<'a> {
     }
 }
 
-impl cache::Recipe<1> for Recipe<'_> {
+impl cache::CachedIndex<1> for MaskedIndexSpec<'_> {
     type Index = MaskedIndex;
 
     const ARRAYS: [&'static str; 1] = ["sample_index"];
@@ -316,7 +316,7 @@ impl cache::Recipe<1> for Recipe<'_> {
     fn check(&self, index: &MaskedIndex) -> Result<Option<String>> {
         self.dataset.check_tables()?;
         let (documents, sizes) = self.tables();
-        let (mut due, mut got) = (Bag::default(), Bag::default());
+        let (mut due, mut got) = (RowMultisetHash::default(), RowMultisetHash::default());
         mapping_rows(documents, sizes, &self.mapping, |row| due.add(row));
         self.refuse_none(due.count)?;
         for sample in 0..index.sample_count() {
@@ -346,12 +346,12 @@ impl cache::Recipe<1> for Recipe<'_> {
 /// A sum over rows that does not depend on their order, and is another for other rows but for one
 /// case in 2^64.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Bag {
+struct RowMultisetHash {
     count: u64,
     sum: u64,
 }
 
-impl Bag {
+impl RowMultisetHash {
     fn add(&mut self, row: [i64; 3]) {
         let fold = |hash: u64, value: &i64| crate::feistel::mix(hash ^ *value as u64);
         self.sum = self.sum.wrapping_add(row.iter().fold(0x5eed, fold));

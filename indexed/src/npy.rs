@@ -7,7 +7,7 @@ use storage::{Key, Map, Storage, Upload, Zeros};
 
 use crate::idx::malformed;
 use crate::sparse::Sparse;
-use crate::{Error, Fault, Result};
+use crate::{Error, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"\x93NUMPY\x01\x00";
 /// The header with all before it. numpy leaves room for the first axis to grow to 21 digits and
@@ -72,7 +72,7 @@ impl Npy {
     /// Maps an array, and holds its header against the length of the file.
     ///
     /// # Errors
-    /// [`Error::Malformed`] with [`Fault::Npy`]; [`Error::Storage`].
+    /// [`Error::Malformed`] with [`FormatRule::Npy`]; [`Error::Storage`].
     pub fn open(store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let file = if object.len_bytes() == 0 { Map::owned(Vec::new()) } else { object.map()? };
@@ -178,7 +178,8 @@ impl Shape {
 
     /// Reads the header, and holds it against the length of the file.
     pub(crate) fn parse(start: &[u8], file_bytes: u64, name: &str) -> Result<Self> {
-        let bad = |at: usize, got: String, due: &str| malformed(name, at, Fault::Npy, got, due);
+        let bad =
+            |at: usize, got: String, due: &str| malformed(name, at, FormatRule::Npy, got, due);
         let (magic, rest) = start.split_at_checked(8).unwrap_or((start, &[]));
         if magic != MAGIC {
             let got = format!("\"{}\"", magic.escape_ascii());

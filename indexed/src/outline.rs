@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use storage::{Draft, Key, Mark, Object, Read, Storage};
+use storage::{Key, Object, RangeRead, ResumableUpload, Storage, SyncPoint};
 
 use crate::{Error, Result};
 
@@ -25,13 +25,13 @@ pub(crate) enum Event {
 
 /// The stream, and what is known of it without reading it.
 #[derive(Debug)]
-pub(crate) struct Outline {
+pub(crate) struct LengthLog {
     /// Numbers at seven bits a byte (LEB128): 0 is [`Event::DocumentEnd`], a sequence of `n` tokens
     /// is `2 n + 1`, or `2 n + 2` with the end of its document.
     pending: Vec<u8>,
     /// The last sequence, as long as its document may still end with it.
     last: Option<u64>,
-    side: Side,
+    side: LengthSpill,
     counts: Counts,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Counts {
 
 /// Where the stream goes when it is too long for memory.
 #[derive(Debug)]
-enum Side {
+enum LengthSpill {
     /// Not needed so far.
     Memory(Arc<dyn Storage>, Key),
     /// The store keeps no drafts that can be read.
@@ -55,38 +55,38 @@ enum Side {
     Draft {
         store: Arc<dyn Storage>,
         key: Key,
-        draft: Box<dyn Draft>,
+        draft: Box<dyn ResumableUpload>,
         keep: bool,
     },
 }
 
-impl Outline {
+impl LengthLog {
     /// An empty one that leaves nothing behind. `key` names its draft, should it need one.
     pub(crate) fn new(store: &Arc<dyn Storage>, key: Key) -> Self {
-        Outline::on(Side::Memory(Arc::clone(store), key), Counts::default())
+        LengthLog::on(LengthSpill::Memory(Arc::clone(store), key), Counts::default())
     }
 
     /// An empty one that stays when it is dropped.
     pub(crate) fn create(store: &Arc<dyn Storage>, key: Key) -> Result<Self> {
         let draft = store.create_draft(&key)?;
-        let side = Side::Draft { store: Arc::clone(store), key, draft, keep: true };
-        Ok(Outline::on(side, Counts::default()))
+        let side = LengthSpill::Draft { store: Arc::clone(store), key, draft, keep: true };
+        Ok(LengthLog::on(side, Counts::default()))
     }
 
     /// One that another process synced.
     pub(crate) fn resume(
         store: &Arc<dyn Storage>,
         key: Key,
-        from: Mark,
+        from: SyncPoint,
         counts: Counts,
     ) -> Result<Self> {
         let draft = store.resume_draft(&key, from)?;
-        let side = Side::Draft { store: Arc::clone(store), key, draft, keep: true };
-        Ok(Outline::on(side, counts))
+        let side = LengthSpill::Draft { store: Arc::clone(store), key, draft, keep: true };
+        Ok(LengthLog::on(side, counts))
     }
 
-    fn on(side: Side, counts: Counts) -> Self {
-        Outline { pending: Vec::new(), last: None, side, counts }
+    fn on(side: LengthSpill, counts: Counts) -> Self {
+        LengthLog { pending: Vec::new(), last: None, side, counts }
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -112,10 +112,10 @@ impl Outline {
     ///
     /// # Panics
     /// If it is not one that stays.
-    pub(crate) fn sync(&mut self) -> Result<Mark> {
+    pub(crate) fn sync(&mut self) -> Result<SyncPoint> {
         self.flush_last();
         self.spill()?;
-        let Side::Draft { draft, .. } = &mut self.side else {
+        let LengthSpill::Draft { draft, .. } = &mut self.side else {
             unreachable!("an outline that is synced was made to stay");
         };
         Ok(draft.sync()?)
@@ -125,9 +125,9 @@ impl Outline {
     pub(crate) fn reader(&mut self) -> Result<Reader<'_>> {
         self.flush_last();
         let (mut object, mut end) = (None, 0);
-        if let Side::Draft { .. } = &self.side {
+        if let LengthSpill::Draft { .. } = &self.side {
             self.spill()?;
-            let Side::Draft { store, key, draft, .. } = &mut self.side else {
+            let LengthSpill::Draft { store, key, draft, .. } = &mut self.side else {
                 unreachable!("as above");
             };
             end = draft.sync()?.bytes;
@@ -143,23 +143,23 @@ impl Outline {
     }
 
     fn spill(&mut self) -> Result<()> {
-        if let Side::Memory(store, key) = &self.side {
+        if let LengthSpill::Memory(store, key) = &self.side {
             let (store, key) = (Arc::clone(store), key.clone());
             if matches!(store.open_draft(&key), Err(storage::Error::Unsupported { .. })) {
-                self.side = Side::MemoryForGood;
+                self.side = LengthSpill::MemoryForGood;
                 return Ok(());
             }
             self.side = match store.create_draft(&key) {
-                Ok(draft) => Side::Draft { store, key, draft, keep: false },
+                Ok(draft) => LengthSpill::Draft { store, key, draft, keep: false },
                 // Of a writer that was killed; one that is at work holds it.
                 Err(storage::Error::Exists { .. }) => {
-                    let draft = store.resume_draft(&key, Mark::default())?;
-                    Side::Draft { store, key, draft, keep: false }
+                    let draft = store.resume_draft(&key, SyncPoint::default())?;
+                    LengthSpill::Draft { store, key, draft, keep: false }
                 }
                 Err(error) => return Err(error.into()),
             };
         }
-        if let Side::Draft { draft, .. } = &mut self.side {
+        if let LengthSpill::Draft { draft, .. } = &mut self.side {
             draft.write(&self.pending)?;
             self.pending.clear();
         }
@@ -167,10 +167,10 @@ impl Outline {
     }
 }
 
-impl Drop for Outline {
+impl Drop for LengthLog {
     fn drop(&mut self) {
-        let side = std::mem::replace(&mut self.side, Side::MemoryForGood);
-        let Side::Draft { store, key, draft, keep: false } = side else { return };
+        let side = std::mem::replace(&mut self.side, LengthSpill::MemoryForGood);
+        let LengthSpill::Draft { store, key, draft, keep: false } = side else { return };
         drop(draft);
         if let Err(error) = store.discard_draft(&key) {
             log::warn!("{}: a draft that is no longer needed stays: {error}", store.display(&key));
@@ -229,7 +229,7 @@ impl Reader<'_> {
             let left = self.end - self.offset;
             let len = left.min(CHUNK_BYTES as u64) as usize; // fits: at most a chunk
             self.chunk.resize(len, 0);
-            object.read_many(&mut [Read { offset: self.offset, buf: &mut self.chunk }])?;
+            object.read_many(&mut [RangeRead { offset: self.offset, buf: &mut self.chunk }])?;
             self.offset += len as u64;
             if len > 0 {
                 return Ok(true);
@@ -260,7 +260,7 @@ fn push(bytes: &mut Vec<u8>, mut value: u64) {
 mod tests {
     use super::*;
 
-    fn events(outline: &mut Outline) -> Vec<Event> {
+    fn events(outline: &mut LengthLog) -> Vec<Event> {
         let mut reader = outline.reader().unwrap();
         let mut events = Vec::new();
         while let Some(event) = reader.next().unwrap() {
@@ -274,7 +274,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
         let key = Key::new("a.outline").unwrap();
-        let fill = |outline: &mut Outline| {
+        let fill = |outline: &mut LengthLog| {
             outline.end_document();
             for bit in 0..31 {
                 outline.push_sequence((1 << bit) - 1).unwrap();
@@ -282,7 +282,7 @@ mod tests {
                 outline.end_document();
             }
         };
-        let mut memory = Outline::new(&store, key.clone());
+        let mut memory = LengthLog::new(&store, key.clone());
         fill(&mut memory);
         let due = events(&mut memory);
         assert_eq!(due.len(), 63);
@@ -292,12 +292,12 @@ mod tests {
         );
         assert_eq!(due[62], Event::Sequence(1 << 30, true));
 
-        let mut kept = Outline::create(&store, key.clone()).unwrap();
+        let mut kept = LengthLog::create(&store, key.clone()).unwrap();
         fill(&mut kept);
         let (mark, counts) = (kept.sync().unwrap(), kept.counts());
         kept.push_sequence(77).unwrap();
         drop(kept);
-        let mut kept = Outline::resume(&store, key.clone(), mark, counts).unwrap();
+        let mut kept = LengthLog::resume(&store, key.clone(), mark, counts).unwrap();
         assert_eq!(kept.counts(), memory.counts());
         kept.push_sequence(9).unwrap();
         // Synced between a sequence and the end of its document.
@@ -314,7 +314,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
         let key = Key::new("a.outline").unwrap();
-        let mut long = Outline::new(&store, key.clone());
+        let mut long = LengthLog::new(&store, key.clone());
         let count = SPILL_BYTES as u64 / 2 + 1_000_000;
         for _ in 0..count {
             long.push_sequence(100).unwrap();

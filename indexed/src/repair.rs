@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-use crate::formats::{Column, Entry, finish_all, start_of};
+use crate::formats::{Column, ColumnType, finish_all, start_of};
 use crate::idx::{self, HEADER_BYTES};
 use crate::{Built, Dtype, Result};
 
@@ -52,7 +52,7 @@ impl Repair {
         let mut faults = Vec::new();
         // As many lengths as the file has room for; no count is believed beyond it.
         let room = idx.len_bytes().saturating_sub(HEADER_BYTES) / 4;
-        let lengths = Column::new(&idx, HEADER_BYTES, sequences.min(room), Entry::I32)?;
+        let lengths = Column::new(&idx, HEADER_BYTES, sequences.min(room), ColumnType::I32)?;
         let tables = Tables::find(&idx, sequences, documents, &mut faults)?;
         let mut repair = Repair {
             dtype,
@@ -236,12 +236,16 @@ impl Tables {
             (len >= end).then(|| Column::new(idx, start, count, entry)).transpose()
         };
         // fits: each place is within the file where it is used
-        let pointers =
-            at(documents_at, HEADER_BYTES + 4 * sequences.min(1 << 60), sequences, Entry::I64)?;
-        let index = at(end, documents_at as u64, documents, Entry::I64)?;
+        let pointers = at(
+            documents_at,
+            HEADER_BYTES + 4 * sequences.min(1 << 60),
+            sequences,
+            ColumnType::I64,
+        )?;
+        let index = at(end, documents_at as u64, documents, ColumnType::I64)?;
         // One without even its leading 0 is none.
         let index = index.filter(|index| index.count() > 0);
-        let modes = has_modes.then(|| Column::new(idx, end as u64, sequences, Entry::I8));
+        let modes = has_modes.then(|| Column::new(idx, end as u64, sequences, ColumnType::I8));
         Ok(Tables { pointers, documents: index, modes: modes.transpose()? })
     }
 }

@@ -15,7 +15,7 @@ use crate::{Built, Dtype, Error, Result, idx};
 
 /// Documents of a dataset.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct DocumentRange {
     /// Where the dataset is.
     pub store: Arc<dyn Storage>,
     /// Its prefix.
@@ -28,17 +28,17 @@ pub struct Part {
 }
 
 /// A part that was checked.
-struct Extent {
+struct CheckedRange {
     documents: Range<u64>,
     sequences: Range<u64>,
     bytes: Range<u64>,
 }
 
 /// What the result is.
-struct Plan {
+struct ConcatPlan {
     dtype: Dtype,
     has_modes: bool,
-    extents: Vec<Extent>,
+    extents: Vec<CheckedRange>,
     sequences: u64,
     documents: u64,
     bytes: u64,
@@ -54,7 +54,7 @@ struct Plan {
 ///
 /// # Panics
 /// If there are no parts.
-pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[Part]) -> Result<Built> {
+pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[DocumentRange]) -> Result<Built> {
     assert!(!parts.is_empty(), "a dataset of no parts has no type");
     let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
     let mut idx = store.create(&idx_key, 0)?;
@@ -76,12 +76,12 @@ pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[Part]) -> Result<
 }
 
 /// Checks every entry of every part.
-fn plan(parts: &[Part], into: &str) -> Result<Plan> {
-    let mut plan: Option<Plan> = None;
+fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
+    let mut plan: Option<ConcatPlan> = None;
     for part in parts {
         let pair = Pair::open(&part.store, &part.prefix)?;
         let (dtype, has_modes) = (pair.layout.dtype, pair.layout.has_modes);
-        let plan = plan.get_or_insert(Plan {
+        let plan = plan.get_or_insert(ConcatPlan {
             dtype,
             has_modes,
             extents: Vec::new(),
@@ -114,12 +114,12 @@ fn plan(parts: &[Part], into: &str) -> Result<Plan> {
         plan.sequences += sequences.end - sequences.start;
         plan.documents += documents.end - documents.start;
         plan.bytes += bytes.end - bytes.start;
-        plan.extents.push(Extent { documents, sequences, bytes });
+        plan.extents.push(CheckedRange { documents, sequences, bytes });
     }
     Ok(plan.expect("there is a part"))
 }
 
-fn write_idx(idx: &mut dyn Upload, parts: &[Part], plan: &Plan) -> Result<()> {
+fn write_idx(idx: &mut dyn Upload, parts: &[DocumentRange], plan: &ConcatPlan) -> Result<()> {
     idx.write(&idx::header(plan.dtype, plan.sequences, plan.documents + 1))?;
     let mut table = idx::Table::default();
     each(parts, plan, |pair, extent| {
@@ -153,14 +153,14 @@ fn write_idx(idx: &mut dyn Upload, parts: &[Part], plan: &Plan) -> Result<()> {
     table.end(idx)
 }
 
-fn lengths(pair: &Pair, extent: &Extent) -> Column {
+fn lengths(pair: &Pair, extent: &CheckedRange) -> Column {
     pair.lengths.part(extent.sequences.clone())
 }
 
 fn each(
-    parts: &[Part],
-    plan: &Plan,
-    mut visit: impl FnMut(&Pair, &Extent) -> Result<()>,
+    parts: &[DocumentRange],
+    plan: &ConcatPlan,
+    mut visit: impl FnMut(&Pair, &CheckedRange) -> Result<()>,
 ) -> Result<()> {
     for (part, extent) in parts.iter().zip(&plan.extents) {
         visit(&Pair::open(&part.store, &part.prefix)?, extent)?;

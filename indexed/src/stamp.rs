@@ -3,7 +3,7 @@
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
-use storage::{Crc64, Object, Read, Storage};
+use storage::{Crc64, Object, RangeRead, Storage};
 
 use crate::dataset::for_each_chunk;
 use crate::{IndexedDataset, Result};
@@ -55,7 +55,7 @@ fn sum_of_pieces(object: &dyn Object) -> Result<u64> {
         // Whole pages but the last, which ends with the file.
         let page = u128::from(pages) * u128::from(nth) / u128::from(PIECES - 1);
         let offset = (page as u64 * PIECE_BYTES).min(len - PIECE_BYTES); // fits: within the file
-        reads.push(Read { offset, buf });
+        reads.push(RangeRead { offset, buf });
     }
     object.read_many(&mut reads)?;
     Ok(storage::crc64(&bytes))

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::batch::{GptAssemble, GptConfig};
-use loader::{GptOrder, Loader, LoaderOptions, Order, PieceRef, Source};
+use loader::{DataFile, GptOrder, Loader, LoaderOptions, PieceRef, SampleOrder};
 use storage::{Key, rate_text};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -54,11 +54,11 @@ fn main() -> Result<()> {
         tokenizer: serde_json::json!({}),
     };
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config)?);
-    let shuffled: Arc<dyn Order> = Arc::new(GptOrder::new(dataset.clone(), index, SEQ_LEN)?);
+    let shuffled: Arc<dyn SampleOrder> = Arc::new(GptOrder::new(dataset.clone(), index, SEQ_LEN)?);
     let block = bench.run("shuffled, cold", &shuffled, true)?;
     bench.fio("randread", block)?;
     bench.run("shuffled, as it was left", &shuffled, false)?;
-    let in_order: Arc<dyn Order> = Arc::new(InOrder([Source::bin_of(&dataset)?]));
+    let in_order: Arc<dyn SampleOrder> = Arc::new(InOrder([DataFile::bin_of(&dataset)?]));
     bench.run("in order, cold", &in_order, true)?;
     bench.fio("read", 1 << 20)?;
     Ok(())
@@ -66,10 +66,10 @@ fn main() -> Result<()> {
 
 /// The tokens of a file as they stand there.
 #[derive(Debug)]
-struct InOrder([Source; 1]);
+struct InOrder([DataFile; 1]);
 
-impl Order for InOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for InOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.0
     }
 
@@ -111,7 +111,7 @@ fn corpus(folder: &str, bytes: u64) -> Result<Arc<IndexedDataset>> {
 
 impl Bench {
     /// Gives the mean size of a request.
-    fn run(&self, what: &str, order: &Arc<dyn Order>, cold: bool) -> Result<u64> {
+    fn run(&self, what: &str, order: &Arc<dyn SampleOrder>, cold: bool) -> Result<u64> {
         if cold {
             drop_from_cache(&self.bin)?;
         }

@@ -20,7 +20,7 @@ use indexed::{GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{GptOrder, Loader, LoaderOptions};
 use storage::Storage;
-use storage::sim::{FaultyStore, ReadFaults};
+use storage::sim::{ReadFaultLayer, ReadFaults};
 
 const SEQ_LEN: usize = 2048;
 const MICRO_BATCH: usize = 8;
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (store, key) = storage::locate(&prefix)?;
     let late = Duration::from_secs(1);
     let faults = ReadFaults { late_per_mille, late, ..ReadFaults::default() };
-    let store: Arc<dyn Storage> = Arc::new(FaultyStore::new(store, 1, faults));
+    let store: Arc<dyn Storage> = Arc::new(ReadFaultLayer::new(store, 1, faults));
     let dataset = Arc::new(IndexedDataset::open(&store, &key)?);
     let samples = (seconds * rate) as u64;
     let config = GptIndexConfig {

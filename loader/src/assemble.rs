@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Origin, PieceRef, Result};
+use crate::{PieceRef, Result, SampleOrigin};
 
 /// One sample as it was read.
 #[derive(Clone, Copy, Debug)]
@@ -10,7 +10,7 @@ pub struct Sample<'a> {
     /// Its number in the order.
     pub number: u64,
     /// Of which dataset it is.
-    pub origin: Origin,
+    pub origin: SampleOrigin,
     /// What it is made of.
     pub pieces: &'a [PieceRef],
     /// The bytes of all pieces, back to back.

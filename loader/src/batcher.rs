@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::near::Near;
-use crate::plan::{Lot, Round};
-use crate::queue::{Nothing, Queue};
-use crate::ranks::Course;
-use crate::shared::Shared;
+use crate::near::SampleCache;
+use crate::plan::{PrefetchRound, StoreReads};
+use crate::queue::{Queue, QueueEmpty};
+use crate::ranks::RankSchedule;
+use crate::shared::LoaderChannels;
 use crate::{Assemble, Error, Result};
 
 /// How often the log is told how it goes.
@@ -26,13 +26,13 @@ pub(crate) struct Counter<B> {
 #[derive(Debug)]
 pub(crate) struct Batcher<A: Assemble> {
     pub(crate) assemble: A,
-    pub(crate) course: Course,
-    pub(crate) near: Option<Arc<dyn Near>>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) course: RankSchedule,
+    pub(crate) near: Option<Arc<dyn SampleCache>>,
+    pub(crate) shared: Arc<LoaderChannels>,
     pub(crate) counter: Arc<Counter<A::Batch>>,
     /// Lots of rounds that are not yet due.
     #[expect(clippy::vec_box, reason = "a lot stays in the box in which it goes round")]
-    pub(crate) early: Vec<Box<Lot>>,
+    pub(crate) early: Vec<Box<StoreReads>>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) tell_at: Instant,
 }
@@ -40,9 +40,9 @@ pub(crate) struct Batcher<A: Assemble> {
 impl<A: Assemble> Batcher<A> {
     pub(crate) fn new(
         assemble: A,
-        course: Course,
-        near: Option<Arc<dyn Near>>,
-        shared: Arc<Shared>,
+        course: RankSchedule,
+        near: Option<Arc<dyn SampleCache>>,
+        shared: Arc<LoaderChannels>,
         counter: Arc<Counter<A::Batch>>,
     ) -> Self {
         let (early, scratch) = (Vec::new(), Vec::new());
@@ -76,8 +76,8 @@ impl<A: Assemble> Batcher<A> {
     }
 
     /// Waits for all lots of a round. False if nobody listens any more.
-    fn gather(&mut self, round: &mut Round) -> bool {
-        let away = |lot: &Option<Box<Lot>>| lot.is_none();
+    fn gather(&mut self, round: &mut PrefetchRound) -> bool {
+        let away = |lot: &Option<Box<StoreReads>>| lot.is_none();
         let mut missing = round.lots.iter().filter(|lot| away(lot)).count();
         while missing > 0 {
             let here = self.early.iter().position(|lot| lot.round == round.number);
@@ -100,7 +100,7 @@ impl<A: Assemble> Batcher<A> {
     }
 
     /// Makes the batches of a round. False if nobody listens any more.
-    fn deliver(&mut self, round: &mut Round) -> Result<bool> {
+    fn deliver(&mut self, round: &mut PrefetchRound) -> Result<bool> {
         if let Some(error) = round.failure.take() {
             return Err(error);
         }
@@ -136,10 +136,10 @@ impl<A: Assemble> Batcher<A> {
     }
 
     /// Takes the next item of a queue, and tells the log how it goes while there is none.
-    fn wait<T>(&mut self, queue: &Queue<T>) -> std::result::Result<T, Nothing> {
+    fn wait<T>(&mut self, queue: &Queue<T>) -> std::result::Result<T, QueueEmpty> {
         loop {
             match queue.pop(Some(self.tell_at)) {
-                Err(Nothing::Late) => self.tell(),
+                Err(QueueEmpty::Late) => self.tell(),
                 outcome => return outcome,
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use storage::{Object, Stage};
 
-use crate::{Error, Result, Source};
+use crate::{DataFile, Error, Result};
 
 /// Files that are kept open: half of the 1,024 that a process may have by default. What requests
 /// still need stays open beyond that.
@@ -13,7 +13,7 @@ const OPEN_MAX: usize = 512;
 
 /// The files of an order.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct DataFiles {
     /// The object, and the round that needed it last.
     open: Vec<Option<(Arc<dyn Object>, u64)>>,
     count: usize,
@@ -36,15 +36,15 @@ impl Opening {
     }
 }
 
-impl Files {
+impl DataFiles {
     pub(crate) fn new(count: usize) -> Self {
-        Files { open: vec![None; count], count: 0 }
+        DataFiles { open: vec![None; count], count: 0 }
     }
 
     /// A file, opened now if it is not open.
     pub(crate) fn get(
         &mut self,
-        sources: &[Source],
+        sources: &[DataFile],
         file: u32,
         round: u64,
         opening: &Opening,
@@ -74,7 +74,7 @@ impl Files {
     }
 }
 
-fn open(source: &Source, opening: &Opening, timeout: Duration) -> Result<Arc<dyn Object>> {
+fn open(source: &DataFile, opening: &Opening, timeout: Duration) -> Result<Arc<dyn Object>> {
     let what = source.store.display(&source.key);
     opening.set(Some(what.clone()));
     // A server that is gone keeps whoever opens a file waiting for ever.

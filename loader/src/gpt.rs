@@ -3,11 +3,11 @@ use std::sync::Arc;
 use indexed::{GptIndex, IndexedDataset};
 
 use crate::batch::{GptAssemble, GptConfig};
-use crate::{Batch, GptOrder, Loader, LoaderOptions, Metrics, Order, Result};
+use crate::{Batch, GptOrder, Loader, LoaderOptions, Metrics, Result, SampleOrder};
 
 /// What a loader of GPT batches is to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct GptLoaderOptions {
     /// Tokens a row. Minimum: 1. The index must have been built for the same length.
     pub seq_len: usize,
     /// Rows a batch. Minimum: 1.
@@ -33,12 +33,17 @@ impl GptBatches {
     pub fn start(
         dataset: Arc<IndexedDataset>,
         index: Arc<GptIndex>,
-        options: Options,
+        options: GptLoaderOptions,
     ) -> Result<Self> {
-        let Options { seq_len, micro_batch, samples_consumed, samples_end, window_batches } =
-            options;
+        let GptLoaderOptions {
+            seq_len,
+            micro_batch,
+            samples_consumed,
+            samples_end,
+            window_batches,
+        } = options;
         let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
-        let order: Arc<dyn Order> = Arc::new(GptOrder::new(dataset, index, seq_len)?);
+        let order: Arc<dyn SampleOrder> = Arc::new(GptOrder::new(dataset, index, seq_len)?);
         let mut options = LoaderOptions::new(micro_batch, samples_consumed..samples_end);
         options.batches_min = window_batches as u64;
         Ok(GptBatches(Loader::start(order, assemble, options)?))

@@ -6,11 +6,11 @@
 //! number, the samples consumed: a loader started there gives the same batches as one that came by
 //! there.
 //!
-//! In reading order: an [`Order`] says which bytes a sample is made of, [`Ranks`] which samples are
-//! whose; [`plan`] makes requests of them, both pure. `planner` plans as far ahead as the `window`
-//! reaches, one `worker` for each store keeps as many requests in flight as its `depth` says,
-//! `batcher` has an [`Assemble`] make batches of the samples, of the kinds in [`batch`]. `shared`
-//! says how they pass each other what; [`Metrics`] what they did.
+//! In reading order: an [`SampleOrder`] says which bytes a sample is made of, [`Ranks`] which
+//! samples are whose; [`plan`] makes requests of them, both pure. `planner` plans as far ahead as
+//! the `window` reaches, one `worker` for each store keeps as many requests in flight as its
+//! `depth` says, `batcher` has an [`Assemble`] make batches of the samples, of the kinds in
+//! [`batch`]. `shared` says how they pass each other what; [`Metrics`] what they did.
 
 #![forbid(unsafe_code)]
 
@@ -42,15 +42,15 @@ mod worker;
 pub use assemble::{Assemble, Sample};
 pub use batch::Batch;
 pub use error::{Error, Result};
-pub use gpt::{GptBatches, Options};
+pub use gpt::{GptBatches, GptLoaderOptions};
 pub use loader::{Loader, LoaderOptions};
 pub use metrics::Metrics;
-pub use near::Near;
+pub use near::SampleCache;
 pub use node::{
-    BatchSource, NodeBatches, NodeError, NodeOptions, NodeReader, Open, RawAssemble, RawBatch,
+    BatchSource, NodeBatches, NodeClient, NodeError, NodeOptions, Open, RawAssemble, RawBatch,
     Samples,
 };
-pub use order::{BlendOrder, GptOrder, Order, Origin, PieceRef, Source};
+pub use order::{BlendOrder, DataFile, GptOrder, PieceRef, SampleOrder, SampleOrigin};
 pub use order_encdec::EncDecOrder;
 pub use order_file::{BlockOrder, FileOrder};
 pub use order_masked::MaskedOrder;

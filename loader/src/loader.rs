@@ -9,15 +9,15 @@ use storage::{BufferPool, Storage};
 
 use crate::batcher::{Batcher, Counter};
 use crate::metrics::Metrics;
-use crate::near::Near;
+use crate::near::SampleCache;
 use crate::plan::Limits;
 use crate::planner::Planner;
-use crate::queue::{Nothing, Queue};
-use crate::ranks::{Course, Ranks};
-use crate::shared::Shared;
-use crate::window::Bounds;
-use crate::worker::{self, Manner};
-use crate::{Assemble, Error, Order, Result};
+use crate::queue::{Queue, QueueEmpty};
+use crate::ranks::{RankSchedule, Ranks};
+use crate::shared::LoaderChannels;
+use crate::window::WindowLimits;
+use crate::worker::{self, WorkerOptions};
+use crate::{Assemble, Error, Result, SampleOrder};
 
 /// How a [`Loader`] is to go about it.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub struct LoaderOptions {
     /// restart of a server.
     pub retry_pauses: [Duration; 3],
     /// A cache of samples on this node. Default: none.
-    pub near: Option<Arc<dyn Near>>,
+    pub near: Option<Arc<dyn SampleCache>>,
 }
 
 impl LoaderOptions {
@@ -82,8 +82,8 @@ type Counted = Vec<(String, u64)>;
 /// read.
 #[derive(Debug)]
 pub struct Loader<A: Assemble> {
-    course: Course,
-    shared: Arc<Shared>,
+    course: RankSchedule,
+    shared: Arc<LoaderChannels>,
     counter: Arc<Counter<A::Batch>>,
     threads: Threads,
     timeout: Duration,
@@ -108,16 +108,17 @@ impl<A: Assemble> Loader<A> {
     /// # Errors
     /// [`Error::Option`] for one out of its range, [`Error::TooFewSamples`] if the order ends too
     /// soon, [`Error::Storage`] if there are no threads.
-    pub fn start(order: Arc<dyn Order>, assemble: A, options: LoaderOptions) -> Result<Self> {
+    pub fn start(order: Arc<dyn SampleOrder>, assemble: A, options: LoaderOptions) -> Result<Self> {
         check(order.as_ref(), &options)?;
-        let course = Course::new(options.samples.clone(), options.micro_batch, options.ranks)?;
+        let course =
+            RankSchedule::new(options.samples.clone(), options.micro_batch, options.ranks)?;
         let (stores, store_of) = stores_of(order.as_ref());
-        let bounds = Bounds {
+        let bounds = WindowLimits {
             time: options.window,
             bytes: options.window_bytes,
             batches_min: options.batches_min,
         };
-        let shared = Arc::new(Shared::new(stores.len(), bounds));
+        let shared = Arc::new(LoaderChannels::new(stores.len(), bounds));
         let (ready, spent) = (Queue::new(READY_MAX), Queue::new(2 * READY_MAX + 64));
         let counter = Arc::new(Counter { ready, spent });
         let limits: Vec<_> = stores.iter().map(|store| limits(store.as_ref(), &options)).collect();
@@ -178,12 +179,12 @@ impl<A: Assemble> Loader<A> {
                 self.failed = Some(error.to_string());
                 Err(error)
             }
-            Err(Nothing::Late) => Err(Error::Late {
+            Err(QueueEmpty::Late) => Err(Error::Late {
                 sample: self.course.batch(self.batches).start,
                 waited: now - asked,
                 story: self.shared.story(),
             }),
-            Err(Nothing::Closed) => Err(Error::Gone),
+            Err(QueueEmpty::Closed) => Err(Error::Gone),
         }
     }
 
@@ -229,7 +230,7 @@ impl<A: Assemble> Drop for Loader<A> {
     }
 }
 
-fn check(order: &dyn Order, options: &LoaderOptions) -> Result<()> {
+fn check(order: &dyn SampleOrder, options: &LoaderOptions) -> Result<()> {
     let bad = |name, got, due| Err(Error::Option { name, got, due });
     let Range { start, end } = options.samples;
     if start > end {
@@ -250,7 +251,7 @@ fn check(order: &dyn Order, options: &LoaderOptions) -> Result<()> {
 
 /// The stores of an order, and which of them reads each of its files. Datasets that were opened one
 /// by one have a store each; those that read alike have one reader.
-fn stores_of(order: &dyn Order) -> (Vec<Arc<dyn Storage>>, Vec<usize>) {
+fn stores_of(order: &dyn SampleOrder) -> (Vec<Arc<dyn Storage>>, Vec<usize>) {
     let mut known: Vec<(&Arc<dyn Storage>, usize)> = Vec::new();
     let mut stores: Vec<Arc<dyn Storage>> = Vec::new();
     let mut groups: HashMap<String, usize> = HashMap::new();
@@ -282,13 +283,13 @@ fn limits(store: &dyn Storage, options: &LoaderOptions) -> Limits {
 /// window, but four requests at least.
 const LONGEST_IN_FLIGHT: u64 = 64;
 
-fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> Manner {
+fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> WorkerOptions {
     let longest = limits.extent_bytes_max + 4096;
     let bytes =
         (longest * LONGEST_IN_FLIGHT).min(options.window_bytes / 4 / stores).max(longest * 4);
     let buffer_bytes = bytes as usize; // fits: 64 bits
     let &LoaderOptions { depth, timeout, retry_pauses, .. } = options;
-    Manner { depth, timeout, retry_pauses, buffer_bytes }
+    WorkerOptions { depth, timeout, retry_pauses, buffer_bytes }
 }
 
 /// How long the end of a loader waits for its threads: one that does not end by then is held by the
@@ -314,7 +315,7 @@ impl Threads {
         counter: &Arc<Counter<B>>,
         run: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
-        let end = End { ended: Arc::clone(&self.ended), counter: Arc::clone(counter) };
+        let end = ThreadEnd { ended: Arc::clone(&self.ended), counter: Arc::clone(counter) };
         let run = move || {
             let _end = end;
             run();
@@ -343,12 +344,12 @@ impl Threads {
 
 /// Tells that a thread has ended. After a panic the consumer is told too: what it waits for will
 /// not come.
-struct End<B> {
+struct ThreadEnd<B> {
     ended: Arc<Queue<()>>,
     counter: Arc<Counter<B>>,
 }
 
-impl<B> Drop for End<B> {
+impl<B> Drop for ThreadEnd<B> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.counter.ready.close();

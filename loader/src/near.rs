@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A cache of whole samples on this node. What it has is not read again from afar.
-pub trait Near: fmt::Debug + Send + Sync {
+pub trait SampleCache: fmt::Debug + Send + Sync {
     /// Fills `into` with the bytes of a sample, its pieces back to back, if all of them are there
     /// and verified. Asked for on a thread that reads ahead; it may wait for a local disk.
     fn find(&self, sample: u64, into: &mut [u8]) -> bool;

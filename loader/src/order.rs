@@ -12,9 +12,9 @@ use crate::{Error, Result};
 ///
 /// Same order, same sample, same pieces: all of prefetching, resuming and sharing between ranks
 /// rests on that. Mapped index files may be looked at; data files may not.
-pub trait Order: fmt::Debug + Send + Sync {
+pub trait SampleOrder: fmt::Debug + Send + Sync {
     /// The files that samples are cut from. Each is opened when a sample needs it first.
-    fn sources(&self) -> &[Source];
+    fn sources(&self) -> &[DataFile];
 
     /// How many samples there are.
     fn sample_count(&self) -> u64;
@@ -27,8 +27,8 @@ pub trait Order: fmt::Debug + Send + Sync {
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()>;
 
     /// Of which dataset a sample is. Default: the only one.
-    fn origin(&self, sample: u64) -> Origin {
-        Origin { dataset: 0, sample }
+    fn origin(&self, sample: u64) -> SampleOrigin {
+        SampleOrigin { dataset: 0, sample }
     }
 
     /// One past the last sample that is read together with this one if memory allows, because
@@ -43,7 +43,7 @@ pub trait Order: fmt::Debug + Send + Sync {
 
 /// A data file that need not be open yet.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct DataFile {
     /// The store that it is in.
     pub store: Arc<dyn Storage>,
     /// Its name there.
@@ -55,7 +55,7 @@ pub struct Source {
 /// A run of bytes of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceRef {
-    /// The file, as a place in [`Order::sources`].
+    /// The file, as a place in [`SampleOrder::sources`].
     pub file: u32,
     /// First byte.
     pub offset_bytes: u64,
@@ -65,20 +65,20 @@ pub struct PieceRef {
 
 /// Where a sample comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct SampleOrigin {
     /// The dataset, as a place in the blend.
     pub dataset: u32,
     /// Which of that dataset's samples it is, in that dataset's own order.
     pub sample: u64,
 }
 
-impl Source {
+impl DataFile {
     /// The `.bin` of a dataset.
     ///
     /// # Errors
     /// [`Error::Storage`] if the name of the dataset leaves no room for the ending.
     pub fn bin_of(dataset: &IndexedDataset) -> Result<Self> {
-        Ok(Source {
+        Ok(DataFile {
             store: Arc::clone(dataset.store()),
             key: dataset.prefix().with_suffix(".bin")?,
             len_bytes: dataset.token_count() * dataset.dtype().item_bytes(),
@@ -92,7 +92,7 @@ pub struct GptOrder {
     dataset: Arc<IndexedDataset>,
     index: Arc<GptIndex>,
     tokens_max: u64,
-    source: [Source; 1],
+    source: [DataFile; 1],
 }
 
 impl GptOrder {
@@ -100,15 +100,15 @@ impl GptOrder {
     /// many tokens and the label of the last.
     ///
     /// # Errors
-    /// As [`Source::bin_of`].
+    /// As [`DataFile::bin_of`].
     pub fn new(dataset: Arc<IndexedDataset>, index: Arc<GptIndex>, seq_len: usize) -> Result<Self> {
-        let source = [Source::bin_of(&dataset)?];
+        let source = [DataFile::bin_of(&dataset)?];
         Ok(GptOrder { dataset, index, tokens_max: seq_len as u64 + 1, source })
     }
 }
 
-impl Order for GptOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for GptOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 
@@ -139,9 +139,9 @@ impl Order for GptOrder {
 /// Several orders mixed into one.
 #[derive(Debug)]
 pub struct BlendOrder {
-    orders: Vec<Arc<dyn Order>>,
+    orders: Vec<Arc<dyn SampleOrder>>,
     blend: Arc<BlendIndex>,
-    sources: Vec<Source>,
+    sources: Vec<DataFile>,
     /// Where the files of each order begin in `sources`.
     firsts: Vec<u32>,
 }
@@ -149,7 +149,7 @@ pub struct BlendOrder {
 impl BlendOrder {
     /// Mixes orders as an index of as many datasets says.
     #[must_use]
-    pub fn new(orders: Vec<Arc<dyn Order>>, blend: Arc<BlendIndex>) -> Self {
+    pub fn new(orders: Vec<Arc<dyn SampleOrder>>, blend: Arc<BlendIndex>) -> Self {
         let mut sources = Vec::new();
         let mut firsts = Vec::with_capacity(orders.len());
         for order in &orders {
@@ -160,8 +160,8 @@ impl BlendOrder {
     }
 }
 
-impl Order for BlendOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for BlendOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.sources
     }
 
@@ -184,9 +184,9 @@ impl Order for BlendOrder {
         Ok(())
     }
 
-    fn origin(&self, sample: u64) -> Origin {
+    fn origin(&self, sample: u64) -> SampleOrigin {
         let (dataset, sample) = self.blend.sample(sample);
-        Origin { dataset: dataset as u32, sample } // fits: 16 bits in the index
+        SampleOrigin { dataset: dataset as u32, sample } // fits: 16 bits in the index
     }
 
     fn name(&self) -> String {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use indexed::{GptIndex, IndexedDataset};
 
 use crate::batch::EncDecPart;
-use crate::{Error, Order, PieceRef, Result, Source};
+use crate::{DataFile, Error, PieceRef, Result, SampleOrder};
 
 /// CPM-2's order: samples are runs of the contexts, to which the targets belong.
 ///
@@ -16,7 +16,7 @@ pub struct EncDecOrder {
     datasets: [Arc<IndexedDataset>; 3],
     index: Arc<GptIndex>,
     encoder_len: u64,
-    sources: [Source; 3],
+    sources: [DataFile; 3],
 }
 
 /// What the three are called in messages.
@@ -27,7 +27,7 @@ impl EncDecOrder {
     /// Its samples are to have `encoder_len` tokens: it was built for one less, and an extra one.
     ///
     /// # Errors
-    /// [`Error::Triple`] if the three do not have the same documents; as [`Source::bin_of`].
+    /// [`Error::Triple`] if the three do not have the same documents; as [`DataFile::bin_of`].
     pub fn new(
         datasets: [Arc<IndexedDataset>; 3],
         index: Arc<GptIndex>,
@@ -41,7 +41,8 @@ impl EncDecOrder {
             }
         }
         let [context, target, offset] = &datasets;
-        let sources = [Source::bin_of(context)?, Source::bin_of(target)?, Source::bin_of(offset)?];
+        let sources =
+            [DataFile::bin_of(context)?, DataFile::bin_of(target)?, DataFile::bin_of(offset)?];
         Ok(EncDecOrder { datasets, index, encoder_len: encoder_len as u64, sources })
     }
 
@@ -63,8 +64,8 @@ impl EncDecOrder {
     }
 }
 
-impl Order for EncDecOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for EncDecOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.sources
     }
 

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use indexed::{BlockEpoch, BlockShuffle, IndexedDataset, TokenStream};
 
-use crate::order::{Order, Origin, PieceRef, Source};
+use crate::order::{DataFile, PieceRef, SampleOrder, SampleOrigin};
 use crate::{Error, Result};
 
 /// A declared order of our own, for stores that are paid by the request: the blocks of a file
 /// shuffled, and the samples of so many blocks mixed; see [`BlockShuffle`].
 ///
-/// A sample's [`Origin`] is its number in the [`TokenStream`].
+/// A sample's [`SampleOrigin`] is its number in the [`TokenStream`].
 #[derive(Debug)]
 pub struct BlockOrder {
     name: String,
     stream: TokenStream,
     epochs: Vec<BlockEpoch>,
-    source: [Source; 1],
+    source: [DataFile; 1],
 }
 
 impl BlockOrder {
@@ -24,7 +24,7 @@ impl BlockOrder {
     ///
     /// # Errors
     /// [`Error::Option`] if the shuffle is of another number of samples than the stream has, or
-    /// for more epochs than a million; as [`Source::bin_of`].
+    /// for more epochs than a million; as [`DataFile::bin_of`].
     pub fn new(
         dataset: &IndexedDataset,
         stream: TokenStream,
@@ -38,7 +38,7 @@ impl BlockOrder {
         if !(1..=1_000_000).contains(&epochs) {
             return Err(Error::Option { name: "epochs", got: epochs, due: "1 to 1,000,000" });
         }
-        let source = [Source::bin_of(dataset)?];
+        let source = [DataFile::bin_of(dataset)?];
         let epochs = (0..epochs).map(|epoch| shuffle.epoch(epoch)).collect();
         Ok(BlockOrder { name: dataset.display(), stream, epochs, source })
     }
@@ -50,8 +50,8 @@ impl BlockOrder {
     }
 }
 
-impl Order for BlockOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for BlockOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 
@@ -65,8 +65,8 @@ impl Order for BlockOrder {
         Ok(())
     }
 
-    fn origin(&self, sample: u64) -> Origin {
-        Origin { dataset: 0, sample: self.number(sample) }
+    fn origin(&self, sample: u64) -> SampleOrigin {
+        SampleOrigin { dataset: 0, sample: self.number(sample) }
     }
 
     fn together_until(&self, sample: u64) -> u64 {
@@ -87,22 +87,22 @@ impl Order for BlockOrder {
 pub struct FileOrder {
     dataset: Arc<IndexedDataset>,
     tokens_max: u64,
-    source: [Source; 1],
+    source: [DataFile; 1],
 }
 
 impl FileOrder {
     /// Takes each sequence as a sample of `seq_len` tokens and the label of the last.
     ///
     /// # Errors
-    /// As [`Source::bin_of`].
+    /// As [`DataFile::bin_of`].
     pub fn new(dataset: Arc<IndexedDataset>, seq_len: usize) -> Result<Self> {
-        let source = [Source::bin_of(&dataset)?];
+        let source = [DataFile::bin_of(&dataset)?];
         Ok(FileOrder { dataset, tokens_max: seq_len as u64 + 1, source })
     }
 }
 
-impl Order for FileOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for FileOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 

@@ -4,23 +4,23 @@ use std::sync::Arc;
 use indexed::{IndexedDataset, MaskedIndex};
 
 use crate::batch::MaskedPart;
-use crate::{Error, Order, PieceRef, Result, Source};
+use crate::{DataFile, Error, PieceRef, Result, SampleOrder};
 
 /// The order of BERT and T5: samples are runs of sentences, and each sentence is a piece.
 #[derive(Debug)]
 pub struct MaskedOrder {
     dataset: Arc<IndexedDataset>,
     index: Arc<MaskedIndex>,
-    source: [Source; 1],
+    source: [DataFile; 1],
 }
 
 impl MaskedOrder {
     /// Orders a dataset of sentences by its index.
     ///
     /// # Errors
-    /// As [`Source::bin_of`].
+    /// As [`DataFile::bin_of`].
     pub fn new(dataset: Arc<IndexedDataset>, index: Arc<MaskedIndex>) -> Result<Self> {
-        let source = [Source::bin_of(&dataset)?];
+        let source = [DataFile::bin_of(&dataset)?];
         Ok(MaskedOrder { dataset, index, source })
     }
 
@@ -31,8 +31,8 @@ impl MaskedOrder {
     }
 }
 
-impl Order for MaskedOrder {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for MaskedOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 

@@ -1,24 +1,24 @@
 //! The future order as requests: pure, no clock and no reading.
 //!
 //! A sample is cut from one or more documents, each somewhere else in some file. The pieces of all
-//! samples of a [`Round`] are sorted by their place and merged where they touch or nearly do, so
-//! that a device sees few, ascending requests; each then knows where which of its bytes go. A round
-//! has one [`Lot`] for each store, so that stores do not wait for each other.
+//! samples of a [`PrefetchRound`] are sorted by their place and merged where they touch or nearly
+//! do, so that a device sees few, ascending requests; each then knows where which of its bytes go.
+//! A round has one [`StoreReads`] for each store, so that stores do not wait for each other.
 
 mod lot;
 
 use std::ops::Range;
 
-pub use lot::{Copy, Extent, Lot};
+pub use lot::{Extent, ScatterCopy, StoreReads};
 
-use crate::near::Near;
-use crate::{Error, Order, Origin, PieceRef, Result, Sample};
-use lot::{Chunk, reserve};
+use crate::near::SampleCache;
+use crate::{Error, PieceRef, Result, Sample, SampleOrder, SampleOrigin};
+use lot::{PieceRead, reserve};
 
 /// Where a piece is: its lot, where it begins in the lot's bytes, and the extent that brings its
 /// first byte, beyond all if it needs none.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct PieceLocation {
     store: usize,
     start: usize,
     extent: usize,
@@ -26,9 +26,9 @@ struct Spot {
 
 /// Where a sample of a round is.
 #[derive(Clone, Debug)]
-struct Place {
+struct SampleSlot {
     number: u64,
-    origin: Origin,
+    origin: SampleOrigin,
     pieces: Range<usize>,
     len: usize,
     /// The lot that has all of it, and where, unless several have a share of it.
@@ -37,24 +37,24 @@ struct Place {
 
 /// Consecutive batches whose requests are made together.
 #[derive(Debug, Default)]
-pub struct Round {
+pub struct PrefetchRound {
     /// One for each store, and one for samples that were near. `None` while a worker has it.
-    pub lots: Vec<Option<Box<Lot>>>,
+    pub lots: Vec<Option<Box<StoreReads>>>,
     pub(crate) number: u64,
-    samples: Vec<Place>,
+    samples: Vec<SampleSlot>,
     pieces: Vec<PieceRef>,
     /// Where each piece is.
-    spots: Vec<Spot>,
+    spots: Vec<PieceLocation>,
     /// The first sample of each batch, and where it ends in `samples`.
     batches: Vec<(u64, usize)>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<PieceRead>,
     /// Why it could not be planned.
     pub(crate) failure: Option<Error>,
 }
 
 /// The largest round so far: what is reserved for the next, so that nothing is allocated later.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes {
+pub(crate) struct RoundCapacity {
     samples: usize,
     pieces: usize,
     batches: usize,
@@ -74,15 +74,15 @@ pub struct Limits {
 
 /// What a round is planned for.
 #[derive(Clone, Copy, Debug)]
-pub struct Outlook<'a> {
+pub struct PlanContext<'a> {
     /// The order of all samples.
-    pub order: &'a dyn Order,
+    pub order: &'a dyn SampleOrder,
     /// The store of each of its files.
     pub store_of: &'a [usize],
     /// What each store likes.
     pub limits: &'a [Limits],
     /// What is nearer.
-    pub near: Option<&'a dyn Near>,
+    pub near: Option<&'a dyn SampleCache>,
 }
 
 impl Limits {
@@ -103,14 +103,14 @@ impl Limits {
     }
 }
 
-impl Round {
+impl PrefetchRound {
     /// Plans some batches, each a run of samples, in what memory the round has.
     ///
     /// # Errors
     /// What the order says of a sample; [`Error::PieceOutside`].
     pub fn fill(
         &mut self,
-        outlook: &Outlook<'_>,
+        outlook: &PlanContext<'_>,
         batches: impl Iterator<Item = Range<u64>>,
     ) -> Result<()> {
         self.clear(outlook.limits.len());
@@ -159,8 +159,8 @@ impl Round {
     /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each. All
     /// lots are here.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let a_piece = size_of::<PieceRef>() + size_of::<Chunk>() + size_of::<Spot>();
-        let known = self.samples.len() * size_of::<Place>() + self.pieces.len() * a_piece;
+        let a_piece = size_of::<PieceRef>() + size_of::<PieceRead>() + size_of::<PieceLocation>();
+        let known = self.samples.len() * size_of::<SampleSlot>() + self.pieces.len() * a_piece;
         let lots = self.lots.iter().flatten().map(|lot| lot.memory_bytes());
         lots.sum::<u64>() + known as u64
     }
@@ -191,10 +191,10 @@ impl Round {
     pub(crate) fn failure(&mut self, batch: usize, row: usize) -> Option<storage::Error> {
         let place = &self.samples[self.batch_start(batch) + row];
         for nth in place.pieces.clone() {
-            let Spot { store, start, .. } = self.spots[nth];
+            let PieceLocation { store, start, .. } = self.spots[nth];
             let end = start + self.pieces[nth].len_bytes as usize; // fits: it is in memory
             let lot = self.lots[store].as_mut().expect("all lots are back");
-            let missing = |copy: &Copy| copy.to < end && start < copy.to + copy.len;
+            let missing = |copy: &ScatterCopy| copy.to < end && start < copy.to + copy.len;
             let copies = |&extent: &usize| &lot.copies[lot.extents[extent].copies.clone()];
             if lot.failed.iter().flat_map(copies).any(missing) {
                 return lot.failure.take();
@@ -204,7 +204,7 @@ impl Round {
     }
 
     /// Makes room for as much as the largest round had, and a quarter more.
-    pub(crate) fn reserve(&mut self, sizes: &Sizes) {
+    pub(crate) fn reserve(&mut self, sizes: &RoundCapacity) {
         reserve(&mut self.samples, sizes.samples);
         reserve(&mut self.pieces, sizes.pieces);
         reserve(&mut self.spots, sizes.pieces);
@@ -220,7 +220,7 @@ impl Round {
     }
 
     /// Remembers how large it is.
-    pub(crate) fn measure(&self, sizes: &mut Sizes) {
+    pub(crate) fn measure(&self, sizes: &mut RoundCapacity) {
         sizes.samples = sizes.samples.max(self.samples.len());
         sizes.pieces = sizes.pieces.max(self.pieces.len());
         sizes.batches = sizes.batches.max(self.batches.len());
@@ -259,7 +259,7 @@ impl Round {
         self.chunks.clear();
     }
 
-    fn add(&mut self, outlook: &Outlook<'_>, number: u64) -> Result<()> {
+    fn add(&mut self, outlook: &PlanContext<'_>, number: u64) -> Result<()> {
         let first = self.pieces.len();
         outlook.order.pieces(number, &mut self.pieces)?;
         let mut len = 0;
@@ -272,17 +272,17 @@ impl Round {
         let whole = match self.find_near(outlook, number, len) {
             Some(start) => {
                 let store = outlook.limits.len();
-                self.spots.resize(pieces.end, Spot { store, start, extent: usize::MAX });
+                self.spots.resize(pieces.end, PieceLocation { store, start, extent: usize::MAX });
                 Some((store, start))
             }
             None => self.place(outlook, pieces.clone()),
         };
-        self.samples.push(Place { number, origin, pieces, len, whole });
+        self.samples.push(SampleSlot { number, origin, pieces, len, whole });
         Ok(())
     }
 
     /// Gives each piece its place in its store's lot, and cuts it into chunks.
-    fn place(&mut self, outlook: &Outlook<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
+    fn place(&mut self, outlook: &PlanContext<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
         let mut whole = None;
         let mut several = false;
         for nth in pieces {
@@ -290,21 +290,21 @@ impl Round {
             let store = outlook.store_of[file as usize];
             let lot = self.lots[store].as_mut().expect("all lots are here while planning");
             let start = lot.grow(len_bytes as usize); // fits: checked by the caller
-            self.spots.push(Spot { store, start, extent: usize::MAX });
+            self.spots.push(PieceLocation { store, start, extent: usize::MAX });
             several |= whole.get_or_insert((store, start)).0 != store;
             let chunk_max = outlook.limits[store].extent_bytes_max;
             let mut done = 0;
             while done < len_bytes {
                 let len = chunk_max.min(len_bytes - done);
                 let (offset, to) = (offset_bytes + done, start + done as usize);
-                self.chunks.push(Chunk { store, file, offset, len, to, piece: nth });
+                self.chunks.push(PieceRead { store, file, offset, len, to, piece: nth });
                 done += len;
             }
         }
         if several { None } else { whole.or(Some((0, 0))) }
     }
 
-    fn find_near(&mut self, outlook: &Outlook<'_>, number: u64, len: usize) -> Option<usize> {
+    fn find_near(&mut self, outlook: &PlanContext<'_>, number: u64, len: usize) -> Option<usize> {
         let near = outlook.near?;
         let lot = self.lots[outlook.limits.len()].as_mut().expect("all lots are here");
         let start = lot.grow(len);
@@ -321,7 +321,7 @@ impl Round {
 /// wrong, and must not size an allocation.
 const SAMPLE_BYTES_MAX: u64 = 64 << 20;
 
-fn check(outlook: &Outlook<'_>, sample: u64, piece: &PieceRef) -> Result<()> {
+fn check(outlook: &PlanContext<'_>, sample: u64, piece: &PieceRef) -> Result<()> {
     let source = outlook.order.sources().get(piece.file as usize); // fits: 64 bits
     let file_bytes = source.map_or(0, |source| source.len_bytes);
     let end = piece.offset_bytes.checked_add(piece.len_bytes);

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::files::Files;
-use crate::near::Near;
-use crate::plan::{Limits, Outlook, Round, Sizes};
-use crate::ranks::Course;
-use crate::shared::Shared;
-use crate::window::Room;
-use crate::{Order, Result};
+use crate::files::DataFiles;
+use crate::near::SampleCache;
+use crate::plan::{Limits, PlanContext, PrefetchRound, RoundCapacity};
+use crate::ranks::RankSchedule;
+use crate::shared::LoaderChannels;
+use crate::window::WindowBudget;
+use crate::{Result, SampleOrder};
 
 /// So many rounds fill the window: each can be late by as much without the next one waiting.
 const ROUNDS_IN_WINDOW: u64 = 16;
@@ -22,21 +22,21 @@ const ROUND_SAMPLES_MAX: u64 = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Planner {
-    pub(crate) order: Arc<dyn Order>,
-    pub(crate) course: Course,
-    pub(crate) near: Option<Arc<dyn Near>>,
+    pub(crate) order: Arc<dyn SampleOrder>,
+    pub(crate) course: RankSchedule,
+    pub(crate) near: Option<Arc<dyn SampleCache>>,
     pub(crate) store_of: Vec<usize>,
     pub(crate) limits: Vec<Limits>,
     /// For a file to open.
     pub(crate) timeout: Duration,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LoaderChannels>,
 }
 
 impl Planner {
     /// Plans until all is planned, something is wrong with the order, or nobody listens any more.
     pub(crate) fn run(self) {
-        let mut files = Files::new(self.order.sources().len());
-        let mut sizes = Sizes::default();
+        let mut files = DataFiles::new(self.order.sources().len());
+        let mut sizes = RoundCapacity::default();
         let (mut first, mut number) = (0, 0);
         // The first round is one batch, so that it comes at once; each next is twice as long.
         let mut batches_max = 1;
@@ -75,7 +75,7 @@ impl Planner {
         }
     }
 
-    fn round_batches(&self, room: &Room, batches_max: u64) -> u64 {
+    fn round_batches(&self, room: &WindowBudget, batches_max: u64) -> u64 {
         let bytes = (room.bytes / ROUNDS_IN_WINDOW).min(ROUND_BYTES_MAX);
         let by_bytes = bytes / room.batch_bytes.max(1);
         let by_samples = ROUND_SAMPLES_MAX / self.course.rows_max().max(1);
@@ -100,11 +100,11 @@ impl Planner {
 
     fn plan(
         &self,
-        round: &mut Round,
+        round: &mut PrefetchRound,
         batches: std::ops::Range<u64>,
-        files: &mut Files,
+        files: &mut DataFiles,
     ) -> Result<()> {
-        let outlook = Outlook {
+        let outlook = PlanContext {
             order: self.order.as_ref(),
             store_of: &self.store_of,
             limits: &self.limits,
@@ -124,7 +124,7 @@ impl Planner {
     }
 
     /// Gives the lots to the workers, and the rest of the round to whom they come back to.
-    fn hand_over(&self, mut round: Box<Round>) {
+    fn hand_over(&self, mut round: Box<PrefetchRound>) {
         self.shared.window.planned(round.batch_count() as u64, round.memory_bytes());
         let due = self.shared.window.due(Instant::now());
         for (lot, work) in round.lots.iter_mut().zip(&self.shared.work) {

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct QueueState<T> {
     items: VecDeque<T>,
     capacity: usize,
     closed: bool,
@@ -22,7 +22,7 @@ struct State<T> {
 
 /// Why there is nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nothing {
+pub(crate) enum QueueEmpty {
     /// Not yet.
     Late,
     /// It is closed, and there will be nothing more.
@@ -33,7 +33,7 @@ impl<T> Queue<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         let items = VecDeque::with_capacity(capacity);
         Queue {
-            state: Mutex::new(State { items, capacity, closed: false, waiting: 0 }),
+            state: Mutex::new(QueueState { items, capacity, closed: false, waiting: 0 }),
             changed: Condvar::new(),
         }
     }
@@ -63,7 +63,7 @@ impl<T> Queue<T> {
 
     /// Takes the first item, and waits for one until then. What was pushed before the queue was
     /// closed still comes.
-    pub(crate) fn pop(&self, until: Option<Instant>) -> Result<T, Nothing> {
+    pub(crate) fn pop(&self, until: Option<Instant>) -> Result<T, QueueEmpty> {
         let mut state = self.lock();
         loop {
             if let Some(item) = state.items.pop_front() {
@@ -71,11 +71,11 @@ impl<T> Queue<T> {
                 return Ok(item);
             }
             if state.closed {
-                return Err(Nothing::Closed);
+                return Err(QueueEmpty::Closed);
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Err(Nothing::Late);
+                return Err(QueueEmpty::Late);
             }
             state = self.wait(state, left);
         }
@@ -102,9 +102,9 @@ impl<T> Queue<T> {
     /// Waits for a change, at most so long.
     fn wait<'a>(
         &self,
-        mut state: MutexGuard<'a, State<T>>,
+        mut state: MutexGuard<'a, QueueState<T>>,
         most: Option<Duration>,
-    ) -> MutexGuard<'a, State<T>> {
+    ) -> MutexGuard<'a, QueueState<T>> {
         state.waiting += 1;
         let mut state = match most {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -118,7 +118,7 @@ impl<T> Queue<T> {
     }
 
     /// Lets go, and wakes those who wait.
-    fn tell(&self, state: MutexGuard<'_, State<T>>) {
+    fn tell(&self, state: MutexGuard<'_, QueueState<T>>) {
         let waits = state.waiting > 0;
         drop(state);
         if waits {
@@ -126,7 +126,7 @@ impl<T> Queue<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -146,14 +146,14 @@ mod tests {
         assert_eq!(queue.push(4), Err(4));
         queue.push_now(5);
         assert_eq!((queue.pop(None), queue.pop(None)), (Ok(2), Ok(3)));
-        assert_eq!(queue.pop(None), Err(Nothing::Closed));
+        assert_eq!(queue.pop(None), Err(QueueEmpty::Closed));
     }
 
     #[test]
     fn nobody_waits_for_ever() {
         let queue = Queue::<u8>::new(1);
         let soon = Instant::now() + Duration::from_millis(5);
-        assert_eq!(queue.pop(Some(soon)), Err(Nothing::Late));
+        assert_eq!(queue.pop(Some(soon)), Err(QueueEmpty::Late));
         queue.push(1).unwrap();
         std::thread::scope(|scope| {
             let full = scope.spawn(|| queue.push(2));

@@ -30,13 +30,13 @@ impl Ranks {
 
 /// The batches of some ranks: which samples each has. Pure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Course {
+pub(crate) struct RankSchedule {
     samples: Range<u64>,
     chunk: u64,
     rows: Range<u64>,
 }
 
-impl Course {
+impl RankSchedule {
     pub(crate) fn new(samples: Range<u64>, micro_batch: usize, ranks: Ranks) -> Result<Self> {
         let Ranks { first, count, of } = ranks;
         let bad = |name, got: u32, due| Err(Error::Option { name, got: got.into(), due });
@@ -54,7 +54,7 @@ impl Course {
             return bad("ranks.of", of, "small enough to be multiplied by micro_batch");
         };
         let rows = u64::from(first) * micro..u64::from(first + count) * micro;
-        Ok(Course { samples, chunk, rows })
+        Ok(RankSchedule { samples, chunk, rows })
     }
 
     /// As many for each rank: the last chunk may be cut short, and some then have fewer rows or
@@ -84,7 +84,7 @@ impl Course {
 mod tests {
     use super::*;
 
-    fn stream(course: &Course) -> Vec<Vec<u64>> {
+    fn stream(course: &RankSchedule) -> Vec<Vec<u64>> {
         (0..course.batch_count()).map(|nth| course.batch(nth).collect()).collect()
     }
 
@@ -92,7 +92,7 @@ mod tests {
     fn ranks_together_have_every_sample_once_and_in_order() {
         for of in [1, 2, 3, 8] {
             for end in [5, 24, 29, 41] {
-                let one = |rank| Course::new(5..end, 3, Ranks::one(rank, of)).unwrap();
+                let one = |rank| RankSchedule::new(5..end, 3, Ranks::one(rank, of)).unwrap();
                 let ranks: Vec<_> = (0..of).map(|rank| stream(&one(rank))).collect();
                 let batches = one(0).batch_count();
                 assert!(ranks.iter().all(|batches_of| batches_of.len() as u64 == batches));
@@ -101,7 +101,7 @@ mod tests {
                     .collect();
                 assert_eq!(global, (5..end).collect::<Vec<_>>(), "{of} ranks to {end}");
                 assert_eq!(one(0).consumed(batches), end);
-                let node = Course::new(5..end, 3, Ranks { first: 0, count: of, of }).unwrap();
+                let node = RankSchedule::new(5..end, 3, Ranks { first: 0, count: of, of }).unwrap();
                 assert_eq!(stream(&node).concat(), global);
             }
         }
@@ -109,9 +109,9 @@ mod tests {
 
     #[test]
     fn a_run_may_go_on_with_other_ranks_after_any_batch() {
-        let before = Course::new(0..100, 2, Ranks::one(1, 3)).unwrap();
+        let before = RankSchedule::new(0..100, 2, Ranks::one(1, 3)).unwrap();
         assert_eq!((before.batch(4), before.consumed(5)), (26..28, 30));
-        let after = Course::new(before.consumed(5)..100, 5, Ranks::one(0, 2)).unwrap();
+        let after = RankSchedule::new(before.consumed(5)..100, 5, Ranks::one(0, 2)).unwrap();
         assert_eq!(after.batch(0), 30..35);
     }
 
@@ -120,7 +120,7 @@ mod tests {
         for (micro, first, count, of) in
             [(0, 0, 1, 1), (1, 0, 0, 1), (1, 1, 1, 1), (1, 0, 2, 1), (1, u32::MAX, 1, u32::MAX)]
         {
-            assert!(Course::new(0..9, micro, Ranks { first, count, of }).is_err());
+            assert!(RankSchedule::new(0..9, micro, Ranks { first, count, of }).is_err());
         }
     }
 }

@@ -1,40 +1,40 @@
 //! What the threads of a loader share: the queues between them, the window and the counts.
 //!
-//! A [`Round`] goes round: planned by `planner`, its [`Lot`]s filled by the `worker` of each store,
-//! made into batches by `batcher`, and back to `planner` with all its memory.
+//! A [`PrefetchRound`] goes round: planned by `planner`, its [`StoreReads`]s filled by the `worker`
+//! of each store, made into batches by `batcher`, and back to `planner` with all its memory.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::files::Opening;
 use crate::metrics::{Meter, Metrics};
-use crate::plan::{Lot, Round};
+use crate::plan::{PrefetchRound, StoreReads};
 use crate::queue::Queue;
-use crate::window::{Bounds, Window};
+use crate::window::{PrefetchWindow, WindowLimits};
 
 /// More rounds than there are in the largest window: the queues do not grow.
 const ROUNDS_MAX: usize = 1024;
 
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) window: Window,
+pub(crate) struct LoaderChannels {
+    pub(crate) window: PrefetchWindow,
     pub(crate) meter: Meter,
     pub(crate) opening: Opening,
     /// Batches that have been consumed.
     pub(crate) consumed: AtomicU64,
     /// Rounds without their lots, in order.
-    pub(crate) rounds: Queue<Box<Round>>,
+    pub(crate) rounds: Queue<Box<PrefetchRound>>,
     /// For the worker of each store.
-    pub(crate) work: Vec<Queue<Box<Lot>>>,
+    pub(crate) work: Vec<Queue<Box<StoreReads>>>,
     /// Lots that are full, in any order.
-    pub(crate) done: Queue<Box<Lot>>,
+    pub(crate) done: Queue<Box<StoreReads>>,
     /// Rounds to be filled again.
-    pub(crate) free: Queue<Box<Round>>,
+    pub(crate) free: Queue<Box<PrefetchRound>>,
 }
 
-impl Shared {
-    pub(crate) fn new(stores: usize, bounds: Bounds) -> Self {
-        Shared {
-            window: Window::new(bounds),
+impl LoaderChannels {
+    pub(crate) fn new(stores: usize, bounds: WindowLimits) -> Self {
+        LoaderChannels {
+            window: PrefetchWindow::new(bounds),
             meter: Meter::new(stores),
             opening: Opening::default(),
             consumed: AtomicU64::new(0),
@@ -64,7 +64,7 @@ impl Shared {
         if let Some((what, age)) = self.opening.look() {
             return format!("{what} has been opening for {:.0} s", age.as_secs_f64());
         }
-        if let Some(story) = storage::Watch::story() {
+        if let Some(story) = storage::StuckReads::story() {
             return story;
         }
         let Metrics { in_flight, reads, .. } = self.metrics();

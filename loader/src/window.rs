@@ -17,21 +17,21 @@ const OBSERVATIONS: f64 = 8.0;
 
 /// What a window may grow to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct WindowLimits {
     pub(crate) time: Duration,
     pub(crate) bytes: u64,
     pub(crate) batches_min: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Window {
-    bounds: Bounds,
-    state: Mutex<State>,
+pub(crate) struct PrefetchWindow {
+    bounds: WindowLimits,
+    state: Mutex<WindowState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WindowState {
     planned_batches: u64,
     planned_bytes: u64,
     /// Made into batches, so that their bytes are free again.
@@ -41,15 +41,15 @@ struct State {
     closed: bool,
 }
 
-impl Window {
-    pub(crate) fn new(bounds: Bounds) -> Self {
-        Window { bounds, state: Mutex::default(), changed: Condvar::new() }
+impl PrefetchWindow {
+    pub(crate) fn new(bounds: WindowLimits) -> Self {
+        PrefetchWindow { bounds, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Waits until there is room for more, and tells how many bytes the window may have in all, and
     /// how many a batch has. So many batches that are best read together are waited for room for,
     /// as far as they take no more than half of what there may be. `None` if it was closed.
-    pub(crate) fn wait_for_room(&self, together: u64) -> Option<Room> {
+    pub(crate) fn wait_for_room(&self, together: u64) -> Option<WindowBudget> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -60,7 +60,10 @@ impl Window {
             let batches_ahead = state.planned_batches - state.done_batches;
             let wanted = together.saturating_mul(room.batch_bytes).min(self.bounds.bytes / 2);
             let fits = ahead < room.bytes && ahead + wanted <= self.bounds.bytes;
-            let room = Room { together: wanted.checked_div(room.batch_bytes).unwrap_or(0), ..room };
+            let room = WindowBudget {
+                together: wanted.checked_div(room.batch_bytes).unwrap_or(0),
+                ..room
+            };
             if fits || batches_ahead < self.bounds.batches_min {
                 return Some(room);
             }
@@ -106,14 +109,14 @@ impl Window {
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WindowState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// How much room a window has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct WindowBudget {
     /// Bytes of all of it.
     pub(crate) bytes: u64,
     /// Bytes of a batch; 0 before there was one.
@@ -122,8 +125,8 @@ pub(crate) struct Room {
     pub(crate) together: u64,
 }
 
-impl State {
-    fn room(&self, bounds: &Bounds) -> Room {
+impl WindowState {
+    fn room(&self, bounds: &WindowLimits) -> WindowBudget {
         let batch_bytes = self.planned_bytes.checked_div(self.planned_batches).unwrap_or(0);
         let bytes = match self.rate.per_second {
             None => UNKNOWN_BYTES,
@@ -131,7 +134,7 @@ impl State {
             Some(rate) => (rate * bounds.time.as_secs_f64() * batch_bytes as f64) as u64,
         };
         let least = bounds.batches_min.saturating_mul(batch_bytes);
-        Room { bytes: bytes.min(bounds.bytes).max(least), batch_bytes, together: 0 }
+        WindowBudget { bytes: bytes.min(bounds.bytes).max(least), batch_bytes, together: 0 }
     }
 }
 
@@ -172,25 +175,34 @@ impl Rate {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds =
-        Bounds { time: Duration::from_secs(60), bytes: 512 << 20, batches_min: 2 };
+    const BOUNDS: WindowLimits =
+        WindowLimits { time: Duration::from_secs(60), bytes: 512 << 20, batches_min: 2 };
 
-    fn consume(window: &Window, now: &mut Instant, batches: u64, each: Duration, wait: Duration) {
+    fn consume(
+        window: &PrefetchWindow,
+        now: &mut Instant,
+        batches: u64,
+        each: Duration,
+        wait: Duration,
+    ) {
         for _ in 0..batches {
             *now += each + wait;
             window.consumed(*now, wait);
         }
     }
 
-    fn room(window: &Window) -> Room {
+    fn room(window: &PrefetchWindow) -> WindowBudget {
         window.lock().room(&BOUNDS)
     }
 
     #[test]
     fn a_minute_of_what_is_consumed_within_the_budget() {
-        let window = Window::new(BOUNDS);
+        let window = PrefetchWindow::new(BOUNDS);
         let mut now = Instant::now();
-        assert_eq!(room(&window), Room { bytes: UNKNOWN_BYTES, batch_bytes: 0, together: 0 });
+        assert_eq!(
+            room(&window),
+            WindowBudget { bytes: UNKNOWN_BYTES, batch_bytes: 0, together: 0 }
+        );
         window.planned(10, 10 << 10);
         assert_eq!(window.due(now), None, "nothing is known of the consumer");
         // Ten batches a second of 1 KiB, and as long again for waiting, which does not count.
@@ -220,7 +232,7 @@ mod tests {
 
     #[test]
     fn waits_for_room_until_it_is_closed() {
-        let window = Window::new(Bounds { bytes: 100, ..BOUNDS });
+        let window = PrefetchWindow::new(WindowLimits { bytes: 100, ..BOUNDS });
         window.planned(1, 100);
         assert!(window.wait_for_room(0).is_some(), "two batches at least");
         window.planned(1, 100);
@@ -229,7 +241,7 @@ mod tests {
             window.done(1, 100);
             assert_eq!(
                 waiting.join().unwrap(),
-                Some(Room { bytes: 200, batch_bytes: 100, together: 0 })
+                Some(WindowBudget { bytes: 200, batch_bytes: 100, together: 0 })
             );
             window.planned(1, 100);
             let waiting = scope.spawn(|| window.wait_for_room(0));
@@ -240,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_is_read_together_has_half_of_the_budget_at_most() {
-        let window = Window::new(Bounds { bytes: 1000, ..BOUNDS });
+        let window = PrefetchWindow::new(WindowLimits { bytes: 1000, ..BOUNDS });
         window.planned(1, 100);
         window.planned(2, 200);
         assert_eq!(window.wait_for_room(4).unwrap().together, 4);

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use storage::{BufferPool, Came, Reader, ReaderOptions, Storage, Want};
+use storage::{BufferPool, Completion, ReadRequest, Reader, ReaderOptions, Storage};
 
 use crate::depth::Depth;
-use crate::plan::Lot;
-use crate::queue::Nothing;
-use crate::shared::Shared;
+use crate::plan::StoreReads;
+use crate::queue::QueueEmpty;
+use crate::shared::LoaderChannels;
 
 /// Where the search for the best depth begins, unless the backend likes less.
 const DEPTH_START: usize = 32;
@@ -26,7 +26,7 @@ const WAIT: Duration = Duration::from_millis(100);
 
 /// How a worker is to go about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct WorkerOptions {
     pub(crate) depth: Option<usize>,
     pub(crate) timeout: Duration,
     pub(crate) retry_pauses: [Duration; 3],
@@ -37,26 +37,26 @@ pub(crate) struct Manner {
 #[derive(Debug)]
 struct Worker {
     store: usize,
-    shared: Arc<Shared>,
+    shared: Arc<LoaderChannels>,
     pool: Arc<BufferPool>,
     /// For what stays where it comes until it is in a batch; of all stores.
     kept: Arc<BufferPool>,
     reader: Box<dyn Reader>,
     depth: Depth,
     /// Lots under way, in no order.
-    lots: Vec<Option<Box<Lot>>>,
+    lots: Vec<Option<Box<StoreReads>>>,
     /// Those that have extents to be begun, by deadline.
     queue: VecDeque<usize>,
     /// The request of each tag.
-    flights: Vec<Flight>,
+    flights: Vec<InFlightRead>,
     free_tags: Vec<usize>,
-    came: Vec<Came>,
+    came: Vec<Completion>,
     /// Requests that were late when they were last counted, and when that was.
     late: (usize, Instant),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Flight {
+struct InFlightRead {
     lot: usize,
     extent: usize,
     /// None once it came.
@@ -66,10 +66,10 @@ struct Flight {
 
 /// Reads lots until the queue of work is closed or the store is of no use any more.
 pub(crate) fn run(
-    shared: Arc<Shared>,
+    shared: Arc<LoaderChannels>,
     nth: usize,
     store: &dyn Storage,
-    manner: &Manner,
+    manner: &WorkerOptions,
     kept: Arc<BufferPool>,
 ) {
     let pool = BufferPool::new(manner.buffer_bytes);
@@ -114,7 +114,7 @@ pub(crate) fn run(
 }
 
 /// Gives a lot back of which nothing more will come.
-fn fail(shared: &Shared, mut lot: Box<Lot>, error: storage::Error) {
+fn fail(shared: &LoaderChannels, mut lot: Box<StoreReads>, error: storage::Error) {
     lot.failed = (0..lot.extents.len()).collect();
     lot.failure.get_or_insert(error);
     shared.done.push_now(lot);
@@ -156,7 +156,7 @@ impl Worker {
             return false;
         }
         let idle = self.queue.is_empty() && self.reader.in_flight() == 0;
-        let first = if idle { work.pop(None) } else { work.try_pop().ok_or(Nothing::Late) };
+        let first = if idle { work.pop(None) } else { work.try_pop().ok_or(QueueEmpty::Late) };
         let more = || work.try_pop();
         for lot in first.ok().into_iter().chain(std::iter::from_fn(more)) {
             let place = self.lots.iter().position(Option::is_none).unwrap_or(self.lots.len());
@@ -190,14 +190,14 @@ impl Worker {
             let Some(buf) = keep.or_else(|| self.pool.take(len)) else { return };
             let tag = self.free_tags.pop().unwrap_or(self.flights.len());
             let begun = Some(Instant::now());
-            let flight = Flight { lot: place, extent: lot.begun, begun, is_kept };
+            let flight = InFlightRead { lot: place, extent: lot.begun, begun, is_kept };
             match self.flights.get_mut(tag) {
                 Some(slot) => *slot = flight,
                 None => self.flights.push(flight),
             }
             let object = Arc::clone(lot.object(extent.file));
             let (offset, due) = (extent.offset_bytes, lot.due);
-            self.reader.submit(Want { object, offset, len, buf, tag: tag as u64, due });
+            self.reader.submit(ReadRequest { object, offset, len, buf, tag: tag as u64, due });
             lot.begun += 1;
             if lot.begun == lot.extents.len() {
                 self.queue.pop_front();
@@ -210,7 +210,8 @@ impl Worker {
         let now = Instant::now();
         if now - self.late.1 >= LATE_LOOK {
             let after = self.depth.late_after().unwrap_or(Duration::MAX);
-            let is_late = |flight: &&Flight| flight.begun.is_some_and(|begun| now - begun > after);
+            let is_late =
+                |flight: &&InFlightRead| flight.begun.is_some_and(|begun| now - begun > after);
             self.late = (self.flights.iter().filter(is_late).count(), now);
         }
         self.late.0

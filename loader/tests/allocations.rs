@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indexed::{Builder, Dtype, IndexedDataset};
 use loader::batch::{GptAssemble, GptConfig};
-use loader::{Loader, LoaderOptions, Order, PieceRef, Source};
+use loader::{DataFile, Loader, LoaderOptions, PieceRef, SampleOrder};
 use storage::Key;
 
 struct Counting;
@@ -37,10 +37,10 @@ const WINDOW_BYTES: u64 = 1 << 20;
 
 /// Samples of two pieces anywhere in a file.
 #[derive(Debug)]
-struct Scattered([Source; 1]);
+struct Scattered([DataFile; 1]);
 
-impl Order for Scattered {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for Scattered {
+    fn sources(&self) -> &[DataFile] {
         &self.0
     }
 
@@ -73,7 +73,7 @@ fn nothing_after_the_first_window() {
     builder.end_document().unwrap();
     builder.finish().unwrap();
     let dataset = IndexedDataset::open(&store, &key).unwrap();
-    let order = Arc::new(Scattered([Source::bin_of(&dataset).unwrap()]));
+    let order = Arc::new(Scattered([DataFile::bin_of(&dataset).unwrap()]));
     let mut options = LoaderOptions::new(8, 0..SAMPLES);
     options.window_bytes = WINDOW_BYTES;
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN as usize), vec![Dtype::U16]).unwrap();

@@ -87,7 +87,7 @@ impl JsonLog {
     fn append<T: Serialize>(&mut self, record: &T, measured: &[(&str, f64)]) -> Result<()> {
         let text = |(name, value): &(&str, f64)| ((*name).to_owned(), value.to_string().into());
         let odd = measured.iter().filter(|(_, value)| !value.is_finite());
-        let line = Line { record, non_finite: odd.map(text).collect() };
+        let line = LogLine { record, non_finite: odd.map(text).collect() };
         let mut line = serde_json::to_vec(&line).expect("numbers and texts have a JSON form");
         line.push(b'\n');
         self.0.append(&line)
@@ -95,7 +95,7 @@ impl JsonLog {
 }
 
 #[derive(Serialize)]
-struct Line<'a, T> {
+struct LogLine<'a, T> {
     #[serde(flatten)]
     record: &'a T,
     #[serde(skip_serializing_if = "Map::is_empty")]

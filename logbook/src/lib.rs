@@ -36,9 +36,9 @@ use storage::Result;
 
 pub use jsonl::JsonLog;
 pub use meter::Meter;
-pub use progress::Progress;
+pub use progress::ProgressLog;
 pub use record::{EvalPerf, EvalRecord, Perf, StepRecord};
-pub use spike::SpikeWatch;
+pub use spike::LossSpikeDetector;
 pub use tensorboard::EventLog;
 pub use trace::Trace;
 
@@ -46,7 +46,7 @@ pub use trace::Trace;
 pub struct RunLog {
     json: Option<JsonLog>,
     events: Option<EventLog>,
-    progress: Progress,
+    progress: ProgressLog,
     terminal: Box<dyn Write + Send>,
 }
 
@@ -63,7 +63,7 @@ impl RunLog {
         Ok(RunLog {
             json: json.transpose()?,
             events: events.transpose()?,
-            progress: Progress::new(step, config.steps_total()),
+            progress: ProgressLog::new(step, config.steps_total()),
             terminal,
         })
     }

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use recipe::config::{Config, Timers};
-use recipe::plan::{Known, Plan};
+use recipe::plan::{PlanInputs, RunPlan};
 
 use crate::Perf;
 
@@ -32,7 +32,7 @@ impl Meter {
     /// For a resolved config on so many ranks, each of which could do so many operations a second.
     #[must_use]
     pub fn new(config: &Config, ranks: u64, peak_flop_per_s: f64) -> Self {
-        let flop = Plan::new(config, &Known::default()).flop;
+        let flop = RunPlan::new(config, &PlanInputs::default()).flop;
         let peak = peak_flop_per_s * ranks as f64;
         let zero = Duration::ZERO;
         Meter {

@@ -14,16 +14,16 @@ use crate::{EvalRecord, StepRecord};
 /// They are whole lines on a terminal too, not one that is rewritten: how the loss fell is what one
 /// wants to see, and other messages keep their own lines.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
+pub struct ProgressLog {
     step_first: u64,
     steps_total: u64,
 }
 
-impl Progress {
+impl ProgressLog {
     /// For a run that goes on when `step` has been done, to `steps_total`.
     #[must_use]
     pub fn new(step: u64, steps_total: u64) -> Self {
-        Progress { step_first: step, steps_total }
+        ProgressLog { step_first: step, steps_total }
     }
 
     /// The line of a training step.

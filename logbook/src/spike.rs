@@ -8,19 +8,19 @@ const LOSSES_MIN: usize = 10;
 /// Sees when the loss leaps above what it was. It starts anew with each process; what it says
 /// depends on the losses alone, so every rank that has them says the same.
 #[derive(Debug)]
-pub struct SpikeWatch {
+pub struct LossSpikeDetector {
     rise: f64,
     window: usize,
     losses: VecDeque<f64>,
     is_high: bool,
 }
 
-impl SpikeWatch {
+impl LossSpikeDetector {
     /// Of no losses yet.
     #[must_use]
     pub fn new(config: &SpikeConfig) -> Self {
         let window = config.window as usize; // fits: the config bounds it
-        SpikeWatch { rise: config.rise, window, losses: VecDeque::new(), is_high: false }
+        LossSpikeDetector { rise: config.rise, window, losses: VecDeque::new(), is_high: false }
     }
 
     /// Takes the loss of a step. The mean of those before it, if this is the first that is above
@@ -46,14 +46,14 @@ mod tests {
     #[test]
     fn a_leap_is_seen_once() {
         let config = SpikeConfig { action: OnSpike::Warn, rise: 1.0, window: 4 };
-        let mut watch = SpikeWatch::new(&config);
+        let mut watch = LossSpikeDetector::new(&config);
         let losses = [9.0, 8.0, 7.0, 6.0, 5.0, 6.9, 7.6, 9.9, 9.9, 6.0, 5.0, 5.0, 5.0, 5.0, 6.1];
         let seen: Vec<Option<f64>> = losses.iter().map(|loss| watch.see(*loss)).collect();
         // 7.6 is above (7 + 6 + 5 + 6.9) / 4 = 6.225 and one more, and 9.9 only goes on.
         let at: Vec<usize> = (0..seen.len()).filter(|at| seen[*at].is_some()).collect();
         assert_eq!(at, [6, 14]);
         assert!((seen[6].unwrap() - 6.225).abs() < 1e-12);
-        let mut early = SpikeWatch::new(&SpikeConfig { window: 100, ..config });
+        let mut early = LossSpikeDetector::new(&SpikeConfig { window: 100, ..config });
         assert!([1.0, 1.0, 50.0].into_iter().all(|loss| early.see(loss).is_none()));
     }
 }

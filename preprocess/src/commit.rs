@@ -7,17 +7,17 @@ use indexed::{Builder, Built, Dtype};
 use serde_json::{Value, json};
 use storage::{FileEntry, Key, Manifest, Storage};
 
-use crate::documents::{Bad, Tally};
+use crate::documents::{LineCounts, SkippedLine};
 use crate::input::Input;
-use crate::journal::{Journal, Left, Record};
-use crate::json::Fault;
+use crate::journal::{Journal, Record, ResumeState};
+use crate::json::LineFault;
 use crate::leftovers::{MANIFEST, discard, discard_drafts, refuse_existing, take_back};
 use crate::outputs::{OutputPlan, Outputs};
-use crate::parcel::{Parcel, Stop};
+use crate::parcel::{BatchEnd, DocumentBatch};
 use crate::report::{Output, Stages};
 use crate::{
-    BadLine, Error, InputReport, Interrupted, Options, Progress, Report, Result, Tokenizer,
-    identity,
+    BadLine, Error, InputReport, PreprocessOptions, PreprocessProgress, Report, Result,
+    ResumePolicy, Tokenizer, identity,
 };
 
 /// What the manifest of a token dataset calls it.
@@ -29,7 +29,7 @@ const BAD_LINES_LISTED_MAX: usize = 100;
 
 /// The outputs of a run, being written.
 #[derive(Debug)]
-pub(crate) struct Commit {
+pub(crate) struct OutputWriter {
     store: Arc<dyn Storage>,
     plans: Vec<OutputPlan>,
     builders: Vec<Builder>,
@@ -46,16 +46,16 @@ pub(crate) struct Commit {
     /// The first input that has changed since the last record.
     input_changed: usize,
     place: (usize, u64),
-    tally: Tally,
+    tally: LineCounts,
     tokens: u64,
     bad_lines: Vec<String>,
     stages: Stages,
 }
 
-impl Commit {
+impl OutputWriter {
     /// Begins the outputs, none of which may exist, or goes on with them.
     pub(crate) fn begin(
-        options: &Options,
+        options: &PreprocessOptions,
         outputs: Outputs,
         tokenizer: &dyn Tokenizer,
         inputs: &[Input],
@@ -68,31 +68,31 @@ impl Commit {
         let journal_key = plans[0].prefix.with_suffix(".journal")?;
         let run = describe(options, &plans, tokenizer, inputs);
         let settings = format!("{:016x}", storage::crc64(run.to_string().as_bytes()));
-        if options.interrupted == Interrupted::Restart {
+        if options.interrupted == ResumePolicy::Restart {
             // Before anything goes: what is finished already is not overwritten.
             refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
             discard(store.as_ref(), &plans, &journal_key)?;
         }
         let left = match options.interrupted {
-            Interrupted::Resume => Journal::resume(&store, &journal_key, &run)?,
-            Interrupted::Refuse | Interrupted::Restart => None,
+            ResumePolicy::Resume => Journal::resume(&store, &journal_key, &run)?,
+            ResumePolicy::Refuse | ResumePolicy::Restart => None,
         };
         if left.as_ref().is_none_or(|left| left.record.is_none()) {
             refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
         }
         let named = |input: &Input| InputReport { name: input.name.clone(), ..Default::default() };
         let mut commit = match left {
-            Some(Left { journal, record: Some(record) }) => {
-                Commit::go_on(&store, plans, journal, record, inputs)?
+            Some(ResumeState { journal, record: Some(record) }) => {
+                OutputWriter::go_on(&store, plans, journal, record, inputs)?
             }
-            Some(Left { mut journal, record: None }) => {
+            Some(ResumeState { mut journal, record: None }) => {
                 // Held until all is gone.
                 discard_drafts(store.as_ref(), &plans)?;
                 journal.discard()?;
                 drop(journal);
-                Commit::anew(&store, plans, journal_key, &run)?
+                OutputWriter::anew(&store, plans, journal_key, &run)?
             }
-            None => Commit::anew(&store, plans, journal_key, &run)?,
+            None => OutputWriter::anew(&store, plans, journal_key, &run)?,
         };
         let known = std::mem::replace(&mut commit.inputs, inputs.iter().map(named).collect());
         for (input, known) in commit.inputs.iter_mut().zip(known) {
@@ -135,7 +135,7 @@ impl Commit {
             }
             return Err(error);
         }
-        Ok(Commit::new(store, plans, builders, journal))
+        Ok(OutputWriter::new(store, plans, builders, journal))
     }
 
     fn go_on(
@@ -151,7 +151,7 @@ impl Commit {
         };
         let builders = plans.iter().zip(&record.builders).map(resume).collect::<Result<_>>()?;
         log::info!("going on at byte {} of input {}", record.offset, record.input_idx);
-        let mut commit = Commit::new(store, plans, builders, journal);
+        let mut commit = OutputWriter::new(store, plans, builders, journal);
         commit.tally = record.tally;
         commit.tokens = commit.builders.iter().map(Builder::token_count).sum();
         commit.place = (record.input_idx, record.offset);
@@ -172,7 +172,7 @@ impl Commit {
         builders: Vec<Builder>,
         journal: Journal,
     ) -> Self {
-        Commit {
+        OutputWriter {
             store: Arc::clone(store),
             plans,
             builders,
@@ -186,7 +186,7 @@ impl Commit {
             inputs: Vec::new(),
             input_changed: 0,
             place: (0, 0),
-            tally: Tally::default(),
+            tally: LineCounts::default(),
             tokens: 0,
             bad_lines: Vec::new(),
             stages: Stages::default(),
@@ -203,7 +203,7 @@ impl Commit {
     }
 
     /// Writes the documents of the next parcel, or fails as it says.
-    pub(crate) fn add(&mut self, parcel: &mut Parcel, start: Instant) -> Result<()> {
+    pub(crate) fn add(&mut self, parcel: &mut DocumentBatch, start: Instant) -> Result<()> {
         let begin = Instant::now();
         let documents = &mut parcel.documents;
         for (output, builder) in documents.outputs.iter().zip(&mut self.builders) {
@@ -215,7 +215,7 @@ impl Commit {
         self.stages.tokenize_ns += documents.tokenize_ns;
         let bad = std::mem::take(&mut documents.bad);
         let documents_new = documents.tally.documents;
-        for Bad { line, offset, fault } in bad {
+        for SkippedLine { line, offset, fault } in bad {
             let bad_line = self.bad_line(parcel, line, offset, fault);
             log::warn!("left out: {bad_line}");
             if self.bad_lines.len() < BAD_LINES_LISTED_MAX {
@@ -223,8 +223,8 @@ impl Commit {
             }
         }
         let stop = parcel.stop.take().map(|stop| match stop {
-            Stop::Input(error) => error,
-            Stop::Line { offset, fault } => {
+            BatchEnd::Input(error) => error,
+            BatchEnd::Line { offset, fault } => {
                 let line = parcel.documents.lines;
                 Error::BadLine(Box::new(self.bad_line(parcel, line, offset, fault)))
             }
@@ -245,7 +245,13 @@ impl Commit {
         Ok(())
     }
 
-    fn bad_line(&self, parcel: &Parcel, line: u64, offset: usize, fault: Fault) -> BadLine {
+    fn bad_line(
+        &self,
+        parcel: &DocumentBatch,
+        line: u64,
+        offset: usize,
+        fault: LineFault,
+    ) -> BadLine {
         let input = &self.inputs[parcel.input_idx];
         let line = parcel.numbered.then_some(input.lines + line + 1);
         parcel.bad_line(&input.name, line, offset, fault)
@@ -275,7 +281,7 @@ impl Commit {
 
     /// After a failure: what somebody can go on with stays, all else goes.
     pub(crate) fn give_up(self) -> bool {
-        let Commit { store, plans, builders, journal, .. } = self;
+        let OutputWriter { store, plans, builders, journal, .. } = self;
         drop(builders);
         let keep = journal.has_record;
         if !keep && let Err(error) = take_back(store.as_ref(), &plans, journal) {
@@ -284,8 +290,8 @@ impl Commit {
         keep
     }
 
-    pub(crate) fn progress(&self) -> Progress {
-        Progress {
+    pub(crate) fn progress(&self) -> PreprocessProgress {
+        PreprocessProgress {
             stored_bytes: self.inputs.iter().map(|input| input.stored_bytes).sum(),
             stored_bytes_all: self.stored_bytes_all,
             json_bytes: self.inputs.iter().map(|input| input.json_bytes).sum(),
@@ -295,10 +301,10 @@ impl Commit {
     }
 
     /// Makes the outputs durable and visible, each manifest last.
-    /// After an error [`Commit::give_up`] is due.
+    /// After an error [`OutputWriter::give_up`] is due.
     pub(crate) fn finish(
         &mut self,
-        options: &Options,
+        options: &PreprocessOptions,
         tokenizer: &dyn Tokenizer,
         start: Instant,
     ) -> Result<Report> {
@@ -328,7 +334,7 @@ impl Commit {
 
     fn report(
         &mut self,
-        options: &Options,
+        options: &PreprocessOptions,
         tokenizer: &dyn Tokenizer,
         start: Instant,
         outputs: Vec<Output>,
@@ -336,7 +342,7 @@ impl Commit {
     ) -> Report {
         let progress = self.progress();
         let elapsed_s = self.elapsed_before_s + start.elapsed().as_secs_f64();
-        let Tally { documents, empty, blank_lines, text_bytes, skipped } = self.tally;
+        let LineCounts { documents, empty, blank_lines, text_bytes, skipped } = self.tally;
         Report {
             tokenizer: tokenizer.name().to_owned(),
             vocab_size: tokenizer.vocab_size(),
@@ -367,7 +373,7 @@ impl Commit {
     fn write_manifest(
         &self,
         plan: &OutputPlan,
-        options: &Options,
+        options: &PreprocessOptions,
         tokenizer: &dyn Tokenizer,
         built: &Built,
     ) -> Result<FileEntry> {
@@ -431,7 +437,7 @@ fn add_all(builder: &mut Builder, encoded: &crate::documents::Encoded, ended: bo
 /// All that decides what is written. The length of an input is not among it: a bad line may be
 /// mended before the run goes on.
 fn describe(
-    options: &Options,
+    options: &PreprocessOptions,
     plans: &[OutputPlan],
     tokenizer: &dyn Tokenizer,
     inputs: &[Input],
@@ -457,7 +463,7 @@ fn describe(
 }
 
 /// What the shares are shares of: if it changes they begin and end elsewhere.
-fn shard_of_bytes(options: &Options, inputs: &[Input]) -> Option<u64> {
+fn shard_of_bytes(options: &PreprocessOptions, inputs: &[Input]) -> Option<u64> {
     options.shard.and_then(|_| inputs.iter().map(|input| input.stored_bytes).sum())
 }
 

@@ -2,19 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::json::Fault;
+use crate::json::LineFault;
 use crate::parcel::BUFFER_BYTES_KEPT_MAX;
 
 /// The documents of a parcel, encoded as they are written.
 #[derive(Debug, Default)]
-pub(crate) struct Documents {
+pub(crate) struct EncodedDocuments {
     /// One for each dataset that the run writes.
     pub(crate) outputs: Vec<Encoded>,
     /// Lines up to here, blank ones included.
     pub(crate) lines: u64,
-    pub(crate) tally: Tally,
+    pub(crate) tally: LineCounts,
     /// Bad lines that were left out.
-    pub(crate) bad: Vec<Bad>,
+    pub(crate) bad: Vec<SkippedLine>,
     /// Nanoseconds of work by stage, estimated from a sample of the lines.
     pub(crate) parse_ns: u64,
     pub(crate) tokenize_ns: u64,
@@ -22,12 +22,12 @@ pub(crate) struct Documents {
 
 /// A bad line that was left out.
 #[derive(Debug)]
-pub(crate) struct Bad {
+pub(crate) struct SkippedLine {
     /// Which one of the parcel, from 0.
     pub(crate) line: u64,
     /// Where it begins in the parcel.
     pub(crate) offset: usize,
-    pub(crate) fault: Fault,
+    pub(crate) fault: LineFault,
 }
 
 /// Sequences of one dataset.
@@ -43,7 +43,7 @@ pub(crate) struct Encoded {
 
 /// What became of lines, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tally {
+pub(crate) struct LineCounts {
     /// Lines that became documents. With several keys each is a document of every dataset.
     pub(crate) documents: u64,
     /// Documents without tokens, over all keys.
@@ -90,8 +90,8 @@ impl Skipped {
     }
 }
 
-impl Tally {
-    pub(crate) fn add(&mut self, other: Tally) {
+impl LineCounts {
+    pub(crate) fn add(&mut self, other: LineCounts) {
         self.documents += other.documents;
         self.empty += other.empty;
         self.blank_lines += other.blank_lines;
@@ -100,15 +100,15 @@ impl Tally {
     }
 }
 
-impl Documents {
+impl EncodedDocuments {
     /// Empties it for its next round, keeping the memory that an ordinary parcel needs.
     pub(crate) fn reset(&mut self) {
         let mut outputs = std::mem::take(&mut self.outputs);
         outputs.iter_mut().for_each(Encoded::reset);
-        *self = Documents { outputs, ..Documents::default() };
+        *self = EncodedDocuments { outputs, ..EncodedDocuments::default() };
     }
 
-    /// Where all datasets are, to come back to with [`Documents::rewind`].
+    /// Where all datasets are, to come back to with [`EncodedDocuments::rewind`].
     pub(crate) fn place(&self, places: &mut Vec<[usize; 3]>) {
         places.clear();
         let ends =

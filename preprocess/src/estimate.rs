@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::input::{Cutter, Input};
+use crate::input::{Input, InputChunker};
 use crate::outputs::Outputs;
-use crate::parcel::{Parcel, Stop};
+use crate::parcel::{BatchEnd, DocumentBatch};
 use crate::run::{Prepared, encode, prepare};
-use crate::{BadLine, Error, Options, Result};
+use crate::{BadLine, Error, PreprocessOptions, Result};
 
 /// Documents from so many inputs, evenly chosen, are sampled.
 const INPUTS_MAX: usize = 16;
@@ -49,7 +49,7 @@ pub struct Estimate {
 ///
 /// # Errors
 /// As [`crate::run`], but for what is found only when writing.
-pub fn estimate(options: &Options) -> Result<Estimate> {
+pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
     let Prepared { inputs, outputs, work, tokenizer, .. } = prepare(options)?;
     // Of a shard, what it has of them.
     let inputs: Vec<_> = inputs.into_iter().filter(|i| i.part_bytes() != Some(0)).collect();
@@ -65,8 +65,8 @@ pub fn estimate(options: &Options) -> Result<Estimate> {
         let share = SAMPLE_BYTES / sampled.len() as u64;
         let of_input = AtomicU64::new(0);
         let name = input.name.clone();
-        let cutter = Cutter::new(vec![input], 1 << 20, work.line_bytes_max);
-        let mut take = |parcel: &mut Parcel| {
+        let cutter = InputChunker::new(vec![input], 1 << 20, work.line_bytes_max);
+        let mut take = |parcel: &mut DocumentBatch| {
             if let Some(stop) = parcel.stop.take() {
                 return Err(stopped(&name, stop));
             }
@@ -131,10 +131,10 @@ impl Sums {
     }
 }
 
-fn stopped(input: &str, stop: Stop) -> Error {
+fn stopped(input: &str, stop: BatchEnd) -> Error {
     match stop {
-        Stop::Input(error) => error,
-        Stop::Line { offset, fault } => Error::BadLine(Box::new(BadLine {
+        BatchEnd::Input(error) => error,
+        BatchEnd::Line { offset, fault } => Error::BadLine(Box::new(BadLine {
             input: input.to_owned(),
             line: None,
             offset: offset as u64,

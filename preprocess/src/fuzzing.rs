@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use storage::{Key, Storage};
 
 use crate::Result;
-use crate::journal::{Journal, Left};
+use crate::journal::{Journal, ResumeState};
 use crate::json::{TextFinder, Value as Found};
 
 /// The text under a key of a line, and its place between the quotes.
@@ -42,7 +42,7 @@ pub fn find_list(key: &str, line: &str) -> Option<std::result::Result<Vec<String
 /// # Errors
 /// As of a run.
 pub fn resume_journal(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<Value>> {
-    let Some(Left { mut journal, record }) = Journal::resume(store, key, &json!({}))? else {
+    let Some(ResumeState { mut journal, record }) = Journal::resume(store, key, &json!({}))? else {
         return Ok(None);
     };
     let Some(record) = record else { return Ok(None) };

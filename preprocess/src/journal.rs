@@ -8,9 +8,9 @@ use std::sync::Arc;
 use indexed::BuilderMark;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use storage::{Draft, Key, Mark, Storage, crc64};
+use storage::{Key, ResumableUpload, Storage, SyncPoint, crc64};
 
-use crate::documents::Tally;
+use crate::documents::LineCounts;
 use crate::{Error, InputReport, Result};
 
 /// Everything up to a place in the inputs is in the outputs, durably.
@@ -20,7 +20,7 @@ pub(crate) struct Record {
     /// Where the next parcel begins in that input.
     pub(crate) offset: u64,
     pub(crate) builders: Vec<BuilderMark>,
-    pub(crate) tally: Tally,
+    pub(crate) tally: LineCounts,
     /// Wall-clock time of all processes so far.
     pub(crate) elapsed_s: f64,
     /// Inputs of which something was read since the record before.
@@ -32,14 +32,14 @@ pub(crate) struct Record {
 pub(crate) struct Journal {
     store: Arc<dyn Storage>,
     key: Key,
-    draft: Box<dyn Draft>,
+    draft: Box<dyn ResumableUpload>,
     /// Somebody can go on with this run.
     pub(crate) has_record: bool,
 }
 
 /// What an interrupted run left.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct ResumeState {
     pub(crate) journal: Journal,
     /// The last record, with the inputs of all. None if it was interrupted before the first.
     pub(crate) record: Option<Record>,
@@ -60,22 +60,26 @@ impl Journal {
     }
 
     /// Opens what is there, if anything is.
-    pub(crate) fn resume(store: &Arc<dyn Storage>, key: &Key, run: &Value) -> Result<Option<Left>> {
-        let mut found = Found::default();
+    pub(crate) fn resume(
+        store: &Arc<dyn Storage>,
+        key: &Key,
+        run: &Value,
+    ) -> Result<Option<ResumeState>> {
+        let mut found = JournalContents::default();
         let draft = store.resume_draft_by(key, &mut |object| {
             let mut bytes = vec![0; object.len_bytes() as usize]; // fits: of our own records
-            object.read_many(&mut [storage::Read { offset: 0, buf: &mut bytes }])?;
-            found = Found::in_bytes(&bytes);
+            object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut bytes }])?;
+            found = JournalContents::in_bytes(&bytes);
             // Another run's is left as it is.
             let other = found.run.as_ref().is_some_and(|there| same_run("", there, run).is_err());
             let end = if other { bytes.len() } else { found.end };
-            Ok(Mark { bytes: end as u64, crc64: crc64(&bytes[..end]) })
+            Ok(SyncPoint { bytes: end as u64, crc64: crc64(&bytes[..end]) })
         });
         let draft = match draft {
             Err(storage::Error::NotFound { .. }) => return Ok(None),
             draft => draft?,
         };
-        let Found { run: Some(there), record, .. } = found else {
+        let JournalContents { run: Some(there), record, .. } = found else {
             // Killed before its first line was whole: there is nothing to go on with.
             store.discard_draft(key)?;
             return Ok(None);
@@ -83,7 +87,7 @@ impl Journal {
         same_run(&store.display(key), &there, run)?;
         let has_record = record.is_some();
         let journal = Journal { store: Arc::clone(store), key: key.clone(), draft, has_record };
-        Ok(Some(Left { journal, record }))
+        Ok(Some(ResumeState { journal, record }))
     }
 
     /// Whether a record speaks of no more outputs and inputs than there are.
@@ -121,18 +125,19 @@ impl Journal {
 
 /// What whole lines say.
 #[derive(Debug, Default)]
-struct Found {
+struct JournalContents {
     run: Option<Value>,
     /// The last, with the inputs of all.
     record: Option<Record>,
     end: usize,
 }
 
-impl Found {
+impl JournalContents {
     fn in_bytes(bytes: &[u8]) -> Self {
         let mut lines = Lines { bytes, at: 0 };
         let run = lines.next().and_then(|json| serde_json::from_str(json).ok());
-        let mut found = Found { end: if run.is_some() { lines.at } else { 0 }, run, record: None };
+        let mut found =
+            JournalContents { end: if run.is_some() { lines.at } else { 0 }, run, record: None };
         while found.run.is_some()
             && let Some(mut next) = lines.next().and_then(|json| serde_json::from_str(json).ok())
         {
@@ -194,7 +199,7 @@ fn other_run(journal: &str, key: &str, there: String, here: String) -> Error {
 mod tests {
     use super::*;
     use serde_json::json;
-    use storage::sim::{Faults, SimStore};
+    use storage::sim::{FaultPlan, FaultStore};
 
     fn record(input_idx: usize, offset: u64, lines: u64) -> Record {
         let input = InputReport { lines, ..InputReport::default() };
@@ -202,7 +207,7 @@ mod tests {
             input_idx,
             offset,
             builders: Vec::new(),
-            tally: Tally::default(),
+            tally: LineCounts::default(),
             elapsed_s: 1.5,
             inputs: vec![(input_idx, input)],
         }
@@ -210,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_last_whole_record_counts() {
-        let sim = SimStore::new(1, Faults::default());
+        let sim = FaultStore::new(1, FaultPlan::default());
         let store: Arc<dyn Storage> = Arc::new(sim.clone());
         let (key, run) = (Key::new("a.journal").unwrap(), json!({ "keys": ["text"] }));
         assert!(Journal::resume(&store, &key, &run).unwrap().is_none());
@@ -244,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_record_speaks_of_what_there_is() {
-        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         let key = Key::new("a.journal").unwrap();
         let journal = Journal::create(&store, key, &json!({})).unwrap();
         assert!(journal.check(&record(1, 5, 5), 0, 2).is_ok());
@@ -254,7 +259,7 @@ mod tests {
 
     #[test]
     fn another_run_is_refused() {
-        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         let key = Key::new("a.journal").unwrap();
         drop(Journal::create(&store, key.clone(), &json!({ "keys": ["text"] })).unwrap());
         let error = Journal::resume(&store, &key, &json!({ "keys": ["body"] })).unwrap_err();

@@ -16,7 +16,7 @@ pub(crate) use list::Texts;
 
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct LineFault {
     /// Where, in bytes from the start of the line.
     pub(crate) column: usize,
     pub(crate) got: String,
@@ -52,15 +52,15 @@ pub(crate) enum Value<'a> {
 
 /// Between the quotes of a string.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct StringSpan {
     start: usize,
     end: usize,
     escaped: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Found {
-    Text(Span),
+enum KeyMatch {
+    Text(StringSpan),
     /// Something else, from its first byte.
     Other(usize),
 }
@@ -76,7 +76,7 @@ impl TextFinder {
     }
 
     /// The string under the key, escapes resolved.
-    pub(crate) fn find<'a>(&'a mut self, line: &'a str) -> Result<&'a str, Fault> {
+    pub(crate) fn find<'a>(&'a mut self, line: &'a str) -> Result<&'a str, LineFault> {
         self.find_at(line).map(|(_, text)| text)
     }
 
@@ -84,32 +84,32 @@ impl TextFinder {
     pub(crate) fn find_at<'a>(
         &'a mut self,
         line: &'a str,
-    ) -> Result<(Range<usize>, &'a str), Fault> {
+    ) -> Result<(Range<usize>, &'a str), LineFault> {
         match self.look(line)? {
-            Found::Text(span) => Ok((span.start..span.end, self.text_of(line, span)?)),
-            Found::Other(at) => Err(self.no_text(line, at)),
+            KeyMatch::Text(span) => Ok((span.start..span.end, self.text_of(line, span)?)),
+            KeyMatch::Other(at) => Err(self.no_text(line, at)),
         }
     }
 
     /// The string under the key, or the strings of the list there.
-    pub(crate) fn value<'a>(&'a mut self, line: &'a str) -> Result<Value<'a>, Fault> {
+    pub(crate) fn value<'a>(&'a mut self, line: &'a str) -> Result<Value<'a>, LineFault> {
         match self.look(line)? {
-            Found::Text(span) => Ok(Value::Text(self.text_of(line, span)?)),
-            Found::Other(at) if line.as_bytes()[at] == b'[' => {
+            KeyMatch::Text(span) => Ok(Value::Text(self.text_of(line, span)?)),
+            KeyMatch::Other(at) if line.as_bytes()[at] == b'[' => {
                 Ok(Value::Texts(Texts::new(line, at, &self.key, &mut self.text)))
             }
-            Found::Other(at) => Err(self.no_text(line, at)),
+            KeyMatch::Other(at) => Err(self.no_text(line, at)),
         }
     }
 
-    fn look(&mut self, line: &str) -> Result<Found, Fault> {
+    fn look(&mut self, line: &str) -> Result<KeyMatch, LineFault> {
         let TextFinder { key, text, open, once } = self;
         let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open, once: *once };
         let found = scanner.object(key, text)?;
         found.ok_or_else(|| scanner.without_key(key))
     }
 
-    fn text_of<'a>(&'a mut self, line: &'a str, span: Span) -> Result<&'a str, Fault> {
+    fn text_of<'a>(&'a mut self, line: &'a str, span: StringSpan) -> Result<&'a str, LineFault> {
         if !span.escaped {
             return Ok(&line[span.start..span.end]);
         }
@@ -117,7 +117,7 @@ impl TextFinder {
         Ok(&self.text)
     }
 
-    fn no_text(&self, line: &str, at: usize) -> Fault {
+    fn no_text(&self, line: &str, at: usize) -> LineFault {
         let got = format!("{} under the key '{}'", kind_of(line.as_bytes()[at]), self.key);
         fault(at, got, "a string")
     }
@@ -140,14 +140,14 @@ struct Scanner<'a> {
 
 impl Scanner<'_> {
     /// The last value under the key in the object that the line must be.
-    fn object(&mut self, key: &str, scratch: &mut String) -> Result<Option<Found>, Fault> {
+    fn object(&mut self, key: &str, scratch: &mut String) -> Result<Option<KeyMatch>, LineFault> {
         self.skip_space();
         match self.peek() {
             Some(b'{') => self.at += 1,
             Some(0xef) if self.line.starts_with('\u{feff}') => {
                 let hint = Some("the file begins with a byte order mark; write it without one");
                 let fault = fault(0, "a byte order mark".to_owned(), "an object, '{'");
-                return Err(Fault { hint, ..fault });
+                return Err(LineFault { hint, ..fault });
             }
             Some(byte) if matches!(byte, b'[' | b'"' | b'-' | b'0'..=b'9') => {
                 return Err(fault(self.at, kind_of(byte).to_owned(), "an object, '{'"));
@@ -166,13 +166,13 @@ impl Scanner<'_> {
                 if self.is_key(name, key, scratch) {
                     if self.once && found.is_some() {
                         let fault = fault(name.start - 1, format!("key '{key}' again"), "it once");
-                        return Err(Fault { hint: Some(LAST), ..fault });
+                        return Err(LineFault { hint: Some(LAST), ..fault });
                     }
                     found = Some(if is_text {
-                        Found::Text(self.string()?)
+                        KeyMatch::Text(self.string()?)
                     } else {
                         self.skip_value()?;
-                        Found::Other(start)
+                        KeyMatch::Other(start)
                     });
                 } else {
                     self.skip_value()?;
@@ -189,13 +189,13 @@ impl Scanner<'_> {
         self.skip_space();
         if self.at < self.bytes.len() {
             let fault = self.unexpected("the end of the line after the object");
-            return Err(Fault { hint: Some("each line holds one object"), ..fault });
+            return Err(LineFault { hint: Some("each line holds one object"), ..fault });
         }
         Ok(found)
     }
 
     /// A key and its colon; what follows is its value.
-    fn member_name(&mut self) -> Result<Span, Fault> {
+    fn member_name(&mut self) -> Result<StringSpan, LineFault> {
         if self.peek() != Some(b'"') {
             return Err(self.unexpected("a key in double quotes"));
         }
@@ -206,7 +206,7 @@ impl Scanner<'_> {
         Ok(name)
     }
 
-    fn is_key(&self, name: Span, key: &str, scratch: &mut String) -> bool {
+    fn is_key(&self, name: StringSpan, key: &str, scratch: &mut String) -> bool {
         if !name.escaped {
             return &self.bytes[name.start..name.end] == key.as_bytes();
         }
@@ -215,7 +215,7 @@ impl Scanner<'_> {
     }
 
     /// Any value, checked and passed over. Depth costs a byte a bracket, and no stack.
-    fn skip_value(&mut self) -> Result<(), Fault> {
+    fn skip_value(&mut self) -> Result<(), LineFault> {
         self.open.clear();
         loop {
             match self.peek() {
@@ -242,7 +242,7 @@ impl Scanner<'_> {
     }
 
     /// After a value: passes over what closes here, up to the next value. True: all is closed.
-    fn close_value(&mut self) -> Result<bool, Fault> {
+    fn close_value(&mut self) -> Result<bool, LineFault> {
         loop {
             let Some(&close) = self.open.last() else { return Ok(true) };
             self.skip_space();
@@ -265,7 +265,7 @@ impl Scanner<'_> {
         }
     }
 
-    fn scalar(&mut self) -> Result<(), Fault> {
+    fn scalar(&mut self) -> Result<(), LineFault> {
         let rest = &self.bytes[self.at..];
         for word in ["true", "false", "null", "NaN", "Infinity", "-Infinity"] {
             if rest.starts_with(word.as_bytes()) {
@@ -295,7 +295,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    fn digits(&mut self, due: &str) -> Result<(), Fault> {
+    fn digits(&mut self, due: &str) -> Result<(), LineFault> {
         let count = self.bytes[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         if count == 0 {
             return Err(self.unexpected(due));
@@ -305,7 +305,7 @@ impl Scanner<'_> {
     }
 
     /// A string, checked and passed over.
-    fn string(&mut self) -> Result<Span, Fault> {
+    fn string(&mut self) -> Result<StringSpan, LineFault> {
         self.at += 1;
         let start = self.at;
         let mut escaped = false;
@@ -313,7 +313,7 @@ impl Scanner<'_> {
             match self.peek() {
                 Some(b'"') => {
                     self.at += 1;
-                    return Ok(Span { start, end: self.at - 1, escaped });
+                    return Ok(StringSpan { start, end: self.at - 1, escaped });
                 }
                 // Where one escape is, as of Chinese, another often follows.
                 Some(b'\\') => {
@@ -330,7 +330,7 @@ impl Scanner<'_> {
 
     /// What follows a backslash.
     #[inline]
-    fn escape(&mut self) -> Result<(), Fault> {
+    fn escape(&mut self) -> Result<(), LineFault> {
         match self.peek() {
             Some(b'u') => {
                 if let Some(digits) = self.bytes[self.at + 1..].first_chunk()
@@ -349,12 +349,12 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    fn bare_control(&self) -> Fault {
+    fn bare_control(&self) -> LineFault {
         let got = format!("the control character {:#04x} bare in a string", self.bytes[self.at]);
         fault(self.at, got, "an escape, such as \\n or \\u0000")
     }
 
-    fn expect(&mut self, byte: u8, due: &str) -> Result<(), Fault> {
+    fn expect(&mut self, byte: u8, due: &str) -> Result<(), LineFault> {
         if self.peek() != Some(byte) {
             return Err(self.unexpected(due));
         }
@@ -373,7 +373,7 @@ impl Scanner<'_> {
         self.bytes.get(self.at).copied()
     }
 
-    fn unexpected(&self, due: &str) -> Fault {
+    fn unexpected(&self, due: &str) -> LineFault {
         match self.line.get(self.at..).and_then(|rest| rest.chars().next()) {
             Some(char) => fault(self.at, format!("{char:?}"), due),
             None => {
@@ -385,7 +385,7 @@ impl Scanner<'_> {
     }
 
     /// The object is sound, but the key is not among its own.
-    fn without_key(&mut self, key: &str) -> Fault {
+    fn without_key(&mut self, key: &str) -> LineFault {
         let due = format!("the key '{key}'");
         let names = self.names();
         if names.is_empty() {
@@ -432,8 +432,8 @@ fn kind_of(first: u8) -> &'static str {
     }
 }
 
-fn fault(column: usize, got: String, due: &str) -> Fault {
-    Fault { column, got, due: due.to_owned(), hint: None }
+fn fault(column: usize, got: String, due: &str) -> LineFault {
+    LineFault { column, got, due: due.to_owned(), hint: None }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use storage::{Key, Manifest, Storage};
 
 use crate::journal::Journal;
 use crate::outputs::OutputPlan;
-use crate::{Error, Interrupted, Result};
+use crate::{Error, Result, ResumePolicy};
 
 /// The end of a manifest's name.
 pub(crate) const MANIFEST: &str = ".manifest.json";
@@ -14,7 +14,7 @@ pub(crate) const MANIFEST: &str = ".manifest.json";
 pub(crate) fn refuse_existing(
     store: &dyn Storage,
     plans: &[OutputPlan],
-    interrupted: Interrupted,
+    interrupted: ResumePolicy,
     settings: &str,
 ) -> Result<()> {
     let is_there = |prefix: &Key, suffix| {
@@ -35,7 +35,7 @@ pub(crate) fn refuse_existing(
     }
     match first {
         None => Ok(()),
-        Some(what) if manifests == plans.len() && interrupted == Interrupted::Resume => {
+        Some(what) if manifests == plans.len() && interrupted == ResumePolicy::Resume => {
             for OutputPlan { prefix, .. } in plans {
                 let key = prefix.with_suffix(MANIFEST)?;
                 if Manifest::read(store, &key)?.meta["settings"] != settings {
@@ -62,7 +62,7 @@ pub(crate) fn take_back(
 /// Removes what an interrupted run left, unless it is at work.
 pub(crate) fn discard(store: &dyn Storage, plans: &[OutputPlan], journal: &Key) -> Result<()> {
     // Held until all is gone.
-    let _held = match store.resume_draft(journal, storage::Mark::default()) {
+    let _held = match store.resume_draft(journal, storage::SyncPoint::default()) {
         Err(storage::Error::NotFound { .. }) => None,
         outcome => Some(outcome?),
     };

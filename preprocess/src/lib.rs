@@ -36,11 +36,13 @@ pub use documents::Skipped;
 pub use error::{BadLine, Error, Result};
 pub use estimate::{Estimate, estimate};
 pub use input::{Format, InputOptions, Separator, TextRules};
-pub use options::{EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Shard, SpanOptions};
-pub use report::{InputReport, Output, Progress, Report, Stages};
+pub use options::{
+    EmptyDocuments, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard, SpanOptions,
+};
+pub use report::{InputReport, Output, PreprocessProgress, Report, Stages};
 pub use run::{run, run_until};
 pub use tokenizer::{
-    Cpm1, EncDec, EncDecKind, EncDecSpaces, Encode, Gpt2, HuggingFace, Jieba, JiebaWords, Null,
-    Pattern, Pieces, Refused, Tiktoken, Tokenizer, TokenizerSpec, WordPiece, WordPieceCase,
-    open_gpt2, open_tokenizer, pieces,
+    Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, Gpt2, HuggingFace, Jieba,
+    JiebaWords, Null, Pattern, Pieces, Tiktoken, Tokenizer, TokenizerSpec, WordPiece,
+    WordPieceCase, open_gpt2, open_tokenizer, pieces,
 };

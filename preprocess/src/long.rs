@@ -53,7 +53,7 @@ pub(crate) fn encode(
 
 fn encode_parts(
     tokenizer: &dyn Tokenizer,
-    parts: &[Part<'_>],
+    parts: &[TextSegment<'_>],
     threads: usize,
     ids: &mut Vec<u32>,
 ) -> bool {
@@ -84,12 +84,12 @@ fn encode_parts(
     true
 }
 
-struct Part<'a> {
+struct TextSegment<'a> {
     number: usize,
     text: &'a str,
 }
 
-fn cut<'a>(tokenizer: &dyn Tokenizer, text: &'a str) -> Vec<Part<'a>> {
+fn cut<'a>(tokenizer: &dyn Tokenizer, text: &'a str) -> Vec<TextSegment<'a>> {
     let mut parts = Vec::new();
     let mut start = 0;
     while text.len() - start >= 2 * PART_BYTES {
@@ -97,9 +97,9 @@ fn cut<'a>(tokenizer: &dyn Tokenizer, text: &'a str) -> Vec<Part<'a>> {
         // A character has at most four bytes.
         let at = (aim..aim + 4).find(|&at| text.is_char_boundary(at)).unwrap_or(aim);
         let Some(end) = tokenizer.cut_after(text, at) else { break };
-        parts.push(Part { number: parts.len(), text: &text[start..end] });
+        parts.push(TextSegment { number: parts.len(), text: &text[start..end] });
         start = end;
     }
-    parts.push(Part { number: parts.len(), text: &text[start..] });
+    parts.push(TextSegment { number: parts.len(), text: &text[start..] });
     parts
 }

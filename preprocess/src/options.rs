@@ -6,9 +6,9 @@ use indexed::Dtype;
 use crate::objective::SentenceSpec;
 use crate::{InputOptions, TokenizerSpec};
 
-/// What to turn into what. Start from [`Options::new`].
+/// What to turn into what. Start from [`PreprocessOptions::new`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct PreprocessOptions {
     /// Files, folders, patterns and pipes, in the order in which their documents are written. `-`
     /// is standard input.
     pub inputs: Vec<String>,
@@ -34,8 +34,8 @@ pub struct Options {
     /// line is bad.
     pub last_of_duplicate_keys: bool,
     /// What an interrupted run of the same outputs is to this one. Default:
-    /// [`Interrupted::Refuse`].
-    pub interrupted: Interrupted,
+    /// [`ResumePolicy::Refuse`].
+    pub interrupted: ResumePolicy,
     /// Write this share of the inputs, from 0, of so many: all shares, merged in order, are the
     /// whole to the byte. Default: none.
     pub shard: Option<Shard>,
@@ -109,7 +109,7 @@ pub enum OnBadLine {
 
 /// What to do about what an interrupted run of the same outputs has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Interrupted {
+pub enum ResumePolicy {
     /// It is an error.
     #[default]
     Refuse,
@@ -182,11 +182,11 @@ impl FromStr for Shard {
     }
 }
 
-impl Options {
+impl PreprocessOptions {
     /// The defaults.
     #[must_use]
     pub fn new(inputs: Vec<String>, out_prefix: impl Into<String>) -> Self {
-        Options {
+        PreprocessOptions {
             inputs,
             input: InputOptions::default(),
             out_prefix: out_prefix.into(),
@@ -198,7 +198,7 @@ impl Options {
             dtype: None,
             on_bad_line: OnBadLine::default(),
             last_of_duplicate_keys: false,
-            interrupted: Interrupted::default(),
+            interrupted: ResumePolicy::default(),
             shard: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             line_bytes_max: 1 << 30,

@@ -6,7 +6,7 @@ use indexed::Dtype;
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
-use crate::{Error, Objective, Options, Result, Tokenizer};
+use crate::{Error, Objective, PreprocessOptions, Result, Tokenizer};
 
 /// The datasets of a run, in one store.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct OutputPlan {
 impl Outputs {
     /// Names them as Megatron does, `PREFIX_KEY_document`, and CPM-2's as it does,
     /// `PREFIX_document_context`.
-    pub(crate) fn plan(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Outputs> {
+    pub(crate) fn plan(options: &PreprocessOptions, tokenizer: &dyn Tokenizer) -> Result<Outputs> {
         let (store, mut prefix) = storage::locate(&options.out_prefix)?;
         if let Some(shard) = options.shard {
             prefix = prefix.with_suffix(&shard.label())?;

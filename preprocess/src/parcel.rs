@@ -4,14 +4,14 @@
 
 use std::mem;
 
-use crate::documents::Documents;
-use crate::input::{Position, Shape, Span};
-use crate::json::Fault;
+use crate::documents::EncodedDocuments;
+use crate::input::{ByteSpan, Position, RecordFormat};
+use crate::json::LineFault;
 use crate::{BadLine, Error};
 
 /// Whole documents of one input, and what became of them.
 #[derive(Debug, Default)]
-pub(crate) struct Parcel {
+pub(crate) struct DocumentBatch {
     /// Its place in the order of the run.
     pub(crate) seq: u64,
     /// Which input.
@@ -22,24 +22,25 @@ pub(crate) struct Parcel {
     /// Bytes taken from the input when these were cut, as it is stored.
     pub(crate) stored_bytes: u64,
     /// How the bytes are made of documents; [`crate::input::Records`] takes them apart.
-    pub(crate) shape: Shape,
+    pub(crate) shape: RecordFormat,
     /// Whole documents as they stand in the input, with what separates them.
     pub(crate) bytes: Vec<u8>,
     /// Where the documents stand in `bytes`, for shapes that do not tell otherwise.
-    pub(crate) spans: Vec<Span>,
+    pub(crate) spans: Vec<ByteSpan>,
     /// Where the run goes on after this parcel.
     pub(crate) next: Position,
     /// All lines before it have been counted: the input was read from its begin.
     pub(crate) numbered: bool,
-    pub(crate) documents: Documents,
+    pub(crate) documents: EncodedDocuments,
     /// Why the run must end after these documents.
-    pub(crate) stop: Option<Stop>,
+    pub(crate) stop: Option<BatchEnd>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Stop {
-    /// A bad line; it begins `offset` bytes into the parcel, after [`Documents::lines`] good ones.
-    Line { offset: usize, fault: Fault },
+pub(crate) enum BatchEnd {
+    /// A bad line; it begins `offset` bytes into the parcel, after [`EncodedDocuments::lines`] good
+    /// ones.
+    Line { offset: usize, fault: LineFault },
     /// The input could not be read on.
     Input(Error),
 }
@@ -48,14 +49,14 @@ pub(crate) enum Stop {
 /// uncommonly long line.
 pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 8 << 20;
 
-impl Parcel {
+impl DocumentBatch {
     /// What is wrong with a line that begins so many bytes into the parcel.
     pub(crate) fn bad_line(
         &self,
         input: &str,
         line: Option<u64>,
         offset: usize,
-        fault: Fault,
+        fault: LineFault,
     ) -> BadLine {
         BadLine {
             input: input.to_owned(),
@@ -74,20 +75,20 @@ impl Parcel {
         self.bytes.clear();
         self.bytes.shrink_to(BUFFER_BYTES_KEPT_MAX);
         self.spans.clear();
-        self.spans.shrink_to(BUFFER_BYTES_KEPT_MAX / size_of::<Span>());
+        self.spans.shrink_to(BUFFER_BYTES_KEPT_MAX / size_of::<ByteSpan>());
         self.documents.reset();
-        *self = Parcel {
+        *self = DocumentBatch {
             bytes: mem::take(&mut self.bytes),
             spans: mem::take(&mut self.spans),
             documents: mem::take(&mut self.documents),
-            ..Parcel::default()
+            ..DocumentBatch::default()
         };
     }
 }
 
 /// What is wrong with a line that is longer than it may be.
-pub(crate) fn too_long(line_bytes_max: usize) -> Fault {
-    Fault {
+pub(crate) fn too_long(line_bytes_max: usize) -> LineFault {
+    LineFault {
         column: line_bytes_max,
         got: "no end of the line yet".to_owned(),
         due: format!("lines of at most {}", storage::ByteSize(line_bytes_max as u64)),

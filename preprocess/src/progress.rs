@@ -1,7 +1,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use preprocess::Progress;
+use preprocess::PreprocessProgress;
 use storage::{ByteSize, rate_text};
 
 use crate::cli::Interval;
@@ -18,7 +18,7 @@ pub(crate) struct Reporter {
     documents_shown: u64,
     line_open: bool,
     /// What there was at the start: much, if the run is one that goes on.
-    first: Option<Progress>,
+    first: Option<PreprocessProgress>,
 }
 
 impl Reporter {
@@ -39,7 +39,7 @@ impl Reporter {
     }
 
     /// Shows progress, if it is time.
-    pub(crate) fn show(&mut self, progress: &Progress) {
+    pub(crate) fn show(&mut self, progress: &PreprocessProgress) {
         let first = *self.first.get_or_insert(*progress);
         let due = match self.interval {
             Interval::Time(time) => self.shown.elapsed() >= time,
@@ -72,15 +72,16 @@ impl Reporter {
 /// How many signs wide it is.
 const BAR_WIDTH: u64 = 20;
 
-fn bar(progress: &Progress) -> String {
+fn bar(progress: &PreprocessProgress) -> String {
     let Some(all) = progress.stored_bytes_all else { return String::new() };
     // fits: at most the width
     let done = (progress.stored_bytes.min(all) * BAR_WIDTH / all.max(1)) as usize;
     format!("[{}{}] ", "#".repeat(done), "-".repeat(BAR_WIDTH as usize - done))
 }
 
-fn line(progress: &Progress, first: &Progress, elapsed: Duration) -> String {
-    let Progress { stored_bytes, stored_bytes_all, json_bytes, documents, tokens } = *progress;
+fn line(progress: &PreprocessProgress, first: &PreprocessProgress, elapsed: Duration) -> String {
+    let PreprocessProgress { stored_bytes, stored_bytes_all, json_bytes, documents, tokens } =
+        *progress;
     let seconds = elapsed.as_secs_f64().max(1e-9);
     let mut line = match stored_bytes_all {
         Some(all) => {

@@ -1,6 +1,6 @@
-//! Threads: one reads and cuts at newlines, workers do the work, and the thread that called takes
-//! what they made in the order of the input. [`Load`]s go round between them; there are so many and
-//! no more, which bounds the memory and makes whoever is ahead wait.
+//! Threads: one reads and cuts at newlines, workers do the work, and the calling thread takes the
+//! results in the order of the input. [`PipelineItem`]s circulate between them; their number is
+//! fixed, which bounds memory and applies backpressure.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::input::Cutter;
-use crate::parcel::Parcel;
+use crate::input::InputChunker;
+use crate::parcel::DocumentBatch;
 use crate::{Error, Result};
 
 /// A worker finds its next load waiting while one is read and one is taken. A parcel to tokenize
@@ -27,32 +27,32 @@ const LOADS_BESIDE: usize = 2;
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// What goes round: a parcel, and what becomes of it.
-pub(crate) trait Load: Default + Send + 'static {
-    fn parcel(&mut self) -> &mut Parcel;
+pub(crate) trait PipelineItem: Default + Send + 'static {
+    fn parcel(&mut self) -> &mut DocumentBatch;
 
     /// Empties it for its next round.
     fn reset(&mut self);
 }
 
-impl Load for Parcel {
-    fn parcel(&mut self) -> &mut Parcel {
+impl PipelineItem for DocumentBatch {
+    fn parcel(&mut self) -> &mut DocumentBatch {
         self
     }
 
     fn reset(&mut self) {
-        Parcel::reset(self);
+        DocumentBatch::reset(self);
     }
 }
 
 /// What comes to a worker.
-enum Job<L> {
+enum WorkerMessage<L> {
     Load(Box<L>),
     /// There will be no more.
     End,
 }
 
 /// What comes to the thread that called.
-enum Done<L> {
+enum ResultMessage<L> {
     Load(Box<L>),
     /// All has been read, which was so many loads.
     Read(u64),
@@ -61,30 +61,30 @@ enum Done<L> {
 }
 
 /// Tells if its thread panics: who waits for it would wait for ever otherwise.
-struct Alarm<L>(Sender<Done<L>>);
+struct PanicNotifier<L>(Sender<ResultMessage<L>>);
 
-impl<L> Drop for Alarm<L> {
+impl<L> Drop for PanicNotifier<L> {
     fn drop(&mut self) {
         if thread::panicking() {
-            let _ = self.0.send(Done::Panicked);
+            let _ = self.0.send(ResultMessage::Panicked);
         }
     }
 }
 
 /// Sends the workers home, however the thread that called returns. The reader may hold the other
 /// end of their channel for ever: it may wait for an input that never comes.
-struct Closing<'a, L> {
-    job: Sender<Job<L>>,
+struct WorkerShutdown<'a, L> {
+    job: Sender<WorkerMessage<L>>,
     workers: usize,
     closed: &'a AtomicBool,
 }
 
-impl<L> Drop for Closing<'_, L> {
+impl<L> Drop for WorkerShutdown<'_, L> {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
         for _ in 0..self.workers {
             // Those that panicked need no word.
-            let _ = self.job.send(Job::End);
+            let _ = self.job.send(WorkerMessage::End);
         }
     }
 }
@@ -95,8 +95,8 @@ impl<L> Drop for Closing<'_, L> {
 ///
 /// # Errors
 /// What `take` says; [`Error::Stopped`].
-pub(crate) fn pump<L: Load, W: FnMut(&mut L)>(
-    cutter: Cutter,
+pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
+    cutter: InputChunker,
     workers: usize,
     stop: &AtomicBool,
     worker: impl Fn() -> W + Sync,
@@ -110,13 +110,14 @@ pub(crate) fn pump<L: Load, W: FnMut(&mut L)>(
     }
     let jobs = Mutex::new(jobs);
     let closed = AtomicBool::new(false);
-    let (to_workers, alarm) = (job.clone(), Alarm(done.clone()));
+    let (to_workers, alarm) = (job.clone(), PanicNotifier(done.clone()));
     // Not of the scope: it may wait for an input that need not ever come.
     thread::spawn(move || read(cutter, &frees, &to_workers, &alarm));
     thread::scope(|scope| {
-        let _closing = Closing { job, workers, closed: &closed };
+        let _closing = WorkerShutdown { job, workers, closed: &closed };
         for _ in 0..workers {
-            let (jobs, closed, worker, alarm) = (&jobs, &closed, &worker, Alarm(done.clone()));
+            let (jobs, closed, worker, alarm) =
+                (&jobs, &closed, &worker, PanicNotifier(done.clone()));
             scope.spawn(move || work(worker(), jobs, closed, &alarm));
         }
         take_in_order(&dones, &free, stop, take)
@@ -124,11 +125,11 @@ pub(crate) fn pump<L: Load, W: FnMut(&mut L)>(
 }
 
 /// The reader. It ends when there is nothing more, or when nobody waits for it.
-fn read<L: Load>(
-    mut cutter: Cutter,
+fn read<L: PipelineItem>(
+    mut cutter: InputChunker,
     frees: &Receiver<Box<L>>,
-    job: &Sender<Job<L>>,
-    alarm: &Alarm<L>,
+    job: &Sender<WorkerMessage<L>>,
+    alarm: &PanicNotifier<L>,
 ) {
     let mut count = 0;
     while let Ok(mut load) = frees.recv() {
@@ -138,39 +139,39 @@ fn read<L: Load>(
         }
         count += 1;
         if load.parcel().stop.is_some() {
-            let _ = alarm.0.send(Done::Load(load));
+            let _ = alarm.0.send(ResultMessage::Load(load));
             break;
         }
-        if job.send(Job::Load(load)).is_err() {
+        if job.send(WorkerMessage::Load(load)).is_err() {
             return;
         }
     }
-    let _ = alarm.0.send(Done::Read(count));
+    let _ = alarm.0.send(ResultMessage::Read(count));
 }
 
 /// A worker. It ends when it is told to, or when nobody waits for what it does.
-fn work<L: Load>(
+fn work<L: PipelineItem>(
     mut worker: impl FnMut(&mut L),
-    jobs: &Mutex<Receiver<Job<L>>>,
+    jobs: &Mutex<Receiver<WorkerMessage<L>>>,
     closed: &AtomicBool,
-    alarm: &Alarm<L>,
+    alarm: &PanicNotifier<L>,
 ) {
     loop {
         // A worker that panicked holds no lock: it was at work.
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job::Load(mut load)) = job else { return };
+        let Ok(WorkerMessage::Load(mut load)) = job else { return };
         if closed.load(Ordering::Relaxed) {
             return;
         }
         worker(&mut load);
-        if alarm.0.send(Done::Load(load)).is_err() {
+        if alarm.0.send(ResultMessage::Load(load)).is_err() {
             return;
         }
     }
 }
 
-fn take_in_order<L: Load>(
-    dones: &Receiver<Done<L>>,
+fn take_in_order<L: PipelineItem>(
+    dones: &Receiver<ResultMessage<L>>,
     free: &Sender<Box<L>>,
     stop: &AtomicBool,
     take: &mut dyn FnMut(&mut L) -> Result<()>,
@@ -179,15 +180,15 @@ fn take_in_order<L: Load>(
     let (mut next_seq, mut all) = (0, None);
     while all != Some(next_seq) {
         match dones.recv_timeout(ASK_EVERY) {
-            Ok(Done::Load(mut load)) => {
+            Ok(ResultMessage::Load(mut load)) => {
                 early.insert(load.parcel().seq, load);
             }
-            Ok(Done::Read(count)) => all = Some(count),
+            Ok(ResultMessage::Read(count)) => all = Some(count),
             Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
                 return Err(Error::Stopped);
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(Done::Panicked) | Err(RecvTimeoutError::Disconnected) => {
+            Ok(ResultMessage::Panicked) | Err(RecvTimeoutError::Disconnected) => {
                 panic!("a thread of the pipeline panicked")
             }
         }

@@ -5,7 +5,7 @@ use crate::Skipped;
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
+pub struct PreprocessProgress {
     /// Bytes taken from the inputs, as they are stored.
     pub stored_bytes: u64,
     /// The bytes of all inputs, unless one is a stream.

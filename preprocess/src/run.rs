@@ -10,14 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::commit::Commit;
-use crate::input::{Cutter, Input, Position, Share, expand, share_out};
+use crate::commit::OutputWriter;
+use crate::input::{Input, InputChunker, Position, Share, expand, share_out};
 use crate::objective::{SpanConfig, Splitter};
 use crate::outputs::Outputs;
-use crate::parcel::Parcel;
+use crate::parcel::DocumentBatch;
 use crate::pump::pump;
-use crate::work::{Task, Work, Worker};
-use crate::{Error, Objective, Options, Progress, Report, Result, Tokenizer, long, open_tokenizer};
+use crate::work::{Task, TokenizeWorker, WorkerSettings};
+use crate::{
+    Error, Objective, PreprocessOptions, PreprocessProgress, Report, Result, Tokenizer, long,
+    open_tokenizer,
+};
 
 /// A parcel of this size is a millisecond of work or two, beside which handing it over costs
 /// nothing, and with its texts and tokens it stays in the second-level cache of a core: with 2 MiB
@@ -48,7 +51,10 @@ const LINE_BYTES_MAX: u64 = 1 << 30;
 /// [`Error::OtherRun`] and [`Error::Complete`] of what an earlier run has left. A run that had
 /// committed something when it failed is [`Error::CanResume`]; of one that had not, nothing is
 /// left.
-pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
+pub fn run(
+    options: &PreprocessOptions,
+    progress: &mut dyn FnMut(&PreprocessProgress),
+) -> Result<Report> {
     run_until(options, &AtomicBool::new(false), progress)
 }
 
@@ -57,29 +63,29 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Rep
 /// # Errors
 /// As [`run`]; [`Error::Stopped`] if it was stopped.
 pub fn run_until(
-    options: &Options,
+    options: &PreprocessOptions,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&Progress),
+    progress: &mut dyn FnMut(&PreprocessProgress),
 ) -> Result<Report> {
     let start = Instant::now();
     run_prepared(options, prepare(options)?, start, stop, progress)
 }
 
 fn run_prepared(
-    options: &Options,
+    options: &PreprocessOptions,
     prepared: Prepared,
     start: Instant,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&Progress),
+    progress: &mut dyn FnMut(&PreprocessProgress),
 ) -> Result<Report> {
     let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepared;
-    let mut commit = Commit::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
+    let mut commit = OutputWriter::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
     progress(&commit.progress());
     let (input_idx, offset) = commit.place();
-    let cutter = Cutter::new(inputs, block_bytes, work.line_bytes_max)
+    let cutter = InputChunker::new(inputs, block_bytes, work.line_bytes_max)
         .ahead(options.workers)
         .start_at(Position { input_idx, offset });
-    let mut add = |parcel: &mut Parcel| {
+    let mut add = |parcel: &mut DocumentBatch| {
         commit.add(parcel, start)?;
         progress(&commit.progress());
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
@@ -103,19 +109,19 @@ fn run_prepared(
 pub(crate) struct Prepared {
     pub(crate) inputs: Vec<Input>,
     pub(crate) outputs: Outputs,
-    pub(crate) work: Work,
+    pub(crate) work: WorkerSettings,
     pub(crate) tokenizer: Arc<dyn Tokenizer>,
     pub(crate) block_bytes: usize,
 }
 
 /// Checks all options and inputs.
-pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
+pub(crate) fn prepare(options: &PreprocessOptions) -> Result<Prepared> {
     check(options)?;
     let tokenizer = open_tokenizer(&options.tokenizer)?;
     let eod = eod(options, tokenizer.as_ref())?;
     let inputs = inputs(options)?;
     let outputs = Outputs::plan(options, tokenizer.as_ref())?;
-    let work = Work {
+    let work = WorkerSettings {
         keys: options.keys.clone(),
         eod,
         empty_documents: options.empty_documents,
@@ -130,7 +136,7 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared> {
     Ok(Prepared { inputs, outputs, work, tokenizer, block_bytes })
 }
 
-fn check(options: &Options) -> Result<()> {
+fn check(options: &PreprocessOptions) -> Result<()> {
     let bad = |name: &'static str, got: String, due: &str| {
         Err(Error::BadOption { name, got, due: due.to_owned() })
     };
@@ -170,7 +176,7 @@ fn check(options: &Options) -> Result<()> {
 }
 
 /// All inputs, or our share of them.
-fn inputs(options: &Options) -> Result<Vec<Input>> {
+fn inputs(options: &PreprocessOptions) -> Result<Vec<Input>> {
     let mut inputs = expand(&options.inputs, &options.input, &options.keys[0])?;
     if let Some(input) = inputs.iter().find(|input| !input.is_json())
         && options.keys.len() > 1
@@ -185,7 +191,7 @@ fn inputs(options: &Options) -> Result<Vec<Input>> {
     Ok(inputs)
 }
 
-fn eod(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
+fn eod(options: &PreprocessOptions, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
     // CPM-2 ends every document of which it hides spans.
     let spans = matches!(options.objective, Objective::Spans(_));
     if !options.append_eod && !spans {
@@ -199,7 +205,7 @@ fn eod(options: &Options, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
     Ok(Some(eod))
 }
 
-fn task(options: &Options, tokenizer: &dyn Tokenizer, outputs: &Outputs) -> Result<Task> {
+fn task(options: &PreprocessOptions, tokenizer: &dyn Tokenizer, outputs: &Outputs) -> Result<Task> {
     let spans = match &options.objective {
         Objective::Documents => return Ok(Task::Documents),
         Objective::Sentences(spec) => return Ok(Task::Sentences(Splitter::open(spec)?)),
@@ -225,16 +231,16 @@ fn block_bytes(inputs: &[Input], workers: usize) -> usize {
 
 /// Tokenizes what is cut on all workers and hands it to `take`, in order.
 pub(crate) fn encode(
-    cutter: Cutter,
-    work: &Work,
+    cutter: InputChunker,
+    work: &WorkerSettings,
     tokenizer: &dyn Tokenizer,
     workers: usize,
     stop: &AtomicBool,
-    take: &mut dyn FnMut(&mut Parcel) -> Result<()>,
+    take: &mut dyn FnMut(&mut DocumentBatch) -> Result<()>,
 ) -> Result<()> {
     let worker = || {
-        let mut worker = Worker::new(work, tokenizer);
-        move |parcel: &mut Parcel| worker.encode(parcel)
+        let mut worker = TokenizeWorker::new(work, tokenizer);
+        move |parcel: &mut DocumentBatch| worker.encode(parcel)
     };
     pump(cutter, workers, stop, worker, take)
 }
@@ -242,13 +248,13 @@ pub(crate) fn encode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Encode;
+    use crate::Encoder;
 
     /// A tokenizer that panics when it is used, as a fault of ours would.
     #[derive(Debug)]
     struct Broken;
 
-    impl Encode for Broken {
+    impl Encoder for Broken {
         fn encode(&mut self, _text: &str, _ids: &mut Vec<u32>) {
             panic!("as planned");
         }
@@ -257,7 +263,7 @@ mod tests {
     impl Tokenizer for Broken {
         fn encode(&self, _text: &str, _ids: &mut Vec<u32>) {}
 
-        fn encoder(&self) -> Box<dyn Encode + '_> {
+        fn encoder(&self) -> Box<dyn Encoder + '_> {
             Box::new(Broken)
         }
 
@@ -295,7 +301,7 @@ mod tests {
         std::fs::write(&path, "{\"text\":\"a\"}\n".repeat(1000)).unwrap();
         let inputs = vec![Input::check(path.to_str().unwrap()).unwrap()];
         let dtype = indexed::Dtype::U16;
-        let work = Work {
+        let work = WorkerSettings {
             keys: vec!["text".to_owned()],
             eod: None,
             empty_documents: crate::EmptyDocuments::Megatron,
@@ -306,7 +312,7 @@ mod tests {
             line_bytes_max: 1 << 20,
             helpers: long::Helpers::new(1),
         };
-        let cutter = Cutter::new(inputs, 100, 1 << 20);
+        let cutter = InputChunker::new(inputs, 100, 1 << 20);
         let _ = encode(cutter, &work, &Broken, 3, &AtomicBool::new(false), &mut |_| Ok(()));
     }
 }

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use indexed::Dtype;
 
-use crate::documents::{Bad, Documents, Encoded, Tally};
-use crate::input::{Record, Records, Shape};
-use crate::json::{Fault, TextFinder, Texts, Value};
+use crate::documents::{Encoded, EncodedDocuments, LineCounts, SkippedLine};
+use crate::input::{Record, RecordFormat, Records};
+use crate::json::{LineFault, TextFinder, Texts, Value};
 use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
-use crate::parcel::{BUFFER_BYTES_KEPT_MAX, Parcel, Stop, too_long};
-use crate::{EmptyDocuments, Encode, OnBadLine, Refused, Tokenizer, long};
+use crate::parcel::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
+use crate::{EmptyDocuments, EncodeError, Encoder, OnBadLine, Tokenizer, long};
 
 /// One line in so many is timed: reading the clock for each would take longer than the shortest.
 const TIMED_EVERY: u64 = 16;
@@ -19,7 +19,7 @@ const SPLIT_ALREADY: &str = "a list is of sentences already: leave out --split-s
 
 /// What all workers of a run do alike.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct WorkerSettings {
     pub(crate) keys: Vec<String>,
     /// Appended to every document that has tokens.
     pub(crate) eod: Option<u32>,
@@ -45,10 +45,10 @@ pub(crate) enum Task {
 
 /// One worker's memory.
 #[derive(Debug)]
-pub(crate) struct Worker<'a> {
-    work: &'a Work,
+pub(crate) struct TokenizeWorker<'a> {
+    work: &'a WorkerSettings,
     tokenizer: &'a dyn Tokenizer,
-    encoder: Box<dyn Encode + 'a>,
+    encoder: Box<dyn Encoder + 'a>,
     finders: Vec<TextFinder>,
     /// A text that does not stand in its input as it is.
     scratch: String,
@@ -62,16 +62,16 @@ pub(crate) struct Worker<'a> {
 
 /// How a line of a known place is worked on.
 #[derive(Clone, Copy, Debug)]
-struct Line<'a> {
-    shape: &'a Shape,
+struct LineContext<'a> {
+    shape: &'a RecordFormat,
     record: Record<'a>,
     /// A number that no other document has, and this one in every run.
     document: u64,
 }
 
-impl<'a> Worker<'a> {
-    pub(crate) fn new(work: &'a Work, tokenizer: &'a dyn Tokenizer) -> Self {
-        Worker {
+impl<'a> TokenizeWorker<'a> {
+    pub(crate) fn new(work: &'a WorkerSettings, tokenizer: &'a dyn Tokenizer) -> Self {
+        TokenizeWorker {
             work,
             tokenizer,
             encoder: tokenizer.encoder(),
@@ -90,9 +90,9 @@ impl<'a> Worker<'a> {
     }
 
     /// Encodes the lines of a parcel, up to the first bad one that may not be left out.
-    pub(crate) fn encode(&mut self, parcel: &mut Parcel) {
+    pub(crate) fn encode(&mut self, parcel: &mut DocumentBatch) {
         parcel.documents.outputs.resize_with(self.work.dtypes.len(), Encoded::default);
-        let Parcel { input_idx, shape, bytes, spans, documents, stop, .. } = parcel;
+        let DocumentBatch { input_idx, shape, bytes, spans, documents, stop, .. } = parcel;
         let mut records = Records::new(shape, bytes, spans, parcel.offset);
         while let Some(record) = records.next() {
             let offset = record.start;
@@ -100,14 +100,15 @@ impl<'a> Worker<'a> {
             documents.lines = records.lines_before();
             // Of a line that is too long, the size of a block decides whether it comes here at all.
             let is_long = record.bytes.len() > self.work.line_bytes_max;
-            if let Err(fault) = self.encode_line(Line { shape, record, document }, documents) {
+            if let Err(fault) = self.encode_line(LineContext { shape, record, document }, documents)
+            {
                 documents.rewind(&self.places);
                 if is_long || self.work.on_bad_line == OnBadLine::Fail {
-                    *stop = Some(Stop::Line { offset, fault });
+                    *stop = Some(BatchEnd::Line { offset, fault });
                     return;
                 }
                 documents.tally.skipped.bad_lines += 1;
-                documents.bad.push(Bad { line: documents.lines, offset, fault });
+                documents.bad.push(SkippedLine { line: documents.lines, offset, fault });
             }
         }
         documents.lines = records.lines_before();
@@ -120,9 +121,13 @@ impl<'a> Worker<'a> {
         self.ids.shrink_to(BUFFER_BYTES_KEPT_MAX / size_of::<u32>());
     }
 
-    fn encode_line(&mut self, line: Line<'_>, documents: &mut Documents) -> Result<(), Fault> {
+    fn encode_line(
+        &mut self,
+        line: LineContext<'_>,
+        documents: &mut EncodedDocuments,
+    ) -> Result<(), LineFault> {
         documents.place(&mut self.places);
-        let Line { shape, record: Record { bytes, is_blank, .. }, .. } = line;
+        let LineContext { shape, record: Record { bytes, is_blank, .. }, .. } = line;
         if bytes.len() > self.work.line_bytes_max {
             return Err(too_long(self.work.line_bytes_max));
         }
@@ -172,10 +177,10 @@ impl<'a> Worker<'a> {
         text: &str,
         key: usize,
         document: u64,
-        documents: &mut Documents,
-        tally: &mut Tally,
-    ) -> Result<(), Fault> {
-        let Work { dtypes, task, .. } = self.work;
+        documents: &mut EncodedDocuments,
+        tally: &mut LineCounts,
+    ) -> Result<(), LineFault> {
+        let WorkerSettings { dtypes, task, .. } = self.work;
         match task {
             Task::Documents => {
                 self.tokenize(text)?;
@@ -214,9 +219,9 @@ impl<'a> Worker<'a> {
         &mut self,
         mut texts: Texts<'_>,
         key: usize,
-        documents: &mut Documents,
-        tally: &mut Tally,
-    ) -> Result<(), Fault> {
+        documents: &mut EncodedDocuments,
+        tally: &mut LineCounts,
+    ) -> Result<(), LineFault> {
         match &self.work.task {
             Task::Documents => {}
             Task::Sentences(_) => return Err(texts.refused(SPLIT_ALREADY)),
@@ -233,10 +238,10 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Into [`Worker::ids`].
-    fn tokenize(&mut self, text: &str) -> Result<(), Fault> {
-        if let Some(Refused { got, due }) = self.tokenizer.refused(text) {
-            return Err(Fault { column: 0, got, due, hint: None });
+    /// Into [`TokenizeWorker::ids`].
+    fn tokenize(&mut self, text: &str) -> Result<(), LineFault> {
+        if let Some(EncodeError { got, due }) = self.tokenizer.refused(text) {
+            return Err(LineFault { column: 0, got, due, hint: None });
         }
         self.ids.clear();
         if !long::encode(self.tokenizer, text, &self.work.helpers, &mut self.ids) {
@@ -251,7 +256,7 @@ impl<'a> Worker<'a> {
         sentence: &str,
         output: &mut Encoded,
         dtype: Dtype,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LineFault> {
         self.tokenize(sentence)?;
         if !self.ids.is_empty() {
             output.push(&self.ids, dtype);
@@ -260,7 +265,13 @@ impl<'a> Worker<'a> {
     }
 
     /// The sentences from the `first` on are a document, whose end is of the last.
-    fn end_sentences(&self, first: usize, output: &mut Encoded, dtype: Dtype, tally: &mut Tally) {
+    fn end_sentences(
+        &self,
+        first: usize,
+        output: &mut Encoded,
+        dtype: Dtype,
+        tally: &mut LineCounts,
+    ) {
         let Some(last) = output.lens[first..].last_mut() else {
             return self.push_empty(output, dtype, tally);
         };
@@ -278,8 +289,8 @@ impl<'a> Worker<'a> {
         document: u64,
         config: &SpanConfig,
         outputs: &mut [Encoded],
-        tally: &mut Tally,
-    ) -> Result<(), Fault> {
+        tally: &mut LineCounts,
+    ) -> Result<(), LineFault> {
         self.tokenize(text)?;
         // As the original counts them, with the newline that ended its line.
         let characters = text.chars().count() as u64 + 1;
@@ -289,7 +300,12 @@ impl<'a> Worker<'a> {
             None => {
                 self.ids.extend(self.work.eod);
                 objective::corrupt(&self.ids, document, config, &mut self.triple).map_err(
-                    |SpanError { got, due, hint }| Fault { column: 0, got, due, hint: Some(hint) },
+                    |SpanError { got, due, hint }| LineFault {
+                        column: 0,
+                        got,
+                        due,
+                        hint: Some(hint),
+                    },
                 )?;
                 let Triple { context, target, offsets } = &self.triple;
                 let dtypes = [config.ids, config.ids, config.offsets];
@@ -304,7 +320,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    fn push_empty(&self, output: &mut Encoded, dtype: Dtype, tally: &mut Tally) {
+    fn push_empty(&self, output: &mut Encoded, dtype: Dtype, tally: &mut LineCounts) {
         match self.work.empty_documents {
             EmptyDocuments::Megatron => {
                 tally.empty += 1;
@@ -324,7 +340,8 @@ impl Encoded {
     /// Appends a sequence.
     fn push(&mut self, ids: &[u32], dtype: Dtype) {
         write_ids(ids, dtype, &mut self.bytes);
-        // fits: a line, and so its tokens, are bounded by `Options::line_bytes_max`, below 2^31.
+        // fits: a line, and so its tokens, are bounded by `PreprocessOptions::line_bytes_max`,
+        // below 2^31.
         self.lens.push(ids.len() as u32);
     }
 }
@@ -334,8 +351,8 @@ fn document_number(input_idx: usize, offset: u64) -> u64 {
     (input_idx as u64) << 44 ^ offset
 }
 
-pub(crate) fn not_utf8(line: &[u8], at: usize) -> Fault {
-    Fault {
+pub(crate) fn not_utf8(line: &[u8], at: usize) -> LineFault {
+    LineFault {
         column: at,
         got: format!("the byte {:#04x}, which is no UTF-8", line[at]),
         due: "JSON in UTF-8".to_owned(),

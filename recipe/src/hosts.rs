@@ -1,6 +1,6 @@
 //! Slurm's lists of hosts, such as `login,node[1-3,07]`.
 
-use crate::Mismatch;
+use crate::Incompatible;
 
 /// More hosts than any machine has: a list that is longer is a mistake.
 const HOSTS_MAX: usize = 1 << 16;
@@ -12,10 +12,10 @@ type Parsed<T> = Result<T, String>;
 ///
 /// # Errors
 /// For what is no list, or too long a one.
-pub fn expand(list: &str) -> Result<Vec<String>, Mismatch> {
+pub fn expand(list: &str) -> Result<Vec<String>, Incompatible> {
     let refuse = |why: &str| {
         let hint = "it comes from SLURM_STEP_NODELIST; set MASTER_ADDR to the first host instead";
-        Mismatch::new(format!("read the list of hosts {list:?}"), why, hint)
+        Incompatible::new(format!("read the list of hosts {list:?}"), why, hint)
     };
     let mut hosts = Vec::new();
     for word in words(list) {

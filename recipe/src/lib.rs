@@ -24,4 +24,4 @@ pub mod schedule;
 pub mod text;
 pub mod world;
 
-pub use mismatch::Mismatch;
+pub use mismatch::Incompatible;

@@ -1,13 +1,13 @@
 //! Which process of a run is which: its place among tensor parallel ranks, replicas and pipeline
 //! stages, who it works with, and what share of the samples is its.
 //!
-//! Ranks are counted as Megatron and `ckpt::layout::Mesh` count them: those of one tensor
+//! Ranks are counted as Megatron and `ckpt::layout::DeviceMesh` count them: those of one tensor
 //! parallel group follow one another, so that they are of one node, then replicas, then pipeline
 //! stages, whose traffic is the least.
 
 /// How the processes of a run are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mesh {
+pub struct DeviceMesh {
     /// Tensor parallel ranks.
     pub tp: usize,
     /// Pipeline ranks.
@@ -20,7 +20,7 @@ pub struct Mesh {
 
 /// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankCoords {
     /// Its tensor parallel rank.
     pub tp: usize,
     /// Its replica.
@@ -31,36 +31,36 @@ pub struct Place {
 
 /// One rank of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct MeshRank {
     /// How the ranks are arranged.
-    pub mesh: Mesh,
+    pub mesh: DeviceMesh,
     /// Which of them it is.
     pub rank: usize,
 }
 
-impl Seat {
+impl MeshRank {
     /// The only rank.
-    pub const ALONE: Seat = Seat { mesh: Mesh::ALONE, rank: 0 };
+    pub const ALONE: MeshRank = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
 
     /// Where it is.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RankCoords {
         self.mesh.place(self.rank)
     }
 }
 
 /// Which micro-batches of a step one replica computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum MicroBatchShare {
     /// A run of them. They are summed at home first, then among replicas.
     Run,
     /// Every `dp`-th. Each is summed among replicas at once, so nobody keeps a whole gradient.
     Stride,
 }
 
-impl Mesh {
+impl DeviceMesh {
     /// One process that does everything.
-    pub const ALONE: Mesh = Mesh { tp: 1, pp: 1, virtual_stages: 1, dp: 1 };
+    pub const ALONE: DeviceMesh = DeviceMesh { tp: 1, pp: 1, virtual_stages: 1, dp: 1 };
 
     /// How many processes it has.
     #[must_use]
@@ -70,32 +70,36 @@ impl Mesh {
 
     /// Where a rank is.
     #[must_use]
-    pub fn place(&self, rank: usize) -> Place {
-        Place { tp: rank % self.tp, dp: rank / self.tp % self.dp, pp: rank / self.tp / self.dp }
+    pub fn place(&self, rank: usize) -> RankCoords {
+        RankCoords {
+            tp: rank % self.tp,
+            dp: rank / self.tp % self.dp,
+            pp: rank / self.tp / self.dp,
+        }
     }
 
     /// Who is there.
     #[must_use]
-    pub fn rank(&self, place: Place) -> usize {
+    pub fn rank(&self, place: RankCoords) -> usize {
         (place.pp * self.dp + place.dp) * self.tp + place.tp
     }
 
     /// The tensor parallel group of a place: global ranks, in order.
     #[must_use]
-    pub fn tp_group(&self, of: Place) -> Vec<usize> {
-        (0..self.tp).map(|tp| self.rank(Place { tp, ..of })).collect()
+    pub fn tp_group(&self, of: RankCoords) -> Vec<usize> {
+        (0..self.tp).map(|tp| self.rank(RankCoords { tp, ..of })).collect()
     }
 
     /// The replicas of a place.
     #[must_use]
-    pub fn dp_group(&self, of: Place) -> Vec<usize> {
-        (0..self.dp).map(|dp| self.rank(Place { dp, ..of })).collect()
+    pub fn dp_group(&self, of: RankCoords) -> Vec<usize> {
+        (0..self.dp).map(|dp| self.rank(RankCoords { dp, ..of })).collect()
     }
 
     /// The pipeline that a place is in. Those who share a tied weight are members of it.
     #[must_use]
-    pub fn pp_group(&self, of: Place) -> Vec<usize> {
-        (0..self.pp).map(|pp| self.rank(Place { pp, ..of })).collect()
+    pub fn pp_group(&self, of: RankCoords) -> Vec<usize> {
+        (0..self.pp).map(|pp| self.rank(RankCoords { pp, ..of })).collect()
     }
 
     /// Stages that the layers are divided into.
@@ -115,12 +119,17 @@ impl Mesh {
     /// # Panics
     /// If the replicas do not divide them.
     #[must_use]
-    pub fn share(&self, share: Share, replica: usize, micro_batches: usize) -> Vec<usize> {
+    pub fn share(
+        &self,
+        share: MicroBatchShare,
+        replica: usize,
+        micro_batches: usize,
+    ) -> Vec<usize> {
         assert!(micro_batches.is_multiple_of(self.dp), "{micro_batches} among {}", self.dp);
         let each = micro_batches / self.dp;
         match share {
-            Share::Run => (replica * each..(replica + 1) * each).collect(),
-            Share::Stride => (0..each).map(|i| i * self.dp + replica).collect(),
+            MicroBatchShare::Run => (replica * each..(replica + 1) * each).collect(),
+            MicroBatchShare::Stride => (0..each).map(|i| i * self.dp + replica).collect(),
         }
     }
 }

@@ -2,7 +2,7 @@ use std::fmt;
 
 /// Things that do not go together: the config, the environment, the data, a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct Incompatible {
     /// What was being done, and to what.
     pub doing: String,
     /// What came and what was due, one item a line.
@@ -11,15 +11,15 @@ pub struct Mismatch {
     pub hint: &'static str,
 }
 
-impl Mismatch {
+impl Incompatible {
     /// Of two things.
     #[must_use]
     pub fn new(doing: impl Into<String>, detail: impl Into<String>, hint: &'static str) -> Self {
-        Mismatch { doing: doing.into(), details: vec![detail.into()], hint }
+        Incompatible { doing: doing.into(), details: vec![detail.into()], hint }
     }
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for Incompatible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.doing)?;
         for detail in &self.details {
@@ -29,4 +29,4 @@ impl fmt::Display for Mismatch {
     }
 }
 
-impl std::error::Error for Mismatch {}
+impl std::error::Error for Incompatible {}

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use crate::Mismatch;
+use crate::Incompatible;
 pub use crate::hosts::expand;
 
 /// With what does not go together.
-type Result<T> = std::result::Result<T, Mismatch>;
+type Result<T> = std::result::Result<T, Incompatible>;
 
 /// Who keeps the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeper {
+pub enum StoreHost {
     /// Rank 0.
     FirstRank,
     /// Whoever started the ranks.
@@ -31,7 +31,7 @@ pub struct World {
     /// Its port.
     pub port: u16,
     /// Who keeps it.
-    pub keeper: Keeper,
+    pub keeper: StoreHost,
     /// How often the ranks have been started anew, which tells their keys from older ones.
     pub restart: u64,
     /// Whose variables said so.
@@ -49,7 +49,7 @@ impl World {
     /// # Errors
     /// If some of the variables are there and do not go together.
     pub fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
-        let told = Told { variable: &variable };
+        let told = LaunchEnv { variable: &variable };
         if told.has("RANK") || told.has("WORLD_SIZE") {
             return told.by_torchrun().map(Some);
         }
@@ -62,11 +62,11 @@ impl World {
     }
 }
 
-struct Told<'a> {
+struct LaunchEnv<'a> {
     variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
-impl Told<'_> {
+impl LaunchEnv<'_> {
     fn has(&self, name: &str) -> bool {
         (self.variable)(name).is_some()
     }
@@ -80,9 +80,9 @@ impl Told<'_> {
             host: self.text("MASTER_ADDR")?,
             port: self.number("MASTER_PORT")?,
             keeper: if agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")) {
-                Keeper::Launcher
+                StoreHost::Launcher
             } else {
-                Keeper::FirstRank
+                StoreHost::FirstRank
             },
             restart: self.number_or("TORCHELASTIC_RESTART_COUNT", 0)?,
             told_by: "RANK and WORLD_SIZE",
@@ -115,7 +115,7 @@ impl Told<'_> {
             local_rank: self.number_or("SLURM_LOCALID", 0)?,
             host,
             port,
-            keeper: Keeper::FirstRank,
+            keeper: StoreHost::FirstRank,
             restart: self.number_or("SLURM_RESTART_COUNT", 0)?,
             told_by: "srun",
         })
@@ -144,10 +144,10 @@ impl Told<'_> {
     }
 }
 
-fn refused(detail: String) -> Mismatch {
+fn refused(detail: String) -> Incompatible {
     let hint = "ranks are started by torchrun, by srun, or by `trainer launch -n 8 -- train ...`; \
                 unset RANK and WORLD_SIZE for a run of one process";
-    Mismatch::new("find out which rank this is", detail, hint)
+    Incompatible::new("find out which rank this is", detail, hint)
 }
 
 impl fmt::Display for World {

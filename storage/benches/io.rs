@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use storage::{Key, Read, Storage, open_url, rate_text};
+use storage::{Key, RangeRead, Storage, open_url, rate_text};
 
 const MIB: usize = 1 << 20;
 
@@ -63,7 +63,7 @@ fn bench(store: &dyn Storage, folder: &Path, len: usize) -> Result<String, Box<d
     let started = Instant::now();
     for offset in (0..len).step_by(buf.len()) {
         let buf = &mut buf[..(len - offset).min(64 * MIB)];
-        object.read_many(&mut [Read { offset: offset as u64, buf }])?;
+        object.read_many(&mut [RangeRead { offset: offset as u64, buf }])?;
     }
     let streamed = rate_text(len as u64, started.elapsed());
 
@@ -96,7 +96,7 @@ fn samples(object: &dyn storage::Object, len: usize) -> Result<Duration, Box<dyn
                 place = place
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1_442_695_040_888_963_407);
-                Read { offset: (place >> 16) % (len as u64 - 8192), buf }
+                RangeRead { offset: (place >> 16) % (len as u64 - 8192), buf }
             })
             .collect();
         object.read_many(&mut reads)?;

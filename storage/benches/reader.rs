@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use storage::{BufferPool, Key, Object, Reader, ReaderOptions, Storage, Want, open_url};
+use storage::{BufferPool, Key, Object, ReadRequest, Reader, ReaderOptions, Storage, open_url};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -125,9 +125,9 @@ fn want(
     pool: &Arc<BufferPool>,
     offset: u64,
     len: usize,
-) -> Outcome<Want> {
+) -> Outcome<ReadRequest> {
     let buf = pool.take(len).ok_or("the pool is too small")?;
-    Ok(Want { object: Arc::clone(object), offset, len, buf, tag: offset, due: None })
+    Ok(ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, due: None })
 }
 
 fn drain(reader: &mut dyn Reader) -> Outcome<()> {

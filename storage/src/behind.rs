@@ -6,10 +6,10 @@ use std::thread::{self, JoinHandle};
 use std::{io, mem};
 
 use crate::Crc64;
-use crate::Read;
-use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
-use crate::disk::DiskFile;
-use crate::piece::{Cause, Failure};
+use crate::RangeRead;
+use crate::buf::{ALIGN_BYTES, AlignedBuffer, BUF_BYTES};
+use crate::disk::FsFile;
+use crate::piece::{TransferError, TransferErrorKind};
 
 /// Bytes are summed while they are still in the cache that the copy left them in.
 const COPY_BYTES: usize = 256 << 10;
@@ -21,36 +21,36 @@ pub(crate) const BUFFERS_MIN: usize = 2;
 pub(crate) const BUFFERS_MAX: usize = 8;
 
 /// A full buffer: where it goes, and how much of it.
-type Job = (u64, Buf, usize);
+type FullBuffer = (u64, AlignedBuffer, usize);
 
 /// A file written in whole aligned buffers, from its start or from where another left off.
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
-    file: Arc<dyn DiskFile>,
-    filling: Buf,
+    file: Arc<dyn FsFile>,
+    filling: AlignedBuffer,
     filled: usize,
     /// Where in the file `filling` begins.
     offset: u64,
     /// Buffers that came back and wait to be filled.
-    spare: Vec<Buf>,
+    spare: Vec<AlignedBuffer>,
     /// Buffers in all, and the most that there may be.
     buffers: usize,
     buffers_max: usize,
     /// Buffers on their way.
     flying: usize,
-    to_writers: Option<Sender<Job>>,
-    from_writers: Receiver<Result<Buf, Failure>>,
+    to_writers: Option<Sender<FullBuffer>>,
+    from_writers: Receiver<Result<AlignedBuffer, TransferError>>,
     writers: Vec<JoinHandle<()>>,
 }
 
 impl WriteBehind {
-    pub(crate) fn start(file: Arc<dyn DiskFile>, buffers_max: usize) -> io::Result<Self> {
+    pub(crate) fn start(file: Arc<dyn FsFile>, buffers_max: usize) -> io::Result<Self> {
         let (to_writers, work) = channel();
         let (answers, from_writers) = channel();
         let work = Arc::new(Mutex::new(work));
         let mut behind = WriteBehind {
             file,
-            filling: Buf::take(),
+            filling: AlignedBuffer::take(),
             filled: 0,
             offset: 0,
             spare: Vec::new(),
@@ -63,7 +63,7 @@ impl WriteBehind {
         };
         for _ in 0..behind.file.writers() {
             let (file, work) = (Arc::clone(&behind.file), Arc::clone(&work));
-            let answers = Answers(answers.clone());
+            let answers = BufferReturn(answers.clone());
             let run = move || write_all(&*file, &work, &answers);
             let writer = thread::Builder::new().name("storage-write".to_owned()).spawn(run)?;
             behind.writers.push(writer);
@@ -74,23 +74,28 @@ impl WriteBehind {
     /// The same from the length that a file has been cut to. The last block is taken back into
     /// memory, for only whole ones are written.
     pub(crate) fn resume(
-        file: &Arc<dyn DiskFile>,
+        file: &Arc<dyn FsFile>,
         len_bytes: u64,
         buffers_max: usize,
-    ) -> Result<Self, Failure> {
-        let failed = |e| Failure { offset: len_bytes, due: 0, got: 0, cause: Cause::Io(e) };
+    ) -> Result<Self, TransferError> {
+        let failed = |e| TransferError {
+            offset: len_bytes,
+            due: 0,
+            got: 0,
+            cause: TransferErrorKind::Io(e),
+        };
         let mut behind = Self::start(Arc::clone(file), buffers_max).map_err(failed)?;
         behind.filled = (len_bytes % ALIGN_BYTES as u64) as usize; // fits: below a block
         behind.offset = len_bytes - behind.filled as u64;
         if behind.filled > 0 {
             let buf = &mut behind.filling[..behind.filled];
-            file.read_many(&mut [Read { offset: behind.offset, buf }])?;
+            file.read_many(&mut [RangeRead { offset: behind.offset, buf }])?;
         }
         Ok(behind)
     }
 
     /// Writes all that has been pushed, the last block padded with zeros, and goes on from there.
-    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
+    pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
         while self.flying > 0 {
             let back = self.wait()?;
             self.spare.push(back);
@@ -101,7 +106,7 @@ impl WriteBehind {
     }
 
     /// Copies bytes in, sums them up, and sends off what is full.
-    pub(crate) fn push(&mut self, bytes: &[u8], sum: &mut Crc64) -> Result<(), Failure> {
+    pub(crate) fn push(&mut self, bytes: &[u8], sum: &mut Crc64) -> Result<(), TransferError> {
         for chunk in bytes.chunks(COPY_BYTES) {
             self.copy(chunk)?;
             sum.update(chunk);
@@ -110,7 +115,7 @@ impl WriteBehind {
     }
 
     /// Copies bytes in, and sends off what is full.
-    pub(crate) fn copy(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn copy(&mut self, mut bytes: &[u8]) -> Result<(), TransferError> {
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(BUF_BYTES - self.filled));
             self.filling[self.filled..self.filled + now.len()].copy_from_slice(now);
@@ -125,7 +130,7 @@ impl WriteBehind {
 
     /// Writes what is left, padded with zeros to a whole block, and waits for all of it. The caller
     /// cuts the file to its length. Gives the length that it has now.
-    pub(crate) fn finish(mut self) -> Result<u64, Failure> {
+    pub(crate) fn finish(mut self) -> Result<u64, TransferError> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         self.filling[self.filled..whole].fill(0);
         let end = self.offset + whole as u64;
@@ -141,7 +146,7 @@ impl WriteBehind {
     }
 
     /// Sends off the buffer that was filled, and goes on with another.
-    fn send(&mut self) -> Result<(), Failure> {
+    fn send(&mut self) -> Result<(), TransferError> {
         let next = self.next()?;
         let full = mem::replace(&mut self.filling, next);
         let len = mem::take(&mut self.filled);
@@ -153,7 +158,7 @@ impl WriteBehind {
     }
 
     /// One that came back, else a new one, else the first to come back.
-    fn next(&mut self) -> Result<Buf, Failure> {
+    fn next(&mut self) -> Result<AlignedBuffer, TransferError> {
         if let Some(spare) = self.spare.pop() {
             return Ok(spare);
         }
@@ -164,13 +169,13 @@ impl WriteBehind {
             }
             Err(TryRecvError::Empty) if self.buffers < self.buffers_max => {
                 self.buffers += 1;
-                Ok(Buf::take())
+                Ok(AlignedBuffer::take())
             }
             Err(_) => self.wait(),
         }
     }
 
-    fn wait(&mut self) -> Result<Buf, Failure> {
+    fn wait(&mut self) -> Result<AlignedBuffer, TransferError> {
         self.flying -= 1;
         self.from_writers.recv().map_err(|_| gone())?
     }
@@ -187,9 +192,9 @@ impl Drop for WriteBehind {
 }
 
 /// Where a writer gives back buffers. One that panics says so, for somebody may wait for it.
-struct Answers(Sender<Result<Buf, Failure>>);
+struct BufferReturn(Sender<Result<AlignedBuffer, TransferError>>);
 
-impl Drop for Answers {
+impl Drop for BufferReturn {
     fn drop(&mut self) {
         if thread::panicking() {
             // Nobody listens if the upload was dropped.
@@ -198,7 +203,7 @@ impl Drop for Answers {
     }
 }
 
-fn write_all(file: &dyn DiskFile, work: &Mutex<Receiver<Job>>, answers: &Answers) {
+fn write_all(file: &dyn FsFile, work: &Mutex<Receiver<FullBuffer>>, answers: &BufferReturn) {
     // Whoever waits for work holds the lock meanwhile; the others are behind it in the queue.
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok((offset, buf, len)) = take() {
@@ -210,7 +215,7 @@ fn write_all(file: &dyn DiskFile, work: &Mutex<Receiver<Job>>, answers: &Answers
     }
 }
 
-fn gone() -> Failure {
-    let cause = Cause::Io(io::Error::other("the writing thread is gone"));
-    Failure { offset: 0, due: 0, got: 0, cause }
+fn gone() -> TransferError {
+    let cause = TransferErrorKind::Io(io::Error::other("the writing thread is gone"));
+    TransferError { offset: 0, due: 0, got: 0, cause }
 }

@@ -24,12 +24,12 @@ static IDLE: Mutex<Vec<Zeros>> = Mutex::new(Vec::new());
 /// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Goes back to the pool when dropped;
 /// what it holds when taken is unspecified.
 #[derive(Debug)]
-pub(crate) struct Buf(Option<Zeros>);
+pub(crate) struct AlignedBuffer(Option<Zeros>);
 
-impl Buf {
+impl AlignedBuffer {
     pub(crate) fn take() -> Self {
         let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Buf(Some(idle.unwrap_or_else(|| Zeros::new(BUF_BYTES))))
+        AlignedBuffer(Some(idle.unwrap_or_else(|| Zeros::new(BUF_BYTES))))
     }
 
     fn block(&self) -> &Zeros {
@@ -37,7 +37,7 @@ impl Buf {
     }
 }
 
-impl Drop for Buf {
+impl Drop for AlignedBuffer {
     fn drop(&mut self) {
         let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {
@@ -46,7 +46,7 @@ impl Drop for Buf {
     }
 }
 
-impl Deref for Buf {
+impl Deref for AlignedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -54,7 +54,7 @@ impl Deref for Buf {
     }
 }
 
-impl DerefMut for Buf {
+impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.0.as_mut().expect("present until dropped")
     }
@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn aligned_writable_and_bounded() {
-        let mut held: Vec<Buf> = (0..IDLE_MAX + 2).map(|_| Buf::take()).collect();
+        let mut held: Vec<AlignedBuffer> =
+            (0..IDLE_MAX + 2).map(|_| AlignedBuffer::take()).collect();
         for (i, buf) in held.iter_mut().enumerate() {
             assert_eq!(buf.as_ptr() as usize % ALIGN_BYTES, 0);
             assert_eq!(buf.len(), BUF_BYTES);

@@ -15,7 +15,7 @@ use crate::buf::ALIGN_BYTES;
 #[derive(Debug)]
 pub struct BufferPool {
     arena: Arena,
-    taken: Mutex<Taken>,
+    taken: Mutex<PageBitmap>,
 }
 
 impl BufferPool {
@@ -27,7 +27,8 @@ impl BufferPool {
     pub fn new(bytes_max: usize) -> Arc<Self> {
         let arena = Arena::new(bytes_max.max(1).next_multiple_of(ALIGN_BYTES));
         let pages = arena.len / ALIGN_BYTES;
-        let taken = Taken { words: vec![0; pages.div_ceil(64)], pages, count: 0, lowest_free: 0 };
+        let taken =
+            PageBitmap { words: vec![0; pages.div_ceil(64)], pages, count: 0, lowest_free: 0 };
         Arc::new(BufferPool { arena, taken: Mutex::new(taken) })
     }
 
@@ -38,7 +39,7 @@ impl BufferPool {
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         let pages = len.checked_add(ALIGN_BYTES - 1)?.div_ceil(ALIGN_BYTES);
         let first = self.lock().take(pages)?;
-        let span = Span { first, pages, pool: Arc::clone(self) };
+        let span = PageRange { first, pages, pool: Arc::clone(self) };
         Some(Buffer(Some(span)))
     }
 
@@ -72,15 +73,15 @@ impl BufferPool {
         self.arena.start.as_ptr()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Taken> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, PageBitmap> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Memory of a [`BufferPool`], aligned to 4096. It goes back when it is dropped.
-pub struct Buffer(Option<Span>);
+pub struct Buffer(Option<PageRange>);
 
-struct Span {
+struct PageRange {
     first: usize,
     pages: usize,
     pool: Arc<BufferPool>,
@@ -138,7 +139,7 @@ impl Drop for Buffer {
 /// Which pages are in use: a bit each. Neighbours that are given back are one free place again by
 /// themselves.
 #[derive(Debug)]
-struct Taken {
+struct PageBitmap {
     words: Vec<u64>,
     pages: usize,
     count: usize,
@@ -146,7 +147,7 @@ struct Taken {
     lowest_free: usize,
 }
 
-impl Taken {
+impl PageBitmap {
     fn take(&mut self, pages: usize) -> Option<usize> {
         if pages > self.pages - self.count {
             return None;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::rng::Rng;
-use crate::{Error, FileEntry, Key, Manifest, Mark, Read, Storage, crc64, read_all, write_all};
+use crate::{
+    Error, FileEntry, Key, Manifest, RangeRead, Storage, SyncPoint, crc64, read_all, write_all,
+};
 
 type Outcome = Result<(), Box<dyn StdError>>;
 
@@ -172,7 +174,7 @@ fn empty_object(store: &Arc<dyn Storage>) -> Outcome {
     let object = store.open(&name)?;
     ensure!(object.len_bytes() == 0, "its length is {}", object.len_bytes());
     ensure!(object.map()?.is_empty(), "its map is not empty");
-    object.read_many(&mut [Read { offset: 0, buf: &mut [] }])?;
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut [] }])?;
     object.read_many(&mut [])?;
     ensure!(store.names(&Key::root())? == ["nothing"], "it is not listed");
     Ok(())
@@ -271,14 +273,14 @@ fn past_the_end(store: &Arc<dyn Storage>) -> Outcome {
     let object = store.open(&key("a")?)?;
     let mut buf = vec![0; len + 1];
     for (offset, want, came) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)] {
-        let read = object.read_many(&mut [Read { offset, buf: &mut buf[..want] }]);
+        let read = object.read_many(&mut [RangeRead { offset, buf: &mut buf[..want] }]);
         let Err(Error::ShortRead { got, due, len_bytes, .. }) = read else {
             return Err(format!("{want} bytes at {offset} gave {read:?}").into());
         };
         let told = (got, due, len_bytes) == (came as u64, want as u64, len as u64);
         ensure!(told, "{want} bytes at {offset} told of {got} of {due} in {len_bytes}");
     }
-    object.read_many(&mut [Read { offset: len as u64, buf: &mut [] }])?;
+    object.read_many(&mut [RangeRead { offset: len as u64, buf: &mut [] }])?;
     Ok(())
 }
 
@@ -303,7 +305,7 @@ fn random_batches(store: &Arc<dyn Storage>) -> Outcome {
         }
         let offsets = spans.iter().map(|&(offset, _)| offset as u64);
         let mut reads: Vec<_> =
-            bufs.iter_mut().zip(offsets).map(|(buf, offset)| Read { offset, buf }).collect();
+            bufs.iter_mut().zip(offsets).map(|(buf, offset)| RangeRead { offset, buf }).collect();
         object.read_many(&mut reads)?;
         for ((offset, len), buf) in spans.iter().zip(&bufs) {
             let due = &model[*offset..offset + len];
@@ -323,7 +325,7 @@ fn many_readers(store: &Arc<dyn Storage>) -> Outcome {
             let spans: Vec<_> = (0..16).map(|_| rng.below(1_900_000) as usize).collect();
             let mut bufs = vec![vec![0; 10_000]; 16];
             let mut reads: Vec<_> = (bufs.iter_mut().zip(&spans))
-                .map(|(buf, &offset)| Read { offset: offset as u64, buf })
+                .map(|(buf, &offset)| RangeRead { offset: offset as u64, buf })
                 .collect();
             object.read_many(&mut reads)?;
             if bufs.iter().zip(&spans).any(|(buf, &at)| buf[..] != model[at..at + 10_000]) {
@@ -384,7 +386,7 @@ fn deletes(store: &Arc<dyn Storage>) -> Outcome {
     ensure!(store.names(&key("a")?)? == ["c", "d"], "others went with it");
     let mut byte = [0];
     // An open object may outlive its name, or say that it is gone; it may not be another's bytes.
-    if open.read_many(&mut [Read { offset: 0, buf: &mut byte }]).is_ok() {
+    if open.read_many(&mut [RangeRead { offset: 0, buf: &mut byte }]).is_ok() {
         ensure!(byte == [1], "an open object changed");
     }
     store.delete_folder(&key("a")?)?;
@@ -429,11 +431,11 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
     for marks in [vec![], vec![0], vec![5], vec![4096, 8_388_608], vec![1, 4097, 9_000_000]] {
         let name = key(&format!("deep/{marks:?}"))?;
         let mut draft = store.create_draft(&name)?;
-        let mut from = Mark::default();
+        let mut from = SyncPoint::default();
         for end in marks {
             draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
             from = draft.sync()?;
-            ensure!(from == Mark { bytes: end as u64, crc64: crc64(&all[..end]) }, "{from:?}");
+            ensure!(from == SyncPoint { bytes: end as u64, crc64: crc64(&all[..end]) }, "{from:?}");
             // What comes after the mark is cut off again.
             draft.write(&bytes_of(100_000, 11))?;
             drop(draft);
@@ -451,7 +453,7 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
 
 fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("d")?;
-    let absent = store.resume_draft(&name, Mark::default());
+    let absent = store.resume_draft(&name, SyncPoint::default());
     ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
     let mut draft = store.create_draft(&name)?;
     draft.write(b"seen")?;
@@ -461,17 +463,17 @@ fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
     let second = store.create_draft(&name);
     ensure!(matches!(second, Err(Error::Exists { .. })), "a second gave {second:?}");
     let mut bytes = [0; 4];
-    store.open_draft(&name)?.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    store.open_draft(&name)?.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
     ensure!(&bytes == b"seen", "its begin is {bytes:?}");
     drop(draft);
-    let far = store.resume_draft(&name, Mark { bytes: 10_000, crc64: 0 });
+    let far = store.resume_draft(&name, SyncPoint { bytes: 10_000, crc64: 0 });
     ensure!(matches!(far, Err(Error::Corrupt { .. })), "beyond its end gave {far:?}");
     ensure!(store.sweep(&Key::root())?.is_empty(), "it was swept");
     store.discard_draft(&name)?;
     store.discard_draft(&name)?;
     drop(store.create_draft(&name)?);
     write_all(&**store, &name, b"taken")?;
-    let late = store.resume_draft(&name, Mark::default())?.finish();
+    let late = store.resume_draft(&name, SyncPoint::default())?.finish();
     ensure!(matches!(late, Err(Error::Exists { .. })), "over a taken name: {late:?}");
     ensure!(read_all(&**store, &name)? == b"taken", "what was there has changed");
     Ok(())

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use crate::{Crc64, Error, Object, Profile, Read, Result, Upload, sys};
+use crate::{Crc64, Error, Object, Profile, RangeRead, Result, Upload, sys};
 
 /// Large enough to go around the page cache, and for every device to be at its rate.
 const READ_BYTES: u64 = 8 << 20;
@@ -100,7 +100,7 @@ pub(crate) fn read_and_write<U: Upload + ?Sized>(
     let mut offset = range.start;
     while offset < range.end {
         let chunk = &mut buf[..(range.end - offset).min(READ_BYTES) as usize]; // fits: as above
-        object.read_many(&mut [Read { offset, buf: chunk }])?;
+        object.read_many(&mut [RangeRead { offset, buf: chunk }])?;
         sum.update(chunk);
         upload.write(chunk)?;
         offset += chunk.len() as u64;

@@ -6,28 +6,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
-use crate::piece::Failure;
-use crate::url::Wishes;
-use crate::{Map, Owner, Profile, Read};
+use crate::piece::TransferError;
+use crate::url::IoSettings;
+use crate::{Map, ProcessIdentity, Profile, RangeRead};
 
 /// A file system. Paths are absolute or below the root that the store was opened with.
-pub(crate) trait Disk: fmt::Debug + Send + Sync {
+pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Opens a regular file for reading; a folder is refused with `EISDIR`.
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn FsFile>>;
 
     /// Makes a file that was not there, for writing.
-    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn FsFile>>;
 
     /// The same, of a file that will have so many bytes at most: where a file's place depends on
     /// its length, it is found here. Zero if that is not known.
-    fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn DiskFile>> {
+    fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn FsFile>> {
         let _ = len_bytes_max;
         self.create_new(path)
     }
 
     /// Opens a file to go on writing it. Nobody else may until it is closed: `EWOULDBLOCK`, where
     /// the file system can tell.
-    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn FsFile>>;
 
     /// What a path is, links followed.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
@@ -54,34 +54,34 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
     /// The names in a folder that are UTF-8, in no order.
-    fn read_dir(&self, path: &Path) -> io::Result<Vec<Name>>;
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>>;
 
     /// Bytes that may still be written, if the file system keeps count. The path need not exist.
     fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>>;
 
     /// Who writes here, anew at every call: the mark of our temporary files.
-    fn writer(&self) -> Owner;
+    fn writer(&self) -> ProcessIdentity;
 
     /// Whether a writer still runs. One of another machine does, as far as we can tell.
-    fn is_alive(&self, writer: &Owner) -> bool;
+    fn is_alive(&self, writer: &ProcessIdentity) -> bool;
 
     fn profile(&self) -> &Profile;
 
     /// How its files are to be read, if they are files of this machine.
-    fn wishes(&self) -> Option<Wishes> {
+    fn wishes(&self) -> Option<IoSettings> {
         None
     }
 }
 
 /// An open file.
-pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
+pub(crate) trait FsFile: fmt::Debug + Send + Sync {
     fn len_bytes(&self) -> io::Result<u64>;
 
     /// Fills every buffer. Nothing is in flight when it returns.
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<(), Failure>;
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<(), TransferError>;
 
     /// Writes all bytes. Nothing is in flight when it returns.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TransferError>;
 
     /// Threads that should write it at the same time: while one of them waits for the last of its
     /// requests, the device has those of another.
@@ -94,13 +94,13 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
         1
     }
 
-    /// Whether what is written through [`DiskFile::write`] goes around the page cache.
+    /// Whether what is written through [`FsFile::write`] goes around the page cache.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// Keeps others from opening it by [`Disk::reopen`] until it is closed, where the file system
-    /// can: `EWOULDBLOCK` if another has done so.
+    /// Keeps others from opening it by [`FileSystem::reopen`] until it is closed, where the file
+    /// system can: `EWOULDBLOCK` if another has done so.
     fn lock(&self) -> io::Result<()>;
 
     /// Gives the file its length and its space, if the file system can; it may then only be short
@@ -137,7 +137,7 @@ pub(crate) enum Stat {
 
 /// One name in a folder.
 #[derive(Clone, Debug)]
-pub(crate) struct Name {
+pub(crate) struct DirEntry {
     pub(crate) text: String,
     /// A folder itself, not a link to one.
     pub(crate) is_folder: bool,

@@ -112,7 +112,7 @@ pub enum Error {
         due: String,
     },
     /// A store behind a network refused, or did not answer as it should.
-    Remote(Box<crate::Remote>),
+    Remote(Box<crate::RemoteError>),
     /// A name that no store may have.
     BadKey {
         /// The name.

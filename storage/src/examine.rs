@@ -16,11 +16,11 @@ use serde::Serialize;
 use crate::mount::MountLine;
 use crate::{Error, Object, Result, profile, ring, sys};
 
-pub use scratch::{Direct, Scratch};
+pub use scratch::{Direct, ProbeFolder};
 
 /// What is mounted where a path leads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MountFacts {
+pub struct MountInfo {
     /// The nearest folder that is there, the path itself or one above it.
     pub nearest: String,
     /// Whether the path itself is there.
@@ -45,7 +45,7 @@ pub struct MountFacts {
     pub total_files: Option<u64>,
 }
 
-impl MountFacts {
+impl MountInfo {
     /// Looks where a path leads.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl MountFacts {
         options.sort_unstable();
         options.dedup();
         let place = |name: Option<&str>| name.unwrap_or_default().to_owned();
-        Ok(MountFacts {
+        Ok(MountInfo {
             is_there: nearest == path,
             nearest: nearest.display().to_string(),
             point: place(line.as_ref().map(|line| line.point)),
@@ -121,7 +121,7 @@ fn read_ahead_kib(device: u64) -> Option<u64> {
 
 /// What this machine allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MachineFacts {
+pub struct HostInfo {
     /// Why `io_uring` does not work; `None` if it does.
     pub ring_refused: Option<String>,
     /// `kernel.io_uring_disabled`, if this kernel has it.
@@ -134,12 +134,12 @@ pub struct MachineFacts {
     pub clock_is_kept: Option<bool>,
 }
 
-impl MachineFacts {
+impl HostInfo {
     /// Looks at this machine.
     #[must_use]
     pub fn here() -> Self {
         let told = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
-        MachineFacts {
+        HostInfo {
             ring_refused: ring::probe().err().map(str::to_owned),
             ring_disabled: told.and_then(|told| told.trim().parse().ok()),
             memlock_bytes: limit("Max locked memory"),
@@ -158,7 +158,7 @@ fn limit(name: &str) -> Option<u64> {
 
 /// What a bucket offers.
 #[derive(Debug, Default)]
-pub struct BucketFacts {
+pub struct BucketInfo {
     /// The server, if it is not AWS.
     pub endpoint: Option<String>,
     /// What was tried, and what came of it.
@@ -179,7 +179,7 @@ pub struct BucketFacts {
 
 /// How far an examination goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trial {
+pub enum ProbeDepth {
     /// Nothing is written.
     Look,
     /// One object of ours is written, and gone afterwards.
@@ -187,13 +187,13 @@ pub enum Trial {
 }
 
 #[cfg(feature = "s3")]
-impl BucketFacts {
+impl BucketInfo {
     /// Looks at the folder of a bucket that a URL names, or tries what may be done in it. `doing`
     /// hears of every step before it is made.
     ///
     /// # Errors
     /// [`Error::BadUrl`]. What the bucket refuses is among the facts.
-    pub fn of(url: &str, trial: Trial, doing: &dyn Fn(&'static str)) -> Result<Self> {
+    pub fn of(url: &str, trial: ProbeDepth, doing: &dyn Fn(&'static str)) -> Result<Self> {
         crate::s3::examine(url, trial, doing)
     }
 }

@@ -1,5 +1,5 @@
 //! The books of a reader: what is in flight since when, what is tried again, what is given up. How
-//! a read is carried is the business of its [`Carrier`].
+//! a read is carried is the business of its [`ReadBackend`].
 
 use std::fmt;
 use std::ops::Range;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use crate::buf::ALIGN_BYTES;
 use crate::reader::{RETRY_CAUSES, ReaderOptions};
-use crate::watch::Seats;
-use crate::{Buffer, Came, Error, Object, Reader, ReaderCounters, Result, Want};
+use crate::watch::RequestTable;
+use crate::{Buffer, Completion, Error, Object, ReadRequest, Reader, ReaderCounters, Result};
 
 /// One way of carrying reads. Dropping it lets go of what is in flight, and never blocks.
-pub(crate) trait Carrier: fmt::Debug {
+pub(crate) trait ReadBackend: fmt::Debug {
     /// Begins a read, at once or with the next `wait`. It comes back under its slot, once.
-    fn carry(&mut self, load: Load);
+    fn carry(&mut self, load: BackendRead);
 
     /// Waits until something is done or `until` is past; does not wait if it is.
-    fn wait(&mut self, until: Instant, done: &mut Vec<Done>);
+    fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>);
 
     /// What carries the reads of an object, and the server that has the byte at `offset` of it, as
     /// far as that can be told.
@@ -26,7 +26,7 @@ pub(crate) trait Carrier: fmt::Debug {
 
 /// A read on its way to a carrier.
 #[derive(Debug)]
-pub(crate) struct Load {
+pub(crate) struct BackendRead {
     pub(crate) slot: u32,
     pub(crate) object: Arc<dyn Object>,
     pub(crate) offset: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Load {
 
 /// A read that a carrier is done with.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct BackendCompletion {
     pub(crate) slot: u32,
     pub(crate) buf: Buffer,
     /// Where in the buffer the bytes are.
@@ -53,26 +53,26 @@ pub(crate) struct Done {
 
 /// A reader over any carrier.
 #[derive(Debug)]
-pub(crate) struct Flying<C> {
+pub(crate) struct InFlightReader<C> {
     carrier: C,
     depth: usize,
     options: ReaderOptions,
-    slots: Vec<Slot>,
+    slots: Vec<RequestSlot>,
     free: Vec<u32>,
     flying: usize,
     orphans: usize,
     /// Slots whose read is to be made again, and when.
     later: Vec<(Instant, u32, Buffer)>,
-    done: Vec<Done>,
+    done: Vec<BackendCompletion>,
     /// When to look for stuck requests next.
     look_next: Instant,
     counters: ReaderCounters,
-    seats: Seats,
+    seats: RequestTable,
 }
 
 #[derive(Debug)]
-struct Slot {
-    state: State,
+struct RequestSlot {
+    state: SlotState,
     tag: u64,
     object: Option<Arc<dyn Object>>,
     offset: u64,
@@ -84,7 +84,7 @@ struct Slot {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Free,
     Flying,
     /// Given up; its carrier still has it.
@@ -97,12 +97,12 @@ const LOOKS_PER_TIMEOUT: u32 = 16;
 /// Longest pause between two looks.
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(250);
 
-impl<C: Carrier> Flying<C> {
+impl<C: ReadBackend> InFlightReader<C> {
     pub(crate) fn new(carrier: C, depth: usize, options: &ReaderOptions) -> Self {
         let slots = depth + options.orphans_max;
         let now = Instant::now();
-        let slot = || Slot {
-            state: State::Free,
+        let slot = || RequestSlot {
+            state: SlotState::Free,
             tag: 0,
             object: None,
             offset: 0,
@@ -112,7 +112,7 @@ impl<C: Carrier> Flying<C> {
             attempt: 0,
             moved_bytes: 0,
         };
-        Flying {
+        InFlightReader {
             carrier,
             depth,
             options: options.clone(),
@@ -124,12 +124,12 @@ impl<C: Carrier> Flying<C> {
             done: Vec::with_capacity(slots),
             look_next: now,
             counters: ReaderCounters::default(),
-            seats: Seats::new(slots, options.warn_after),
+            seats: RequestTable::new(slots, options.warn_after),
         }
     }
 
     /// Does what has fallen due: reads that are to be made again, requests that are to be given up.
-    fn look(&mut self, now: Instant, came: &mut Vec<Came>) -> Result<()> {
+    fn look(&mut self, now: Instant, came: &mut Vec<Completion>) -> Result<()> {
         while let Some(i) = self.later.iter().position(|(when, ..)| *when <= now) {
             let (_, index, buf) = self.later.swap_remove(i);
             let slot = &self.slots[index as usize];
@@ -143,18 +143,18 @@ impl<C: Carrier> Flying<C> {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             let age = now.duration_since(slot.began);
-            let is_old = slot.state == State::Flying && age >= self.options.warn_after[0] / 2;
+            let is_old = slot.state == SlotState::Flying && age >= self.options.warn_after[0] / 2;
             if is_old && let Some(object) = &slot.object {
                 self.seats.place(index, self.carrier.place(object, slot.offset));
             }
-            if slot.state == State::Flying && age >= self.options.timeout {
+            if slot.state == SlotState::Flying && age >= self.options.timeout {
                 self.give_up(index, age, came)?;
             }
         }
         Ok(())
     }
 
-    fn give_up(&mut self, index: usize, age: Duration, came: &mut Vec<Came>) -> Result<()> {
+    fn give_up(&mut self, index: usize, age: Duration, came: &mut Vec<Completion>) -> Result<()> {
         // One that waits to be made again is in nobody's hands.
         let waiting = self.later.iter().position(|(_, slot, _)| *slot as usize == index);
         let buf = waiting.map(|i| self.later.swap_remove(i).2);
@@ -178,37 +178,37 @@ impl<C: Carrier> Flying<C> {
         match buf {
             Some(_) => self.release(index as u32), // fits: it was one
             None => {
-                slot.state = State::Orphan;
+                slot.state = SlotState::Orphan;
                 self.orphans += 1;
             }
         }
         let buf = buf.unwrap_or(Buffer::empty());
-        came.push(Came { tag, buf, data: 0..0, moved_bytes, outcome });
+        came.push(Completion { tag, buf, data: 0..0, moved_bytes, outcome });
         Ok(())
     }
 
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        slot.state = State::Free;
+        slot.state = SlotState::Free;
         slot.object = None;
         self.seats.rise(index as usize);
         self.free.push(index);
     }
 
     /// Takes back what a carrier is done with.
-    fn land(&mut self, done: Done, now: Instant, came: &mut Vec<Came>) {
-        let Done { slot: index, buf, data, moved_bytes, short_reads, outcome } = done;
+    fn land(&mut self, done: BackendCompletion, now: Instant, came: &mut Vec<Completion>) {
+        let BackendCompletion { slot: index, buf, data, moved_bytes, short_reads, outcome } = done;
         let slot = &mut self.slots[index as usize];
         self.counters.moved_bytes += moved_bytes;
         self.counters.short_reads += u64::from(short_reads);
         slot.moved_bytes += moved_bytes;
         match slot.state {
-            State::Free => unreachable!("a read comes once"),
-            State::Orphan => {
+            SlotState::Free => unreachable!("a read comes once"),
+            SlotState::Orphan => {
                 self.orphans -= 1;
                 return self.release(index);
             }
-            State::Flying => {}
+            SlotState::Flying => {}
         }
         if let Err(error) = &outcome
             && let Some(pause) = self.options.retry_pauses.get(slot.attempt as usize)
@@ -232,16 +232,16 @@ impl<C: Carrier> Flying<C> {
             }
             Err(_) => self.counters.failed += 1,
         }
-        came.push(Came { tag: slot.tag, buf, data, moved_bytes: slot.moved_bytes, outcome });
+        came.push(Completion { tag: slot.tag, buf, data, moved_bytes: slot.moved_bytes, outcome });
         self.flying -= 1;
         self.release(index);
     }
 }
 
-impl Slot {
-    fn load(&self, index: u32, buf: Buffer) -> Load {
+impl RequestSlot {
+    fn load(&self, index: u32, buf: Buffer) -> BackendRead {
         let object = self.object.as_ref().expect("a slot in use has its object");
-        Load {
+        BackendRead {
             slot: index,
             object: Arc::clone(object),
             offset: self.offset,
@@ -253,7 +253,7 @@ impl Slot {
     }
 }
 
-impl<C: Carrier> Reader for Flying<C> {
+impl<C: ReadBackend> Reader for InFlightReader<C> {
     fn depth_max(&self) -> usize {
         self.depth
     }
@@ -262,9 +262,9 @@ impl<C: Carrier> Reader for Flying<C> {
         self.flying
     }
 
-    fn submit(&mut self, want: Want) {
+    fn submit(&mut self, want: ReadRequest) {
         assert!(self.flying < self.depth, "no more than depth_max() in flight");
-        let Want { object, offset, len, buf, tag, due } = want;
+        let ReadRequest { object, offset, len, buf, tag, due } = want;
         let blocks = (offset % ALIGN_BYTES as u64) as usize + len; // fits: less than ALIGN_BYTES
         let room = len == 0 || blocks.next_multiple_of(ALIGN_BYTES) <= buf.len();
         assert!(room, "the buffer has room for the blocks of the read");
@@ -273,9 +273,9 @@ impl<C: Carrier> Reader for Flying<C> {
         let slot = &mut self.slots[index as usize];
         let began = Instant::now();
         self.seats.sit(index as usize, &object, offset, len as u64, began);
-        let (state, object) = (State::Flying, Some(object));
+        let (state, object) = (SlotState::Flying, Some(object));
         let (attempt, moved_bytes) = (0, 0);
-        *slot = Slot { state, tag, object, offset, len, due, began, attempt, moved_bytes };
+        *slot = RequestSlot { state, tag, object, offset, len, due, began, attempt, moved_bytes };
         self.flying += 1;
         let load = slot.load(index, buf);
         if len > 0 && got >= len as u64 {
@@ -284,10 +284,17 @@ impl<C: Carrier> Reader for Flying<C> {
         let outcome = if len == 0 { Ok(()) } else { Err(past_the_end(&load)) };
         let (moved_bytes, short_reads) = (0, 0);
         let buf = load.buf;
-        self.done.push(Done { slot: index, buf, data: 0..0, moved_bytes, short_reads, outcome });
+        self.done.push(BackendCompletion {
+            slot: index,
+            buf,
+            data: 0..0,
+            moved_bytes,
+            short_reads,
+            outcome,
+        });
     }
 
-    fn reap(&mut self, until: Instant, came: &mut Vec<Came>) -> Result<()> {
+    fn reap(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()> {
         let before = came.len();
         loop {
             let now = Instant::now();
@@ -314,7 +321,7 @@ impl<C: Carrier> Reader for Flying<C> {
     }
 }
 
-fn past_the_end(load: &Load) -> Error {
+fn past_the_end(load: &BackendRead) -> Error {
     let len_bytes = load.object.len_bytes();
     Error::ShortRead {
         what: load.object.display(),

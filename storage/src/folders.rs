@@ -5,12 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::disk::{Disk, folder_of};
+use crate::disk::{FileSystem, folder_of};
 
 /// Folders below a root whose own entries are known to be durable. An object is no more durable
 /// than the folders on its way, and asking the disk each time would cost a device flush for each.
 #[derive(Debug, Default)]
-pub(crate) struct Folders(Mutex<HashSet<PathBuf>>);
+pub(crate) struct DurableDirs(Mutex<HashSet<PathBuf>>);
 
 /// Folders remembered: far more than a run has checkpoints. When it is reached all are forgotten,
 /// which costs a few flushes.
@@ -19,12 +19,12 @@ const KNOWN_MAX: usize = 4096;
 /// What went wrong, with which folder.
 pub(crate) type Failed = (PathBuf, io::Error);
 
-impl Folders {
+impl DurableDirs {
     /// Makes `folder`, and what it is in, durably. Gives those that it made, outermost first; if it
     /// fails, none of them stays.
     pub(crate) fn make(
         &self,
-        disk: &dyn Disk,
+        disk: &dyn FileSystem,
         root: &Path,
         folder: &Path,
     ) -> Result<Vec<PathBuf>, Failed> {
@@ -39,7 +39,7 @@ impl Folders {
     fn make_into(
         &self,
         made: &mut Vec<PathBuf>,
-        disk: &dyn Disk,
+        disk: &dyn FileSystem,
         root: &Path,
         folder: &Path,
     ) -> Result<(), Failed> {
@@ -75,7 +75,7 @@ impl Folders {
     }
 
     /// Removes folders that an upload made and left empty. Those that others use stay.
-    pub(crate) fn unmake(&self, disk: &dyn Disk, made: &[PathBuf]) {
+    pub(crate) fn unmake(&self, disk: &dyn FileSystem, made: &[PathBuf]) {
         for folder in made.iter().rev() {
             self.forget(folder);
             if disk.rmdir(folder).is_err() {

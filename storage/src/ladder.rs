@@ -8,15 +8,15 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use crate::buf::{ALIGN_BYTES, Buf};
-use crate::flying::{Carrier, Done, Load};
-use crate::mount::Way;
+use crate::buf::{ALIGN_BYTES, AlignedBuffer};
+use crate::flying::{BackendCompletion, BackendRead, ReadBackend};
+use crate::mount::ReadMethod;
 use crate::open_file::{OpenFile, is_refusal};
-use crate::piece::Piece;
-use crate::ring::{self, Start, Stop};
-use crate::threads::{Job, Threads};
-use crate::uring::{FILES_MAX, Landed, Uring};
-use crate::url::Wishes;
+use crate::piece::Transfer;
+use crate::ring::{self, BatchError, SubmitMode};
+use crate::threads::{PoolTask, WorkerPool};
+use crate::uring::{FILES_MAX, RingOutcome, UringBackend};
+use crate::url::IoSettings;
 use crate::{BufferPool, Object};
 
 /// How long the first read through a ring on a mount may take before the mount is read by threads.
@@ -28,55 +28,55 @@ const TURN: Duration = Duration::from_millis(1);
 
 /// The carrier of a store of files.
 #[derive(Debug)]
-pub(crate) struct Ladder {
-    wishes: Wishes,
+pub(crate) struct FileBackend {
+    wishes: IoSettings,
     slots_max: usize,
     pool: Arc<BufferPool>,
-    ring: Option<Uring>,
+    ring: Option<UringBackend>,
     /// No ring can be made.
     ringless: bool,
-    threads: Threads<FileJob>,
+    threads: WorkerPool<FileRequest>,
     in_threads: usize,
-    files: Files,
-    landed: Vec<Landed>,
-    done: Vec<FileDone>,
+    files: OpenFiles,
+    landed: Vec<RingOutcome>,
+    done: Vec<FileCompletion>,
 }
 
-impl Ladder {
-    pub(crate) fn new(wishes: Wishes, slots_max: usize, pool: &Arc<BufferPool>) -> Self {
-        Ladder {
+impl FileBackend {
+    pub(crate) fn new(wishes: IoSettings, slots_max: usize, pool: &Arc<BufferPool>) -> Self {
+        FileBackend {
             wishes,
             slots_max,
             pool: Arc::clone(pool),
             ring: None,
             ringless: false,
-            threads: Threads::new(slots_max),
+            threads: WorkerPool::new(slots_max),
             in_threads: 0,
-            files: Files::default(),
+            files: OpenFiles::default(),
             landed: Vec::with_capacity(slots_max),
             done: Vec::with_capacity(slots_max),
         }
     }
 
-    fn hand_over(&mut self, load: Load, work: Work) {
+    fn hand_over(&mut self, load: BackendRead, work: FileTask) {
         self.in_threads += 1;
-        self.threads.push(FileJob { load, work, wishes: self.wishes });
+        self.threads.push(FileRequest { load, work, wishes: self.wishes });
     }
 
     /// Begins a read of a file that is open.
-    fn send(&mut self, load: Load, number: u32, file: Arc<OpenFile>) {
+    fn send(&mut self, load: BackendRead, number: u32, file: Arc<OpenFile>) {
         let way = file.way(self.wishes);
         if way.is_ring() && self.has_ring() {
             let ring = self.ring.as_mut().expect("it was just looked for");
             return ring.begin(load, file, number, way);
         }
-        self.hand_over(load, Work::Read(file));
+        self.hand_over(load, FileTask::Read(file));
     }
 
     /// Makes the ring with the first read that is for it.
     fn has_ring(&mut self) -> bool {
         if self.ring.is_none() && !self.ringless {
-            match Uring::new(self.slots_max, &self.pool) {
+            match UringBackend::new(self.slots_max, &self.pool) {
                 Ok(ring) => self.ring = Some(ring),
                 Err(why) => {
                     static TOLD: AtomicBool = AtomicBool::new(false);
@@ -91,15 +91,15 @@ impl Ladder {
     }
 
     /// Sorts what came from the ring: what is done, and what threads are to do.
-    fn settle_ring(&mut self, done: &mut Vec<Done>) {
+    fn settle_ring(&mut self, done: &mut Vec<BackendCompletion>) {
         let mut landed = std::mem::take(&mut self.landed);
         for one in landed.drain(..) {
             match one {
-                Landed::Done(one) => done.push(one),
-                Landed::Refused(load, file) => self.hand_over(load, Work::Read(file)),
+                RingOutcome::Done(one) => done.push(one),
+                RingOutcome::Refused(load, file) => self.hand_over(load, FileTask::Read(file)),
                 // Whether the file ended, or failed, is asked of the file system by a thread.
-                Landed::Failed(load, file, cause) => {
-                    self.hand_over(load, Work::Explain(file, cause));
+                RingOutcome::Failed(load, file, cause) => {
+                    self.hand_over(load, FileTask::Explain(file, cause));
                 }
             }
         }
@@ -107,9 +107,9 @@ impl Ladder {
     }
 
     /// Takes over what threads opened, and begins what waited for that.
-    fn settle_threads(&mut self, done: &mut Vec<Done>) {
+    fn settle_threads(&mut self, done: &mut Vec<BackendCompletion>) {
         let mut came = std::mem::take(&mut self.done);
-        for FileDone { done: one, object, opened } in came.drain(..) {
+        for FileCompletion { done: one, object, opened } in came.drain(..) {
             self.in_threads -= 1;
             done.push(one);
             let Some((object, opened)) = object.zip(opened) else { continue };
@@ -122,7 +122,7 @@ impl Ladder {
                 Opened::Failed => {
                     for load in self.files.failed(&object) {
                         // Each fails, or does not, by itself.
-                        self.hand_over(load, Work::Open);
+                        self.hand_over(load, FileTask::Open);
                     }
                 }
             }
@@ -131,26 +131,26 @@ impl Ladder {
     }
 }
 
-impl Carrier for Ladder {
-    fn carry(&mut self, load: Load) {
+impl ReadBackend for FileBackend {
+    fn carry(&mut self, load: BackendRead) {
         if load.object.file().is_none() {
-            return self.hand_over(load, Work::Object);
+            return self.hand_over(load, FileTask::Object);
         }
         if load.attempt > 0 {
             let known = self.files.look(&load.object).map(Arc::clone);
-            return self.hand_over(load, Work::Reopen(known));
+            return self.hand_over(load, FileTask::Reopen(known));
         }
         match self.files.find(load) {
-            Found::Open(load, number, file) => self.send(load, number, file),
-            Found::New(load) => self.hand_over(load, Work::Open),
-            Found::Waits => {}
+            FileLookup::Open(load, number, file) => self.send(load, number, file),
+            FileLookup::New(load) => self.hand_over(load, FileTask::Open),
+            FileLookup::Waits => {}
         }
     }
 
-    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
+    fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
         let before = done.len();
         loop {
-            let in_ring = self.ring.as_ref().map_or(0, Uring::flying);
+            let in_ring = self.ring.as_ref().map_or(0, UringBackend::flying);
             let now = Instant::now();
             if in_ring == 0 && self.in_threads == 0 {
                 // All that is in flight waits to be made again.
@@ -189,28 +189,28 @@ impl Carrier for Ladder {
 
 /// The files that a reader has open, by their objects.
 #[derive(Debug, Default)]
-struct Files {
+struct OpenFiles {
     numbers: HashMap<usize, u32>,
-    entries: Vec<Entry>,
+    entries: Vec<FileSlot>,
     clock: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FileSlot {
     /// Held, so that no other object has its address.
     object: Arc<dyn Object>,
     file: Option<Arc<OpenFile>>,
     /// A thread opens it.
     opening: bool,
     /// Reads that wait until it is open.
-    waiting: Vec<Load>,
+    waiting: Vec<BackendRead>,
     used: u64,
 }
 
-enum Found {
-    Open(Load, u32, Arc<OpenFile>),
+enum FileLookup {
+    Open(BackendRead, u32, Arc<OpenFile>),
     /// The first read of it, which opens it.
-    New(Load),
+    New(BackendRead),
     /// Kept until it is open.
     Waits,
 }
@@ -219,23 +219,23 @@ fn address(object: &Arc<dyn Object>) -> usize {
     Arc::as_ptr(object).cast::<()>().addr()
 }
 
-impl Files {
-    fn find(&mut self, load: Load) -> Found {
+impl OpenFiles {
+    fn find(&mut self, load: BackendRead) -> FileLookup {
         self.clock += 1;
         if let Some(&number) = self.numbers.get(&address(&load.object)) {
             let entry = &mut self.entries[number as usize];
             entry.used = self.clock;
             return match &entry.file {
-                Some(file) => Found::Open(load, number, Arc::clone(file)),
-                None if !std::mem::replace(&mut entry.opening, true) => Found::New(load),
+                Some(file) => FileLookup::Open(load, number, Arc::clone(file)),
+                None if !std::mem::replace(&mut entry.opening, true) => FileLookup::New(load),
                 None => {
                     entry.waiting.push(load);
-                    Found::Waits
+                    FileLookup::Waits
                 }
             };
         }
         let (object, used) = (Arc::clone(&load.object), self.clock);
-        let entry = Entry { object, file: None, opening: true, waiting: Vec::new(), used };
+        let entry = FileSlot { object, file: None, opening: true, waiting: Vec::new(), used };
         if let Some(number) = self.place_for_one() {
             self.numbers.insert(address(&entry.object), number);
             match self.entries.get_mut(number as usize) {
@@ -243,7 +243,7 @@ impl Files {
                 None => self.entries.push(entry),
             }
         }
-        Found::New(load)
+        FileLookup::New(load)
     }
 
     /// A number that is free, if need be by closing the file that was not used for longest.
@@ -251,7 +251,7 @@ impl Files {
         if self.entries.len() < FILES_MAX {
             return Some(self.entries.len() as u32); // fits: below FILES_MAX
         }
-        let idle = |entry: &&Entry| {
+        let idle = |entry: &&FileSlot| {
             !entry.opening
                 && entry.waiting.is_empty()
                 && entry.file.as_ref().is_none_or(|file| Arc::strong_count(file) == 1)
@@ -264,7 +264,7 @@ impl Files {
         &mut self,
         object: &Arc<dyn Object>,
         file: &Arc<OpenFile>,
-    ) -> Vec<(Load, u32, Arc<OpenFile>)> {
+    ) -> Vec<(BackendRead, u32, Arc<OpenFile>)> {
         let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
         let entry = &mut self.entries[number as usize];
         (entry.file, entry.opening) = (Some(Arc::clone(file)), false);
@@ -273,7 +273,7 @@ impl Files {
     }
 
     /// Nothing is known of it; what waited is given back.
-    fn failed(&mut self, object: &Arc<dyn Object>) -> Vec<Load> {
+    fn failed(&mut self, object: &Arc<dyn Object>) -> Vec<BackendRead> {
         let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
         let entry = &mut self.entries[number as usize];
         entry.opening = false;
@@ -288,14 +288,14 @@ impl Files {
 
 /// A read for a thread, and what else it is to do.
 #[derive(Debug)]
-struct FileJob {
-    load: Load,
-    work: Work,
-    wishes: Wishes,
+struct FileRequest {
+    load: BackendRead,
+    work: FileTask,
+    wishes: IoSettings,
 }
 
 #[derive(Debug)]
-enum Work {
+enum FileTask {
     /// By what every object can.
     Object,
     /// Open it, and try the ways that its mount has.
@@ -304,12 +304,12 @@ enum Work {
     Reopen(Option<Arc<OpenFile>>),
     Read(Arc<OpenFile>),
     /// Say what a ring's failure means.
-    Explain(Arc<OpenFile>, crate::piece::Cause),
+    Explain(Arc<OpenFile>, crate::piece::TransferErrorKind),
 }
 
 #[derive(Debug)]
-struct FileDone {
-    done: Done,
+struct FileCompletion {
+    done: BackendCompletion,
     /// Of which object something was opened.
     object: Option<Arc<dyn Object>>,
     opened: Option<Opened>,
@@ -321,24 +321,24 @@ enum Opened {
     Failed,
 }
 
-impl Job for FileJob {
-    type Out = FileDone;
+impl PoolTask for FileRequest {
+    type Out = FileCompletion;
 
-    fn run(self) -> FileDone {
-        let FileJob { load, work, wishes } = self;
+    fn run(self) -> FileCompletion {
+        let FileRequest { load, work, wishes } = self;
         let object = Arc::clone(&load.object);
         let opened = match work {
-            Work::Object => return FileDone::of(load.read()),
-            Work::Read(file) => return FileDone::of(file.read(load, wishes)),
-            Work::Explain(file, cause) => {
+            FileTask::Object => return FileCompletion::of(load.read()),
+            FileTask::Read(file) => return FileCompletion::of(file.read(load, wishes)),
+            FileTask::Explain(file, cause) => {
                 let error = file.error(&load, cause);
-                return FileDone::of(load.failed(error));
+                return FileCompletion::of(load.failed(error));
             }
-            Work::Open => match object.file() {
+            FileTask::Open => match object.file() {
                 Some(file) => OpenFile::open(&object, file, wishes),
-                None => return FileDone::of(load.read()),
+                None => return FileCompletion::of(load.read()),
             },
-            Work::Reopen(known) => OpenFile::reopen(&object, known.as_deref(), wishes),
+            FileTask::Reopen(known) => OpenFile::reopen(&object, known.as_deref(), wishes),
         };
         let (done, opened) = match opened {
             Ok(file) => {
@@ -348,24 +348,24 @@ impl Job for FileJob {
             }
             Err(error) => (load.failed(error), Opened::Failed),
         };
-        FileDone { done, object: Some(object), opened: Some(opened) }
+        FileCompletion { done, object: Some(object), opened: Some(opened) }
     }
 
-    fn fail(self, e: io::Error) -> FileDone {
+    fn fail(self, e: io::Error) -> FileCompletion {
         let object = Some(Arc::clone(&self.load.object));
-        FileDone { done: self.load.fail(e), object, opened: Some(Opened::Failed) }
+        FileCompletion { done: self.load.fail(e), object, opened: Some(Opened::Failed) }
     }
 }
 
-impl FileDone {
-    fn of(done: Done) -> Self {
-        FileDone { done, object: None, opened: None }
+impl FileCompletion {
+    fn of(done: BackendCompletion) -> Self {
+        FileCompletion { done, object: None, opened: None }
     }
 }
 
 /// Reads a block of the file through a ring, once a mount, on a thread that may hang, and takes the
 /// ways off its ladder that do not work. Says then how the mount is read.
-fn probe(file: &OpenFile, wishes: Wishes) {
+fn probe(file: &OpenFile, wishes: IoSettings) {
     file.mount.probed.get_or_init(|| {
         let mut way = file.way(wishes);
         while way.is_ring()
@@ -379,22 +379,22 @@ fn probe(file: &OpenFile, wishes: Wishes) {
     });
 }
 
-fn try_ring(file: &OpenFile, way: Way) -> Result<(), String> {
-    let start = if file.mount.inline { Start::Inline } else { Start::Punted };
+fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
+    let start = if file.mount.inline { SubmitMode::Inline } else { SubmitMode::Punted };
     // Too few descriptors are no word about the mount.
     let Ok(own) = file.file(way).try_clone() else { return Ok(()) };
     let (answer, answered) = mpsc::sync_channel(1);
     let read = move || {
-        let mut block = Buf::take();
+        let mut block = AlignedBuffer::take();
         // The file need not have a block; what is asked is whether it may be read.
-        let piece = Piece::read(0, &mut block[..ALIGN_BYTES]).direct(ALIGN_BYTES, 0);
+        let piece = Transfer::read(0, &mut block[..ALIGN_BYTES]).direct(ALIGN_BYTES, 0);
         let outcome = match ring::transfer(&own, &mut [piece], start) {
-            Err(Stop::Refused(why)) => Err(why),
-            Err(Stop::Failed(failure)) => match &failure.cause {
-                crate::piece::Cause::Io(e) if is_refusal(e, way) => Err(e.to_string()),
+            Err(BatchError::Refused(why)) => Err(why),
+            Err(BatchError::Failed(failure)) => match &failure.cause {
+                crate::piece::TransferErrorKind::Io(e) if is_refusal(e, way) => Err(e.to_string()),
                 _ => Ok(()), // an error of data is no refusal
             },
-            Err(Stop::Busy) | Ok(()) => Ok(()),
+            Err(BatchError::Busy) | Ok(()) => Ok(()),
         };
         let _ = answer.send(outcome);
     };
@@ -426,7 +426,7 @@ pub(crate) fn depth_liked(file_system: &str) -> usize {
 mod tests {
     use super::*;
     use crate::mount::Mount;
-    use crate::{Key, ReaderOptions, Want, open_url, write_all};
+    use crate::{Key, ReadRequest, ReaderOptions, open_url, write_all};
 
     /// A memory file system knows no reads that leave the page cache as it was. Many of them in
     /// flight at once are refused one by one, and that once took the ring off the mount.
@@ -450,7 +450,14 @@ mod tests {
         for count in [1, 16] {
             for tag in 0..count {
                 let (object, buf) = (Arc::clone(&object), pool.take(100).unwrap());
-                reader.submit(Want { object, offset: tag * 9, len: 100, buf, tag, due: None });
+                reader.submit(ReadRequest {
+                    object,
+                    offset: tag * 9,
+                    len: 100,
+                    buf,
+                    tag,
+                    due: None,
+                });
             }
             let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
             while reader.in_flight() > 0 && Instant::now() < until {
@@ -459,6 +466,6 @@ mod tests {
             assert!(came.iter().all(|came| came.bytes() == [7; 100]), "{came:?}");
         }
         let file = std::fs::File::open(object.display()).unwrap();
-        assert!(!Mount::of(&file).unwrap().is_refused(Way::RingCached));
+        assert!(!Mount::of(&file).unwrap().is_refused(ReadMethod::RingCached));
     }
 }

@@ -14,8 +14,8 @@
 //! `conformance` what every store must pass, `simulated` a store with the times of another.
 //! `examine` tells what a place and this machine offer, `lustre` reads and sets layouts.
 //!
-//! A [`Reader`] keeps a window of reads open instead of waiting for batches; [`Watch`] names those
-//! that hang, and a [`Stage`] those steps of a start that do.
+//! A [`Reader`] keeps a window of reads open instead of waiting for batches; [`StuckReads`] names
+//! those that hang, and a [`Stage`] those steps of a start that do.
 
 #![deny(unsafe_code)]
 
@@ -88,20 +88,20 @@ pub use error::{Error, Result, one_line};
 pub use key::Key;
 pub use manifest::{FileEntry, Manifest, VerifyReport};
 pub use map::Map;
-pub use owner::{Life, Owner};
-pub use profile::{Engine, Profile};
-pub use reader::{Came, RETRY_CAUSES, Reader, ReaderCounters, ReaderOptions, Want};
-pub use remote::{Remote, RemoteCause};
+pub use owner::{Liveness, ProcessIdentity};
+pub use profile::{IoEngine, Profile};
+pub use reader::{Completion, RETRY_CAUSES, ReadRequest, Reader, ReaderCounters, ReaderOptions};
+pub use remote::{RemoteError, RemoteErrorKind};
 #[cfg(feature = "server")]
 pub use s3::server;
 pub use stage::Stage;
 pub use stream::copy_past_cache;
 pub use sys::prefetch;
 pub use units::{ByteSize, rate_text};
-pub use unsynced::Unsynced;
-pub use watch::{Pending, Watch};
+pub use unsynced::PendingDirSync;
+pub use watch::{StuckRead, StuckReads};
 pub use wide::{Kernel, Width};
-pub use work_file::{Share, WorkFile};
+pub use work_file::{InPlaceFile, LinkMethod};
 
 use std::fmt;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// What the store says.
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>>;
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>>;
 
     /// The names directly below a folder, folders and objects alike, sorted. An absent folder is
     /// empty.
@@ -216,7 +216,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Exists`] if the key is taken or has a draft; [`Error::Unsupported`] from a store
     /// that keeps none; [`Error::NoSpace`], [`Error::Io`].
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         Err(Error::Unsupported { doing: "begin a draft of", what: self.display(key) })
     }
 
@@ -226,7 +226,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::NotFound`] if there is no draft, [`Error::Corrupt`] if it is shorter than the mark,
     /// [`Error::Locked`] if another process writes it; [`Error::Unsupported`], [`Error::Io`].
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let _ = from;
         Err(Error::Unsupported { doing: "go on with a draft of", what: self.display(key) })
     }
@@ -239,8 +239,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     fn resume_draft_by(
         &self,
         key: &Key,
-        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
-    ) -> Result<Box<dyn Draft>> {
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Box<dyn ResumableUpload>> {
         let from = find(self.open_draft(key)?.as_ref())?;
         self.resume_draft(key, from)
     }
@@ -268,7 +268,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`]; [`Error::Unsupported`] from a store
     /// that has no such files.
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
             doing: "keep a file that is written in place,",
@@ -281,7 +281,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Locked`] if another process has it; as
     /// [`Storage::create_work`] else.
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         Err(Error::Unsupported {
             doing: "open a file that is written in place,",
             what: self.display(key),
@@ -293,7 +293,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`Storage::create_work`].
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
             doing: "keep a file without a name in",
@@ -307,7 +307,12 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Exists`] if the key is taken; [`Error::NotFound`] if the file was removed;
     /// [`Error::Io`].
-    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+    fn share(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
         let _ = (key, from, how);
         Ok(None)
     }
@@ -320,8 +325,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
         // One read in fifty a second late, at 4,600 a second, is 92 in flight that only wait.
         let depth = options.depth_or(256);
-        let carrier = threads::Threads::new(depth + options.orphans_max);
-        Ok(Box::new(flying::Flying::new(carrier, depth, options)))
+        let carrier = threads::WorkerPool::new(depth + options.orphans_max);
+        Ok(Box::new(flying::InFlightReader::new(carrier, depth, options)))
     }
 
     /// Stores with the same answer read alike: a [`Reader`] of one carries the reads of all as
@@ -354,7 +359,7 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::ShortRead`] if a read reaches past the end; [`Error::Io`] after the bounded retries
     /// for interrupted calls are spent. The buffers' contents are then unspecified.
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()>;
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()>;
 
     /// The object as one slice of memory, for index files. Data files are read, never mapped.
     ///
@@ -471,25 +476,25 @@ pub trait Upload: fmt::Debug + Send {
     ///
     /// # Errors
     /// As [`Upload::finish`].
-    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
-        Ok((self.finish()?, Unsynced::nothing()))
+    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
+        Ok((self.finish()?, PendingDirSync::nothing()))
     }
 }
 
 /// An upload that can be gone on with after a crash.
-pub trait Draft: Upload {
+pub trait ResumableUpload: Upload {
     /// Makes what was written so far durable, without making it visible, and says how far. That is
     /// all of it, but on object stores, which keep whole parts until the draft is
     /// [settled](Upload::settle).
     ///
     /// # Errors
     /// As [`Upload::write`]; every later call fails then.
-    fn sync(&mut self) -> Result<Mark>;
+    fn sync(&mut self) -> Result<SyncPoint>;
 }
 
 /// A place in a draft.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Mark {
+pub struct SyncPoint {
     /// Bytes before it.
     pub bytes: u64,
     /// Their CRC-64/NVME.
@@ -498,7 +503,7 @@ pub struct Mark {
 
 /// A wish: fill `buf` with the bytes that begin at `offset`.
 #[derive(Debug)]
-pub struct Read<'a> {
+pub struct RangeRead<'a> {
     /// First byte, counted from the start of the object.
     pub offset: u64,
     /// What to fill, whole.
@@ -507,7 +512,7 @@ pub struct Read<'a> {
 
 /// One object in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ObjectMeta {
     /// Its key, from the root of the store.
     pub key: Key,
     /// Its length.
@@ -563,7 +568,7 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
         due: "no more than this machine can address".to_owned(),
     };
     let mut bytes = vec![0; usize::try_from(object.len_bytes()).map_err(too_big)?];
-    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
     Ok(bytes)
 }
 

@@ -9,8 +9,8 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::owner::Owner;
-use crate::{Error, Map, Object, Read, Result, map, sys};
+use crate::owner::ProcessIdentity;
+use crate::{Error, Map, Object, RangeRead, Result, map, sys};
 
 /// Up to here a copy in memory is no burden.
 const IN_MEMORY_BYTES_MAX: u64 = 16 << 20;
@@ -23,7 +23,7 @@ pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
     let len_bytes = object.len_bytes();
     if len_bytes <= IN_MEMORY_BYTES_MAX {
         let mut bytes = vec![0; len_bytes as usize]; // fits: seen above
-        object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
         return Ok(Map::owned(bytes));
     }
     let folder = folder();
@@ -43,7 +43,7 @@ pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
     let mut chunk = vec![0; CHUNK_BYTES.min(len_bytes) as usize]; // fits: a chunk at most
     for offset in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
         let len = CHUNK_BYTES.min(len_bytes - offset) as usize; // fits: a chunk at most
-        object.read_many(&mut [Read { offset, buf: &mut chunk[..len] }])?;
+        object.read_many(&mut [RangeRead { offset, buf: &mut chunk[..len] }])?;
         file.write_all_at(&chunk[..len], offset).map_err(failed)?;
     }
     map::map(&file, len_bytes).map_err(failed)
@@ -63,7 +63,7 @@ fn nameless(folder: &Path) -> io::Result<File> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
         outcome => return outcome,
     }
-    let path = folder.join(format!("feedline-{}", Owner::new()));
+    let path = folder.join(format!("feedline-{}", ProcessIdentity::new()));
     let file = options.create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)

@@ -21,19 +21,19 @@ use crate::{ByteSize, Error, Result, profile, sys};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Striping {
     /// From the first byte to the end of the file. A plain layout has one.
-    pub parts: Vec<Part>,
+    pub parts: Vec<LayoutComponent>,
 }
 
 /// A part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct LayoutComponent {
     /// Its first byte.
     pub start: u64,
     /// One past its last byte; the largest number is the end of the file.
     pub end: u64,
     /// Bytes on a target before the next has its turn; 0 for what the file system has by default.
     pub stripe_bytes: u32,
-    /// Targets; 0 for the default, [`Part::ALL`] for all.
+    /// Targets; 0 for the default, [`LayoutComponent::ALL`] for all.
     pub stripe_count: u16,
     /// The pool that targets are taken from; empty for any.
     pub pool: String,
@@ -82,14 +82,14 @@ pub(crate) const DELAY_CREATE: i32 = 0o100_000_000 | libc::O_NOCTTY | libc::O_AS
 
 pub(crate) const ATTRIBUTE: &std::ffi::CStr = c"lustre.lov";
 
-impl Part {
-    /// A [`Part::stripe_count`] of all targets.
+impl LayoutComponent {
+    /// A [`LayoutComponent::stripe_count`] of all targets.
     pub const ALL: u16 = u16::MAX;
 
     /// A whole file over so many targets.
     #[must_use]
     pub fn whole(stripe_count: u16, stripe_bytes: u32) -> Self {
-        Part {
+        LayoutComponent {
             start: 0,
             end: u64::MAX,
             stripe_bytes,
@@ -146,15 +146,15 @@ impl Part {
         let targets =
             if whole { (0..count).map(target).collect::<Option<_>>()? } else { Vec::new() };
         let on_mdt = pattern & ON_MDT != 0;
-        Some(Part { start, end, stripe_bytes, stripe_count, pool, on_mdt, targets })
+        Some(LayoutComponent { start, end, stripe_bytes, stripe_count, pool, on_mdt, targets })
     }
 
     fn check(&self) -> std::result::Result<(), String> {
-        let Part { end, stripe_bytes, stripe_count, pool, on_mdt, .. } = self;
+        let LayoutComponent { end, stripe_bytes, stripe_count, pool, on_mdt, .. } = self;
         if !stripe_bytes.is_multiple_of(STRIPE_BYTES_MULTIPLE) {
             return Err(format!("stripes of {stripe_bytes} bytes, due a multiple of 64 KiB"));
         }
-        if *stripe_count != Part::ALL && usize::from(*stripe_count) > TARGETS_MAX {
+        if *stripe_count != LayoutComponent::ALL && usize::from(*stripe_count) > TARGETS_MAX {
             return Err(format!("{stripe_count} stripes, due {TARGETS_MAX} at most"));
         }
         let unit = u64::from((*stripe_bytes).max(STRIPE_BYTES_MULTIPLE));
@@ -205,7 +205,7 @@ impl Striping {
     #[must_use]
     pub fn parse(lov: &[u8]) -> Option<Self> {
         if u32_at(lov, 0)? != LOV_COMPOSITE {
-            return Some(Striping { parts: vec![Part::parse(lov, 0, u64::MAX)?] });
+            return Some(Striping { parts: vec![LayoutComponent::parse(lov, 0, u64::MAX)?] });
         }
         let entries = usize::from(u16_at(lov, 14)?);
         if entries > ENTRIES_MAX {
@@ -217,7 +217,7 @@ impl Striping {
             let (start, end) = (u64_at(entry, 8)?, u64_at(entry, 16)?);
             let first = u32_at(entry, 24)? as usize;
             let last = first.checked_add(u32_at(entry, 28)? as usize)?;
-            let mut part = Part::parse(lov.get(first..last)?, start, end)?;
+            let mut part = LayoutComponent::parse(lov.get(first..last)?, start, end)?;
             if u32_at(entry, 4)? & ENTRY_INITIALISED == 0 {
                 part.targets.clear();
             }
@@ -232,7 +232,7 @@ impl Striping {
         if let [part] = &self.parts[..] {
             return part.to_bytes();
         }
-        let blobs: Vec<_> = self.parts.iter().map(Part::to_bytes).collect();
+        let blobs: Vec<_> = self.parts.iter().map(LayoutComponent::to_bytes).collect();
         let mut bytes = vec![0; COMPOSITE_BYTES + self.parts.len() * ENTRY_BYTES];
         bytes[0..4].copy_from_slice(&LOV_COMPOSITE.to_le_bytes());
         // fits: a composite that was checked has ENTRIES_MAX entries of 48 bytes at most
@@ -316,8 +316,8 @@ impl Striping {
     /// anything.
     #[must_use]
     pub fn grants(&self, wish: &Self) -> bool {
-        let grants = |(got, due): (&Part, &Part)| {
-            let all = due.stripe_count == Part::ALL && got.stripe_count > 0;
+        let grants = |(got, due): (&LayoutComponent, &LayoutComponent)| {
+            let all = due.stripe_count == LayoutComponent::ALL && got.stripe_count > 0;
             (got.start, got.end) == (due.start, due.end)
                 && (due.stripe_bytes == 0 || due.stripe_bytes == got.stripe_bytes)
                 && (due.stripe_count == 0 || all || due.stripe_count == got.stripe_count)
@@ -337,7 +337,7 @@ impl fmt::Display for Striping {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for LayoutComponent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if (self.start, self.end) != (0, u64::MAX) {
             write!(f, "from {} ", ByteSize(self.start))?;
@@ -349,7 +349,7 @@ impl fmt::Display for Part {
         match (self.on_mdt, self.stripe_count) {
             (true, _) => return f.write_str("on the metadata target"),
             (_, 0) => f.write_str("the default number of stripes")?,
-            (_, Part::ALL) => f.write_str("stripes on all targets")?,
+            (_, LayoutComponent::ALL) => f.write_str("stripes on all targets")?,
             (_, 1) => f.write_str("1 stripe")?,
             (_, count) => write!(f, "{count} stripes")?,
         }

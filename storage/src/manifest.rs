@@ -8,7 +8,7 @@
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::{Crc64, Error, Key, Read, Result, Storage, crc64, read_all, write_all};
+use crate::{Crc64, Error, Key, RangeRead, Result, Storage, crc64, read_all, write_all};
 
 /// One file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,7 +187,7 @@ impl FileEntry {
         while offset < self.bytes {
             // fits: at most the buffer
             let len = (self.bytes - offset).min(buf.len() as u64) as usize;
-            object.read_many(&mut [Read { offset, buf: &mut buf[..len] }])?;
+            object.read_many(&mut [RangeRead { offset, buf: &mut buf[..len] }])?;
             sum.update(&buf[..len]);
             offset += len as u64;
         }

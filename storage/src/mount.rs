@@ -14,7 +14,7 @@ use crate::sys;
 
 /// Ways of reading, from the one that is best where it works to the one that always works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReadMethod {
     /// `io_uring`, around the page cache.
     RingDirect,
     /// `io_uring`, through the page cache, leaving nothing in it where the kernel can.
@@ -25,16 +25,20 @@ pub(crate) enum Way {
     ThreadsCached,
 }
 
-impl Way {
-    pub(crate) const ALL: [Way; 4] =
-        [Way::RingDirect, Way::RingCached, Way::ThreadsDirect, Way::ThreadsCached];
+impl ReadMethod {
+    pub(crate) const ALL: [ReadMethod; 4] = [
+        ReadMethod::RingDirect,
+        ReadMethod::RingCached,
+        ReadMethod::ThreadsDirect,
+        ReadMethod::ThreadsCached,
+    ];
 
     pub(crate) fn is_ring(self) -> bool {
-        matches!(self, Way::RingDirect | Way::RingCached)
+        matches!(self, ReadMethod::RingDirect | ReadMethod::RingCached)
     }
 
     pub(crate) fn is_direct(self) -> bool {
-        matches!(self, Way::RingDirect | Way::ThreadsDirect)
+        matches!(self, ReadMethod::RingDirect | ReadMethod::ThreadsDirect)
     }
 
     fn bit(self) -> u8 {
@@ -42,18 +46,18 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for ReadMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Way::RingDirect => "io_uring around the page cache",
-            Way::RingCached => "io_uring through the page cache",
-            Way::ThreadsDirect => "threads around the page cache",
-            Way::ThreadsCached => "threads through the page cache",
+            ReadMethod::RingDirect => "io_uring around the page cache",
+            ReadMethod::RingCached => "io_uring through the page cache",
+            ReadMethod::ThreadsDirect => "threads around the page cache",
+            ReadMethod::ThreadsCached => "threads through the page cache",
         })
     }
 }
 
-/// The bit beside those of [`Way`]: buffered reads cannot leave the page cache as it was.
+/// The bit beside those of [`ReadMethod`]: buffered reads cannot leave the page cache as it was.
 const KEEPS_CACHE: u8 = 1 << 7;
 
 /// One mounted file system, as far as this process knows it.
@@ -65,7 +69,7 @@ pub(crate) struct Mount {
     pub(crate) told: String,
     /// Whether reading from it is asynchronous by itself: then a submission does not block.
     pub(crate) inline: bool,
-    /// Bits of [`Way`], and [`KEEPS_CACHE`].
+    /// Bits of [`ReadMethod`], and [`KEEPS_CACHE`].
     refused: AtomicU8,
     /// Whether a ring was tried on it, and what became of it.
     pub(crate) probed: OnceLock<()>,
@@ -100,12 +104,12 @@ impl Mount {
         Ok(Mount { file_system, told, inline, refused, probed: OnceLock::new() })
     }
 
-    pub(crate) fn is_refused(&self, way: Way) -> bool {
+    pub(crate) fn is_refused(&self, way: ReadMethod) -> bool {
         self.refused.load(Ordering::Relaxed) & way.bit() != 0
     }
 
     /// Takes a way off the ladder of this mount, for this process, and says so once.
-    pub(crate) fn refuse(&self, way: Way, why: &dyn fmt::Display) {
+    pub(crate) fn refuse(&self, way: ReadMethod, why: &dyn fmt::Display) {
         if self.refused.fetch_or(way.bit(), Ordering::Relaxed) & way.bit() == 0 {
             log::info!("{} {}: not {way}, because {why}", self.file_system, self.told);
         }
@@ -222,11 +226,13 @@ broken line
     fn a_refused_way_stays_refused_for_all() {
         let file = tempfile::tempfile().unwrap();
         let mount = Mount::look(&file, file.metadata().unwrap().dev()).unwrap();
-        assert!(!mount.is_refused(Way::RingCached));
-        mount.refuse(Way::RingCached, &"a test says so");
-        assert!(mount.is_refused(Way::RingCached) && !mount.is_refused(Way::RingDirect));
+        assert!(!mount.is_refused(ReadMethod::RingCached));
+        mount.refuse(ReadMethod::RingCached, &"a test says so");
+        assert!(
+            mount.is_refused(ReadMethod::RingCached) && !mount.is_refused(ReadMethod::RingDirect)
+        );
         assert!(mount.spares_cache());
         mount.keeps_cache();
-        assert!(!mount.spares_cache() && !mount.is_refused(Way::ThreadsCached));
+        assert!(!mount.spares_cache() && !mount.is_refused(ReadMethod::ThreadsCached));
     }
 }

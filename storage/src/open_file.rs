@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::buf::ALIGN_BYTES;
-use crate::flying::{Done, Load};
+use crate::flying::{BackendCompletion, BackendRead};
 use crate::layout::Layout;
-use crate::mount::{Mount, Way};
-use crate::piece::{Cause, Progress, Step};
-use crate::url::{Wish, Wishes};
-use crate::{Engine, Error, Object, Result, sys};
+use crate::mount::{Mount, ReadMethod};
+use crate::piece::{NextStep, TransferErrorKind, TransferProgress};
+use crate::url::{IoSettings, Setting};
+use crate::{Error, IoEngine, Object, Result, sys};
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
@@ -53,7 +53,7 @@ impl Identity {
 impl OpenFile {
     /// Looks at the file of an object, and opens it as the wishes ask. Blocks if its file system
     /// does.
-    pub(crate) fn open(object: &Arc<dyn Object>, file: &File, wishes: Wishes) -> Result<Self> {
+    pub(crate) fn open(object: &Arc<dyn Object>, file: &File, wishes: IoSettings) -> Result<Self> {
         let failed = |e| Error::from_io("look at", object.display(), e);
         let mount = Mount::of(file).map_err(failed)?;
         let identity = Identity::of(&file.metadata().map_err(failed)?);
@@ -66,7 +66,7 @@ impl OpenFile {
     pub(crate) fn reopen(
         object: &Arc<dyn Object>,
         known: Option<&OpenFile>,
-        wishes: Wishes,
+        wishes: IoSettings,
     ) -> Result<Self> {
         let failed = |e| Error::from_io("open", object.display(), e);
         let ask = || Some(Identity::of(&object.file()?.metadata().ok()?));
@@ -91,7 +91,7 @@ impl OpenFile {
         again: Option<File>,
         identity: Identity,
         mount: Arc<Mount>,
-        wishes: Wishes,
+        wishes: IoSettings,
     ) -> io::Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         sys::advise_random(file);
@@ -99,7 +99,7 @@ impl OpenFile {
         let align = told.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES);
         let can = told != Some(0) && align <= ALIGN_BYTES && align.is_power_of_two();
         let direct = match wishes.direct {
-            Wish::Only(false) => None,
+            Setting::Only(false) => None,
             _ if !can || ladder(&mount, wishes).all(|way| !way.is_direct()) => None,
             _ => open_direct(file, &mount),
         };
@@ -110,46 +110,48 @@ impl OpenFile {
     }
 
     /// The best way that is left for this file.
-    pub(crate) fn way(&self, wishes: Wishes) -> Way {
-        let usable = |way: &Way| self.direct.is_some() || !way.is_direct();
-        ladder(&self.mount, wishes).find(usable).unwrap_or(Way::ThreadsCached)
+    pub(crate) fn way(&self, wishes: IoSettings) -> ReadMethod {
+        let usable = |way: &ReadMethod| self.direct.is_some() || !way.is_direct();
+        ladder(&self.mount, wishes).find(usable).unwrap_or(ReadMethod::ThreadsCached)
     }
 
     /// The same, for a thread.
-    pub(crate) fn way_of_threads(&self, wishes: Wishes) -> Way {
+    pub(crate) fn way_of_threads(&self, wishes: IoSettings) -> ReadMethod {
         match &self.direct {
             Some(_)
-                if wishes.direct != Wish::Only(false)
-                    && !self.mount.is_refused(Way::ThreadsDirect) =>
+                if wishes.direct != Setting::Only(false)
+                    && !self.mount.is_refused(ReadMethod::ThreadsDirect) =>
             {
-                Way::ThreadsDirect
+                ReadMethod::ThreadsDirect
             }
-            _ => Way::ThreadsCached,
+            _ => ReadMethod::ThreadsCached,
         }
     }
 
-    pub(crate) fn file(&self, way: Way) -> &File {
+    pub(crate) fn file(&self, way: ReadMethod) -> &File {
         match &self.direct {
             Some(direct) if way.is_direct() => direct,
             _ => self.again.as_ref().or(self.object.file()).expect("opened from a file"),
         }
     }
 
-    pub(crate) fn align(&self, way: Way) -> usize {
+    pub(crate) fn align(&self, way: ReadMethod) -> usize {
         if way.is_direct() { self.align } else { 1 }
     }
 
     /// Reads by `pread`, on this thread, by the best way that works.
-    pub(crate) fn read(&self, mut load: Load, wishes: Wishes) -> Done {
+    pub(crate) fn read(&self, mut load: BackendRead, wishes: IoSettings) -> BackendCompletion {
         loop {
             let way = self.way_of_threads(wishes);
-            let mut transfer = Transfer::new(&load, self.align(way));
+            let mut transfer = AlignedRead::new(&load, self.align(way));
             let cause = match self.carry(&mut load, &mut transfer, way) {
                 Ok(()) => return transfer.done(load, Ok(())),
                 Err(cause) => cause,
             };
             match cause {
-                Cause::Io(e) if is_refusal(&e, way) && way != Way::ThreadsCached => {
+                TransferErrorKind::Io(e)
+                    if is_refusal(&e, way) && way != ReadMethod::ThreadsCached =>
+                {
                     self.mount.refuse(way, &e);
                 }
                 cause => {
@@ -160,12 +162,17 @@ impl OpenFile {
         }
     }
 
-    fn carry(&self, load: &mut Load, transfer: &mut Transfer, way: Way) -> Carried<()> {
+    fn carry(
+        &self,
+        load: &mut BackendRead,
+        transfer: &mut AlignedRead,
+        way: ReadMethod,
+    ) -> Carried<()> {
         let file = self.file(way);
         loop {
             let (offset, range) = transfer.rest();
             let came = file.read_at(&mut load.buf[range.clone()], offset);
-            if transfer.advance(came)? == Step::Done {
+            if transfer.advance(came)? == NextStep::Done {
                 if !way.is_direct() && self.mount.spares_cache() {
                     sys::advise_done(file, offset, range.len());
                 }
@@ -175,14 +182,15 @@ impl OpenFile {
     }
 
     /// What a failed read means. Asks the file system where the file ended.
-    pub(crate) fn error(&self, load: &Load, cause: Cause) -> Error {
+    pub(crate) fn error(&self, load: &BackendRead, cause: TransferErrorKind) -> Error {
         let what = load.object.display();
         match cause {
-            Cause::Io(e) => {
+            TransferErrorKind::Io(e) => {
                 Error::from_io(format!("read {} bytes at {} of", load.len, load.offset), what, e)
             }
-            Cause::End => {
-                let len_now = self.file(Way::ThreadsCached).metadata().ok().map(|meta| meta.len());
+            TransferErrorKind::End => {
+                let len_now =
+                    self.file(ReadMethod::ThreadsCached).metadata().ok().map(|meta| meta.len());
                 let len_then = load.object.len_bytes();
                 Error::Changed { what, offset: load.offset, len_then, len_now }
             }
@@ -191,7 +199,7 @@ impl OpenFile {
 }
 
 /// What a transfer gives, or why it stopped.
-type Carried<T> = std::result::Result<T, Cause>;
+type Carried<T> = std::result::Result<T, TransferErrorKind>;
 
 /// Opens what is open once more, by its descriptor, so that it is the same file whatever became of
 /// its name.
@@ -202,9 +210,9 @@ fn open_direct(file: &File, mount: &Mount) -> Option<File> {
         Ok(file) => Some(file),
         Err(e) => {
             // Too few descriptors are no word about the mount.
-            if is_refusal(&e, Way::ThreadsDirect) {
-                mount.refuse(Way::RingDirect, &e);
-                mount.refuse(Way::ThreadsDirect, &e);
+            if is_refusal(&e, ReadMethod::ThreadsDirect) {
+                mount.refuse(ReadMethod::RingDirect, &e);
+                mount.refuse(ReadMethod::ThreadsDirect, &e);
             }
             None
         }
@@ -212,37 +220,37 @@ fn open_direct(file: &File, mount: &Mount) -> Option<File> {
 }
 
 /// The ways that a mount and the wishes leave, best first.
-pub(crate) fn ladder(mount: &Mount, wishes: Wishes) -> impl Iterator<Item = Way> {
+pub(crate) fn ladder(mount: &Mount, wishes: IoSettings) -> impl Iterator<Item = ReadMethod> {
     let kind = mount.file_system.as_str();
     let in_memory = matches!(kind, "tmpfs" | "ramfs");
     // Without asynchronous buffered reads, a ring holds a kernel thread asleep for each. With
     // direct ones it does not, unless the file system is a process that answers one at a time.
     let network = matches!(kind, "lustre" | "ceph" | "nfs" | "nfs4" | "gpfs" | "beegfs");
     let (inline, asked) = (mount.inline, wishes.engine);
-    let liked = move |way: Way| match way {
-        Way::RingDirect => inline || network,
-        Way::RingCached => inline,
-        Way::ThreadsDirect => !in_memory,
-        Way::ThreadsCached => true,
+    let liked = move |way: ReadMethod| match way {
+        ReadMethod::RingDirect => inline || network,
+        ReadMethod::RingCached => inline,
+        ReadMethod::ThreadsDirect => !in_memory,
+        ReadMethod::ThreadsCached => true,
     };
-    let granted = move |way: Way| {
+    let granted = move |way: ReadMethod| {
         let engine = match asked {
-            Wish::Auto => liked(way),
-            Wish::Only(Engine::Ring) => true,
-            Wish::Only(Engine::Pread) => !way.is_ring(),
+            Setting::Auto => liked(way),
+            Setting::Only(IoEngine::Ring) => true,
+            Setting::Only(IoEngine::Pread) => !way.is_ring(),
         };
         let direct = match wishes.direct {
-            Wish::Auto => !way.is_direct() || !in_memory,
-            Wish::Only(wish) => wish || !way.is_direct(),
+            Setting::Auto => !way.is_direct() || !in_memory,
+            Setting::Only(wish) => wish || !way.is_direct(),
         };
         engine && direct
     };
-    let left = Way::ALL.map(|way| (way, granted(way) && !mount.is_refused(way)));
+    let left = ReadMethod::ALL.map(|way| (way, granted(way) && !mount.is_refused(way)));
     left.into_iter().filter(|(_, left)| *left).map(|(way, _)| way)
 }
 
 /// What sandboxes, old kernels and file systems without the operation say; never said of data.
-pub(crate) fn is_refusal(e: &io::Error, way: Way) -> bool {
+pub(crate) fn is_refusal(e: &io::Error, way: ReadMethod) -> bool {
     match e.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => true,
         Some(libc::EPERM | libc::EACCES) => way.is_ring(),
@@ -255,24 +263,24 @@ pub(crate) fn is_refusal(e: &io::Error, way: Way) -> bool {
 
 /// One read in whole blocks, and how far it has come.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct AlignedRead {
     start: u64,
     skip: usize,
     /// Bytes to ask for.
     span: usize,
-    progress: Progress,
+    progress: TransferProgress,
     moved_bytes: u64,
     short_reads: u32,
 }
 
-impl Transfer {
-    pub(crate) fn new(load: &Load, align: usize) -> Self {
+impl AlignedRead {
+    pub(crate) fn new(load: &BackendRead, align: usize) -> Self {
         let skip = (load.offset % align as u64) as usize; // fits: less than align
         let due = skip + load.len;
         let span = due.next_multiple_of(align);
         assert!(span <= load.buf.len(), "the buffer has room for the blocks of its read");
-        let (start, progress) = (load.offset - skip as u64, Progress::new(due, align));
-        Transfer { start, skip, span, progress, moved_bytes: 0, short_reads: 0 }
+        let (start, progress) = (load.offset - skip as u64, TransferProgress::new(due, align));
+        AlignedRead { start, skip, span, progress, moved_bytes: 0, short_reads: 0 }
     }
 
     /// What is still to come: the place in the file, and where in the buffer it goes.
@@ -281,17 +289,24 @@ impl Transfer {
         (self.start + done as u64, done..self.span)
     }
 
-    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Carried<Step> {
+    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Carried<NextStep> {
         self.moved_bytes += came.as_ref().map_or(0, |&count| count as u64);
         let step = self.progress.advance(came)?;
-        self.short_reads += u32::from(step == Step::Again);
+        self.short_reads += u32::from(step == NextStep::Again);
         Ok(step)
     }
 
-    pub(crate) fn done(self, load: Load, outcome: Result<()>) -> Done {
+    pub(crate) fn done(self, load: BackendRead, outcome: Result<()>) -> BackendCompletion {
         let data = if outcome.is_ok() { self.skip..self.skip + load.len } else { 0..0 };
-        let Transfer { moved_bytes, short_reads, .. } = self;
-        Done { slot: load.slot, buf: load.buf, data, moved_bytes, short_reads, outcome }
+        let AlignedRead { moved_bytes, short_reads, .. } = self;
+        BackendCompletion {
+            slot: load.slot,
+            buf: load.buf,
+            data,
+            moved_bytes,
+            short_reads,
+            outcome,
+        }
     }
 }
 
@@ -301,7 +316,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::{Map, Read};
+    use crate::{Map, RangeRead};
 
     /// An object whose handle tells nothing any more.
     #[derive(Debug)]
@@ -312,7 +327,7 @@ mod tests {
             self.1
         }
 
-        fn read_many(&self, _: &mut [Read<'_>]) -> Result<()> {
+        fn read_many(&self, _: &mut [RangeRead<'_>]) -> Result<()> {
             Err(Error::Stale { doing: "read".to_owned(), what: self.display() })
         }
 
@@ -328,9 +343,12 @@ mod tests {
     #[test]
     fn a_ring_that_only_puts_off_is_refused_and_data_errors_are_not() {
         let put_off = io::Error::new(io::ErrorKind::WouldBlock, "also after 32 retries");
-        assert!(is_refusal(&put_off, Way::RingCached) && !is_refusal(&put_off, Way::ThreadsCached));
+        assert!(
+            is_refusal(&put_off, ReadMethod::RingCached)
+                && !is_refusal(&put_off, ReadMethod::ThreadsCached)
+        );
         let broken = io::Error::from_raw_os_error(libc::EIO);
-        assert!(Way::ALL.into_iter().all(|way| !is_refusal(&broken, way)));
+        assert!(ReadMethod::ALL.into_iter().all(|way| !is_refusal(&broken, way)));
     }
 
     /// A file that was replaced by another of its length once passed for what it was, if the old
@@ -343,7 +361,7 @@ mod tests {
         write("a", b"the one");
         write("b", b"another");
         let object: Arc<dyn Object> = Arc::new(Stale(path("a"), 7));
-        let wishes = Wishes::default();
+        let wishes = IoSettings::default();
         let open = |at: &Path| OpenFile::open(&object, &File::open(at).unwrap(), wishes).unwrap();
         let known = open(&path("a"));
         assert!(OpenFile::reopen(&object, Some(&known), wishes).is_ok());

@@ -1,4 +1,4 @@
-//! The file system of this machine as a [`Disk`].
+//! The file system of this machine as a [`FileSystem`].
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -8,15 +8,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
-use crate::disk::{Disk, DiskFile, Name, Stat, folder_of};
-use crate::engine::Mover;
-use crate::piece::{Failure, PIECE_BYTES, Piece};
+use crate::buf::{ALIGN_BYTES, AlignedBuffer, BUF_BYTES};
+use crate::disk::{DirEntry, FileSystem, FsFile, Stat, folder_of};
+use crate::engine::BatchEngine;
+use crate::piece::{PIECE_BYTES, Transfer, TransferError};
 use crate::pread::{self, share};
-use crate::ring::Start;
-use crate::stripes::Stripes;
-use crate::url::{Location, Wishes};
-use crate::{Life, Map, Owner, Profile, Read, map, profile, straight, sys, temporary};
+use crate::ring::SubmitMode;
+use crate::stripes::StripePolicy;
+use crate::url::{IoSettings, Location};
+use crate::{
+    Liveness, Map, ProcessIdentity, Profile, RangeRead, map, profile, straight, sys, temporary,
+};
 
 /// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
 /// in it already, larger ones would push out what is used more often.
@@ -30,40 +32,40 @@ const WRITERS: usize = 2;
 const WINDOW_BYTES: usize = BUF_BYTES - ALIGN_BYTES;
 
 #[derive(Debug)]
-pub(crate) struct OsDisk {
+pub(crate) struct OsFileSystem {
     profile: Profile,
-    wishes: Wishes,
-    carrier: Arc<Carrier>,
+    wishes: IoSettings,
+    carrier: Arc<SharedIo>,
     /// Whether the file system knows `RENAME_NOREPLACE`, once that was tried.
     renames_exclusively: OnceLock<bool>,
 }
 
 /// What the open files of one disk share.
 #[derive(Debug)]
-struct Carrier {
-    mover: Mover,
+struct SharedIo {
+    mover: BatchEngine,
     /// Turned off for good when the file system refuses.
     direct: AtomicBool,
 }
 
-impl OsDisk {
+impl OsFileSystem {
     pub(crate) fn new(location: &Location) -> crate::Result<Self> {
         let profile = Profile::detect(&location.path, location.wishes)?;
         // Where a ring was asked for on a file system whose submission may block, requests begin on
         // a kernel thread, so that 64 of them wait side by side and not one after the other.
         let inline = matches!(profile.file_system.as_str(), "ext4" | "xfs" | "btrfs" | "f2fs");
-        let start = if inline { Start::Inline } else { Start::Punted };
+        let start = if inline { SubmitMode::Inline } else { SubmitMode::Punted };
         // Memory is copied no faster by more threads than the few that it takes to start them.
         let in_memory = matches!(profile.file_system.as_str(), "tmpfs" | "ramfs");
         let threads_max = if in_memory { 1 } else { pread::THREADS_MAX };
-        let mover = Mover::new(profile.engine, start, threads_max);
-        let carrier = Carrier { mover, direct: AtomicBool::new(profile.direct) };
+        let mover = BatchEngine::new(profile.engine, start, threads_max);
+        let carrier = SharedIo { mover, direct: AtomicBool::new(profile.direct) };
         let wishes = profile::with_environment(location.wishes);
         let renames_exclusively = OnceLock::new();
-        Ok(OsDisk { profile, wishes, carrier: Arc::new(carrier), renames_exclusively })
+        Ok(OsFileSystem { profile, wishes, carrier: Arc::new(carrier), renames_exclusively })
     }
 
-    fn file(&self, file: File, writable: bool) -> Arc<dyn DiskFile> {
+    fn file(&self, file: File, writable: bool) -> Arc<dyn FsFile> {
         let carrier = Arc::clone(&self.carrier);
         Arc::new(OsFile { file, writable, direct: OnceLock::new(), carrier })
     }
@@ -102,8 +104,8 @@ fn is_absent(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::NotFound
 }
 
-impl Disk for OsDisk {
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+impl FileSystem for OsFileSystem {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
         // Without O_NONBLOCK, opening a named pipe would wait for a writer.
         let mut options = OpenOptions::new();
         let options = options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -120,12 +122,12 @@ impl Disk for OsDisk {
         Ok(self.file(file, false))
     }
 
-    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
         Ok(self.file(new_file().open(path)?, true))
     }
 
-    fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn DiskFile>> {
-        let stripes = Stripes::for_len(len_bytes_max);
+    fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn FsFile>> {
+        let stripes = StripePolicy::for_len(len_bytes_max);
         if self.profile.file_system == "lustre"
             && let Some(stripes) = stripes
             && let Some(file) = stripes.create(path, &new_file())?
@@ -135,7 +137,7 @@ impl Disk for OsDisk {
         self.create_new(path)
     }
 
-    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
         let open = self.look(path, || OpenOptions::new().read(true).write(true).open(path))?;
         let ours = open.metadata()?;
         let file = self.file(open, true);
@@ -210,13 +212,13 @@ impl Disk for OsDisk {
         }
     }
 
-    fn read_dir(&self, path: &Path) -> io::Result<Vec<Name>> {
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
         let mut names = Vec::new();
         for entry in self.look(path, || fs::read_dir(path))? {
             let entry = entry?;
             let Ok(text) = entry.file_name().into_string() else { continue };
             match entry.file_type() {
-                Ok(kind) => names.push(Name { text, is_folder: kind.is_dir() }),
+                Ok(kind) => names.push(DirEntry { text, is_folder: kind.is_dir() }),
                 // NFS does not list it with the name, and it went before it was asked for.
                 Err(e) if is_absent(&e) => {}
                 Err(e) => return Err(e),
@@ -230,19 +232,19 @@ impl Disk for OsDisk {
         Ok(sys::file_system(there.unwrap_or(Path::new(".")))?.free_bytes)
     }
 
-    fn writer(&self) -> Owner {
-        Owner::new()
+    fn writer(&self) -> ProcessIdentity {
+        ProcessIdentity::new()
     }
 
-    fn is_alive(&self, writer: &Owner) -> bool {
-        writer.life() != Life::Dead
+    fn is_alive(&self, writer: &ProcessIdentity) -> bool {
+        writer.life() != Liveness::Dead
     }
 
     fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    fn wishes(&self) -> Option<Wishes> {
+    fn wishes(&self) -> Option<IoSettings> {
         Some(self.wishes)
     }
 }
@@ -296,7 +298,7 @@ struct OsFile {
     writable: bool,
     /// The same file, opened again to go around the page cache; `None` if it cannot be.
     direct: OnceLock<Option<Direct>>,
-    carrier: Arc<Carrier>,
+    carrier: Arc<SharedIo>,
 }
 
 /// A file that was opened to go around the page cache.
@@ -307,16 +309,16 @@ struct Direct {
     memory_align: usize,
 }
 
-impl DiskFile for OsFile {
+impl FsFile for OsFile {
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<(), Failure> {
-        let is_big = |read: &Read<'_>| read.buf.len() >= DIRECT_READ_BYTES_MIN;
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<(), TransferError> {
+        let is_big = |read: &RangeRead<'_>| read.buf.len() >= DIRECT_READ_BYTES_MIN;
         let direct = if reads.iter().any(is_big) { self.direct() } else { None };
         let Some(direct) = direct else {
-            return self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(reads));
+            return self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(reads));
         };
         let (big, small): (Vec<_>, Vec<_>) = reads.iter_mut().partition(|read| is_big(read));
         self.read_cached(small)?;
@@ -328,13 +330,13 @@ impl DiskFile for OsFile {
         self.read_bounced(direct, bounced)
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TransferError> {
         let is_aligned = |value: usize| value.is_multiple_of(ALIGN_BYTES);
         let aligned = is_aligned(bytes.as_ptr() as usize)
             && is_aligned(bytes.len())
             && offset.is_multiple_of(ALIGN_BYTES as u64);
         if aligned && let Some(direct) = self.direct() {
-            let mut pieces = Piece::of_write(offset, bytes, ALIGN_BYTES);
+            let mut pieces = Transfer::of_write(offset, bytes, ALIGN_BYTES);
             match self.carrier.mover.transfer(&direct.file, &mut pieces) {
                 Err(failure) if failure.errno() == Some(libc::EINVAL) => {
                     self.carrier.give_up_direct("a write was refused");
@@ -342,7 +344,7 @@ impl DiskFile for OsFile {
                 outcome => return outcome,
             }
         }
-        self.carrier.mover.transfer(&self.file, &mut Piece::of_write(offset, bytes, 1))
+        self.carrier.mover.transfer(&self.file, &mut Transfer::of_write(offset, bytes, 1))
     }
 
     fn writers(&self) -> usize {
@@ -430,13 +432,18 @@ impl OsFile {
         }
     }
 
-    fn read_cached(&self, reads: Vec<&mut Read<'_>>) -> Result<(), Failure> {
-        let reads = reads.into_iter().map(|Read { offset, buf }| Read { offset: *offset, buf });
-        let mut reads: Vec<Read<'_>> = reads.collect();
-        self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(&mut reads))
+    fn read_cached(&self, reads: Vec<&mut RangeRead<'_>>) -> Result<(), TransferError> {
+        let reads =
+            reads.into_iter().map(|RangeRead { offset, buf }| RangeRead { offset: *offset, buf });
+        let mut reads: Vec<RangeRead<'_>> = reads.collect();
+        self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(&mut reads))
     }
 
-    fn read_straight(&self, direct: &Direct, reads: &mut [&mut Read<'_>]) -> Result<(), Failure> {
+    fn read_straight(
+        &self,
+        direct: &Direct,
+        reads: &mut [&mut RangeRead<'_>],
+    ) -> Result<(), TransferError> {
         match straight::read(&self.carrier.mover, &direct.file, reads) {
             Err(failure) if failure.errno() == Some(libc::EINVAL) => {
                 self.carrier.give_up_direct("a read was refused");
@@ -449,15 +456,20 @@ impl OsFile {
     /// Reads around the page cache, in windows of a buffer. Two threads take turns, so that one
     /// waits for the device while the other copies: alone, the device would rest for a sixth of the
     /// time.
-    fn read_bounced(&self, direct: &Direct, reads: Vec<&mut Read<'_>>) -> Result<(), Failure> {
+    fn read_bounced(
+        &self,
+        direct: &Direct,
+        reads: Vec<&mut RangeRead<'_>>,
+    ) -> Result<(), TransferError> {
         let windows = reads.into_iter().flat_map(|read| {
             let first = read.offset;
             let windows = read.buf.chunks_mut(WINDOW_BYTES).enumerate();
-            windows.map(move |(i, buf)| Read { offset: first + (i * WINDOW_BYTES) as u64, buf })
+            windows
+                .map(move |(i, buf)| RangeRead { offset: first + (i * WINDOW_BYTES) as u64, buf })
         });
-        let mut windows: Vec<Read<'_>> = windows.collect();
+        let mut windows: Vec<RangeRead<'_>> = windows.collect();
         let threads = windows.len().min(2);
-        share(&mut windows, threads, Buf::take, |bounce, window| {
+        share(&mut windows, threads, AlignedBuffer::take, |bounce, window| {
             self.read_window(&direct.file, bounce, window)
         })
     }
@@ -466,22 +478,22 @@ impl OsFile {
     fn read_window(
         &self,
         direct: &File,
-        bounce: &mut Buf,
-        window: &mut Read<'_>,
-    ) -> Result<(), Failure> {
+        bounce: &mut AlignedBuffer,
+        window: &mut RangeRead<'_>,
+    ) -> Result<(), TransferError> {
         let skip = (window.offset % ALIGN_BYTES as u64) as usize; // fits: less than ALIGN_BYTES
         let start = window.offset - skip as u64;
         let due = skip + window.buf.len();
         let chunks = bounce[..due.next_multiple_of(ALIGN_BYTES)].chunks_mut(PIECE_BYTES);
         let pieces = chunks.enumerate().map(|(i, chunk)| {
             let first = i * PIECE_BYTES;
-            Piece::read(start + first as u64, chunk).direct(ALIGN_BYTES, due - first)
+            Transfer::read(start + first as u64, chunk).direct(ALIGN_BYTES, due - first)
         });
         match self.carrier.mover.transfer(direct, &mut pieces.collect::<Vec<_>>()) {
             Err(failure) if failure.errno() == Some(libc::EINVAL) => {
                 self.carrier.give_up_direct("a read was refused");
                 let window = std::slice::from_mut(window);
-                self.carrier.mover.transfer(&self.file, &mut Piece::of_reads(window))
+                self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(window))
             }
             outcome => {
                 outcome?;
@@ -492,7 +504,7 @@ impl OsFile {
     }
 }
 
-impl Carrier {
+impl SharedIo {
     fn give_up_direct(&self, why: &str) {
         if self.direct.swap(false, Ordering::Relaxed) {
             log::warn!("large transfers go through the page cache from now on: {why}");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A process, told apart from every other that ever had its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct ProcessIdentity {
     /// The machine's name, which may itself hold dots.
     host: String,
     /// The first 8 digits of the machine's id, since many machines are called `localhost`.
@@ -34,7 +34,7 @@ const NO_ID: &str = "0";
 
 /// What can be known of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
+pub enum Liveness {
     /// This very process.
     Ours,
     /// It runs.
@@ -45,23 +45,26 @@ pub enum Life {
     Unknown,
 }
 
-impl Owner {
+impl ProcessIdentity {
     /// This process. Every call gives another name.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "no two are equal")]
     pub fn new() -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        Owner { number: NUMBER.fetch_add(1, Ordering::Relaxed), ..Owner::here().clone() }
+        ProcessIdentity {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            ..ProcessIdentity::here().clone()
+        }
     }
 
-    fn here() -> &'static Owner {
-        static HERE: OnceLock<Owner> = OnceLock::new();
-        HERE.get_or_init(Owner::read)
+    fn here() -> &'static ProcessIdentity {
+        static HERE: OnceLock<ProcessIdentity> = OnceLock::new();
+        HERE.get_or_init(ProcessIdentity::read)
     }
 
     fn read() -> Self {
         let pid = std::process::id();
-        Owner {
+        ProcessIdentity {
             host: host(),
             machine: id_digits("/etc/machine-id"),
             boot: id_digits("/proc/sys/kernel/random/boot_id"),
@@ -80,24 +83,24 @@ impl Owner {
 
     /// Its number, with another process.
     #[cfg(feature = "sim")]
-    pub(crate) fn of_process(self, process: &Owner) -> Self {
-        Owner { number: self.number, ..process.clone() }
+    pub(crate) fn of_process(self, process: &ProcessIdentity) -> Self {
+        ProcessIdentity { number: self.number, ..process.clone() }
     }
 
     /// Whether both are of one process.
     #[must_use]
-    pub fn is_same_process(&self, other: &Owner) -> bool {
-        *self == Owner { number: self.number, ..other.clone() }
+    pub fn is_same_process(&self, other: &ProcessIdentity) -> bool {
+        *self == ProcessIdentity { number: self.number, ..other.clone() }
     }
 
     /// A process of a simulated machine.
     #[cfg(feature = "sim")]
     pub(crate) fn simulated(pid: u32) -> Self {
         let [host, machine, boot] = ["sim", "0", "0"].map(str::to_owned);
-        Owner { host, machine, boot, namespace: 0, pid, started: 0, number: 0 }
+        ProcessIdentity { host, machine, boot, namespace: 0, pid, started: 0, number: 0 }
     }
 
-    /// Reads what [`Owner::to_string`] wrote.
+    /// Reads what [`ProcessIdentity::to_string`] wrote.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.rsplitn(7, '.');
@@ -107,33 +110,33 @@ impl Owner {
         let namespace = parts.next()?.parse().ok()?;
         let [boot, machine, host] =
             [parts.next()?, parts.next()?, parts.next()?].map(str::to_owned);
-        Some(Owner { host, machine, boot, namespace, pid, started, number })
+        Some(ProcessIdentity { host, machine, boot, namespace, pid, started, number })
     }
 
     /// Whether the process lives, as far as this one can tell.
     #[must_use]
-    pub fn life(&self) -> Life {
-        self.life_as_seen_by(Owner::here())
+    pub fn life(&self) -> Liveness {
+        self.life_as_seen_by(ProcessIdentity::here())
     }
 
-    fn life_as_seen_by(&self, here: &Owner) -> Life {
+    fn life_as_seen_by(&self, here: &ProcessIdentity) -> Liveness {
         if (&self.host, &self.machine) != (&here.host, &here.machine) {
-            Life::Unknown
+            Liveness::Unknown
         } else if self.boot != here.boot {
             // A container takes its name, and an id that is part of its image, to other machines.
-            let is_machine = |owner: &Owner| owner.namespace == FIRST_NAMESPACE;
+            let is_machine = |owner: &ProcessIdentity| owner.namespace == FIRST_NAMESPACE;
             let is_told_apart = self.machine != NO_ID && is_machine(self) && is_machine(here);
-            if is_told_apart { Life::Dead } else { Life::Unknown }
+            if is_told_apart { Liveness::Dead } else { Liveness::Unknown }
         } else if self.namespace != here.namespace {
-            Life::Unknown
+            Liveness::Unknown
         } else if self.pid == here.pid && self.started == here.started {
-            Life::Ours
+            Liveness::Ours
         } else if started(self.pid) == Some(self.started) {
-            Life::Alive
+            Liveness::Alive
         } else if processes_are_visible() {
-            Life::Dead
+            Liveness::Dead
         } else {
-            Life::Unknown
+            Liveness::Unknown
         }
     }
 
@@ -145,9 +148,9 @@ impl Owner {
 }
 
 /// `host.machine.boot.namespace.pid.started.number`, fit for a file name.
-impl fmt::Display for Owner {
+impl fmt::Display for ProcessIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Owner { host, machine, boot, namespace, pid, started, number } = self;
+        let ProcessIdentity { host, machine, boot, namespace, pid, started, number } = self;
         write!(f, "{host}.{machine}.{boot}.{namespace}.{pid}.{started}.{number}")
     }
 }
@@ -201,54 +204,61 @@ mod tests {
 
     #[test]
     fn names_come_back() {
-        let here = Owner::new();
-        assert_eq!(Owner::parse(&here.to_string()), Some(here.clone()));
-        let dotted = Owner { host: "node-7.rack.example".to_owned(), ..here };
-        assert_eq!(Owner::parse(&dotted.to_string()), Some(dotted));
+        let here = ProcessIdentity::new();
+        assert_eq!(ProcessIdentity::parse(&here.to_string()), Some(here.clone()));
+        let dotted = ProcessIdentity { host: "node-7.rack.example".to_owned(), ..here };
+        assert_eq!(ProcessIdentity::parse(&dotted.to_string()), Some(dotted));
         for bad in ["", "host", "h.m.b.1.2.3.x", "h.m.b.1.-2.3.4", "m.b.1.2.3.4"] {
-            assert_eq!(Owner::parse(bad), None, "{bad}");
+            assert_eq!(ProcessIdentity::parse(bad), None, "{bad}");
         }
-        assert_ne!(Owner::new().to_string(), Owner::new().to_string());
+        assert_ne!(ProcessIdentity::new().to_string(), ProcessIdentity::new().to_string());
     }
 
     #[test]
     fn a_restart_ends_what_ran_on_a_machine_and_not_what_ran_in_a_container() {
         let seen = |namespace: u64, machine: &str| {
-            let here = Owner { namespace, machine: machine.to_owned(), ..Owner::new() };
-            Owner { boot: "before".to_owned(), ..here.clone() }.life_as_seen_by(&here)
+            let here = ProcessIdentity {
+                namespace,
+                machine: machine.to_owned(),
+                ..ProcessIdentity::new()
+            };
+            ProcessIdentity { boot: "before".to_owned(), ..here.clone() }.life_as_seen_by(&here)
         };
-        assert_eq!(seen(FIRST_NAMESPACE, "1f2e3d4c"), Life::Dead);
-        assert_eq!(seen(FIRST_NAMESPACE, NO_ID), Life::Unknown);
-        assert_eq!(seen(4_026_532_999, "1f2e3d4c"), Life::Unknown);
+        assert_eq!(seen(FIRST_NAMESPACE, "1f2e3d4c"), Liveness::Dead);
+        assert_eq!(seen(FIRST_NAMESPACE, NO_ID), Liveness::Unknown);
+        assert_eq!(seen(4_026_532_999, "1f2e3d4c"), Liveness::Unknown);
     }
 
     #[test]
     fn tells_the_living_from_the_dead() {
-        let here = Owner::new();
-        assert_eq!(here.life(), Life::Ours);
-        let other = |host: &str, boot: &str| Owner {
+        let here = ProcessIdentity::new();
+        assert_eq!(here.life(), Liveness::Ours);
+        let other = |host: &str, boot: &str| ProcessIdentity {
             host: host.to_owned(),
             boot: boot.to_owned(),
             ..here.clone()
         };
-        assert_eq!(other("elsewhere.example", &here.boot).life(), Life::Unknown);
-        assert_eq!(Owner { namespace: 1, ..here.clone() }.life(), Life::Unknown);
+        assert_eq!(other("elsewhere.example", &here.boot).life(), Liveness::Unknown);
+        assert_eq!(ProcessIdentity { namespace: 1, ..here.clone() }.life(), Liveness::Unknown);
         if !processes_are_visible() {
             return eprintln!("SKIPPED: /proc hides processes, so that none is known to be dead");
         }
         // The same number, but another process had it.
-        assert_eq!(Owner { started: here.started + 1, ..here.clone() }.life(), Life::Dead);
+        assert_eq!(
+            ProcessIdentity { started: here.started + 1, ..here.clone() }.life(),
+            Liveness::Dead
+        );
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        let theirs = Owner { pid, started: started(pid).unwrap(), ..here };
-        assert_eq!(theirs.life(), Life::Alive);
+        let theirs = ProcessIdentity { pid, started: started(pid).unwrap(), ..here };
+        assert_eq!(theirs.life(), Liveness::Alive);
         child.kill().unwrap();
         // Killed, but not waited for: it is dead long before its entry goes.
-        while theirs.life() == Life::Alive {
+        while theirs.life() == Liveness::Alive {
             std::thread::yield_now();
         }
-        assert_eq!(theirs.life(), Life::Dead);
+        assert_eq!(theirs.life(), Liveness::Dead);
         child.wait().unwrap();
-        assert_eq!(theirs.life(), Life::Dead);
+        assert_eq!(theirs.life(), Liveness::Dead);
     }
 }

@@ -1,10 +1,10 @@
 //! One positioned transfer on its way, and what a completion means for it. Both engines, and the
-//! fault disk, carry their requests as [`Piece`]s, so that short transfers, interruptions and ends
-//! of files are judged in one place.
+//! fault disk, carry their requests as [`Transfer`]s, so that short transfers, interruptions and
+//! ends of files are judged in one place.
 
 use std::{fmt, io, thread, time::Duration};
 
-use crate::{Error, Read};
+use crate::{Error, RangeRead};
 
 /// Requests are cut into pieces of this size. 1 MiB is past the knee of every device we know, and
 /// 64 pieces in flight carry 7 GB/s up to 9.5 ms of latency.
@@ -19,7 +19,7 @@ const BACKOFF: Duration = Duration::from_millis(2);
 
 /// Where the bytes go, or come from.
 #[derive(Debug)]
-pub(crate) enum Span<'a> {
+pub(crate) enum TransferBuffer<'a> {
     /// Read into here.
     Into(&'a mut [u8]),
     /// Write from here.
@@ -28,15 +28,15 @@ pub(crate) enum Span<'a> {
 
 /// One transfer of at most [`PIECE_BYTES`].
 #[derive(Debug)]
-pub(crate) struct Piece<'a> {
-    span: Span<'a>,
+pub(crate) struct Transfer<'a> {
+    span: TransferBuffer<'a>,
     offset: u64,
-    progress: Progress,
+    progress: TransferProgress,
 }
 
 /// How far a transfer has come.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
+pub(crate) struct TransferProgress {
     /// Bytes that must come. Fewer than were asked for only where direct IO rounds past the end.
     due: usize,
     /// A resumed transfer begins at a multiple of this.
@@ -47,7 +47,7 @@ pub(crate) struct Progress {
 
 /// What to do with a piece after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum NextStep {
     /// All due bytes came.
     Done,
     /// Submit the rest.
@@ -56,43 +56,43 @@ pub(crate) enum Step {
 
 /// Why a transfer stopped, and where.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct TransferError {
     pub(crate) offset: u64,
     pub(crate) due: usize,
     pub(crate) got: usize,
-    pub(crate) cause: Cause,
+    pub(crate) cause: TransferErrorKind,
 }
 
 #[derive(Debug)]
-pub(crate) enum Cause {
+pub(crate) enum TransferErrorKind {
     Io(io::Error),
     /// The file ended: it was cut off, or replaced, after it was opened.
     End,
 }
 
-impl<'a> Piece<'a> {
+impl<'a> Transfer<'a> {
     pub(crate) fn read(offset: u64, buf: &'a mut [u8]) -> Self {
-        let progress = Progress::new(buf.len(), 1);
-        Piece { span: Span::Into(buf), offset, progress }
+        let progress = TransferProgress::new(buf.len(), 1);
+        Transfer { span: TransferBuffer::Into(buf), offset, progress }
     }
 
     pub(crate) fn write(offset: u64, bytes: &'a [u8]) -> Self {
-        let progress = Progress::new(bytes.len(), 1);
-        Piece { span: Span::From(bytes), offset, progress }
+        let progress = TransferProgress::new(bytes.len(), 1);
+        Transfer { span: TransferBuffer::From(bytes), offset, progress }
     }
 
     /// Resumes at multiples of `align` only, and is content with `due` bytes.
     pub(crate) fn direct(mut self, align: usize, due: usize) -> Self {
-        self.progress = Progress::new(due.min(self.progress.due), align);
+        self.progress = TransferProgress::new(due.min(self.progress.due), align);
         self
     }
 
     /// Cuts reads into pieces.
-    pub(crate) fn of_reads<'r: 'a>(reads: &'a mut [Read<'r>]) -> Vec<Self> {
+    pub(crate) fn of_reads<'r: 'a>(reads: &'a mut [RangeRead<'r>]) -> Vec<Self> {
         let pieces = reads.iter_mut().flat_map(|read| {
             let first = read.offset;
             let chunks = read.buf.chunks_mut(PIECE_BYTES).enumerate();
-            chunks.map(move |(i, buf)| Piece::read(first + (i * PIECE_BYTES) as u64, buf))
+            chunks.map(move |(i, buf)| Transfer::read(first + (i * PIECE_BYTES) as u64, buf))
         });
         pieces.collect()
     }
@@ -100,8 +100,9 @@ impl<'a> Piece<'a> {
     /// Cuts one write into pieces.
     pub(crate) fn of_write(offset: u64, bytes: &'a [u8], align: usize) -> Vec<Self> {
         let chunks = bytes.chunks(PIECE_BYTES).enumerate();
-        let piece =
-            |(i, chunk): (usize, &'a [u8])| Piece::write(offset + (i * PIECE_BYTES) as u64, chunk);
+        let piece = |(i, chunk): (usize, &'a [u8])| {
+            Transfer::write(offset + (i * PIECE_BYTES) as u64, chunk)
+        };
         let aligned = |piece: Self| {
             let due = piece.progress.due;
             piece.direct(align, due)
@@ -110,40 +111,42 @@ impl<'a> Piece<'a> {
     }
 
     /// What is still to be transferred: the place in the file, and the memory.
-    pub(crate) fn rest(&mut self) -> (u64, Span<'_>) {
+    pub(crate) fn rest(&mut self) -> (u64, TransferBuffer<'_>) {
         let done = self.progress.done;
         let offset = self.offset + done as u64;
         match &mut self.span {
-            Span::Into(buf) => (offset, Span::Into(&mut buf[done..])),
-            Span::From(bytes) => (offset, Span::From(&bytes[done..])),
+            TransferBuffer::Into(buf) => (offset, TransferBuffer::Into(&mut buf[done..])),
+            TransferBuffer::From(bytes) => (offset, TransferBuffer::From(&bytes[done..])),
         }
     }
 
     /// Starts over, after an engine gave up.
     pub(crate) fn reset(&mut self) {
-        self.progress = Progress::new(self.progress.due, self.progress.align);
+        self.progress = TransferProgress::new(self.progress.due, self.progress.align);
     }
 
     /// Judges a completion.
     ///
     /// # Errors
     /// The end of the file, a spent retry, or what the system said.
-    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<Step, Failure> {
+    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<NextStep, TransferError> {
         self.progress.advance(came).map_err(|cause| {
             let cause = match (&self.span, cause) {
                 // Only a read meets the end of a file.
-                (Span::From(_), Cause::End) => Cause::Io(io::ErrorKind::WriteZero.into()),
+                (TransferBuffer::From(_), TransferErrorKind::End) => {
+                    TransferErrorKind::Io(io::ErrorKind::WriteZero.into())
+                }
                 (_, cause) => cause,
             };
-            let Progress { due, done, .. } = self.progress;
-            Failure { offset: self.offset, due, got: done.min(due), cause }
+            let TransferProgress { due, done, .. } = self.progress;
+            TransferError { offset: self.offset, due, got: done.min(due), cause }
         })
     }
 }
 
-impl Progress {
+impl TransferProgress {
     pub(crate) fn new(due: usize, align: usize) -> Self {
-        Progress { due, align, done: 0, retries: 0 }
+        TransferProgress { due, align, done: 0, retries: 0 }
     }
 
     /// Bytes that came, from the beginning. What is still to come begins here.
@@ -155,34 +158,37 @@ impl Progress {
     ///
     /// # Errors
     /// The end of the file, a spent retry, or what the system said.
-    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<Step, Cause> {
+    pub(crate) fn advance(
+        &mut self,
+        came: io::Result<usize>,
+    ) -> Result<NextStep, TransferErrorKind> {
         match came {
-            Ok(0) if self.done < self.due => Err(Cause::End),
+            Ok(0) if self.done < self.due => Err(TransferErrorKind::End),
             Ok(count) => {
                 let done = self.done + count;
                 if done >= self.due {
                     self.done = done;
-                    return Ok(Step::Done);
+                    return Ok(NextStep::Done);
                 }
                 // Direct IO refuses an unaligned rest: go back to the last aligned byte. Where that
                 // brings nothing new time and again, a file ends that should not.
                 let resumed = done / self.align * self.align;
                 if resumed > self.done {
                     (self.done, self.retries) = (resumed, 0);
-                    return Ok(Step::Again);
+                    return Ok(NextStep::Again);
                 }
                 if self.may_retry() {
-                    return Ok(Step::Again);
+                    return Ok(NextStep::Again);
                 }
                 self.done = done;
-                Err(Cause::End)
+                Err(TransferErrorKind::End)
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => self.retry(&e),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 thread::sleep(BACKOFF);
                 self.retry(&e)
             }
-            Err(e) => Err(Cause::Io(e)),
+            Err(e) => Err(TransferErrorKind::Io(e)),
         }
     }
 
@@ -191,51 +197,51 @@ impl Progress {
         self.retries <= RETRIES_MAX
     }
 
-    fn retry(&mut self, last: &io::Error) -> Result<Step, Cause> {
+    fn retry(&mut self, last: &io::Error) -> Result<NextStep, TransferErrorKind> {
         if self.may_retry() {
-            return Ok(Step::Again);
+            return Ok(NextStep::Again);
         }
         let told = format!("{last}, also after {RETRIES_MAX} retries");
-        Err(Cause::Io(io::Error::new(last.kind(), told)))
+        Err(TransferErrorKind::Io(io::Error::new(last.kind(), told)))
     }
 }
 
-impl Failure {
+impl TransferError {
     pub(crate) fn errno(&self) -> Option<i32> {
         match &self.cause {
-            Cause::Io(e) => e.raw_os_error(),
-            Cause::End => None,
+            TransferErrorKind::Io(e) => e.raw_os_error(),
+            TransferErrorKind::End => None,
         }
     }
 
     /// What the system said.
     pub(crate) fn into_io(self) -> io::Error {
         match self.cause {
-            Cause::Io(e) => e,
-            Cause::End => io::ErrorKind::WriteZero.into(),
+            TransferErrorKind::Io(e) => e,
+            TransferErrorKind::End => io::ErrorKind::WriteZero.into(),
         }
     }
 
     /// A failed read as an error of the object `what`, which had `len_bytes` when it was opened.
     pub(crate) fn of_read(self, what: &str, len_bytes: u64) -> Error {
-        let Failure { offset, due, got, cause } = self;
+        let TransferError { offset, due, got, cause } = self;
         let what = what.to_owned();
         match cause {
-            Cause::End => {
+            TransferErrorKind::End => {
                 Error::ShortRead { what, offset, got: got as u64, due: due as u64, len_bytes }
             }
-            Cause::Io(source) => {
+            TransferErrorKind::Io(source) => {
                 Error::from_io(format!("read {due} bytes at {offset} of"), what, source)
             }
         }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for TransferError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.cause {
-            Cause::Io(e) => e.fmt(f),
-            Cause::End => f.write_str("end of file"),
+            TransferErrorKind::Io(e) => e.fmt(f),
+            TransferErrorKind::End => f.write_str("end of file"),
         }
     }
 }
@@ -251,33 +257,36 @@ mod tests {
     #[test]
     fn resumes_short_transfers() {
         let mut buf = [0; 100];
-        let mut piece = Piece::read(7, &mut buf);
-        assert_eq!(piece.advance(Ok(30)).unwrap(), Step::Again);
-        let (offset, Span::Into(rest)) = piece.rest() else { panic!("a read") };
+        let mut piece = Transfer::read(7, &mut buf);
+        assert_eq!(piece.advance(Ok(30)).unwrap(), NextStep::Again);
+        let (offset, TransferBuffer::Into(rest)) = piece.rest() else { panic!("a read") };
         assert_eq!((offset, rest.len()), (37, 70));
-        assert_eq!(piece.advance(Ok(70)).unwrap(), Step::Done);
+        assert_eq!(piece.advance(Ok(70)).unwrap(), NextStep::Done);
     }
 
     #[test]
     fn direct_resumes_where_it_is_aligned_and_may_end_early() {
         let mut buf = [0; 2048];
-        let mut piece = Piece::read(4096, &mut buf).direct(512, 1500);
-        assert_eq!(piece.advance(Ok(1400)).unwrap(), Step::Again);
+        let mut piece = Transfer::read(4096, &mut buf).direct(512, 1500);
+        assert_eq!(piece.advance(Ok(1400)).unwrap(), NextStep::Again);
         assert_eq!(piece.rest().0, 4096 + 1024);
-        assert_eq!(piece.advance(Ok(476)).unwrap(), Step::Done);
+        assert_eq!(piece.advance(Ok(476)).unwrap(), NextStep::Done);
 
-        let mut piece = Piece::read(0, &mut buf).direct(512, 2048);
+        let mut piece = Transfer::read(0, &mut buf).direct(512, 2048);
         let stuck = (0..=RETRIES_MAX).find_map(|_| piece.advance(Ok(100)).err()).unwrap();
-        assert!(matches!(stuck, Failure { got: 100, cause: Cause::End, .. }), "{stuck:?}");
+        assert!(
+            matches!(stuck, TransferError { got: 100, cause: TransferErrorKind::End, .. }),
+            "{stuck:?}"
+        );
     }
 
     #[test]
     fn interruptions_are_bounded_and_end_of_file_is_told() {
         let mut buf = [0; 10];
-        let mut piece = Piece::read(5, &mut buf);
-        assert_eq!(piece.advance(errno(libc::EINTR)).unwrap(), Step::Again);
-        assert_eq!(piece.advance(errno(libc::EAGAIN)).unwrap(), Step::Again);
-        assert_eq!(piece.advance(Ok(4)).unwrap(), Step::Again);
+        let mut piece = Transfer::read(5, &mut buf);
+        assert_eq!(piece.advance(errno(libc::EINTR)).unwrap(), NextStep::Again);
+        assert_eq!(piece.advance(errno(libc::EAGAIN)).unwrap(), NextStep::Again);
+        assert_eq!(piece.advance(Ok(4)).unwrap(), NextStep::Again);
         let error = piece.advance(Ok(0)).unwrap_err().of_read("a.bin", 15).to_string();
         let due = "read 10 bytes at 5 of a.bin: got 4, then end of file (object is 15 bytes)";
         assert_eq!(error, due);
@@ -288,7 +297,7 @@ mod tests {
         piece.reset();
         let stale = piece.advance(errno(libc::ESTALE)).unwrap_err().of_read("a.bin", 15);
         assert!(matches!(stale, Error::Stale { .. }), "{stale:?}");
-        let failed = Piece::write(0, &[1]).advance(errno(libc::EIO)).unwrap_err();
+        let failed = Transfer::write(0, &[1]).advance(errno(libc::EIO)).unwrap_err();
         assert_eq!(failed.errno(), Some(libc::EIO));
     }
 }

@@ -8,42 +8,43 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, Stat, folder_of};
-use crate::flying::Flying;
-use crate::folders::Folders;
-use crate::ladder::{Ladder, depth_liked};
-use crate::os::OsDisk;
-use crate::piece::Failure;
-use crate::threads::Threads;
+use crate::disk::{FileSystem, FsFile, Stat, folder_of};
+use crate::flying::InFlightReader;
+use crate::folders::DurableDirs;
+use crate::ladder::{FileBackend, depth_liked};
+use crate::os::OsFileSystem;
+use crate::piece::TransferError;
+use crate::threads::WorkerPool;
 use crate::url::Location;
-use crate::work_file::PosixWork;
+use crate::work_file::PosixInPlaceFile;
 use crate::{
-    Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Reader, ReaderOptions, Result,
-    Share, Storage, Unsynced, Upload, WorkFile, sys, temporary, upload, work_file,
+    Error, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, Profile,
+    RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload, sys,
+    temporary, upload, work_file,
 };
 
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(Posix::new(Arc::new(OsDisk::new(location)?), location.path.clone())))
+    Ok(Arc::new(Posix::new(Arc::new(OsFileSystem::new(location)?), location.path.clone())))
 }
 
 /// A folder of a file system as a store.
 #[derive(Clone, Debug)]
-pub(crate) struct Posix(pub(crate) Arc<Place>);
+pub(crate) struct Posix(pub(crate) Arc<StoreRoot>);
 
 /// Where a store is, shared with its uploads.
 #[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) disk: Arc<dyn Disk>,
+pub(crate) struct StoreRoot {
+    pub(crate) disk: Arc<dyn FileSystem>,
     root: PathBuf,
-    folders: Folders,
+    folders: DurableDirs,
 }
 
 impl Posix {
-    pub(crate) fn new(disk: Arc<dyn Disk>, root: PathBuf) -> Self {
-        Posix(Arc::new(Place { disk, root, folders: Folders::default() }))
+    pub(crate) fn new(disk: Arc<dyn FileSystem>, root: PathBuf) -> Self {
+        Posix(Arc::new(StoreRoot { disk, root, folders: DurableDirs::default() }))
     }
 
-    fn disk(&self) -> &dyn Disk {
+    fn disk(&self) -> &dyn FileSystem {
         &*self.0.disk
     }
 
@@ -55,13 +56,13 @@ impl Posix {
         }
     }
 
-    fn list_into(&self, folder: &Key, out: &mut Vec<Entry>) -> Result<()> {
+    fn list_into(&self, folder: &Key, out: &mut Vec<ObjectMeta>) -> Result<()> {
         for name in self.0.read_dir(folder)? {
             let key = folder.join(&name.text)?;
             if name.is_folder {
                 self.list_into(&key, out)?;
             } else if let Some(Stat::File { len_bytes }) = self.stat(&key)? {
-                out.push(Entry { key, bytes: len_bytes });
+                out.push(ObjectMeta { key, bytes: len_bytes });
             }
         }
         Ok(())
@@ -85,7 +86,7 @@ impl Storage for Posix {
         Ok(Box::new(upload::PosixUpload::begin(Arc::clone(&self.0), key, len_bytes_max)?))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         let mut entries = Vec::new();
         self.list_into(folder, &mut entries)?;
         entries.sort_by(|a, b| a.key.cmp(&b.key));
@@ -141,7 +142,7 @@ impl Storage for Posix {
         self.0.make_folder(&folder)?;
         let temporary = folder.join(temporary::name_for(key.name(), &self.disk().writer()));
         let written = self.disk().create_new(&temporary).and_then(|file| {
-            file.write(0, bytes).map_err(Failure::into_io)?;
+            file.write(0, bytes).map_err(TransferError::into_io)?;
             // Else a crash may leave an empty file under the name, and neither of the two.
             file.sync()?;
             self.disk().rename_over(&temporary, &path)
@@ -226,7 +227,7 @@ impl Storage for Posix {
         Ok(swept)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.0.refuse_temporary(key)?;
         if self.stat(key)?.is_some() {
             return Err(Error::Exists { what: self.display(key) });
@@ -234,15 +235,15 @@ impl Storage for Posix {
         Ok(Box::new(upload::PosixUpload::begin_draft(Arc::clone(&self.0), key)?))
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         self.resume_draft_by(key, &mut |_| Ok(from))
     }
 
     fn resume_draft_by(
         &self,
         key: &Key,
-        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
-    ) -> Result<Box<dyn Draft>> {
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Box<dyn ResumableUpload>> {
         Ok(Box::new(upload::PosixUpload::resume_draft(Arc::clone(&self.0), key, find)?))
     }
 
@@ -264,20 +265,25 @@ impl Storage for Posix {
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.0.refuse_temporary(key)?;
-        Ok(Arc::new(PosixWork::create(Arc::clone(&self.0), key, len_bytes)?))
+        Ok(Arc::new(PosixInPlaceFile::create(Arc::clone(&self.0), key, len_bytes)?))
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
-        Ok(Arc::new(PosixWork::open(Arc::clone(&self.0), key)?))
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+        Ok(Arc::new(PosixInPlaceFile::open(Arc::clone(&self.0), key)?))
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
-        Ok(Arc::new(PosixWork::create_unnamed(Arc::clone(&self.0), folder, len_bytes)?))
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        Ok(Arc::new(PosixInPlaceFile::create_unnamed(Arc::clone(&self.0), folder, len_bytes)?))
     }
 
-    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+    fn share(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
         self.0.refuse_temporary(key)?;
         match from.file() {
             Some(from) => work_file::share(&self.0, &self.0.path(key), from, how),
@@ -290,10 +296,10 @@ impl Storage for Posix {
         let slots_max = depth + options.orphans_max;
         Ok(match self.disk().wishes() {
             Some(wishes) => {
-                let carrier = Ladder::new(wishes, slots_max, &options.pool);
-                Box::new(Flying::new(carrier, depth, options))
+                let carrier = FileBackend::new(wishes, slots_max, &options.pool);
+                Box::new(InFlightReader::new(carrier, depth, options))
             }
-            None => Box::new(Flying::new(Threads::new(slots_max), depth, options)),
+            None => Box::new(InFlightReader::new(WorkerPool::new(slots_max), depth, options)),
         })
     }
 
@@ -308,7 +314,7 @@ impl Storage for Posix {
     }
 }
 
-impl Place {
+impl StoreRoot {
     pub(crate) fn path(&self, key: &Key) -> PathBuf {
         if *key == Key::root() { self.root.clone() } else { self.root.join(key.as_str()) }
     }
@@ -338,7 +344,7 @@ impl Place {
     }
 
     /// What is in a folder, without temporaries, sorted. An absent folder is empty.
-    fn read_dir(&self, folder: &Key) -> Result<Vec<crate::disk::Name>> {
+    fn read_dir(&self, folder: &Key) -> Result<Vec<crate::disk::DirEntry>> {
         let path = self.path(folder);
         let read = or_none(self.disk.read_dir(&path));
         let mut names = read.map_err(|e| Error::from_io("list", show(&path), e))?;
@@ -385,7 +391,7 @@ fn show(path: &Path) -> String {
 }
 
 pub(crate) struct PosixObject {
-    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) file: Arc<dyn FsFile>,
     pub(crate) len_bytes: u64,
     pub(crate) name: String,
 }
@@ -401,7 +407,7 @@ impl Object for PosixObject {
         self.len_bytes
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         for read in &*reads {
             let due = read.buf.len() as u64;
             let got = self.len_bytes.saturating_sub(read.offset).min(due);
@@ -410,7 +416,7 @@ impl Object for PosixObject {
                 return Err(Error::ShortRead { what, offset, got, due, len_bytes });
             }
         }
-        let failed = |failure: Failure| failure.of_read(&self.name, self.len_bytes);
+        let failed = |failure: TransferError| failure.of_read(&self.name, self.len_bytes);
         self.file.read_many(reads).map_err(failed)
     }
 
@@ -425,7 +431,7 @@ impl Object for PosixObject {
         log::debug!("{}: read and not mapped: {why}", self.name);
         let too_big = |_| Error::from_io("map", &self.name, io::ErrorKind::OutOfMemory.into());
         let mut bytes = vec![0; usize::try_from(self.len_bytes).map_err(too_big)?];
-        self.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+        self.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
         Ok(Map::owned(bytes))
     }
 

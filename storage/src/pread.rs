@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::{io, thread};
 
-use crate::piece::{Failure, Piece, Span, Step};
+use crate::piece::{NextStep, Transfer, TransferBuffer, TransferError};
 use crate::sys;
 
 /// Threads that share one batch of reads that wait for a device. Eight keep a network file system
@@ -15,7 +15,7 @@ pub(crate) const THREADS_MAX: usize = 8;
 const PIECES_PER_THREAD: usize = 8;
 
 /// A file, as far as this engine knows one.
-pub(crate) trait At: Sync {
+pub(crate) trait PositionedIo: Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Reads what is in memory already, and fails where that is nothing, or cannot be told.
@@ -24,7 +24,7 @@ pub(crate) trait At: Sync {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 }
 
-impl At for File {
+impl PositionedIo for File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self, buf, offset)
     }
@@ -40,10 +40,10 @@ impl At for File {
 
 /// Carries out all pieces, or fails with the first that did.
 pub(crate) fn transfer(
-    file: &dyn At,
-    pieces: &mut [Piece<'_>],
+    file: &dyn PositionedIo,
+    pieces: &mut [Transfer<'_>],
     threads_max: usize,
-) -> Result<(), Failure> {
+) -> Result<(), TransferError> {
     let threads = |pieces: usize| threads_max.min(pieces / PIECES_PER_THREAD);
     if threads(pieces.len()) < 2 {
         return pieces.iter_mut().try_for_each(|piece| carry(file, piece));
@@ -65,8 +65,8 @@ pub(crate) fn share<T: Send, Tool>(
     items: &mut [T],
     threads: usize,
     tool: impl Fn() -> Tool + Sync,
-    work: impl Fn(&mut Tool, &mut T) -> Result<(), Failure> + Sync,
-) -> Result<(), Failure> {
+    work: impl Fn(&mut Tool, &mut T) -> Result<(), TransferError> + Sync,
+) -> Result<(), TransferError> {
     let queue = Mutex::new(items.iter_mut());
     let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || {
@@ -93,24 +93,24 @@ pub(crate) fn share<T: Send, Tool>(
     })
 }
 
-fn carry(file: &dyn At, piece: &mut Piece<'_>) -> Result<(), Failure> {
+fn carry(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<(), TransferError> {
     loop {
         let came = match piece.rest() {
-            (offset, Span::Into(buf)) => file.read_at(buf, offset),
-            (offset, Span::From(bytes)) => file.write_at(bytes, offset),
+            (offset, TransferBuffer::Into(buf)) => file.read_at(buf, offset),
+            (offset, TransferBuffer::From(bytes)) => file.write_at(bytes, offset),
         };
-        if piece.advance(came)? == Step::Done {
+        if piece.advance(came)? == NextStep::Done {
             return Ok(());
         }
     }
 }
 
 /// Whether the piece is done. One that is not has come as far as the cache went.
-fn carry_cached(file: &dyn At, piece: &mut Piece<'_>) -> Result<bool, Failure> {
+fn carry_cached(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<bool, TransferError> {
     loop {
-        let (offset, Span::Into(buf)) = piece.rest() else { return Ok(false) };
+        let (offset, TransferBuffer::Into(buf)) = piece.rest() else { return Ok(false) };
         match file.read_cached_at(buf, offset) {
-            Ok(count) if piece.advance(Ok(count))? == Step::Done => return Ok(true),
+            Ok(count) if piece.advance(Ok(count))? == NextStep::Done => return Ok(true),
             Ok(_) => {}
             Err(_) => return Ok(false),
         }

@@ -9,23 +9,23 @@ use std::{fmt, fs};
 
 use crate::buf::ALIGN_BYTES;
 use crate::simulated::MARK;
-use crate::url::{Wish, Wishes};
+use crate::url::{IoSettings, Setting};
 use crate::{Error, Result, mount, ring, sys};
 
 /// Which system calls move the bytes. Both keep the same contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Engine {
+pub enum IoEngine {
     /// `io_uring`: a window of requests in flight from one thread.
     Ring,
     /// `pread` and `pwrite`, for large batches from a few threads.
     Pread,
 }
 
-impl fmt::Display for Engine {
+impl fmt::Display for IoEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Engine::Ring => "ring",
-            Engine::Pread => "pread",
+            IoEngine::Ring => "ring",
+            IoEngine::Pread => "pread",
         })
     }
 }
@@ -38,7 +38,7 @@ pub struct Profile {
     /// we do not know, its magic number; of a model, as `simulated lustre`.
     pub file_system: String,
     /// What moves the bytes.
-    pub engine: Engine,
+    pub engine: IoEngine,
     /// Why that one.
     pub engine_why: String,
     /// Whether large transfers go around the page cache. A file system that refuses that later is
@@ -84,13 +84,13 @@ pub(crate) fn kind_of(magic: u32) -> (String, bool) {
 
 /// The wishes, with that of the environment where the URL has none. A word that is no engine was
 /// refused when the store was opened.
-pub(crate) fn with_environment(wishes: Wishes) -> Wishes {
+pub(crate) fn with_environment(wishes: IoSettings) -> IoSettings {
     let engine = match (wishes.engine, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
-        (Wish::Auto, Some("ring")) => Wish::Only(Engine::Ring),
-        (Wish::Auto, Some("pread")) => Wish::Only(Engine::Pread),
+        (Setting::Auto, Some("ring")) => Setting::Only(IoEngine::Ring),
+        (Setting::Auto, Some("pread")) => Setting::Only(IoEngine::Pread),
         (wish, _) => wish,
     };
-    Wishes { engine, ..wishes }
+    IoSettings { engine, ..wishes }
 }
 
 impl Profile {
@@ -111,7 +111,7 @@ impl Profile {
         static UNKNOWN: std::sync::OnceLock<Profile> = std::sync::OnceLock::new();
         UNKNOWN.get_or_init(|| Profile {
             file_system: "unknown".to_owned(),
-            engine: Engine::Pread,
+            engine: IoEngine::Pread,
             engine_why: "it is no file system".to_owned(),
             direct: false,
             align_bytes: ALIGN_BYTES as u32,
@@ -124,7 +124,7 @@ impl Profile {
     ///
     /// # Errors
     /// A wish that cannot be granted.
-    pub(crate) fn detect(root: &Path, wishes: Wishes) -> Result<Self> {
+    pub(crate) fn detect(root: &Path, wishes: IoSettings) -> Result<Self> {
         let name = root.display().to_string();
         let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
         let told =
@@ -138,8 +138,8 @@ impl Profile {
         let in_memory = matches!(file_system.as_str(), "tmpfs" | "ramfs");
         let align = align_of_some_file(there);
         let direct = match wishes.direct {
-            Wish::Only(wish) => wish,
-            Wish::Auto => !in_memory && align != Some(0),
+            Setting::Only(wish) => wish,
+            Setting::Auto => !in_memory && align != Some(0),
         };
         let align_bytes = align.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES as u32);
         let mount_point = mount::point_of(there).unwrap_or_default();
@@ -149,7 +149,7 @@ impl Profile {
     }
 
     fn tell_once(&self, there: &Path, name: &str) {
-        static TOLD: Mutex<Option<HashSet<(u64, Engine, bool)>>> = Mutex::new(None);
+        static TOLD: Mutex<Option<HashSet<(u64, IoEngine, bool)>>> = Mutex::new(None);
         let device = fs::metadata(there).map_or(0, |meta| meta.dev());
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let choice = (device, self.engine, self.direct);
@@ -176,36 +176,38 @@ fn choose_engine(
     name: &str,
     file_system: &str,
     asynchronous: bool,
-    wish: Wish<Engine>,
-) -> Result<(Engine, String)> {
+    wish: Setting<IoEngine>,
+) -> Result<(IoEngine, String)> {
     let bad = |why: String| Error::BadUrl { url: name.to_owned(), why };
     let (wish, whose) = match (wish, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
-        (Wish::Only(engine), _) => (Wish::Only(engine), "the URL says so".to_owned()),
-        (Wish::Auto, None | Some("" | "auto")) => (Wish::Auto, String::new()),
-        (Wish::Auto, Some(value)) => {
+        (Setting::Only(engine), _) => (Setting::Only(engine), "the URL says so".to_owned()),
+        (Setting::Auto, None | Some("" | "auto")) => (Setting::Auto, String::new()),
+        (Setting::Auto, Some(value)) => {
             let engine = match value {
-                "ring" => Engine::Ring,
-                "pread" => Engine::Pread,
+                "ring" => IoEngine::Ring,
+                "pread" => IoEngine::Pread,
                 _ => {
                     let due = "due: auto, ring or pread";
                     return Err(bad(format!("{ENGINE_VARIABLE}={value} is no engine; {due}")));
                 }
             };
-            (Wish::Only(engine), format!("{ENGINE_VARIABLE} says so"))
+            (Setting::Only(engine), format!("{ENGINE_VARIABLE} says so"))
         }
     };
     let works = ring::probe();
     match (wish, works) {
-        (Wish::Only(Engine::Ring), Err(why)) => {
+        (Setting::Only(IoEngine::Ring), Err(why)) => {
             Err(bad(format!("engine ring was asked for, and does not work here: {why}")))
         }
-        (Wish::Only(engine), _) => Ok((engine, whose)),
-        (Wish::Auto, Err(why)) => Ok((Engine::Pread, format!("io_uring does not work: {why}"))),
-        (Wish::Auto, Ok(())) if asynchronous => {
-            Ok((Engine::Ring, format!("io_uring works and reads {file_system} asynchronously")))
+        (Setting::Only(engine), _) => Ok((engine, whose)),
+        (Setting::Auto, Err(why)) => {
+            Ok((IoEngine::Pread, format!("io_uring does not work: {why}")))
         }
-        (Wish::Auto, Ok(())) => {
-            Ok((Engine::Pread, format!("io_uring gains nothing on {file_system}")))
+        (Setting::Auto, Ok(())) if asynchronous => {
+            Ok((IoEngine::Ring, format!("io_uring works and reads {file_system} asynchronously")))
+        }
+        (Setting::Auto, Ok(())) => {
+            Ok((IoEngine::Pread, format!("io_uring gains nothing on {file_system}")))
         }
     }
 }
@@ -239,22 +241,26 @@ mod tests {
     fn finds_the_kind_of_this_machine_even_for_a_folder_yet_to_be() {
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("not/yet/there");
-        let profile = Profile::detect(&deep, Wishes::default()).unwrap();
+        let profile = Profile::detect(&deep, IoSettings::default()).unwrap();
         assert_eq!(
             profile.file_system,
-            Profile::detect(folder.path(), Wishes::default()).unwrap().file_system
+            Profile::detect(folder.path(), IoSettings::default()).unwrap().file_system
         );
         assert!(profile.align_bytes.is_power_of_two());
-        let proc = Profile::detect(Path::new("/proc"), Wishes::default()).unwrap();
-        assert_eq!((proc.file_system.as_str(), proc.engine), ("file system 0x9fa0", Engine::Pread));
+        let proc = Profile::detect(Path::new("/proc"), IoSettings::default()).unwrap();
+        assert_eq!(
+            (proc.file_system.as_str(), proc.engine),
+            ("file system 0x9fa0", IoEngine::Pread)
+        );
     }
 
     #[test]
     fn wishes_are_granted() {
         let folder = tempfile::tempdir().unwrap();
-        let wishes = Wishes { engine: Wish::Only(Engine::Pread), direct: Wish::Only(false) };
+        let wishes =
+            IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
         let profile = Profile::detect(folder.path(), wishes).unwrap();
-        assert_eq!((profile.engine, profile.direct), (Engine::Pread, false));
+        assert_eq!((profile.engine, profile.direct), (IoEngine::Pread, false));
         assert_eq!(profile.engine_why, "the URL says so");
     }
 }

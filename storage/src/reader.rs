@@ -2,9 +2,9 @@
 //!
 //! [`crate::Object::read_many`] is a batch: it returns when all is there. A loader that knows what
 //! it will read minutes from now keeps a window of reads open instead, and takes each as it comes.
-//! That is a [`Reader`]: [`Want`]s go in, [`Came`]s come out. `flying` keeps the books of it, the
-//! same for every way of carrying a read: who waits for what, for how long, how often it was tried.
-//! `threads` and `uring` are ways; `ladder` chooses among them, a mount at a time.
+//! That is a [`Reader`]: [`ReadRequest`]s go in, [`Completion`]s come out. `flying` keeps the books
+//! of it, the same for every way of carrying a read: who waits for what, for how long, how often it
+//! was tried. `threads` and `uring` are ways; `ladder` chooses among them, a mount at a time.
 //!
 //! The kernel owns a buffer from submission to completion, whatever the process decides in between.
 //! So a request that is given up becomes an orphan: it keeps its buffer and its file until it
@@ -31,15 +31,15 @@ pub trait Reader: fmt::Debug {
     ///
     /// # Panics
     /// If [`Reader::depth_max`] are in flight, or the buffer has no room for the read.
-    fn submit(&mut self, want: Want);
+    fn submit(&mut self, want: ReadRequest);
 
     /// Waits until something comes or `until` is past, and appends what came. With an `until` in
     /// the past it looks and does not wait; with nothing in flight it returns at once.
     ///
     /// # Errors
     /// [`crate::Error::Stuck`] if more requests hang than [`ReaderOptions::orphans_max`]. Nothing
-    /// more may be hoped for then. What fails one read is in its [`Came::outcome`].
-    fn reap(&mut self, until: Instant, came: &mut Vec<Came>) -> Result<()>;
+    /// more may be hoped for then. What fails one read is in its [`Completion::outcome`].
+    fn reap(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()>;
 
     /// What was done so far.
     fn counters(&self) -> ReaderCounters;
@@ -91,7 +91,7 @@ impl ReaderOptions {
 
 /// A read to be made.
 #[derive(Debug)]
-pub struct Want {
+pub struct ReadRequest {
     /// What to read.
     pub object: Arc<dyn Object>,
     /// First byte.
@@ -108,8 +108,8 @@ pub struct Want {
 
 /// A read that was made, or failed.
 #[derive(Debug)]
-pub struct Came {
-    /// That of the [`Want`].
+pub struct Completion {
+    /// That of the [`ReadRequest`].
     pub tag: u64,
     /// The buffer of the want; [`Buffer::empty`] if the read is stuck, and keeps it.
     pub buf: Buffer,
@@ -121,7 +121,7 @@ pub struct Came {
     pub outcome: Result<()>,
 }
 
-impl Came {
+impl Completion {
     /// The wanted bytes. None after a failure.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {

@@ -4,13 +4,13 @@ use std::time::Duration;
 /// A request that a store behind a network refused, or did not answer as it should.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Remote {
+pub struct RemoteError {
     /// What we were doing, such as `read 4096 bytes at 8192 of`.
     pub doing: String,
     /// The object, as a URL without its options.
     pub what: String,
     /// What it comes down to.
-    pub cause: RemoteCause,
+    pub cause: RemoteErrorKind,
     /// What came: status, code and message of the server, or what the network said.
     pub came: String,
     /// The server's name for the request, by which its operators find it.
@@ -24,7 +24,7 @@ pub struct Remote {
 /// Why a request to a store behind a network failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum RemoteCause {
+pub enum RemoteErrorKind {
     /// No credentials were found.
     NoCredentials,
     /// The credentials have expired.
@@ -69,36 +69,36 @@ pub enum RemoteCause {
     Other,
 }
 
-impl RemoteCause {
+impl RemoteErrorKind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [RemoteCause; 21] = [
-        RemoteCause::NoCredentials,
-        RemoteCause::Expired,
-        RemoteCause::ClockSkew,
-        RemoteCause::Denied,
-        RemoteCause::NoBucket,
-        RemoteCause::WrongRegion,
-        RemoteCause::Replaced,
-        RemoteCause::Range,
-        RemoteCause::SlowDown,
-        RemoteCause::Server,
-        RemoteCause::Conflict,
-        RemoteCause::Refused,
-        RemoteCause::Stalled,
-        RemoteCause::Drip,
-        RemoteCause::Reset,
-        RemoteCause::Unreachable,
-        RemoteCause::Truncated,
-        RemoteCause::WrongLength,
-        RemoteCause::Dns,
-        RemoteCause::Tls,
-        RemoteCause::Other,
+    pub const ALL: [RemoteErrorKind; 21] = [
+        RemoteErrorKind::NoCredentials,
+        RemoteErrorKind::Expired,
+        RemoteErrorKind::ClockSkew,
+        RemoteErrorKind::Denied,
+        RemoteErrorKind::NoBucket,
+        RemoteErrorKind::WrongRegion,
+        RemoteErrorKind::Replaced,
+        RemoteErrorKind::Range,
+        RemoteErrorKind::SlowDown,
+        RemoteErrorKind::Server,
+        RemoteErrorKind::Conflict,
+        RemoteErrorKind::Refused,
+        RemoteErrorKind::Stalled,
+        RemoteErrorKind::Drip,
+        RemoteErrorKind::Reset,
+        RemoteErrorKind::Unreachable,
+        RemoteErrorKind::Truncated,
+        RemoteErrorKind::WrongLength,
+        RemoteErrorKind::Dns,
+        RemoteErrorKind::Tls,
+        RemoteErrorKind::Other,
     ];
 
     /// A word for it, as a metric has it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        use RemoteCause as C;
+        use RemoteErrorKind as C;
         match self {
             C::NoCredentials => "no_credentials",
             C::Expired => "expired",
@@ -127,7 +127,7 @@ impl RemoteCause {
     /// Whether the same request may well succeed a little later.
     #[must_use]
     pub fn is_passing(self) -> bool {
-        use RemoteCause as C;
+        use RemoteErrorKind as C;
         matches!(
             self,
             C::SlowDown
@@ -145,7 +145,7 @@ impl RemoteCause {
 
     /// In words.
     fn text(self) -> &'static str {
-        use RemoteCause as C;
+        use RemoteErrorKind as C;
         match self {
             C::NoCredentials => "no credentials",
             C::Expired => "the credentials have expired",
@@ -173,7 +173,7 @@ impl RemoteCause {
 
     /// The likely reason, and what to do.
     fn hint(self) -> Option<&'static str> {
-        use RemoteCause as C;
+        use RemoteErrorKind as C;
         Some(match self {
             C::NoCredentials => {
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or put \
@@ -202,15 +202,15 @@ impl RemoteCause {
     }
 }
 
-impl fmt::Display for RemoteCause {
+impl fmt::Display for RemoteErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text())
     }
 }
 
-impl fmt::Display for Remote {
+impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Remote { doing, what, cause, came, request_id, tries, waited } = self;
+        let RemoteError { doing, what, cause, came, request_id, tries, waited } = self;
         write!(f, "{doing} {what}: {cause}: {came}")?;
         if let Some(id) = request_id {
             write!(f, " (request id {id})")?;
@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn every_cause_has_words_of_its_own() {
-        let mut texts: Vec<_> = RemoteCause::ALL.iter().map(|cause| cause.text()).collect();
-        texts.extend(RemoteCause::ALL.iter().map(|cause| cause.name()));
+        let mut texts: Vec<_> = RemoteErrorKind::ALL.iter().map(|cause| cause.text()).collect();
+        texts.extend(RemoteErrorKind::ALL.iter().map(|cause| cause.name()));
         texts.sort_unstable();
         texts.dedup();
-        assert_eq!(texts.len(), 2 * RemoteCause::ALL.len());
-        for (number, cause) in RemoteCause::ALL.into_iter().enumerate() {
+        assert_eq!(texts.len(), 2 * RemoteErrorKind::ALL.len());
+        for (number, cause) in RemoteErrorKind::ALL.into_iter().enumerate() {
             assert_eq!(cause as usize, number);
         }
     }

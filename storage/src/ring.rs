@@ -13,7 +13,7 @@ use std::{io, thread};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::piece::{Failure, Piece, Span, Step};
+use crate::piece::{NextStep, Transfer, TransferBuffer, TransferError};
 
 /// Requests in flight. On local NVMe 64 random reads of 8 KiB at once gave 59.7 thousand a second,
 /// 16 gave 48.2 and 128 gave 51.6; 64 pieces of 1 MiB carry 7 GB/s up to 9.5 ms of latency. A ring
@@ -31,7 +31,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// How requests begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum SubmitMode {
     /// In the submission, as far as that does not block.
     Inline,
     /// On a kernel thread, for file systems whose submission may block.
@@ -40,31 +40,35 @@ pub(crate) enum Start {
 
 /// Why the pieces were not carried.
 #[derive(Debug)]
-pub(crate) enum Stop {
+pub(crate) enum BatchError {
     /// All rings are in use: take the other engine, this once.
     Busy,
     /// The kernel does not let us, or not on this file: take the other engine from now on.
     Refused(String),
     /// A transfer failed.
-    Failed(Failure),
+    Failed(TransferError),
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
+impl From<TransferError> for BatchError {
+    fn from(failure: TransferError) -> Self {
         match failure.errno() {
             // Said by sandboxes, by old kernels, and by file systems without the operation. None of
             // them is ever said of data.
             Some(libc::EPERM | libc::ENOSYS | libc::EACCES | libc::EOPNOTSUPP) => {
-                Stop::Refused(format!("a request was refused: {failure}"))
+                BatchError::Refused(format!("a request was refused: {failure}"))
             }
-            _ => Stop::Failed(failure),
+            _ => BatchError::Failed(failure),
         }
     }
 }
 
 /// Carries out all pieces, or fails with the first that did. Nothing is in flight when it returns.
-pub(crate) fn transfer(file: &File, pieces: &mut [Piece<'_>], start: Start) -> Result<(), Stop> {
-    let mut flight = Flight { lease: Lease::take()?, flying: 0 };
+pub(crate) fn transfer(
+    file: &File,
+    pieces: &mut [Transfer<'_>],
+    start: SubmitMode,
+) -> Result<(), BatchError> {
+    let mut flight = BatchInFlight { lease: RingGuard::take()?, flying: 0 };
     let mut begun = 0;
     loop {
         while begun < pieces.len() && flight.flying < DEPTH {
@@ -76,7 +80,7 @@ pub(crate) fn transfer(file: &File, pieces: &mut [Piece<'_>], start: Start) -> R
         }
         flight.wait()?;
         while let Some((index, came)) = flight.reap() {
-            if pieces[index].advance(came)? == Step::Again {
+            if pieces[index].advance(came)? == NextStep::Again {
                 flight.push(file, &mut pieces[index], index, start);
             }
         }
@@ -89,12 +93,12 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     let read = || {
         let own = File::open("/proc/self/exe").map_err(|e| format!("cannot try it: {e}"))?;
         let mut bytes = [0; 4];
-        match transfer(&own, &mut [Piece::read(0, &mut bytes)], Start::Inline) {
+        match transfer(&own, &mut [Transfer::read(0, &mut bytes)], SubmitMode::Inline) {
             Ok(()) if &bytes == b"\x7fELF" => Ok(()),
             Ok(()) => Err("a read through it gave wrong bytes".to_owned()),
-            Err(Stop::Busy) => Err("every ring is in use".to_owned()),
-            Err(Stop::Refused(why)) => Err(why),
-            Err(Stop::Failed(failure)) => Err(format!("a read through it failed: {failure}")),
+            Err(BatchError::Busy) => Err("every ring is in use".to_owned()),
+            Err(BatchError::Refused(why)) => Err(why),
+            Err(BatchError::Failed(failure)) => Err(format!("a read through it failed: {failure}")),
         }
     };
     PROBED.get_or_init(read).as_ref().copied().map_err(String::as_str)
@@ -102,28 +106,28 @@ pub(crate) fn probe() -> Result<(), &'static str> {
 
 /// The requests that the kernel has. Dropping it waits for all of them, so whichever way `transfer`
 /// ends, by an error or a panic, no buffer outlives its request.
-struct Flight {
-    lease: Lease,
+struct BatchInFlight {
+    lease: RingGuard,
     /// Entries pushed and not yet reaped.
     flying: usize,
 }
 
-impl Flight {
-    fn push(&mut self, file: &File, piece: &mut Piece<'_>, index: usize, start: Start) {
+impl BatchInFlight {
+    fn push(&mut self, file: &File, piece: &mut Transfer<'_>, index: usize, start: SubmitMode) {
         assert!(self.flying < DEPTH, "the window is bounded");
         let fd = types::Fd(file.as_raw_fd());
         let entry = match piece.rest() {
             // fits: a piece is at most PIECE_BYTES, 1 MiB.
-            (offset, Span::Into(buf)) => {
+            (offset, TransferBuffer::Into(buf)) => {
                 opcode::Read::new(fd, buf.as_mut_ptr(), buf.len() as u32).offset(offset).build()
             }
-            (offset, Span::From(bytes)) => {
+            (offset, TransferBuffer::From(bytes)) => {
                 opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(offset).build()
             }
         };
         let punt = match start {
-            Start::Inline => squeue::Flags::empty(),
-            Start::Punted => squeue::Flags::ASYNC,
+            SubmitMode::Inline => squeue::Flags::empty(),
+            SubmitMode::Punted => squeue::Flags::ASYNC,
         };
         let entry = entry.flags(punt).user_data(index as u64);
         // SAFETY: the piece borrows its buffer, and `transfer` its pieces and file, for longer than
@@ -136,7 +140,7 @@ impl Flight {
 
     /// Submits what was pushed and waits for an eighth of the window, or all if that is less: each
     /// call then pays for several completions, and the device never runs dry.
-    fn wait(&mut self) -> Result<(), Stop> {
+    fn wait(&mut self) -> Result<(), BatchError> {
         let want = (self.flying / 8).max(1);
         for _ in 0..BUSY_MAX {
             let Err(e) = self.lease.ring().submit_and_wait(want) else { return Ok(()) };
@@ -148,10 +152,10 @@ impl Flight {
                     }
                     thread::sleep(BUSY_PAUSE);
                 }
-                _ => return Err(Stop::Refused(explain("io_uring_enter", &e))),
+                _ => return Err(BatchError::Refused(explain("io_uring_enter", &e))),
             }
         }
-        Err(Stop::Refused(format!("io_uring_enter: busy {BUSY_MAX} times in a row")))
+        Err(BatchError::Refused(format!("io_uring_enter: busy {BUSY_MAX} times in a row")))
     }
 
     fn reap(&mut self) -> Option<(usize, io::Result<usize>)> {
@@ -163,7 +167,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for BatchInFlight {
     fn drop(&mut self) {
         while self.flying > 0 {
             if let Err(e) = self.lease.ring().submit_and_wait(1)
@@ -183,35 +187,35 @@ impl Drop for Flight {
 }
 
 /// One ring of the pool, given back when dropped unless it broke.
-struct Lease {
+struct RingGuard {
     ring: Option<IoUring>,
     sound: bool,
 }
 
-struct Rings {
+struct RingPool {
     idle: Vec<IoUring>,
     alive: usize,
 }
 
-static RINGS: Mutex<Rings> = Mutex::new(Rings { idle: Vec::new(), alive: 0 });
+static RINGS: Mutex<RingPool> = Mutex::new(RingPool { idle: Vec::new(), alive: 0 });
 
-impl Lease {
-    fn take() -> Result<Self, Stop> {
+impl RingGuard {
+    fn take() -> Result<Self, BatchError> {
         let mut rings = RINGS.lock().unwrap_or_else(PoisonError::into_inner);
         let ring = match rings.idle.pop() {
             Some(ring) => ring,
-            None if rings.alive == RINGS_MAX => return Err(Stop::Busy),
+            None if rings.alive == RINGS_MAX => return Err(BatchError::Busy),
             None => {
                 let made = build().map_err(|e| match (e.raw_os_error(), rings.alive) {
                     // The limit of locked memory is reached: the rings that there are still serve.
-                    (Some(libc::ENOMEM), 1..) => Stop::Busy,
-                    _ => Stop::Refused(explain("io_uring_setup", &e)),
+                    (Some(libc::ENOMEM), 1..) => BatchError::Busy,
+                    _ => BatchError::Refused(explain("io_uring_setup", &e)),
                 })?;
                 rings.alive += 1;
                 made
             }
         };
-        Ok(Lease { ring: Some(ring), sound: true })
+        Ok(RingGuard { ring: Some(ring), sound: true })
     }
 
     fn ring(&mut self) -> &mut IoUring {
@@ -219,7 +223,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for RingGuard {
     fn drop(&mut self) {
         let mut rings = RINGS.lock().unwrap_or_else(PoisonError::into_inner);
         match self.ring.take() {
@@ -283,23 +287,25 @@ mod tests {
         }
         let file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..1_000_000_u32).map(|i| (i % 251) as u8).collect();
-        for start in [Start::Inline, Start::Punted] {
-            transfer(&file, &mut Piece::of_write(0, &bytes, 1), start).unwrap();
+        for start in [SubmitMode::Inline, SubmitMode::Punted] {
+            transfer(&file, &mut Transfer::of_write(0, &bytes, 1), start).unwrap();
             for round in 0..50 {
                 let mut bufs = vec![vec![0; 5000]; 3 * DEPTH];
                 let offset = |i: usize| if i == 70 + round { 2_000_000 } else { i as u64 * 5000 };
                 let pieces = bufs.iter_mut().enumerate();
                 let mut pieces: Vec<_> =
-                    pieces.map(|(i, buf)| Piece::read(offset(i), buf)).collect();
+                    pieces.map(|(i, buf)| Transfer::read(offset(i), buf)).collect();
                 let outcome = transfer(&file, &mut pieces, start);
-                let Err(Stop::Failed(Failure { offset: 2_000_000, cause, .. })) = outcome else {
+                let Err(BatchError::Failed(TransferError { offset: 2_000_000, cause, .. })) =
+                    outcome
+                else {
                     panic!("a read past the end gave {outcome:?}")
                 };
-                assert!(matches!(cause, crate::piece::Cause::End));
+                assert!(matches!(cause, crate::piece::TransferErrorKind::End));
 
                 let mut back = vec![0; bytes.len()];
-                let mut reads = [crate::Read { offset: 0, buf: &mut back }];
-                transfer(&file, &mut Piece::of_reads(&mut reads), start).unwrap();
+                let mut reads = [crate::RangeRead { offset: 0, buf: &mut back }];
+                transfer(&file, &mut Transfer::of_reads(&mut reads), start).unwrap();
                 assert!(back == bytes, "round {round}");
             }
         }
@@ -318,12 +324,12 @@ mod tests {
     #[test]
     fn what_is_refused_is_not_what_failed() {
         let stop = |errno| {
-            let cause = crate::piece::Cause::Io(io::Error::from_raw_os_error(errno));
-            Stop::from(Failure { offset: 0, due: 1, got: 0, cause })
+            let cause = crate::piece::TransferErrorKind::Io(io::Error::from_raw_os_error(errno));
+            BatchError::from(TransferError { offset: 0, due: 1, got: 0, cause })
         };
-        assert!(matches!(stop(libc::EPERM), Stop::Refused(_)));
-        assert!(matches!(stop(libc::EOPNOTSUPP), Stop::Refused(_)));
-        assert!(matches!(stop(libc::EIO), Stop::Failed(_)));
-        assert!(matches!(stop(libc::EINVAL), Stop::Failed(_)));
+        assert!(matches!(stop(libc::EPERM), BatchError::Refused(_)));
+        assert!(matches!(stop(libc::EOPNOTSUPP), BatchError::Refused(_)));
+        assert!(matches!(stop(libc::EIO), BatchError::Failed(_)));
+        assert!(matches!(stop(libc::EINVAL), BatchError::Failed(_)));
     }
 }

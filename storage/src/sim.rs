@@ -5,7 +5,7 @@
 //! ```
 //! use storage::{Key, Storage as _, sim};
 //!
-//! let store = sim::SimStore::new(7, sim::Faults::default());
+//! let store = sim::FaultStore::new(7, sim::FaultPlan::default());
 //! let key = Key::new("a")?;
 //! storage::write_all(&store, &key, b"all of it")?;
 //! // Whenever the power fails, the object is absent or complete.
@@ -29,23 +29,23 @@ mod hooked;
 mod mount;
 mod tree;
 
-pub use faulty::{FaultyStore, ReadFaults};
-pub use hooked::Hooked;
+pub use faulty::{ReadFaultLayer, ReadFaults};
+pub use hooked::HookLayer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::posix::Posix;
 use crate::{
-    Draft, Entry, Key, Mark, Object, Profile, Reader, ReaderOptions, Result, Share, Storage,
-    Unsynced, Upload, WorkFile,
+    InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, Profile, Reader,
+    ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
-use disk::SimDisk;
+use disk::FaultFileSystem;
 pub use mount::Mount;
 
 /// What goes wrong by itself. By default nothing does.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
+pub struct FaultPlan {
     /// Of 1000 transfers, how many move less than they were asked to.
     pub short_per_mille: u32,
     /// Of 1000 transfers, how many are interrupted (`EINTR`) or put off (`EAGAIN`).
@@ -63,7 +63,7 @@ pub struct Faults {
 
 /// How one operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fail {
+pub enum FaultKind {
     /// `EIO`: the device gave up. After a failed sync the data is lost, whatever a second one says.
     Io,
     /// `ENOSPC`: no space.
@@ -76,22 +76,22 @@ pub enum Fail {
 
 /// The store. Clones are the same store.
 #[derive(Clone, Debug)]
-pub struct SimStore {
-    disk: Arc<SimDisk>,
+pub struct FaultStore {
+    disk: Arc<FaultFileSystem>,
     store: Posix,
 }
 
-impl SimStore {
+impl FaultStore {
     /// An empty store. The seed decides which transfers meet a fault.
     #[must_use]
-    pub fn new(seed: u64, faults: Faults) -> Self {
-        Self::on(SimDisk::new(seed, faults, tree::Tree::new(), 1))
+    pub fn new(seed: u64, faults: FaultPlan) -> Self {
+        Self::on(FaultFileSystem::new(seed, faults, tree::Tree::new(), 1))
     }
 
-    fn on(disk: SimDisk) -> Self {
+    fn on(disk: FaultFileSystem) -> Self {
         let disk = Arc::new(disk);
         let store = Posix::new(Arc::clone(&disk) as _, PathBuf::from(disk::ROOT));
-        SimStore { disk, store }
+        FaultStore { disk, store }
     }
 
     /// Operations so far that would change the disk, failed ones among them: creating, writing,
@@ -102,7 +102,7 @@ impl SimStore {
     }
 
     /// Lets the operation with this number, counted from 0, fail.
-    pub fn fail_op(&self, op: usize, how: Fail) {
+    pub fn fail_op(&self, op: usize, how: FaultKind) {
         self.disk.fail_op(op, how);
     }
 
@@ -117,7 +117,7 @@ impl SimStore {
     /// The store after a power cut when so many operations had been made, of the [`op_count`]
     /// so far.
     ///
-    /// [`op_count`]: SimStore::op_count
+    /// [`op_count`]: FaultStore::op_count
     ///
     /// # Panics
     /// If there have not been so many.
@@ -126,8 +126,8 @@ impl SimStore {
         let (tree, boot) = self.disk.crash_at(op_count, seed);
         // Of what goes wrong, this alone is of the file system and not of the moment.
         let no_exclusive_rename = self.disk.no_exclusive_rename();
-        let faults = Faults { no_exclusive_rename, ..Faults::default() };
-        Self::on(SimDisk::new(seed, faults, tree, boot + 1))
+        let faults = FaultPlan { no_exclusive_rename, ..FaultPlan::default() };
+        Self::on(FaultFileSystem::new(seed, faults, tree, boot + 1))
     }
 
     /// All paths on the disk, temporaries among them, sorted.
@@ -137,7 +137,7 @@ impl SimStore {
     }
 }
 
-impl Storage for SimStore {
+impl Storage for FaultStore {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         self.store.open(key)
     }
@@ -146,7 +146,7 @@ impl Storage for SimStore {
         self.store.create(key, len_bytes_max)
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         self.store.list(folder)
     }
 
@@ -190,19 +190,19 @@ impl Storage for SimStore {
         self.store.sweep(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.store.create_draft(key)
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         self.store.resume_draft(key, from)
     }
 
     fn resume_draft_by(
         &self,
         key: &Key,
-        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
-    ) -> Result<Box<dyn Draft>> {
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Box<dyn ResumableUpload>> {
         self.store.resume_draft_by(key, find)
     }
 
@@ -214,19 +214,24 @@ impl Storage for SimStore {
         self.store.discard_draft(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.store.create_work(key, len_bytes)
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         self.store.open_work(key)
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.store.create_unnamed(folder, len_bytes)
     }
 
-    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+    fn share(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
         self.store.share(key, from, how)
     }
 
@@ -245,13 +250,13 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::disk::Disk as _;
+    use crate::disk::FileSystem as _;
     use crate::read_all;
     use disk::ROOT;
 
     /// What a protocol is made of.
     #[derive(Clone, Copy)]
-    enum Step {
+    enum FaultStep {
         Write,
         Sync,
         Rename,
@@ -259,18 +264,18 @@ mod tests {
     }
 
     /// Carries a protocol out, and tells whether a crash can leave anything but nothing or all.
-    fn can_tear(steps: &[Step]) -> bool {
-        let store = SimStore::new(3, Faults::default());
+    fn can_tear(steps: &[FaultStep]) -> bool {
+        let store = FaultStore::new(3, FaultPlan::default());
         let (temporary, path) = (Path::new("sim:/.a"), Path::new("sim:/a"));
         let bytes = [7; 5000];
         let act = || -> io::Result<()> {
             let file = store.disk.create_new(temporary)?;
             for step in steps {
                 match step {
-                    Step::Write => file.write(0, &bytes).expect("no fault is planned"),
-                    Step::Sync => file.sync()?,
-                    Step::Rename => store.disk.rename_new(temporary, path)?,
-                    Step::SyncFolder => store.disk.sync_dir(Path::new(ROOT))?,
+                    FaultStep::Write => file.write(0, &bytes).expect("no fault is planned"),
+                    FaultStep::Sync => file.sync()?,
+                    FaultStep::Rename => store.disk.rename_new(temporary, path)?,
+                    FaultStep::SyncFolder => store.disk.sync_dir(Path::new(ROOT))?,
                 }
             }
             Ok(())
@@ -286,7 +291,7 @@ mod tests {
     /// Protocols that have been shipped, and are wrong, must be told from the right one.
     #[test]
     fn wrong_protocols_are_caught() {
-        use Step::{Rename, Sync, SyncFolder, Write};
+        use FaultStep::{Rename, Sync, SyncFolder, Write};
         assert!(!can_tear(&[Write, Sync, Rename, SyncFolder]), "the right one was blamed");
         assert!(can_tear(&[Write, Rename, Sync, SyncFolder]), "renamed before it was durable");
         assert!(can_tear(&[Write, Rename, SyncFolder]), "never synced");
@@ -297,11 +302,11 @@ mod tests {
     /// `fsync` fails once and succeeds then, without having written anything: so do kernels.
     #[test]
     fn a_sync_after_a_failed_one_proves_nothing() {
-        let store = SimStore::new(4, Faults::default());
+        let store = FaultStore::new(4, FaultPlan::default());
         let file = store.disk.create_new(Path::new("sim:/a")).unwrap();
         store.disk.sync_dir(Path::new(ROOT)).unwrap();
         file.write(0, &[7; 600]).unwrap();
-        store.fail_op(store.op_count(), Fail::Io);
+        store.fail_op(store.op_count(), FaultKind::Io);
         assert!(file.sync().is_err());
         assert!(file.sync().is_ok());
         let whole = |seed| {
@@ -314,14 +319,14 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_disk() {
-        let store = SimStore::new(5, Faults { short_per_mille: 300, ..Faults::default() });
+        let store = FaultStore::new(5, FaultPlan { short_per_mille: 300, ..FaultPlan::default() });
         let key = Key::new("a").unwrap();
         let mut upload = store.create(&key, 0).unwrap();
         upload.write(&[9; 400_000]).unwrap();
         upload.finish().unwrap();
         let images = |seed| (0..store.op_count()).map(move |ops| (ops, seed));
         for (ops, seed) in images(1).chain(images(2)) {
-            let contents = |store: SimStore| {
+            let contents = |store: FaultStore| {
                 let list = store.list(&Key::root()).unwrap();
                 let bytes: Vec<_> =
                     list.iter().map(|e| read_all(&store, &e.key).unwrap()).collect();

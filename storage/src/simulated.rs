@@ -1,11 +1,11 @@
 //! A store as it would be on other hardware: a model of its latencies, rates, servers, stalls and
 //! failures around a real store that has the bytes.
 //!
-//! A [`Model`] is a few figures of a TOML file; four are built in. A [`Simulation`] is a cluster of
-//! that kind as one client meets it, and lends its servers, its link and its luck to every store
-//! that it wraps. What is above a wrapped store runs unchanged. Each request is given the time at
-//! which the model would have done it, and waits for that; the n-th of a kind has the luck that
-//! seed, kind and n decide, whichever thread makes it.
+//! A [`StoreModel`] is a few figures of a TOML file; four are built in. A [`Simulation`] is a
+//! cluster of that kind as one client meets it, and lends its servers, its link and its luck to
+//! every store that it wraps. What is above a wrapped store runs unchanged. Each request is given
+//! the time at which the model would have done it, and waits for that; the n-th of a kind has the
+//! luck that seed, kind and n decide, whichever thread makes it.
 //!
 //! A simulation says what follows from its figures, and nothing of a cluster that was not measured.
 //! So wrapped stores say in their profile what they are, and every report says it by
@@ -27,18 +27,18 @@ use serde::Serialize;
 
 use crate::rng::Rng;
 use crate::{Error, Result, Storage};
-use books::Books;
-pub use model::Model;
+use books::QueueModel;
+pub use model::StoreModel;
 use model::{Errno, Op};
 pub(crate) use store::MARK;
 
 /// A cluster as one client meets it. It is shared by all stores that it wraps.
 #[derive(Debug)]
 pub struct Simulation {
-    model: Model,
+    model: StoreModel,
     seed: u64,
     clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<SimulationState>,
 }
 
 #[derive(Debug)]
@@ -50,8 +50,8 @@ enum Clock {
 }
 
 #[derive(Debug)]
-struct State {
-    books: Books,
+struct SimulationState {
+    books: QueueModel,
     /// Of a counted clock, in nanoseconds.
     now: u64,
     /// Requests so far, by [`Op`].
@@ -89,42 +89,46 @@ pub struct SimCounters {
 /// When an operation is done, and whether it fails then.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-struct Ticket {
+struct SimulatedCompletion {
     done: u64,
     failure: Option<Errno>,
 }
 
-impl Ticket {
+impl SimulatedCompletion {
     /// Both.
     fn and(self, other: Self) -> Self {
-        Ticket { done: self.done.max(other.done), failure: self.failure.or(other.failure) }
+        SimulatedCompletion {
+            done: self.done.max(other.done),
+            failure: self.failure.or(other.failure),
+        }
     }
 }
 
 impl Simulation {
     /// A cluster in real time.
     #[must_use]
-    pub fn new(model: Model, seed: u64) -> Arc<Self> {
+    pub fn new(model: StoreModel, seed: u64) -> Arc<Self> {
         Self::with_clock(model, seed, Clock::Real(Instant::now()))
     }
 
     /// One whose time is counted and not waited for, which is exact for whoever makes one call
     /// after the other; the reads of one call are in flight together.
     #[must_use]
-    pub fn counted(model: Model, seed: u64) -> Arc<Self> {
+    pub fn counted(model: StoreModel, seed: u64) -> Arc<Self> {
         Self::with_clock(model, seed, Clock::Counted)
     }
 
-    fn with_clock(model: Model, seed: u64, clock: Clock) -> Arc<Self> {
-        let books = Books::new(&model);
-        let state = State { books, now: 0, drawn: [0; 4], counters: SimCounters::default() };
+    fn with_clock(model: StoreModel, seed: u64, clock: Clock) -> Arc<Self> {
+        let books = QueueModel::new(&model);
+        let state =
+            SimulationState { books, now: 0, drawn: [0; 4], counters: SimCounters::default() };
         Arc::new(Simulation { model, seed, clock, state: Mutex::new(state) })
     }
 
     /// A store that has the bytes of `inner`, and the times of the cluster.
     #[must_use]
     pub fn wrap(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
-        Arc::new(store::Simulated::new(inner, Arc::clone(self)))
+        Arc::new(store::SimulationLayer::new(inner, Arc::clone(self)))
     }
 
     /// What every report of it says: `simulated: lustre`.
@@ -136,7 +140,7 @@ impl Simulation {
     /// What the model assumes, in a line.
     #[must_use]
     pub fn about(&self) -> String {
-        let Model { latency_us, servers, client, .. } = &self.model;
+        let StoreModel { latency_us, servers, client, .. } = &self.model;
         let ms = |us: f64| us / 1e3;
         let stripes = if servers.stripes == 0 { servers.count } else { servers.stripes };
         format!(
@@ -166,11 +170,11 @@ impl Simulation {
         self.state().counters
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SimulationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self, state: &State) -> u64 {
+    fn now(&self, state: &SimulationState) -> u64 {
         match self.clock {
             // fits: 584 years
             Clock::Real(begun) => begun.elapsed().as_nanos() as u64,
@@ -183,14 +187,14 @@ impl Simulation {
     }
 
     /// Asks for a range of a file.
-    fn transfer(&self, op: Op, file: u64, offset: u64, len: u64) -> Ticket {
+    fn transfer(&self, op: Op, file: u64, offset: u64, len: u64) -> SimulatedCompletion {
         let mut state = self.state();
         let now = self.now(&state);
-        let mut ticket = Ticket { done: now, failure: None };
+        let mut ticket = SimulatedCompletion { done: now, failure: None };
         for piece in books::pieces(&self.model, file, offset, len) {
             let luck = self.draw(&mut state, op);
             let done = state.books.transfer(&self.model, piece, now, luck.done);
-            ticket = ticket.and(Ticket { done, failure: luck.failure });
+            ticket = ticket.and(SimulatedCompletion { done, failure: luck.failure });
         }
         let SimCounters { read_bytes, written_bytes, .. } = &mut state.counters;
         *(if op == Op::Read { read_bytes } else { written_bytes }) += len;
@@ -199,20 +203,20 @@ impl Simulation {
 
     /// Asks for so many requests about names, or to make durable, one after the other, that begin
     /// at `start` or now.
-    fn ask(&self, op: Op, requests: u64, start: u64) -> Ticket {
+    fn ask(&self, op: Op, requests: u64, start: u64) -> SimulatedCompletion {
         let mut state = self.state();
         let now = self.now(&state);
-        let mut ticket = Ticket { done: start.max(now), failure: None };
+        let mut ticket = SimulatedCompletion { done: start.max(now), failure: None };
         for _ in 0..requests {
             let luck = self.draw(&mut state, op);
             let done = state.books.name(&self.model, now, ticket.done, luck.done);
-            ticket = ticket.and(Ticket { done, failure: luck.failure });
+            ticket = ticket.and(SimulatedCompletion { done, failure: luck.failure });
         }
         ticket
     }
 
     /// The luck of the next request of a kind: its latency, and whether it fails.
-    fn draw(&self, state: &mut State, op: Op) -> Ticket {
+    fn draw(&self, state: &mut SimulationState, op: Op) -> SimulatedCompletion {
         let number = state.drawn[op as usize];
         state.drawn[op as usize] += 1;
         let counters = &mut state.counters;
@@ -240,13 +244,13 @@ impl Simulation {
             }
         }
         counters.failures += u64::from(failure.is_some());
-        Ticket { done: latency, failure }
+        SimulatedCompletion { done: latency, failure }
     }
 
     /// Does what the ticket is for, and gives what comes of it when the model would have it done.
     fn carry<T>(
         &self,
-        ticket: Ticket,
+        ticket: SimulatedCompletion,
         doing: impl fmt::Display,
         what: impl FnOnce() -> String,
         work: impl FnOnce() -> Result<T>,

@@ -8,24 +8,28 @@
 use std::fs::File;
 use std::ops::Range;
 
-use crate::Read;
-use crate::buf::{ALIGN_BYTES, BUF_BYTES, Buf};
-use crate::engine::Mover;
-use crate::piece::{Failure, PIECE_BYTES, Piece};
+use crate::RangeRead;
+use crate::buf::{ALIGN_BYTES, AlignedBuffer, BUF_BYTES};
+use crate::engine::BatchEngine;
+use crate::piece::{PIECE_BYTES, Transfer, TransferError};
 
 /// Reads of one call: each may need two blocks of the buffer for its ends.
 pub(crate) const READS_MAX: usize = BUF_BYTES / ALIGN_BYTES / 2;
 
 /// Whether the inner blocks of a read can come to where they are wanted.
-pub(crate) fn fits(read: &Read<'_>, memory_align: usize) -> bool {
+pub(crate) fn fits(read: &RangeRead<'_>, memory_align: usize) -> bool {
     let phase = |value: usize| value % memory_align;
     // fits: of the offset only the place in a block counts.
     phase(read.buf.as_ptr() as usize) == phase((read.offset % ALIGN_BYTES as u64) as usize)
 }
 
 /// Carries out up to [`READS_MAX`] reads that [`fits`] has allowed.
-pub(crate) fn read(mover: &Mover, file: &File, reads: &mut [&mut Read<'_>]) -> Result<(), Failure> {
-    let mut bounce = Buf::take();
+pub(crate) fn read(
+    mover: &BatchEngine,
+    file: &File,
+    reads: &mut [&mut RangeRead<'_>],
+) -> Result<(), TransferError> {
+    let mut bounce = AlignedBuffer::take();
     let mut blocks = bounce.chunks_exact_mut(ALIGN_BYTES).enumerate();
     let mut pieces = Vec::new();
     let mut ends: Vec<(Range<usize>, &mut [u8])> = Vec::new();
@@ -42,13 +46,13 @@ pub(crate) fn read(mover: &Mover, file: &File, reads: &mut [&mut Read<'_>]) -> R
             }
             let (place, block) = blocks.next().expect("two blocks for each of READS_MAX");
             let due = skip + end.len();
-            pieces.push(Piece::read(offset - skip as u64, block).direct(ALIGN_BYTES, due));
+            pieces.push(Transfer::read(offset - skip as u64, block).direct(ALIGN_BYTES, due));
             let from = place * ALIGN_BYTES + skip;
             ends.push((from..from + end.len(), end));
         }
         pieces.extend(inner.chunks_mut(PIECE_BYTES).enumerate().map(|(i, chunk)| {
             let due = chunk.len();
-            Piece::read(inner_offset + (i * PIECE_BYTES) as u64, chunk).direct(ALIGN_BYTES, due)
+            Transfer::read(inner_offset + (i * PIECE_BYTES) as u64, chunk).direct(ALIGN_BYTES, due)
         }));
     }
     mover.transfer(file, &mut pieces)?;
@@ -64,8 +68,8 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::Engine;
-    use crate::ring::Start;
+    use crate::IoEngine;
+    use crate::ring::SubmitMode;
 
     /// Every phase of both ends, also where a read lies within one block, and at the file's end.
     #[test]
@@ -73,7 +77,7 @@ mod tests {
         let bytes: Vec<u8> = (0..3_000_001_u32).map(|i| (i * 31 % 251) as u8).collect();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
-        let mover = Mover::new(Engine::Pread, Start::Inline, 1);
+        let mover = BatchEngine::new(IoEngine::Pread, SubmitMode::Inline, 1);
         let mut memory = vec![0; bytes.len() + 2 * ALIGN_BYTES];
         let aligned = memory.as_ptr().align_offset(ALIGN_BYTES);
         let memory = &mut memory[aligned..];
@@ -90,14 +94,14 @@ mod tests {
             let phase = start % ALIGN_BYTES;
             let buf = &mut memory[phase..phase + (end - start)];
             buf.fill(0);
-            let mut wanted = Read { offset: start as u64, buf };
+            let mut wanted = RangeRead { offset: start as u64, buf };
             assert!(fits(&wanted, ALIGN_BYTES) && fits(&wanted, 4));
             read(&mover, &file, &mut [&mut wanted]).unwrap();
             assert!(wanted.buf == &bytes[start..end], "{start}..{end}");
         }
-        let odd = Read { offset: 512, buf: &mut memory[4..1000] };
+        let odd = RangeRead { offset: 512, buf: &mut memory[4..1000] };
         assert!(fits(&odd, 4) && !fits(&odd, 512));
-        let mut past = Read { offset: 2_999_000, buf: &mut memory[728..9000] };
+        let mut past = RangeRead { offset: 2_999_000, buf: &mut memory[728..9000] };
         assert!(read(&mover, &file, &mut [&mut past]).is_err(), "past the end");
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::buf::BUF_BYTES;
 use crate::disk::folder_of;
 use crate::layout::Layout;
-use crate::lustre::{self, Part};
+use crate::lustre::{self, LayoutComponent};
 use crate::sys;
 
 /// Files from here on are striped by us; what is shorter is laid out as the site has it.
@@ -24,19 +24,20 @@ const STRIPE_BYTES: u32 = BUF_BYTES as u32;
 
 /// A layout that is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stripes {
+pub(crate) struct StripePolicy {
     targets: u16,
 }
 
-impl Stripes {
+impl StripePolicy {
     /// Those of a file of so many bytes; `None` to leave it to the site.
     pub(crate) fn for_len(len_bytes: u64) -> Option<Self> {
         let targets = (len_bytes / STRIPED_BYTES_MIN).min(TARGETS_MAX);
-        (targets > 0).then_some(Stripes { targets: targets as u16 }) // fits: at most TARGETS_MAX
+        // fits: at most TARGETS_MAX
+        (targets > 0).then_some(StripePolicy { targets: targets as u16 })
     }
 
-    fn part(self) -> Part {
-        Part::whole(self.targets, STRIPE_BYTES)
+    fn part(self) -> LayoutComponent {
+        LayoutComponent::whole(self.targets, STRIPE_BYTES)
     }
 
     /// Makes a new file with this layout, unless its folder has one that grows with the file, which
@@ -66,7 +67,7 @@ mod tests {
 
     #[test]
     fn longer_files_have_more_targets() {
-        let targets = |len| Stripes::for_len(len).map(|stripes| stripes.targets);
+        let targets = |len| StripePolicy::for_len(len).map(|stripes| stripes.targets);
         const GIB: u64 = 1 << 30;
         assert_eq!([0, 1, GIB - 1].map(targets), [None; 3]);
         assert_eq!([GIB, 3 * GIB - 1, 3 * GIB].map(targets), [Some(1), Some(2), Some(3)]);
@@ -76,7 +77,7 @@ mod tests {
     /// Byte for byte what `lfs setstripe -S 8M -c 2` hands to the client.
     #[test]
     fn the_layout_is_as_lustre_reads_it() {
-        let bytes = Stripes { targets: 2 }.part().to_bytes();
+        let bytes = StripePolicy { targets: 2 }.part().to_bytes();
         assert_eq!(bytes[..8], [0xd0, 0x0b, 0xd1, 0x0b, 1, 0, 0, 0]);
         assert_eq!(bytes[8..24], [0; 16]);
         assert_eq!(bytes[24..], [0, 0, 0x80, 0, 2, 0, 0xff, 0xff]);
@@ -90,7 +91,7 @@ mod tests {
         let path = folder.path().join("file");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true);
-        assert!(Stripes { targets: 1 }.create(&path, &options).unwrap().is_none());
+        assert!(StripePolicy { targets: 1 }.create(&path, &options).unwrap().is_none());
         assert!(!path.exists());
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn clone_blocks(from: &File, to: &File) -> io::Result<()> {
 
 /// What `statfs` tells of the file system that a path is on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FileSystem {
+pub(crate) struct StatFs {
     /// `f_type`, the magic number of its kind.
     pub(crate) magic: u32,
     /// Bytes that an unprivileged writer may still use; `None` if it does not keep count.
@@ -214,7 +214,7 @@ pub(crate) fn cpu_times() -> io::Result<[Duration; 2]> {
     Ok([told.ru_utime, told.ru_stime].map(time))
 }
 
-pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
+pub(crate) fn file_system(path: &Path) -> io::Result<StatFs> {
     let path = c_path(path)?;
     let mut told = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: the path ends in NUL, and `told` is room for one `statfs`.
@@ -228,7 +228,7 @@ pub(crate) fn file_system(path: &Path) -> io::Result<FileSystem> {
     let limited = told.f_files > 0 && told.f_ffree <= told.f_files;
     let files = limited.then_some((told.f_ffree, told.f_files));
     // The magic numbers have 32 bits; `f_type` is wider, and signed, on some machines.
-    Ok(FileSystem { magic: told.f_type as u32, free_bytes, total_bytes, files })
+    Ok(StatFs { magic: told.f_type as u32, free_bytes, total_bytes, files })
 }
 
 /// What direct IO on a file asks of memory and of offsets, in bytes. Zero: there is none.

@@ -3,7 +3,7 @@
 //! listings, and who wrote one can be read off it, so that what a dead process left behind can be
 //! told from the work of a live one.
 
-use crate::Owner;
+use crate::ProcessIdentity;
 
 const MARK: &str = ".tmp-";
 const DRAFT: &str = ".draft";
@@ -12,7 +12,7 @@ const DRAFT: &str = ".draft";
 const NAME_BYTES_MAX: usize = 255;
 
 /// A fresh temporary name for `name`, which is cut where all would be too long.
-pub(crate) fn name_for(name: &str, writer: &Owner) -> String {
+pub(crate) fn name_for(name: &str, writer: &ProcessIdentity) -> String {
     let tail = format!("{MARK}{writer}");
     let room = NAME_BYTES_MAX.saturating_sub(tail.len() + 1);
     let kept = (0..=room.min(name.len())).rev().find(|&at| name.is_char_boundary(at));
@@ -20,9 +20,9 @@ pub(crate) fn name_for(name: &str, writer: &Owner) -> String {
 }
 
 /// Who made a temporary name; `None` for every other name.
-pub(crate) fn writer_of(name: &str) -> Option<Owner> {
+pub(crate) fn writer_of(name: &str) -> Option<ProcessIdentity> {
     let (_, tail) = name.strip_prefix('.')?.rsplit_once(MARK)?;
-    Owner::parse(tail)
+    ProcessIdentity::parse(tail)
 }
 
 /// The name of an object's draft: always the same, so that whoever goes on with it finds it.
@@ -47,13 +47,13 @@ mod tests {
 
     #[test]
     fn names_tell_their_writer() {
-        let ours = Owner::new();
+        let ours = ProcessIdentity::new();
         let long = "表".repeat(85);
         for name in ["a", "a.tmp-b", ".tmp-x-1-2", "step-7", &long] {
             let temporary = name_for(name, &ours);
             assert!(temporary.len() <= NAME_BYTES_MAX, "{temporary}");
             assert_eq!(writer_of(&temporary).as_ref(), Some(&ours), "{temporary}");
-            assert_ne!(temporary, name_for(name, &Owner::new()));
+            assert_ne!(temporary, name_for(name, &ProcessIdentity::new()));
         }
         for other in ["", "a", ".a", ".tmp-step-3", "a.tmp-h.m.b.1.2.3.4", ".a.tmp-h.m.b.1.2"] {
             assert_eq!(writer_of(other), None, "{other}");
@@ -65,7 +65,7 @@ mod tests {
     fn deleted_and_still_open_is_hidden() {
         assert!(is_hidden(".nfs000000000b0a1c2d00000001"));
         assert!(is_hidden(".fuse_hidden0000000300000001"));
-        assert!(is_hidden(&name_for("a", &Owner::new())));
+        assert!(is_hidden(&name_for("a", &ProcessIdentity::new())));
         assert!(is_hidden(&draft_name("a")));
         for other in [".nfs", ".nfsroot", ".fuse_hidden", ".fuse_hidden_files_of_mine", "a.draft"] {
             assert!(!is_hidden(other), "{other}");

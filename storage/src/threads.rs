@@ -6,14 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use std::{fmt, io, thread};
 
-use crate::flying::{Carrier, Done, Load};
-use crate::{Error, Object, Read};
+use crate::flying::{BackendCompletion, BackendRead, ReadBackend};
+use crate::{Error, Object, RangeRead};
 
 /// A thread needs some kilobytes. This is address space, of which it touches what it needs.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Something that a thread does, and what it gives.
-pub(crate) trait Job: Send + fmt::Debug + 'static {
+pub(crate) trait PoolTask: Send + fmt::Debug + 'static {
     type Out: Send + fmt::Debug;
 
     fn run(self) -> Self::Out;
@@ -25,20 +25,20 @@ pub(crate) trait Job: Send + fmt::Debug + 'static {
 /// A pool of threads that grows to what is in flight. Dropping it closes it: what waits is let go,
 /// and a thread ends after the read that it is in, however long that takes.
 #[derive(Debug)]
-pub(crate) struct Threads<J: Job> {
-    shared: Arc<Shared<J>>,
+pub(crate) struct WorkerPool<J: PoolTask> {
+    shared: Arc<PoolShared<J>>,
     threads: usize,
 }
 
 #[derive(Debug)]
-struct Shared<J: Job> {
-    state: Mutex<State<J>>,
+struct PoolShared<J: PoolTask> {
+    state: Mutex<PoolState<J>>,
     work: Condvar,
     news: Condvar,
 }
 
 #[derive(Debug)]
-struct State<J: Job> {
+struct PoolState<J: PoolTask> {
     waiting: VecDeque<J>,
     done: Vec<J::Out>,
     /// Threads that wait for work.
@@ -46,18 +46,18 @@ struct State<J: Job> {
     closed: bool,
 }
 
-impl<J: Job> Threads<J> {
+impl<J: PoolTask> WorkerPool<J> {
     /// `jobs_max` is the most that will ever be at once, those that hang among them.
     pub(crate) fn new(jobs_max: usize) -> Self {
-        let state = State {
+        let state = PoolState {
             waiting: VecDeque::with_capacity(jobs_max),
             done: Vec::with_capacity(jobs_max),
             idle: 0,
             closed: false,
         };
         let (work, news) = (Condvar::new(), Condvar::new());
-        let shared = Shared { state: Mutex::new(state), work, news };
-        Threads { shared: Arc::new(shared), threads: 0 }
+        let shared = PoolShared { state: Mutex::new(state), work, news };
+        WorkerPool { shared: Arc::new(shared), threads: 0 }
     }
 
     pub(crate) fn push(&mut self, job: J) {
@@ -100,7 +100,7 @@ impl<J: Job> Threads<J> {
     }
 }
 
-impl<J: Job> Drop for Threads<J> {
+impl<J: PoolTask> Drop for WorkerPool<J> {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closed = true;
@@ -112,8 +112,8 @@ impl<J: Job> Drop for Threads<J> {
     }
 }
 
-impl<J: Job> Shared<J> {
-    fn lock(&self) -> MutexGuard<'_, State<J>> {
+impl<J: PoolTask> PoolShared<J> {
+    fn lock(&self) -> MutexGuard<'_, PoolState<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -140,13 +140,13 @@ impl<J: Job> Shared<J> {
     }
 }
 
-impl Carrier for Threads<Load> {
-    fn carry(&mut self, load: Load) {
+impl ReadBackend for WorkerPool<BackendRead> {
+    fn carry(&mut self, load: BackendRead) {
         self.push(load);
     }
 
-    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
-        Threads::wait(self, until, done);
+    fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
+        WorkerPool::wait(self, until, done);
     }
 
     fn place(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
@@ -154,31 +154,38 @@ impl Carrier for Threads<Load> {
     }
 }
 
-impl Job for Load {
-    type Out = Done;
+impl PoolTask for BackendRead {
+    type Out = BackendCompletion;
 
-    fn run(self) -> Done {
+    fn run(self) -> BackendCompletion {
         self.read()
     }
 
-    fn fail(self, e: io::Error) -> Done {
+    fn fail(self, e: io::Error) -> BackendCompletion {
         let what = self.object.display();
         self.failed(Error::Io { doing: "start a thread to read".to_owned(), what, source: e })
     }
 }
 
-impl Load {
+impl BackendRead {
     /// Reads by what every object can.
-    pub(crate) fn read(mut self) -> Done {
+    pub(crate) fn read(mut self) -> BackendCompletion {
         let buf = &mut self.buf[..self.len];
-        let outcome = self.object.read_many(&mut [Read { offset: self.offset, buf }]);
+        let outcome = self.object.read_many(&mut [RangeRead { offset: self.offset, buf }]);
         let moved_bytes = if outcome.is_ok() { self.len as u64 } else { 0 };
-        let Load { slot, buf, len, .. } = self;
-        Done { slot, buf, data: 0..len, moved_bytes, short_reads: 0, outcome }
+        let BackendRead { slot, buf, len, .. } = self;
+        BackendCompletion { slot, buf, data: 0..len, moved_bytes, short_reads: 0, outcome }
     }
 
-    pub(crate) fn failed(self, error: Error) -> Done {
-        let Load { slot, buf, .. } = self;
-        Done { slot, buf, data: 0..0, moved_bytes: 0, short_reads: 0, outcome: Err(error) }
+    pub(crate) fn failed(self, error: Error) -> BackendCompletion {
+        let BackendRead { slot, buf, .. } = self;
+        BackendCompletion {
+            slot,
+            buf,
+            data: 0..0,
+            moved_bytes: 0,
+            short_reads: 0,
+            outcome: Err(error),
+        }
     }
 }

@@ -2,33 +2,33 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::disk::Disk;
+use crate::disk::FileSystem;
 use crate::{Error, Result};
 
 /// The name of an object that a crash may still take away: see
 /// [`Upload::finish_in_folder`](crate::Upload::finish_in_folder). It is durable when
-/// [`Unsynced::sync_all`] has returned.
+/// [`PendingDirSync::sync_all`] has returned.
 #[derive(Debug)]
 #[must_use = "a name that is not synced may be lost"]
-pub struct Unsynced(Option<(Arc<dyn Disk>, PathBuf)>);
+pub struct PendingDirSync(Option<(Arc<dyn FileSystem>, PathBuf)>);
 
-impl Unsynced {
+impl PendingDirSync {
     /// A name that is durable already.
     pub fn nothing() -> Self {
-        Unsynced(None)
+        PendingDirSync(None)
     }
 
-    pub(crate) fn in_folder(disk: Arc<dyn Disk>, folder: PathBuf) -> Self {
-        Unsynced(Some((disk, folder)))
+    pub(crate) fn in_folder(disk: Arc<dyn FileSystem>, folder: PathBuf) -> Self {
+        PendingDirSync(Some((disk, folder)))
     }
 
     /// Makes all these names durable: each folder that has any of them is synced once.
     ///
     /// # Errors
     /// What the file system says. Which names are durable is then not known.
-    pub fn sync_all(names: impl IntoIterator<Item = Unsynced>) -> Result<()> {
-        let folders = names.into_iter().filter_map(|Unsynced(name)| name);
-        let folders: BTreeMap<PathBuf, Arc<dyn Disk>> =
+    pub fn sync_all(names: impl IntoIterator<Item = PendingDirSync>) -> Result<()> {
+        let folders = names.into_iter().filter_map(|PendingDirSync(name)| name);
+        let folders: BTreeMap<PathBuf, Arc<dyn FileSystem>> =
             folders.map(|(disk, folder)| (folder, disk)).collect();
         for (folder, disk) in folders {
             let failed = |e| Error::from_io("sync the folder", folder.display().to_string(), e);

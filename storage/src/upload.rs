@@ -9,12 +9,12 @@ use std::{io, mem};
 
 use crate::behind::{BUFFERS_MIN, WriteBehind};
 use crate::buf::BUF_BYTES;
-use crate::disk::{DiskFile, folder_of};
-use crate::piece::{Cause, Failure};
-use crate::posix::{Place, PosixObject};
+use crate::disk::{FsFile, folder_of};
+use crate::piece::{TransferError, TransferErrorKind};
+use crate::posix::{PosixObject, StoreRoot};
 use crate::{
-    Crc64, Draft, Error, FileEntry, Key, Mark, Object, Result, Unsynced, Upload, copy, crc64_join,
-    temporary,
+    Crc64, Error, FileEntry, Key, Object, PendingDirSync, Result, ResumableUpload, SyncPoint,
+    Upload, copy, crc64_join, temporary,
 };
 
 /// Objects up to here are written by one call through the page cache. Above, around it: a
@@ -28,10 +28,10 @@ const FOLDER_RETRIES_MAX: usize = 16;
 
 /// An object on its way.
 pub(crate) struct PosixUpload {
-    place: Arc<Place>,
+    place: Arc<StoreRoot>,
     /// `None` once it is closed.
-    file: Option<Arc<dyn DiskFile>>,
-    content: Content,
+    file: Option<Arc<dyn FsFile>>,
+    content: UploadBuffer,
     /// Where it is written, and where it will be.
     temporary: PathBuf,
     path: PathBuf,
@@ -47,16 +47,16 @@ pub(crate) struct PosixUpload {
     len_bytes: u64,
     len_bytes_max: u64,
     /// Where this writer took over from another.
-    resumed: Mark,
+    resumed: SyncPoint,
     /// Of the bytes after that.
     sum: Crc64,
-    life: Life,
-    state: State,
+    life: OnDrop,
+    state: UploadState,
 }
 
 /// What becomes of the file if the upload is not finished.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum OnDrop {
     Removed,
     /// It is a draft. Its name is durable from the first sync on.
     Kept {
@@ -64,14 +64,14 @@ enum Life {
     },
 }
 
-enum Content {
+enum UploadBuffer {
     Small(Vec<u8>),
     Large(WriteBehind),
     /// All that came is written, or given up.
     Settled,
 }
 
-enum State {
+enum UploadState {
     Open,
     /// With the first error.
     Poisoned(String),
@@ -85,7 +85,7 @@ impl fmt::Debug for PosixUpload {
 }
 
 impl PosixUpload {
-    pub(crate) fn begin(place: Arc<Place>, key: &Key, len_bytes_max: u64) -> Result<Self> {
+    pub(crate) fn begin(place: Arc<StoreRoot>, key: &Key, len_bytes_max: u64) -> Result<Self> {
         let path = place.path(key);
         let name = path.display().to_string();
         let folder = folder_of(&path);
@@ -107,24 +107,24 @@ impl PosixUpload {
         Ok(upload)
     }
 
-    pub(crate) fn begin_draft(place: Arc<Place>, key: &Key) -> Result<Self> {
+    pub(crate) fn begin_draft(place: Arc<StoreRoot>, key: &Key) -> Result<Self> {
         let path = place.draft_path(key);
         place.make_folder(&folder_of(&path))?;
         let failed = |e| Error::from_io("create", path.display().to_string(), e);
         let file = place.disk.create_new(&path).map_err(failed)?;
         file.lock().map_err(|e| locked(&path, e))?;
         let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
-        upload.life = Life::Kept { named: false };
+        upload.life = OnDrop::Kept { named: false };
         let large = WriteBehind::start(file, BUFFERS_MIN);
-        upload.content = Content::Large(large.map_err(|e| upload.failed("begin", e))?);
+        upload.content = UploadBuffer::Large(large.map_err(|e| upload.failed("begin", e))?);
         Ok(upload)
     }
 
     /// `find` tells from where, when nobody else can write it any more.
     pub(crate) fn resume_draft(
-        place: Arc<Place>,
+        place: Arc<StoreRoot>,
         key: &Key,
-        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Self> {
         let path = place.draft_path(key);
         let failed = |e| Error::from_io("go on with", path.display().to_string(), e);
@@ -142,18 +142,19 @@ impl PosixUpload {
         }
         file.set_len(from.bytes).map_err(failed)?;
         let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
-        upload.life = Life::Kept { named: false };
+        upload.life = OnDrop::Kept { named: false };
         (upload.resumed, upload.len_bytes) = (from, from.bytes);
         let large = WriteBehind::resume(&file, from.bytes, BUFFERS_MIN);
-        upload.content = Content::Large(large.map_err(|failure| upload.write_failed(failure))?);
+        upload.content =
+            UploadBuffer::Large(large.map_err(|failure| upload.write_failed(failure))?);
         Ok(upload)
     }
 
-    fn new(place: Arc<Place>, key: &Key, file: Arc<dyn DiskFile>, temporary: PathBuf) -> Self {
+    fn new(place: Arc<StoreRoot>, key: &Key, file: Arc<dyn FsFile>, temporary: PathBuf) -> Self {
         let path = place.path(key);
         PosixUpload {
             file: Some(file),
-            content: Content::Small(Vec::new()),
+            content: UploadBuffer::Small(Vec::new()),
             temporary,
             name: path.display().to_string(),
             path,
@@ -163,44 +164,44 @@ impl PosixUpload {
             buffers_max: BUFFERS_MIN,
             len_bytes: 0,
             len_bytes_max: 0,
-            resumed: Mark::default(),
+            resumed: SyncPoint::default(),
             sum: Crc64::new(),
-            life: Life::Removed,
-            state: State::Open,
+            life: OnDrop::Removed,
+            state: UploadState::Open,
             place,
         }
     }
 
     /// Of all bytes, those of writers before this one among them.
     fn crc64(&self) -> u64 {
-        let Mark { bytes, crc64 } = self.resumed;
+        let SyncPoint { bytes, crc64 } = self.resumed;
         crc64_join(crc64, self.sum.value(), self.len_bytes - bytes)
     }
 
     fn sync_content(&mut self) -> Result<()> {
-        if let Content::Large(large) = &mut self.content {
+        if let UploadBuffer::Large(large) = &mut self.content {
             let flushed = large.flush();
             flushed.map_err(|failure| self.write_failed(failure))?;
         }
         self.file().sync().map_err(|e| self.failed("sync", e))?;
-        if self.life == (Life::Kept { named: false }) {
+        if self.life == (OnDrop::Kept { named: false }) {
             let synced = self.place.disk.sync_dir(&folder_of(&self.temporary));
             synced.map_err(|e| self.failed("sync the folder of", e))?;
-            self.life = Life::Kept { named: true };
+            self.life = OnDrop::Kept { named: true };
         }
         Ok(())
     }
 
     fn check_state(&self) -> Result<()> {
         match &self.state {
-            State::Poisoned(first) => {
+            UploadState::Poisoned(first) => {
                 Err(Error::Poisoned { what: self.name.clone(), first: first.clone() })
             }
-            State::Open | State::Finished => Ok(()),
+            UploadState::Open | UploadState::Finished => Ok(()),
         }
     }
 
-    fn file(&self) -> &Arc<dyn DiskFile> {
+    fn file(&self) -> &Arc<dyn FsFile> {
         self.file.as_ref().expect("open until all is written and synced")
     }
 
@@ -209,7 +210,7 @@ impl PosixUpload {
         let offset = self.len_bytes;
         let joined = given.map(|crc64| crc64_join(self.crc64(), crc64, bytes.len() as u64));
         self.len_bytes += bytes.len() as u64;
-        if let Content::Small(small) = &mut self.content {
+        if let UploadBuffer::Small(small) = &mut self.content {
             if small.len() + bytes.len() <= SMALL_BYTES_MAX {
                 small.extend_from_slice(bytes);
                 match joined {
@@ -223,14 +224,17 @@ impl PosixUpload {
                 .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
             // These bytes are in the sum already.
             let moved = large.copy(&small);
-            self.content = Content::Large(large);
+            self.content = UploadBuffer::Large(large);
             moved.map_err(|failure| self.write_failed(failure))?;
         }
-        if let Content::Settled = self.content {
+        if let UploadBuffer::Settled = self.content {
             let large = WriteBehind::resume(self.file(), offset, self.buffers_max);
-            self.content = Content::Large(large.map_err(|failure| self.write_failed(failure))?);
+            self.content =
+                UploadBuffer::Large(large.map_err(|failure| self.write_failed(failure))?);
         }
-        let Content::Large(large) = &mut self.content else { unreachable!("large since above") };
+        let UploadBuffer::Large(large) = &mut self.content else {
+            unreachable!("large since above")
+        };
         let pushed = match given {
             Some(_) => large.copy(bytes),
             None => large.push(bytes, &mut self.sum),
@@ -242,13 +246,13 @@ impl PosixUpload {
 
     /// Begins a new sum after all bytes so far, which have this one.
     fn sum_from(&mut self, crc64: u64) {
-        (self.resumed, self.sum) = (Mark { bytes: self.len_bytes, crc64 }, Crc64::new());
+        (self.resumed, self.sum) = (SyncPoint { bytes: self.len_bytes, crc64 }, Crc64::new());
     }
 
     /// Does what changes the upload, unless it has failed before; from its failure on it has.
     fn attempt<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.check_state()?;
-        act(self).inspect_err(|e| self.state = State::Poisoned(e.to_string()))
+        act(self).inspect_err(|e| self.state = UploadState::Poisoned(e.to_string()))
     }
 
     /// Appends by a copy within the kernel where it can, else by reading.
@@ -282,11 +286,11 @@ impl PosixUpload {
 
     /// Writes all that came.
     fn settle_content(&mut self) -> Result<()> {
-        let written = match mem::replace(&mut self.content, Content::Settled) {
-            Content::Small(small) => self.file().write(0, &small).map(|()| small.len() as u64),
+        let written = match mem::replace(&mut self.content, UploadBuffer::Settled) {
+            UploadBuffer::Small(small) => self.file().write(0, &small).map(|()| small.len() as u64),
             // The last block is padded.
-            Content::Large(large) => large.finish(),
-            Content::Settled => Ok(0),
+            UploadBuffer::Large(large) => large.finish(),
+            UploadBuffer::Settled => Ok(0),
         };
         let end = written.map_err(|failure| self.write_failed(failure))?;
         self.allocated = self.allocated.max(end);
@@ -294,7 +298,7 @@ impl PosixUpload {
     }
 
     fn finished(&mut self) -> FileEntry {
-        self.state = State::Finished;
+        self.state = UploadState::Finished;
         let path = mem::take(&mut self.file_name);
         FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() }
     }
@@ -321,19 +325,19 @@ impl PosixUpload {
             // Visible and perhaps not durable is neither of the two things that we promise. A draft
             // is one again: it is what its writer goes on from.
             let _ = match self.life {
-                Life::Removed => disk.unlink(&self.path),
-                Life::Kept { .. } => disk.rename_new(&self.path, &self.temporary),
+                OnDrop::Removed => disk.unlink(&self.path),
+                OnDrop::Kept { .. } => disk.rename_new(&self.path, &self.temporary),
             };
             return Err(self.failed("sync the folder of", e));
         }
         Ok(())
     }
 
-    fn write_failed(&self, failure: Failure) -> Error {
-        let Failure { offset, due, cause, .. } = failure;
+    fn write_failed(&self, failure: TransferError) -> Error {
+        let TransferError { offset, due, cause, .. } = failure;
         let source = match cause {
-            Cause::Io(source) => source,
-            Cause::End => io::ErrorKind::WriteZero.into(),
+            TransferErrorKind::Io(source) => source,
+            TransferErrorKind::End => io::ErrorKind::WriteZero.into(),
         };
         self.failed(&format!("write {due} bytes at {offset} of"), source)
     }
@@ -404,28 +408,28 @@ impl Upload for PosixUpload {
         Ok(self.finished())
     }
 
-    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         self.check_state()?;
         self.name()?;
         let disk = Arc::clone(&self.place.disk);
-        Ok((self.finished(), Unsynced::in_folder(disk, folder_of(&self.path))))
+        Ok((self.finished(), PendingDirSync::in_folder(disk, folder_of(&self.path))))
     }
 }
 
-impl Draft for PosixUpload {
-    fn sync(&mut self) -> Result<Mark> {
+impl ResumableUpload for PosixUpload {
+    fn sync(&mut self) -> Result<SyncPoint> {
         self.attempt(PosixUpload::sync_content)?;
-        Ok(Mark { bytes: self.len_bytes, crc64: self.crc64() })
+        Ok(SyncPoint { bytes: self.len_bytes, crc64: self.crc64() })
     }
 }
 
 impl Drop for PosixUpload {
     fn drop(&mut self) {
-        if matches!(self.state, State::Finished) {
+        if matches!(self.state, UploadState::Finished) {
             return;
         }
-        self.content = Content::Settled; // waits for writes on their way
-        if matches!(self.life, Life::Kept { .. }) {
+        self.content = UploadBuffer::Settled; // waits for writes on their way
+        if matches!(self.life, OnDrop::Kept { .. }) {
             return;
         }
         // NFS and FUSE keep a file that is unlinked while it is open, under a name of their own.
@@ -444,10 +448,10 @@ fn locked(path: &std::path::Path, e: io::Error) -> Error {
     }
 }
 
-type Created = (Vec<PathBuf>, PathBuf, Arc<dyn DiskFile>);
+type Created = (Vec<PathBuf>, PathBuf, Arc<dyn FsFile>);
 
 fn create_temporary(
-    place: &Place,
+    place: &StoreRoot,
     path: &std::path::Path,
     name: &str,
     len_bytes_max: u64,

@@ -11,10 +11,10 @@ use std::{fmt, io, mem, thread};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::BufferPool;
-use crate::flying::{Done, Load};
-use crate::mount::Way;
-use crate::open_file::{OpenFile, Transfer, is_refusal};
-use crate::piece::{Cause, Step};
+use crate::flying::{BackendCompletion, BackendRead};
+use crate::mount::ReadMethod;
+use crate::open_file::{AlignedRead, OpenFile, is_refusal};
+use crate::piece::{NextStep, TransferErrorKind};
 use crate::ring::explain;
 
 /// Memory registered with the kernel: the first so many bytes of the pool, which are used most.
@@ -38,11 +38,11 @@ const COMPANY: Duration = Duration::from_millis(1);
 const DROP_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The ring of a reader. Dropping it waits a little for what is in flight, and then lets go of it.
-pub(crate) struct Uring(Option<Ring>);
+pub(crate) struct UringBackend(Option<Ring>);
 
 struct Ring {
     ring: IoUring,
-    flights: Vec<Option<Flight>>,
+    flights: Vec<Option<RingRead>>,
     flying: usize,
     pool: Arc<BufferPool>,
     fixed_bytes: usize,
@@ -55,35 +55,35 @@ struct Ring {
 }
 
 #[derive(Debug)]
-struct Flight {
-    load: Load,
+struct RingRead {
+    load: BackendRead,
     file: Arc<OpenFile>,
     number: u32,
-    way: Way,
-    transfer: Transfer,
+    way: ReadMethod,
+    transfer: AlignedRead,
     /// It was asked for with [`RWF_DONTCACHE`].
     spares_cache: bool,
 }
 
 /// How a read came back from a ring.
 #[derive(Debug)]
-pub(crate) enum Landed {
+pub(crate) enum RingOutcome {
     /// With its bytes.
-    Done(Done),
+    Done(BackendCompletion),
     /// Without: to be carried another way.
-    Refused(Load, Arc<OpenFile>),
+    Refused(BackendRead, Arc<OpenFile>),
     /// With an error or an early end, which a thread may look into.
-    Failed(Load, Arc<OpenFile>, Cause),
+    Failed(BackendRead, Arc<OpenFile>, TransferErrorKind),
 }
 
-impl fmt::Debug for Uring {
+impl fmt::Debug for UringBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ring = self.ring();
         write!(f, "Uring({} in flight, {} bytes registered)", ring.flying, ring.fixed_bytes)
     }
 }
 
-impl Uring {
+impl UringBackend {
     /// A ring of this thread.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Uring {
         let numbered = ring.submitter().register_files_sparse(PLACES as u32).is_ok();
         let fixed_bytes = register(&ring, pool);
         sweep_graves();
-        Ok(Uring(Some(Ring {
+        Ok(UringBackend(Some(Ring {
             ring,
             flights: std::iter::repeat_with(|| None).take(slots_max).collect(),
             flying: 0,
@@ -114,12 +114,18 @@ impl Uring {
 
     /// Takes a read; it begins with the next `wait`, or sooner. `number` is below [`FILES_MAX`],
     /// and one file's alone as long as it is used.
-    pub(crate) fn begin(&mut self, load: Load, file: Arc<OpenFile>, number: u32, way: Way) {
+    pub(crate) fn begin(
+        &mut self,
+        load: BackendRead,
+        file: Arc<OpenFile>,
+        number: u32,
+        way: ReadMethod,
+    ) {
         self.ring_mut().begin(load, file, number, way);
     }
 
     /// Waits until something lands or `until` is past, and submits what was begun.
-    pub(crate) fn wait(&mut self, until: Instant, landed: &mut Vec<Landed>) {
+    pub(crate) fn wait(&mut self, until: Instant, landed: &mut Vec<RingOutcome>) {
         self.ring_mut().wait(until, landed);
     }
 
@@ -132,7 +138,7 @@ impl Uring {
     }
 }
 
-impl Drop for Uring {
+impl Drop for UringBackend {
     fn drop(&mut self) {
         let mut ring = self.0.take().expect("there until it is dropped");
         if ring.drain(DROP_PATIENCE) {
@@ -146,8 +152,8 @@ impl Drop for Uring {
 }
 
 impl Ring {
-    fn begin(&mut self, load: Load, file: Arc<OpenFile>, number: u32, way: Way) {
-        let transfer = Transfer::new(&load, file.align(way));
+    fn begin(&mut self, load: BackendRead, file: Arc<OpenFile>, number: u32, way: ReadMethod) {
+        let transfer = AlignedRead::new(&load, file.align(way));
         let slot = load.slot as usize;
         assert!(self.flights[slot].is_none(), "a slot is in flight once");
         if !file.mount.inline && !mem::replace(&mut self.punts, true) {
@@ -156,14 +162,14 @@ impl Ring {
             let _ = self.ring.submitter().register_iowq_max_workers(&mut most);
         }
         let spares_cache = false;
-        self.flights[slot] = Some(Flight { load, file, number, way, transfer, spares_cache });
+        self.flights[slot] = Some(RingRead { load, file, number, way, transfer, spares_cache });
         self.flying += 1;
         self.push(slot);
     }
 
     fn push(&mut self, slot: usize) {
         let flight = self.flights[slot].as_mut().expect("in flight");
-        let Flight { load, file, number, way, transfer, spares_cache } = flight;
+        let RingRead { load, file, number, way, transfer, spares_cache } = flight;
         let fd = file.file(*way).as_raw_fd();
         let place = 2 * *number + u32::from(way.is_direct());
         let known = self.places.get_mut(place as usize).is_some_and(|known| {
@@ -215,7 +221,7 @@ impl Ring {
         }
     }
 
-    fn wait(&mut self, until: Instant, landed: &mut Vec<Landed>) {
+    fn wait(&mut self, until: Instant, landed: &mut Vec<RingOutcome>) {
         let company = (self.flying / 4).clamp(1, 16);
         let now = Instant::now();
         let left = until.saturating_duration_since(now);
@@ -246,7 +252,7 @@ impl Ring {
     }
 
     /// Takes what has completed. Whether anything landed.
-    fn reap(&mut self, landed: &mut Vec<Landed>) -> bool {
+    fn reap(&mut self, landed: &mut Vec<RingOutcome>) -> bool {
         let before = landed.len();
         loop {
             let Some(entry) = self.ring.completion().next() else { break };
@@ -261,15 +267,15 @@ impl Ring {
     }
 
     /// Judges a completion: `None` if the read goes on.
-    fn settle(&mut self, slot: usize, came: io::Result<usize>) -> Option<Landed> {
+    fn settle(&mut self, slot: usize, came: io::Result<usize>) -> Option<RingOutcome> {
         let flight = self.flights[slot].as_mut().expect("a completion is of something in flight");
         let way = flight.way;
         let verdict = flight.transfer.advance(came);
-        if matches!(verdict, Ok(Step::Again)) {
+        if matches!(verdict, Ok(NextStep::Again)) {
             self.push(slot);
             return None;
         }
-        if let Err(Cause::Io(e)) = &verdict
+        if let Err(TransferErrorKind::Io(e)) = &verdict
             && is_refusal(e, way)
         {
             let mount = &flight.file.mount;
@@ -281,17 +287,17 @@ impl Ring {
                 return None;
             }
             mount.refuse(way, e);
-            let Flight { load, file, .. } = self.take(slot);
-            return Some(Landed::Refused(load, file));
+            let RingRead { load, file, .. } = self.take(slot);
+            return Some(RingOutcome::Refused(load, file));
         }
-        let Flight { load, file, transfer, .. } = self.take(slot);
+        let RingRead { load, file, transfer, .. } = self.take(slot);
         Some(match verdict {
-            Ok(_) => Landed::Done(transfer.done(load, Ok(()))),
-            Err(cause) => Landed::Failed(load, file, cause),
+            Ok(_) => RingOutcome::Done(transfer.done(load, Ok(()))),
+            Err(cause) => RingOutcome::Failed(load, file, cause),
         })
     }
 
-    fn take(&mut self, slot: usize) -> Flight {
+    fn take(&mut self, slot: usize) -> RingRead {
         self.flying -= 1;
         self.flights[slot].take().expect("in flight")
     }
@@ -319,12 +325,12 @@ thread_local! {
     /// Rings of this thread that were dropped with requests that hang. Nobody else may ask for
     /// their completions, so they wait here, with all that the kernel may still write to, until
     /// this thread makes another ring. What is left when it ends stays for ever.
-    static GRAVES: RefCell<Graves> = const { RefCell::new(Graves(Vec::new())) };
+    static GRAVES: RefCell<AbandonedRings> = const { RefCell::new(AbandonedRings(Vec::new())) };
 }
 
-struct Graves(Vec<Ring>);
+struct AbandonedRings(Vec<Ring>);
 
-impl Drop for Graves {
+impl Drop for AbandonedRings {
     fn drop(&mut self) {
         self.0.drain(..).for_each(mem::forget);
     }

@@ -8,19 +8,19 @@ use crate::{Error, Result};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) path: PathBuf,
-    pub(crate) wishes: Wishes,
+    pub(crate) wishes: IoSettings,
 }
 
 /// What the user wants, where it is not left to us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wishes {
-    pub(crate) engine: Wish<crate::Engine>,
-    pub(crate) direct: Wish<bool>,
+pub(crate) struct IoSettings {
+    pub(crate) engine: Setting<crate::IoEngine>,
+    pub(crate) direct: Setting<bool>,
 }
 
 /// One wish.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Wish<T> {
+pub(crate) enum Setting<T> {
     /// Whatever is best.
     #[default]
     Auto,
@@ -41,7 +41,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
                 let due = "due: file:, or a plain path";
                 Err(bad(format!("the scheme '{scheme}' is not known; {due}")))
             }
-            None => Ok(Location { path: url.into(), wishes: Wishes::default() }),
+            None => Ok(Location { path: url.into(), wishes: IoSettings::default() }),
         };
     };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -49,15 +49,15 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     if path.is_empty() {
         return Err(bad("it names no path".to_owned()));
     }
-    let mut wishes = Wishes::default();
+    let mut wishes = IoSettings::default();
     for option in query.split('&').filter(|option| !option.is_empty()) {
         match option {
-            "engine=auto" => wishes.engine = Wish::Auto,
-            "engine=ring" => wishes.engine = Wish::Only(crate::Engine::Ring),
-            "engine=pread" => wishes.engine = Wish::Only(crate::Engine::Pread),
-            "direct=auto" => wishes.direct = Wish::Auto,
-            "direct=on" => wishes.direct = Wish::Only(true),
-            "direct=off" => wishes.direct = Wish::Only(false),
+            "engine=auto" => wishes.engine = Setting::Auto,
+            "engine=ring" => wishes.engine = Setting::Only(crate::IoEngine::Ring),
+            "engine=pread" => wishes.engine = Setting::Only(crate::IoEngine::Pread),
+            "direct=auto" => wishes.direct = Setting::Auto,
+            "direct=on" => wishes.direct = Setting::Only(true),
+            "direct=off" => wishes.direct = Setting::Only(false),
             _ => {
                 let due = "due: engine=auto|ring|pread, direct=auto|on|off";
                 return Err(bad(format!("the option '{option}' is not known; {due}")));
@@ -70,17 +70,19 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Engine;
+    use crate::IoEngine;
 
     #[test]
     fn paths_and_options() {
-        let plain = |path: &str| Location { path: path.into(), wishes: Wishes::default() };
+        let plain = |path: &str| Location { path: path.into(), wishes: IoSettings::default() };
         assert_eq!(parse("a/b?engine=ring").unwrap(), plain("a/b?engine=ring"));
         assert_eq!(parse("file:a/b").unwrap(), plain("a/b"));
         assert_eq!(parse("file:///a/b?").unwrap(), plain("/a/b"));
-        let wishes = Wishes { engine: Wish::Only(Engine::Pread), direct: Wish::Only(false) };
+        let wishes =
+            IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
         assert_eq!(parse("file:/a?engine=pread&direct=off").unwrap().wishes, wishes);
-        let wishes = Wishes { engine: Wish::Only(Engine::Ring), direct: Wish::Only(true) };
+        let wishes =
+            IoSettings { engine: Setting::Only(IoEngine::Ring), direct: Setting::Only(true) };
         assert_eq!(parse("file:/a?direct=on&engine=ring").unwrap().wishes, wishes);
         for bad in ["", "file:", "file://", "s3://a/b", "file:/a?engine=fast", "file:/a?depth=4"] {
             assert!(parse(bad).is_err(), "{bad:?} was accepted");

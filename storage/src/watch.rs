@@ -1,11 +1,11 @@
 //! Who names a read that hangs. The thread that made it may hang with it, inside the kernel, so
 //! this is the business of another one, which looks at a table and touches neither files nor rings.
 //!
-//! A reader has a [`Seats`], with a seat for each of its slots. Sitting down and getting up are a
-//! few stores by the reader's thread, and a lock that nobody else takes unless the seat is taken
-//! for long. The watchdog goes round all of them, and at 10, 30 and 60 s it says whose bytes do not
-//! come, from where, and how its neighbours fare: one that hangs among many that come is a server,
-//! all of them together are a network or a mount.
+//! A reader has a [`RequestTable`], with a seat for each of its slots. Sitting down and getting up
+//! are a few stores by the reader's thread, and a lock that nobody else takes unless the seat is
+//! taken for long. The watchdog goes round all of them, and at 10, 30 and 60 s it says whose bytes
+//! do not come, from where, and how its neighbours fare: one that hangs among many that come is a
+//! server, all of them together are a network or a mount.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use crate::Object;
 
 /// What is known of the reads of this process that are under way.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch;
+pub struct StuckReads;
 
 /// A read under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Pending {
+pub struct StuckRead {
     /// The object.
     pub what: String,
     /// Its first byte.
@@ -41,10 +41,10 @@ pub struct Pending {
     pub siblings: usize,
 }
 
-impl Watch {
+impl StuckReads {
     /// The oldest read of this process that is under way.
     #[must_use]
-    pub fn oldest() -> Option<Pending> {
+    pub fn oldest() -> Option<StuckRead> {
         let tables = tables();
         let oldest = tables.iter().filter_map(|table| table.oldest());
         oldest.max_by_key(|pending| pending.age)
@@ -53,13 +53,13 @@ impl Watch {
     /// The same as a sentence.
     #[must_use]
     pub fn story() -> Option<String> {
-        Watch::oldest().map(|pending| pending.to_string())
+        StuckReads::oldest().map(|pending| pending.to_string())
     }
 }
 
-impl fmt::Display for Pending {
+impl fmt::Display for StuckRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pending { what, offset, len, age, backend, placement, retries, siblings } = self;
+        let StuckRead { what, offset, len, age, backend, placement, retries, siblings } = self;
         write!(f, "read {len} bytes at {offset} of {what}: no answer for {} s", age.as_secs())?;
         if !backend.is_empty() {
             write!(f, " by {backend}")?;
@@ -80,16 +80,16 @@ impl fmt::Display for Pending {
 
 /// The seats of one reader.
 #[derive(Debug)]
-pub(crate) struct Seats(Arc<Table>);
+pub(crate) struct RequestTable(Arc<Table>);
 
 #[derive(Debug)]
 struct Table {
     warn_after: [Duration; 3],
-    seats: Box<[Seat]>,
+    seats: Box<[RequestEntry]>,
 }
 
 #[derive(Debug, Default)]
-struct Seat {
+struct RequestEntry {
     /// Nanoseconds since the first look at the clock; 0 if nobody sits here.
     since: AtomicU64,
     offset: AtomicU64,
@@ -97,25 +97,25 @@ struct Seat {
     retries: AtomicU32,
     /// How many warnings it was worth. The watchdog's own, but for its return to 0.
     warned: AtomicU8,
-    who: Mutex<Who>,
+    who: Mutex<RequestTarget>,
 }
 
 #[derive(Debug, Default)]
-struct Who {
+struct RequestTarget {
     object: Option<Arc<dyn Object>>,
     backend: String,
     placement: String,
 }
 
-impl Seats {
+impl RequestTable {
     pub(crate) fn new(count: usize, warn_after: [Duration; 3]) -> Self {
-        let seats = std::iter::repeat_with(Seat::default).take(count).collect();
+        let seats = std::iter::repeat_with(RequestEntry::default).take(count).collect();
         let table = Arc::new(Table { warn_after, seats });
         let mut all = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Arc::downgrade(&table));
         drop(all);
         start_watchdog();
-        Seats(table)
+        RequestTable(table)
     }
 
     /// A read begins.
@@ -150,12 +150,12 @@ impl Seats {
     pub(crate) fn rise(&self, i: usize) {
         let seat = &self.0.seats[i];
         seat.since.store(0, Ordering::Release);
-        *seat.who() = Who::default();
+        *seat.who() = RequestTarget::default();
     }
 }
 
-impl Seat {
-    fn who(&self) -> MutexGuard<'_, Who> {
+impl RequestEntry {
+    fn who(&self) -> MutexGuard<'_, RequestTarget> {
         self.who.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,20 +166,21 @@ impl Seat {
 }
 
 impl Table {
-    fn oldest(&self) -> Option<Pending> {
+    fn oldest(&self) -> Option<StuckRead> {
         let now = clock(Instant::now());
         let ages = self.seats.iter().enumerate().filter_map(|(i, seat)| Some((seat.age(now)?, i)));
         let (age, i) = ages.max()?;
         self.pending(i, age)
     }
 
-    fn pending(&self, i: usize, age: Duration) -> Option<Pending> {
+    fn pending(&self, i: usize, age: Duration) -> Option<StuckRead> {
         let now = clock(Instant::now());
-        let young = |seat: &&Seat| seat.age(now).is_some_and(|age| age < self.warn_after[0]);
+        let young =
+            |seat: &&RequestEntry| seat.age(now).is_some_and(|age| age < self.warn_after[0]);
         let siblings = self.seats.iter().filter(young).count();
         let seat = &self.seats[i];
         let who = seat.who();
-        let pending = Pending {
+        let pending = StuckRead {
             what: who.object.as_ref()?.display(),
             offset: seat.offset.load(Ordering::Relaxed),
             len: seat.len.load(Ordering::Relaxed),

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use crate::buf::ALIGN_BYTES;
 use crate::disk::folder_of;
-use crate::piece::Failure;
-use crate::posix::{Place, PosixObject};
-use crate::{Error, Key, Map, Object, Read, Result, Unsynced, sys, temporary};
+use crate::piece::TransferError;
+use crate::posix::{PosixObject, StoreRoot};
+use crate::{Error, Key, Map, Object, PendingDirSync, RangeRead, Result, sys, temporary};
 
 /// A file of a fixed length that its owner writes in place. Bytes are read and written by any
 /// number of threads, as long as none of them writes what another reads or writes.
-pub trait WorkFile: Object {
+pub trait InPlaceFile: Object {
     /// Writes all bytes. When it returns nothing is in flight. What begins and ends at multiples of
     /// 4096, in memory and in the file, goes around the page cache.
     ///
@@ -40,7 +40,7 @@ pub trait WorkFile: Object {
 
 /// How an object comes to have the bytes of a file without a copy of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum LinkMethod {
     /// The file gets a second name, and must never be written again.
     Name,
     /// Another file gets the same blocks, of which the file system makes copies when either file is
@@ -49,20 +49,20 @@ pub enum Share {
 }
 
 /// A work file of a file system.
-pub(crate) struct PosixWork {
+pub(crate) struct PosixInPlaceFile {
     object: PosixObject,
-    place: Arc<Place>,
+    place: Arc<StoreRoot>,
 }
 
-impl fmt::Debug for PosixWork {
+impl fmt::Debug for PosixInPlaceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PosixWork({}, {} bytes)", self.object.name, self.object.len_bytes)
     }
 }
 
-impl PosixWork {
+impl PosixInPlaceFile {
     /// Makes one, with all its space. Its name is durable when this returns.
-    pub(crate) fn create(place: Arc<Place>, key: &Key, len_bytes: u64) -> Result<Self> {
+    pub(crate) fn create(place: Arc<StoreRoot>, key: &Key, len_bytes: u64) -> Result<Self> {
         let path = place.path(key);
         let name = path.display().to_string();
         place.make_folder(&folder_of(&path))?;
@@ -83,11 +83,15 @@ impl PosixWork {
             let failed = Error::from_io("reserve the space of", &name, e);
             return Err(no_space(&place, &path, len_bytes, failed));
         }
-        Ok(PosixWork { object: PosixObject { file, len_bytes, name }, place })
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
     }
 
     /// Makes one without a name, with all its space.
-    pub(crate) fn create_unnamed(place: Arc<Place>, folder: &Key, len_bytes: u64) -> Result<Self> {
+    pub(crate) fn create_unnamed(
+        place: Arc<StoreRoot>,
+        folder: &Key,
+        len_bytes: u64,
+    ) -> Result<Self> {
         let folder = place.path(folder);
         let name = format!("a file without a name in {}", folder.display());
         place.make_folder(&folder)?;
@@ -104,10 +108,10 @@ impl PosixWork {
             let failed = Error::from_io("reserve the space of", &name, e);
             no_space(&place, &path, len_bytes, failed)
         })?;
-        Ok(PosixWork { object: PosixObject { file, len_bytes, name }, place })
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
     }
 
-    pub(crate) fn open(place: Arc<Place>, key: &Key) -> Result<Self> {
+    pub(crate) fn open(place: Arc<StoreRoot>, key: &Key) -> Result<Self> {
         let path = place.path(key);
         let name = path.display().to_string();
         let file = place.disk.reopen(&path).map_err(|e| match e.kind() {
@@ -115,10 +119,10 @@ impl PosixWork {
             _ => Error::from_io("open", &name, e),
         })?;
         let len_bytes = file.len_bytes().map_err(|e| Error::from_io("open", &name, e))?;
-        Ok(PosixWork { object: PosixObject { file, len_bytes, name }, place })
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
     }
 
-    fn failed(&self, failure: Failure) -> Error {
+    fn failed(&self, failure: TransferError) -> Error {
         let doing = format!("write {} bytes at {} of", failure.due, failure.offset);
         let failed = Error::from_io(doing, &self.object.name, failure.into_io());
         no_space(&self.place, self.object.name.as_ref(), self.object.len_bytes, failed)
@@ -126,7 +130,7 @@ impl PosixWork {
 }
 
 /// With the numbers, if it is an error of space.
-fn no_space(place: &Place, path: &Path, need_bytes: u64, failed: Error) -> Error {
+fn no_space(place: &StoreRoot, path: &Path, need_bytes: u64, failed: Error) -> Error {
     match failed {
         Error::NoSpace { what, .. } => {
             let free_bytes = place.disk.free_bytes(&folder_of(path)).ok().flatten();
@@ -136,12 +140,12 @@ fn no_space(place: &Place, path: &Path, need_bytes: u64, failed: Error) -> Error
     }
 }
 
-impl Object for PosixWork {
+impl Object for PosixInPlaceFile {
     fn len_bytes(&self) -> u64 {
         self.object.len_bytes
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         self.object.read_many(reads)
     }
 
@@ -162,7 +166,7 @@ impl Object for PosixWork {
     }
 }
 
-impl WorkFile for PosixWork {
+impl InPlaceFile for PosixInPlaceFile {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let due = bytes.len() as u64;
         if offset.checked_add(due).is_none_or(|end| end > self.object.len_bytes) {
@@ -195,20 +199,20 @@ impl WorkFile for PosixWork {
 /// Makes the object `path` of the bytes of a file. `None` if this file system or these two files
 /// cannot.
 pub(crate) fn share(
-    place: &Arc<Place>,
+    place: &Arc<StoreRoot>,
     path: &Path,
     from: &std::fs::File,
-    how: Share,
-) -> Result<Option<Unsynced>> {
+    how: LinkMethod,
+) -> Result<Option<PendingDirSync>> {
     let name = path.display().to_string();
     let folder = folder_of(path);
     place.make_folder(&folder)?;
     let shared = match how {
-        Share::Name => sys::link(from, path),
-        Share::Blocks => clone(place, path, from),
+        LinkMethod::Name => sys::link(from, path),
+        LinkMethod::Blocks => clone(place, path, from),
     };
     match shared {
-        Ok(()) => Ok(Some(Unsynced::in_folder(Arc::clone(&place.disk), folder))),
+        Ok(()) => Ok(Some(PendingDirSync::in_folder(Arc::clone(&place.disk), folder))),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::Exists { what: name }),
         Err(e) if cannot(&e) => {
             log::debug!("{name}: {how:?} is not shared: {e}");
@@ -218,7 +222,7 @@ pub(crate) fn share(
     }
 }
 
-fn clone(place: &Place, path: &Path, from: &std::fs::File) -> io::Result<()> {
+fn clone(place: &StoreRoot, path: &Path, from: &std::fs::File) -> io::Result<()> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let temporary = folder_of(path).join(temporary::name_for(name, &place.disk.writer()));
     let file = place.disk.create_new(&temporary)?;

@@ -7,7 +7,7 @@ use tools::cmd::ckpt::CkptVerb;
 use tools::cmd::index::IndexBuild;
 use tools::cmd::materialize::Materialize;
 use tools::cmd::offload::OffloadVerb;
-use tools::cmd::{Wishes, bench, clean, convert, doctor, merge, samples, stripe};
+use tools::cmd::{FormatHints, bench, clean, convert, doctor, merge, samples, stripe};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
 /// splits and repairs token files.
@@ -139,8 +139,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    pub fn wishes(&self) -> Wishes {
-        Wishes { vocab_size: self.vocab_size, eod: self.eod, dtype: self.source_dtype }
+    pub fn wishes(&self) -> FormatHints {
+        FormatHints { vocab_size: self.vocab_size, eod: self.eod, dtype: self.source_dtype }
     }
 }
 
@@ -176,8 +176,8 @@ pub struct Convert {
 }
 
 impl Convert {
-    pub fn request(&self) -> convert::Request {
-        convert::Request {
+    pub fn request(&self) -> convert::ConvertRequest {
+        convert::ConvertRequest {
             source: self.source.clone(),
             out: self.out.clone(),
             from: self.from.0,
@@ -224,13 +224,13 @@ pub enum OrderArg {
 }
 
 impl Merge {
-    pub fn request(&self) -> merge::Request {
-        merge::Request {
+    pub fn request(&self) -> merge::MergeRequest {
+        merge::MergeRequest {
             inputs: self.input.clone(),
             out: self.output_prefix.clone(),
             order: match self.order {
-                OrderArg::Name => merge::Order::Name,
-                OrderArg::Numeric => merge::Order::Numeric,
+                OrderArg::Name => merge::PrefixOrder::Name,
+                OrderArg::Numeric => merge::PrefixOrder::Numeric,
             },
             multimodal: self.multimodal,
             partial: self.partial,

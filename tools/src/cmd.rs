@@ -34,7 +34,7 @@ const FORMAT_VERSION: u32 = 1;
 
 /// What the command line adds to what files say of themselves.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub struct FormatHints {
     /// The size of the vocabulary; else the manifest's.
     pub vocab_size: Option<u64>,
     /// The token that ends documents; else the manifest's.

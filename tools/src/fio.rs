@@ -61,7 +61,7 @@ pub fn ring(fio: &mut Command, depth: usize) {
 
 /// What fio did.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct FioResult {
     /// Bytes a second.
     pub bytes_per_s: f64,
     /// Of cores, as shares of the time of one job; `None` if it does not say.
@@ -80,7 +80,7 @@ pub fn rate(fio: Command, what: &str) -> Result<f64> {
 ///
 /// # Errors
 /// If fio fails, or tells nothing.
-pub fn run(mut fio: Command, what: &str) -> Result<Told> {
+pub fn run(mut fio: Command, what: &str) -> Result<FioResult> {
     let done = fio.stdin(Stdio::null()).output().context("start fio")?;
     if !done.status.success() {
         let told = String::from_utf8_lossy(&done.stderr);
@@ -98,5 +98,5 @@ pub fn run(mut fio: Command, what: &str) -> Result<Told> {
     let bytes_per_s = rate.with_context(|| format!("fio told no bw_bytes of its {what}"))?;
     let per_cent = |whose: &str| told["jobs"][0][whose].as_f64();
     let both = per_cent("usr_cpu").zip(per_cent("sys_cpu"));
-    Ok(Told { bytes_per_s, cores: both.map(|(own, kernel)| (own + kernel) / 100.0) })
+    Ok(FioResult { bytes_per_s, cores: both.map(|(own, kernel)| (own + kernel) / 100.0) })
 }

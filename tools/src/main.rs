@@ -10,14 +10,14 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
-use tools::cmd::ckpt::Answer;
+use tools::cmd::ckpt::CkptOutput;
 use tools::cmd::{
     bench, check, ckpt, clean, convert, doctor, index, inspect, materialize, merge, offload,
     repair, samples, split, stripe,
 };
 use tools::report::ProgressLine;
-use tools::target::Target;
-use tools::work::Work;
+use tools::target::InspectTarget;
+use tools::work::CancellableJob;
 
 fn main() -> ExitCode {
     match run(&Cli::parse().verb) {
@@ -35,15 +35,15 @@ fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<ExitCode> {
     match verb {
         Verb::Inspect(subject) => {
-            let work = Work::of_reading();
-            let target = Target::find(&subject.name)?.watched(&work);
+            let work = CancellableJob::of_reading();
+            let target = InspectTarget::find(&subject.name)?.watched(&work);
             let found = work.end(inspect::inspect(&target, &subject.wishes(), &work))?;
             tell(subject.json, &found, found.text())?;
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
         Verb::Check(subject) => {
-            let work = Work::of_reading();
-            let target = Target::find(&subject.name)?.watched(&work);
+            let work = CancellableJob::of_reading();
+            let target = InspectTarget::find(&subject.name)?.watched(&work);
             let verdict = work.end(check::check(&target, &subject.wishes(), &work))?;
             return judge(subject.json, &verdict, verdict.text(), verdict.ok());
         }
@@ -58,12 +58,13 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Samples(args) => tell_samples(args)?,
         Verb::Split(args) => {
             let (source, split) = (args.source.clone(), args.split.clone());
-            let request = split::Request { source, split, out: args.output_prefix.clone() };
+            let request = split::SplitRequest { source, split, out: args.output_prefix.clone() };
             let parts = working(|work| split::split(&request, work))?;
             tell(args.json, &parts, parts.text())?;
         }
         Verb::Repair(args) => {
-            let request = repair::Request { source: args.source.clone(), out: args.out.clone() };
+            let request =
+                repair::RepairRequest { source: args.source.clone(), out: args.out.clone() };
             let repaired = working(|work| repair::repair(&request, work))?;
             tell(args.json, &repaired, repaired.text())?;
         }
@@ -108,13 +109,13 @@ fn tell_samples(args: &samples::SamplesArgs) -> Result<()> {
 }
 
 /// Does what writes: Ctrl-C ends it, and nothing stays but what is gone on with.
-fn working<T>(act: impl FnOnce(&Arc<Work>) -> Result<T>) -> Result<T> {
-    let work = Work::at_signals()?;
+fn working<T>(act: impl FnOnce(&Arc<CancellableJob>) -> Result<T>) -> Result<T> {
+    let work = CancellableJob::at_signals()?;
     work.end(act(&work))
 }
 
 /// Does what is asked, tells what was found, and whether it is as it should be.
-fn answer(ask: impl FnOnce(&mut ProgressLine) -> Result<Answer>) -> Result<ExitCode> {
+fn answer(ask: impl FnOnce(&mut ProgressLine) -> Result<CkptOutput>) -> Result<ExitCode> {
     let mut line = ProgressLine::new();
     let answer = ask(&mut line);
     line.clear();

@@ -8,9 +8,9 @@ use storage::{ByteSize, rate_text};
 
 /// Rows of a label and a value, aligned.
 #[derive(Debug, Default)]
-pub struct Facts(Vec<(String, String)>);
+pub struct FactTable(Vec<(String, String)>);
 
-impl Facts {
+impl FactTable {
     /// Adds a row.
     pub fn add(&mut self, label: &str, value: impl Display) {
         self.0.push((label.to_owned(), value.to_string()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use storage::simulated::{Model, Simulation};
+use storage::simulated::{Simulation, StoreModel};
 
 /// Whether, and what.
 #[derive(Clone, Debug, Args)]
@@ -35,7 +35,7 @@ impl Simulate {
 }
 
 /// `NAME[,KEY=VALUE]...`. A comma within brackets is of its value.
-fn model(asked: &str) -> Result<Model> {
+fn model(asked: &str) -> Result<StoreModel> {
     let mut depth = 0_u32;
     let mut words = asked.split(|letter: char| {
         match letter {
@@ -47,13 +47,13 @@ fn model(asked: &str) -> Result<Model> {
     });
     let name = words.next().unwrap_or_default();
     let overrides: Vec<&str> = words.collect();
-    let text = match Model::built_in(name) {
+    let text = match StoreModel::built_in(name) {
         Some(text) => text.to_owned(),
         None => read(name).with_context(|| {
-            format!("--simulate {name}: due {}, or a file", Model::NAMES.join(", "))
+            format!("--simulate {name}: due {}, or a file", StoreModel::NAMES.join(", "))
         })?,
     };
-    Model::parse(&text, &overrides).with_context(|| format!("--simulate {name}"))
+    StoreModel::parse(&text, &overrides).with_context(|| format!("--simulate {name}"))
 }
 
 fn read(name: &str) -> Result<String> {

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, bail};
 use indexed::Format;
 use storage::{Key, Storage};
 
-use crate::work::Work;
+use crate::work::CancellableJob;
 
 /// What was found under a name.
 #[derive(Debug)]
-pub enum Target {
+pub enum InspectTarget {
     /// `NAME.bin` and `NAME.idx`.
     Tokens {
         /// The store of their folder.
@@ -41,14 +41,14 @@ pub enum Target {
     },
 }
 
-impl Target {
+impl InspectTarget {
     /// The same, its store watched.
     #[must_use]
-    pub fn watched(mut self, work: &Arc<Work>) -> Self {
-        let (Target::Tokens { store, .. }
-        | Target::Foreign { store, .. }
-        | Target::Checkpoint { store, .. }
-        | Target::Checkpoints { store }) = &mut self;
+    pub fn watched(mut self, work: &Arc<CancellableJob>) -> Self {
+        let (InspectTarget::Tokens { store, .. }
+        | InspectTarget::Foreign { store, .. }
+        | InspectTarget::Checkpoint { store, .. }
+        | InspectTarget::Checkpoints { store }) = &mut self;
         *store = work.watch(Arc::clone(store));
         self
     }
@@ -65,7 +65,7 @@ impl Target {
             if let Ok(Some((format, prefix))) = Format::detect(&store, &key)
                 && format != Format::Mmididx
             {
-                return Ok(Target::Foreign { store, prefix, format });
+                return Ok(InspectTarget::Foreign { store, prefix, format });
             }
         }
         let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
@@ -76,12 +76,12 @@ impl Target {
         let has =
             |suffix: &str| beside.iter().any(|other| *other == format!("{}{suffix}", key.name()));
         if has(".idx") || has(".bin") {
-            return Ok(Target::Tokens { store: parent, prefix: key });
+            return Ok(InspectTarget::Tokens { store: parent, prefix: key });
         }
         if let Some(step) = ckpt::step_of(key.name())
             && has("")
         {
-            return Ok(Target::Checkpoint { store: parent, step });
+            return Ok(InspectTarget::Checkpoint { store: parent, step });
         }
         let inside = storage::open_url(name)?;
         if !has("") {
@@ -91,7 +91,7 @@ impl Target {
             );
         }
         if inside.names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
-            return Ok(Target::Checkpoints { store: inside });
+            return Ok(InspectTarget::Checkpoints { store: inside });
         }
         bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it")
     }

@@ -1,9 +1,9 @@
 //! Work that Ctrl-C ends and that a bar follows.
 //!
-//! A verb that writes opens its stores through [`Work`]. They ask before each request whether it is
-//! time to stop; it is an ordinary error then, on whose way out every upload is dropped and every
-//! file taken back, as after any other. What removes is never refused. They count what passes too,
-//! which is what the bar shows.
+//! A verb that writes opens its stores through [`CancellableJob`]. They ask before each request
+//! whether it is time to stop; it is an ordinary error then, on whose way out every upload is
+//! dropped and every file taken back, as after any other. What removes is never refused. They count
+//! what passes too, which is what the bar shows.
 
 mod watched;
 
@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use storage::{Key, Storage};
 
-use crate::cmd::bench::guard::Stop;
+use crate::cmd::bench::guard::StopSignal;
 use crate::report::{Gauge, ProgressLine};
-use watched::WatchedStore;
+use watched::ProgressLayer;
 
 /// Which bytes a bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CountedBytes {
     /// Those that are read.
     Read,
     /// Those that are written.
@@ -30,8 +30,8 @@ pub enum Way {
 
 /// Whether it is to go on, and how far it is.
 #[derive(Debug)]
-pub struct Work {
-    stop: Stop,
+pub struct CancellableJob {
+    stop: StopSignal,
     /// Whether anything was refused because of that.
     refused: AtomicBool,
     shown: Option<Mutex<Shown>>,
@@ -40,30 +40,30 @@ pub struct Work {
 #[derive(Debug)]
 struct Shown {
     line: ProgressLine,
-    now: Option<(Way, Gauge)>,
+    now: Option<(CountedBytes, Gauge)>,
     done_bytes: u64,
 }
 
-impl Work {
+impl CancellableJob {
     /// Work that SIGINT and SIGTERM end: the first by errors of its stores, and the second at once.
     ///
     /// # Errors
     /// If the system takes no handlers.
     pub fn at_signals() -> Result<Arc<Self>> {
-        Ok(Work::new(Stop::at_signals()?))
+        Ok(CancellableJob::new(StopSignal::at_signals()?))
     }
 
     /// Work that leaves nothing behind however it ends: signals do what they do without us.
     #[must_use]
     pub fn of_reading() -> Arc<Self> {
-        Work::new(Stop::default())
+        CancellableJob::new(StopSignal::default())
     }
 
-    fn new(stop: Stop) -> Arc<Self> {
+    fn new(stop: StopSignal) -> Arc<Self> {
         let line = ProgressLine::new();
         let show = |line| Mutex::new(Shown { line, now: None, done_bytes: 0 });
         let shown = line.is_terminal().then(|| show(line));
-        Arc::new(Work { stop, refused: AtomicBool::new(false), shown })
+        Arc::new(CancellableJob { stop, refused: AtomicBool::new(false), shown })
     }
 
     /// As [`storage::open_url`], watched.
@@ -86,7 +86,7 @@ impl Work {
     /// The same store, watched.
     #[must_use]
     pub fn watch(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
-        Arc::new(WatchedStore::new(inner, self))
+        Arc::new(ProgressLayer::new(inner, self))
     }
 
     /// For what passes no store.
@@ -102,7 +102,7 @@ impl Work {
     }
 
     /// A stage of so many bytes is begun. If nobody knows how many, the bar is none.
-    pub fn begin(&self, what: impl Into<String>, way: Way, total_bytes: Option<u64>) {
+    pub fn begin(&self, what: impl Into<String>, way: CountedBytes, total_bytes: Option<u64>) {
         let Some(shown) = &self.shown else { return };
         let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
         let mut gauge = Gauge::new(what, total_bytes);
@@ -111,12 +111,12 @@ impl Work {
     }
 
     /// So many more bytes went this way.
-    pub fn moved(&self, which: Way, bytes: u64) {
+    pub fn moved(&self, which: CountedBytes, bytes: u64) {
         let Some(shown) = &self.shown else { return };
         let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
         let Shown { line, now, done_bytes } = &mut *shown;
         if let Some((way, gauge)) = now
-            && (*way == which || *way == Way::Any)
+            && (*way == which || *way == CountedBytes::Any)
         {
             *done_bytes += bytes;
             gauge.at(line, *done_bytes);

@@ -9,10 +9,10 @@
 
 use std::time::{Duration, Instant};
 
-use bridge::dist::{Group, Options, Store, Work};
+use bridge::dist::{Group, GroupOptions, Store, Work};
 use recipe::schedule::{Action, Costs, Pass, Pipeline, Schedule, simulate};
 use tch::{Device, Kind, Tensor};
-use trainer::comm::Doing;
+use trainer::comm::RankActivity;
 use trainer::parallel::pipe::Pipe;
 
 const RANKS: usize = 4;
@@ -99,7 +99,7 @@ fn on_ranks<T: Send>(does: impl Fn(&Group) -> T + Sync) -> Vec<T> {
             scope.spawn(move || {
                 let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
                 let members: Vec<usize> = (0..RANKS).collect();
-                let options = Options::local(PATIENCE);
+                let options = GroupOptions::local(PATIENCE);
                 let group = Group::gloo(&store, "pp", rank, &members, &options);
                 does(&group.expect("all come"))
             })
@@ -111,7 +111,7 @@ fn on_ranks<T: Send>(does: impl Fn(&Group) -> T + Sync) -> Vec<T> {
 
 fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> f64 {
     let own = group.rank();
-    let doing = Doing::default();
+    let doing = RankActivity::default();
     group.barrier().expect("all come");
     let begun = Instant::now();
     let mut pipe = Pipe::new(group, shape, lists, (Kind::Float, Device::Cpu), &doing);

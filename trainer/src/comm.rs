@@ -3,18 +3,18 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bridge::dist::{Group, Options, Store};
+use bridge::dist::{Group, GroupOptions, Store};
 use logbook::Trace;
 use tch::Device;
 
 use crate::Result;
-use crate::mesh::{Mesh, Place, Seat};
+use crate::mesh::{DeviceMesh, MeshRank, RankCoords};
 
 /// A rank's place in the mesh and its groups. A group of one is absent: there is nobody to talk to.
 #[derive(Clone, Debug)]
 pub struct Comm {
     /// How the ranks are arranged.
-    pub mesh: Mesh,
+    pub mesh: DeviceMesh,
     /// This rank.
     pub rank: usize,
     /// Its number among those of its node.
@@ -28,15 +28,15 @@ pub struct Comm {
     /// Who has the other stages, for the same samples.
     pub pp: Option<Group>,
     /// What the rank is doing, for whoever watches it.
-    pub doing: Doing,
+    pub doing: RankActivity,
 }
 
 impl Comm {
     /// The only rank.
     #[must_use]
     pub fn alone(device: Device) -> Self {
-        let doing = Doing::default();
-        let mesh = Mesh::ALONE;
+        let doing = RankActivity::default();
+        let mesh = DeviceMesh::ALONE;
         Comm { mesh, rank: 0, local_rank: 0, device, tp: None, dp: None, pp: None, doing }
     }
 
@@ -47,10 +47,10 @@ impl Comm {
     /// [`crate::Error::Bridge`] with those that do not come.
     pub fn connect(
         store: &Store,
-        mesh: Mesh,
+        mesh: DeviceMesh,
         rank: usize,
         device: Device,
-        options: &Options,
+        options: &GroupOptions,
     ) -> Result<Self> {
         let place = mesh.place(rank);
         let group = |name: &str, number: usize, members: Vec<usize>| -> Result<Option<Group>> {
@@ -66,7 +66,7 @@ impl Comm {
                 Group::gloo(store, &name, own, &members, options)?
             }))
         };
-        let Place { tp, dp, pp } = place;
+        let RankCoords { tp, dp, pp } = place;
         Ok(Comm {
             mesh,
             rank,
@@ -75,26 +75,26 @@ impl Comm {
             tp: group("tp", pp * mesh.dp + dp, mesh.tp_group(place))?,
             dp: group("dp", pp * mesh.tp + tp, mesh.dp_group(place))?,
             pp: group("pp", dp * mesh.tp + tp, mesh.pp_group(place))?,
-            doing: Doing::default(),
+            doing: RankActivity::default(),
         })
     }
 
     /// This rank of the mesh.
     #[must_use]
-    pub fn seat(&self) -> Seat {
-        Seat { mesh: self.mesh, rank: self.rank }
+    pub fn seat(&self) -> MeshRank {
+        MeshRank { mesh: self.mesh, rank: self.rank }
     }
 
     /// Where it is.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RankCoords {
         self.seat().place()
     }
 }
 
 /// What a rank is doing, in words, written by it and read by a watchdog.
 #[derive(Clone, Default)]
-pub struct Doing(Arc<Mutex<Said>>);
+pub struct RankActivity(Arc<Mutex<Said>>);
 
 #[derive(Default)]
 struct Said {
@@ -102,7 +102,7 @@ struct Said {
     trace: Option<Trace>,
 }
 
-impl Doing {
+impl RankActivity {
     /// Says it anew.
     pub fn set(&self, text: impl FnOnce() -> String) {
         let mut said = self.said();
@@ -128,7 +128,7 @@ impl Doing {
     }
 }
 
-impl fmt::Debug for Doing {
+impl fmt::Debug for RankActivity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Doing").field(&self.get()).finish()
     }

@@ -4,13 +4,13 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 use tch::Device;
 
 use crate::comm::Comm;
 use crate::config::Config;
-use crate::launch::{Session, Stage, Watchdog, World};
-use crate::mesh::Mesh;
+use crate::launch::{Session, StartupStage, Watchdog, World};
+use crate::mesh::DeviceMesh;
 use crate::parallel::norm::all_sum;
 use crate::{Error, Result};
 
@@ -20,13 +20,13 @@ const TELL_AFTER: u32 = 4;
 
 /// The ranks that were started together.
 #[derive(Debug)]
-pub(crate) struct Crew {
+pub(crate) struct RankGroup {
     session: Option<Session>,
     /// How long each stage of the start took, the waiting for others among it.
-    took: RefCell<Vec<(Stage, Duration)>>,
+    took: RefCell<Vec<(StartupStage, Duration)>>,
 }
 
-impl Crew {
+impl RankGroup {
     /// Finds the others, if there are any.
     ///
     /// # Errors
@@ -34,8 +34,8 @@ impl Crew {
     pub(crate) fn gather(world: Option<World>, config: &Config) -> Result<Self> {
         let (timeout, begun) = (config.parallel.timeout.0, Instant::now());
         let session = world.map(|world| Session::begin(world, timeout)).transpose()?;
-        let took = session.iter().map(|_| (Stage::Store, begun.elapsed())).collect();
-        Ok(Crew { session, took: RefCell::new(took) })
+        let took = session.iter().map(|_| (StartupStage::Store, begun.elapsed())).collect();
+        Ok(RankGroup { session, took: RefCell::new(took) })
     }
 
     /// Whether this rank does what one has to do for all.
@@ -52,7 +52,11 @@ impl Crew {
     ///
     /// # Errors
     /// What `work` says; [`Error::Bridge`] with who is missing or has failed.
-    pub(crate) fn stage<T>(&self, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn stage<T>(
+        &self,
+        stage: StartupStage,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let begun = Instant::now();
         let done = match &self.session {
             Some(session) => session.stage(stage, work),
@@ -64,7 +68,7 @@ impl Crew {
 
     /// Tells how long the start of this process took, and each of its stages.
     pub(crate) fn ready(&self) {
-        let text = |(stage, took): &(Stage, Duration)| {
+        let text = |(stage, took): &(StartupStage, Duration)| {
             format!("{} {:.2} s", stage.name(), took.as_secs_f64())
         };
         let stages: Vec<String> = self.took.borrow().iter().map(text).collect();
@@ -84,7 +88,7 @@ impl Crew {
     ) -> Result<(Comm, Option<Watchdog>)> {
         let Some(session) = &self.session else { return Ok((Comm::alone(device), None)) };
         let World { rank, size, local_rank, .. } = *session.world();
-        let mut comm = self.stage(Stage::Groups, || {
+        let mut comm = self.stage(StartupStage::Groups, || {
             let mesh = mesh(config, size)?;
             Comm::connect(session.store(), mesh, rank, device, &session.options())
         })?;
@@ -118,7 +122,7 @@ impl Crew {
             store.set(&key, text.as_bytes())?;
             return said.map(|(value, text)| (Some(value), text));
         }
-        let text = store.get(&key, session.patience(Stage::Checkpoint))?;
+        let text = store.get(&key, session.patience(StartupStage::Checkpoint))?;
         let text = String::from_utf8_lossy(&text).into_owned();
         if let Some(text) = text.strip_prefix('+') {
             return Ok((None, text.to_owned()));
@@ -139,7 +143,8 @@ impl Crew {
         // Each asks one rank, and not every other.
         let (_, all) = self.told("machines", || {
             let of = |rank| -> Result<String> {
-                let name = store.get(&format!("machine/{rank}"), session.patience(Stage::Data))?;
+                let name =
+                    store.get(&format!("machine/{rank}"), session.patience(StartupStage::Data))?;
                 Ok(String::from_utf8_lossy(&name).into_owned())
             };
             Ok(((), (0..*size).map(of).collect::<Result<Vec<_>>>()?.join("\n")))
@@ -181,9 +186,9 @@ fn machine() -> String {
 }
 
 /// The mesh of the config over so many ranks.
-fn mesh(config: &Config, ranks: usize) -> Result<Mesh> {
+fn mesh(config: &Config, ranks: usize) -> Result<DeviceMesh> {
     let division = config.divide(ranks as u64).map_err(|details| {
-        Error::Mismatch(Mismatch {
+        Error::Mismatch(Incompatible {
             doing: format!("divide the run among {ranks} ranks"),
             details,
             hint: "`trainer plan --world N` says what would work",
@@ -192,7 +197,7 @@ fn mesh(config: &Config, ranks: usize) -> Result<Mesh> {
     let [tp, pp, dp, virtual_stages] =
         [division.tp, division.pp, division.dp, config.parallel.virtual_stages]
             .map(|count| count as usize); // fits: as many as ranks, or 64 at most
-    Ok(Mesh { tp, pp, virtual_stages, dp })
+    Ok(DeviceMesh { tp, pp, virtual_stages, dp })
 }
 
 /// Which of these hold on any rank.

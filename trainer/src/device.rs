@@ -1,6 +1,6 @@
 //! What computes: the CPU, or a GPU a rank.
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 use tch::{Cuda, Device, Tensor};
 
 use crate::config::{ComputeOn, Config};
@@ -20,7 +20,7 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
     let gpu = if gpus == 1 { 0 } else { local_rank };
     if gpu >= gpus {
         let built = if cfg!(feature = "cuda") { "with" } else { "without" };
-        return Err(Error::Mismatch(Mismatch::new(
+        return Err(Error::Mismatch(Incompatible::new(
             format!("find a GPU for rank {local_rank} of this machine"),
             format!("libtorch sees {gpus}, in a trainer built {built} the feature cuda"),
             "see `nvidia-smi`, CUDA_VISIBLE_DEVICES and README's \"On GPUs\", or set run.device = \

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 
 use crate::config::ConfigError;
 
@@ -24,7 +24,7 @@ pub enum Error {
     /// A checkpoint could not be read or written.
     Ckpt(ckpt::Error),
     /// The config, the data and the checkpoint do not go together.
-    Mismatch(Mismatch),
+    Mismatch(Incompatible),
     /// A gradient or a loss is no number any more.
     NotFinite {
         /// The step that was being computed; its weights were not changed.
@@ -137,7 +137,7 @@ from!(
     Feed: indexed::Error,
     Ckpt: ckpt::Error,
     Feed: preprocess::Error,
-    Mismatch: Mismatch
+    Mismatch: Incompatible
 );
 
 impl From<feed::Error> for Error {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ckpt::layout::{Layout, Part};
+use ckpt::layout::{Layout, LocalRegion};
 use tch::Tensor;
 
 use crate::step::Trainer;
@@ -13,19 +13,19 @@ pub(crate) const ITEM_BYTES: u64 = 4;
 
 /// What a rank holds of a tensor of the state.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct LocalTensor<'a> {
     /// Which tensor and which parts of it, as [`Trainer::layout`] counts; `at` is in `tensor`.
-    pub parts: Vec<Part>,
+    pub parts: Vec<LocalRegion>,
     /// f32, contiguous; padding may follow its parts.
     pub tensor: &'a Tensor,
 }
 
-/// As [`Held`], to be filled.
+/// As [`LocalTensor`], to be filled.
 #[derive(Debug)]
-pub struct HeldMut<'a> {
-    /// As [`Held::parts`].
-    pub parts: Vec<Part>,
-    /// As [`Held::tensor`].
+pub struct LocalTensorMut<'a> {
+    /// As [`LocalTensor::parts`].
+    pub parts: Vec<LocalRegion>,
+    /// As [`LocalTensor::tensor`].
     pub tensor: &'a mut Tensor,
 }
 
@@ -38,23 +38,25 @@ impl Trainer {
 
     /// What this rank holds; of what is offloaded nothing.
     #[must_use]
-    pub fn parts(&self) -> Vec<Held<'_>> {
+    pub fn parts(&self) -> Vec<LocalTensor<'_>> {
         let mut parts = self.parts_by_place();
         let all = self.state().into_iter().flatten().enumerate();
-        all.filter_map(|(at, tensor)| Some(Held { parts: parts.remove(&at)?, tensor })).collect()
+        all.filter_map(|(at, tensor)| Some(LocalTensor { parts: parts.remove(&at)?, tensor }))
+            .collect()
     }
 
     /// As [`Trainer::parts`], to be filled. Then call [`Trainer::loaded`].
     #[must_use]
-    pub fn parts_mut(&mut self) -> Vec<HeldMut<'_>> {
+    pub fn parts_mut(&mut self) -> Vec<LocalTensorMut<'_>> {
         let mut parts = self.parts_by_place();
         let all = self.state_mut().into_iter().flatten().enumerate();
-        all.filter_map(|(at, tensor)| Some(HeldMut { parts: parts.remove(&at)?, tensor })).collect()
+        all.filter_map(|(at, tensor)| Some(LocalTensorMut { parts: parts.remove(&at)?, tensor }))
+            .collect()
     }
 
     /// The rank's parts by the place of their tensor in [`Trainer::state`], end to end.
-    pub(crate) fn parts_by_place(&self) -> BTreeMap<usize, Vec<Part>> {
-        let mut by_place = BTreeMap::<usize, Vec<Part>>::new();
+    pub(crate) fn parts_by_place(&self) -> BTreeMap<usize, Vec<LocalRegion>> {
+        let mut by_place = BTreeMap::<usize, Vec<LocalRegion>>::new();
         let count = self.model.params().len();
         for part in self.setup.layout.parts(self.comm.rank as u64) {
             let place = self.setup.params.binary_search(&(part.tensor % count));
@@ -67,7 +69,7 @@ impl Trainer {
 }
 
 /// Where a part lies in its tensor's memory, in bytes.
-pub(crate) fn range(part: &Part, item_bytes: u64) -> Range<usize> {
+pub(crate) fn range(part: &LocalRegion, item_bytes: u64) -> Range<usize> {
     let elements = part.region.elements().expect("a layout's parts can be counted");
     // fits: both are within a tensor that is in memory.
     let start = (part.at * item_bytes) as usize;
@@ -77,7 +79,7 @@ pub(crate) fn range(part: &Part, item_bytes: u64) -> Range<usize> {
 /// The memory of some parts of a tensor, which follow one another.
 pub(crate) fn cut<'a>(
     bytes: &'a mut [u8],
-    parts: &[Part],
+    parts: &[LocalRegion],
     item_bytes: u64,
 ) -> impl Iterator<Item = &'a mut [u8]> {
     let (mut rest, mut begin) = (bytes, 0);

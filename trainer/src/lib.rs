@@ -42,7 +42,7 @@ mod train;
 pub use recipe::{config, mesh, plan, rng};
 
 pub use error::{Error, Result};
-pub use feed::{Batches, Data, Neighbours, open_corpus, open_tokenizer, with_special};
-pub use held::{Held, HeldMut};
+pub use feed::{Batches, Data, NodePeers, open_corpus, open_tokenizer, with_special};
+pub use held::{LocalTensor, LocalTensorMut};
 pub use step::{StepReport, Trainer};
 pub use train::{Host, Outcome, train};

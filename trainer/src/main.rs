@@ -19,7 +19,7 @@ use trainer::config::Config;
 use trainer::exit;
 use trainer::launch::World;
 use trainer::launch::local::{self, LAUNCHER, Launch};
-use trainer::plan::{Known, Plan};
+use trainer::plan::{PlanInputs, RunPlan};
 use trainer::{Host, Outcome};
 
 use crate::cli::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
@@ -113,7 +113,7 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let config = load(&args.config)?;
     if_there(feed::with_special(config.clone()))?;
     let corpora = if_there(feed::open_corpus(&config))?;
-    let known = Known {
+    let known = PlanInputs {
         corpus_tokens: corpora.map(|corpora| corpora.token_count()),
         memory_bytes: args.memory.map(|size| size.0).or_else(memory_bytes),
         tokens_per_s: args.tokens_per_s,
@@ -121,7 +121,7 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
         world: args.world,
         disk_bytes_per_s: args.disk_per_s.map(|size| size.0 as f64),
     };
-    let plan = Plan::new(&config, &known);
+    let plan = RunPlan::new(&config, &known);
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use ckpt::layout::{Layout, Part};
-use ckpt::offload::{AdamW, Folder, Offload as State, Options, Update, Weights};
+use ckpt::layout::{Layout, LocalRegion};
+use ckpt::offload::{AdamW, Folder, Offload as State, OffloadOptions, Update, WeightsOut};
 use ckpt::{Checkpoint, Dtype, Group, SavePlan};
 use serde_json::Value;
 use storage::Key;
@@ -24,12 +24,12 @@ use crate::{Error, Result};
 
 /// The state of a rank's optimizer.
 #[derive(Debug)]
-pub(crate) struct Offloaded {
+pub(crate) struct OffloadedState {
     state: State,
     /// Which rank saves what of it.
     pub(crate) plan: Arc<SavePlan>,
     /// Of each of the rank's tensors: the parts that the state has, and whether they decay.
-    tensors: Vec<(Vec<Part>, bool)>,
+    tensors: Vec<(Vec<LocalRegion>, bool)>,
     /// Numbers that compute.
     kind: Kind,
     /// Where new weights come for a GPU, page-locked; empty before the first, and on the CPU, on
@@ -51,24 +51,24 @@ impl Trainer {
             (parts.remove(&at).unwrap_or_default(), self.model.params()[*param].decays())
         });
         let (tensors, kind) = (tensors.collect(), self.setup.kind);
-        let state = Offloaded::open(config, &self.setup.layout, &self.comm, tensors, kind)?;
+        let state = OffloadedState::open(config, &self.setup.layout, &self.comm, tensors, kind)?;
         self.offloaded = Some(state);
         Ok(())
     }
 }
 
-impl Offloaded {
+impl OffloadedState {
     fn open(
         config: &Config,
         layout: &Layout,
         comm: &Comm,
-        tensors: Vec<(Vec<Part>, bool)>,
+        tensors: Vec<(Vec<LocalRegion>, bool)>,
         kind: Kind,
     ) -> Result<Self> {
         let offload = &config.optim.offload;
         let folders = offload.folders(comm.local_rank);
         let plan = ckpt::offload::plan_over(layout, folders.len().max(1))?;
-        let mut options = Options::default();
+        let mut options = OffloadOptions::default();
         if config.run.threads > 0 {
             options.threads = config.run.threads as usize; // fits: at most 1024
         }
@@ -101,7 +101,7 @@ impl Offloaded {
         } else {
             State::in_memory(Arc::clone(&plan), layout, rank, options)?
         };
-        Ok(Offloaded { state, plan, tensors, kind, landing: Vec::new(), is_empty: true })
+        Ok(OffloadedState { state, plan, tensors, kind, landing: Vec::new(), is_empty: true })
     }
 
     /// What computes, as a state counts it, and its bytes.
@@ -144,7 +144,7 @@ impl Offloaded {
         let mut into = Vec::new();
         for (param, (parts, _)) in params.iter_mut().zip(&self.tensors) {
             let parts = cut(bridge::bytes_mut(param)?, parts, item_bytes);
-            into.extend(parts.map(|bytes| Weights { dtype, bytes }));
+            into.extend(parts.map(|bytes| WeightsOut { dtype, bytes }));
         }
         Ok(self.state.weights(&mut into)?)
     }
@@ -177,7 +177,7 @@ impl Offloaded {
                 grad: &grad[range(part, ITEM_BYTES)],
                 grad_dtype: Dtype::F32,
                 weight_decay,
-                weights: Weights { dtype, bytes },
+                weights: WeightsOut { dtype, bytes },
             }));
         }
         self.state.step(&adamw, updates, Value::Null)?;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ckpt::{Checkpoint, Checkpoints, Lease};
-use recipe::Mismatch;
+use recipe::Incompatible;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use storage::{Key, Storage};
 
-use crate::config::{Config, Load, Part};
-use crate::crew::{self, Crew};
-use crate::state::{self, Parts, Progress};
+use crate::config::{Config, LoadFrom, Part};
+use crate::crew::{self, RankGroup};
+use crate::state::{self, JointSaveParts, TrainingProgress};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 const AGENT_MAX: Duration = Duration::from_secs(300);
 
 /// The folder of a run's checkpoints.
-pub(crate) struct Place {
+pub(crate) struct CheckpointFolder {
     store: Arc<dyn Storage>,
     pub(crate) checkpoints: Arc<Checkpoints>,
     /// Where they are copied to.
@@ -31,14 +31,14 @@ pub(crate) struct Place {
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) parts: &'a Parts,
+    pub(crate) parts: &'a JointSaveParts,
     /// The fingerprint of the corpus.
     pub(crate) data: &'a Value,
 }
 
 /// Where a run begins, as the first rank found.
 #[derive(Debug, Serialize, Deserialize)]
-enum Begin {
+enum ResumePoint {
     Anew,
     /// With the first of these steps that is good; `true` for those of the first store.
     Newest(Vec<(u64, bool)>),
@@ -46,13 +46,13 @@ enum Begin {
     Given(Vec<Part>),
 }
 
-impl Place {
+impl CheckpointFolder {
     pub(crate) fn open(config: &Config) -> Result<Self> {
         let store = storage::open_url(&config.checkpoint_dir())?;
         let checkpoints = Arc::new(Checkpoints::open(Arc::clone(&store), Key::root()));
         let far = config.checkpoint.drain_to.as_deref().map(storage::open_url).transpose()?;
         let far = far.map(|store| Checkpoints::open(store, Key::root()));
-        Ok(Place { store, checkpoints, far })
+        Ok(CheckpointFolder { store, checkpoints, far })
     }
 
     /// Keeps other runs out, and removes what a killed one has left.
@@ -78,23 +78,23 @@ impl Place {
     pub(crate) fn start(
         &self,
         start: &Start<'_>,
-        crew: &Crew,
+        crew: &RankGroup,
         trainer: &mut Trainer,
-    ) -> Result<Progress> {
+    ) -> Result<TrainingProgress> {
         let (_, told) = crew.told("begin", || {
             let begin = self.choose(start.config)?;
             Ok(((), serde_json::to_string(&begin).expect("numbers and words have a JSON form")))
         })?;
-        let begin: Begin = serde_json::from_str(&told).map_err(|error| {
-            Error::Mismatch(Mismatch::new(
+        let begin: ResumePoint = serde_json::from_str(&told).map_err(|error| {
+            Error::Mismatch(Incompatible::new(
                 "hear from rank 0 where to begin",
                 format!("got {told}: {error}"),
                 "all ranks are to be the same version of this program",
             ))
         })?;
         match (begin, &start.config.checkpoint.load) {
-            (Begin::Newest(steps), _) => self.newest_good(start, crew, trainer, &steps),
-            (Begin::Given(wanted), Load::Path(folder)) => {
+            (ResumePoint::Newest(steps), _) => self.newest_good(start, crew, trainer, &steps),
+            (ResumePoint::Given(wanted), LoadFrom::Path(folder)) => {
                 let checkpoint = state::open_folder(folder);
                 let loaded =
                     checkpoint.and_then(|it| Ok((load(&it, start, crew, trainer, &wanted)?, it)));
@@ -108,31 +108,31 @@ impl Place {
                 tell(crew, || format!("checkpoint: {what} {}", checkpoint.display()));
                 Ok(progress)
             }
-            (Begin::Given(_) | Begin::Anew, _) => anew(start.config, crew, trainer),
+            (ResumePoint::Given(_) | ResumePoint::Anew, _) => anew(start.config, crew, trainer),
         }
     }
 
     /// Where to begin.
-    fn choose(&self, config: &Config) -> Result<Begin> {
+    fn choose(&self, config: &Config) -> Result<ResumePoint> {
         let wanted = &config.checkpoint.load_parts;
         let is_branch = !wanted.contains(&Part::Data);
         let folder = match &config.checkpoint.load {
-            Load::Auto => return Ok(Begin::Newest(self.candidates()?)),
-            Load::None => None,
-            Load::Path(folder) => Some(folder),
+            LoadFrom::Auto => return Ok(ResumePoint::Newest(self.candidates()?)),
+            LoadFrom::None => None,
+            LoadFrom::Path(folder) => Some(folder),
         };
         if is_branch && folder.is_some() {
             let own = self.candidates()?;
             // It has begun already, and goes on with its own.
             return Ok(if own.is_empty() {
-                Begin::Given(wanted.clone())
+                ResumePoint::Given(wanted.clone())
             } else {
-                Begin::Newest(own)
+                ResumePoint::Newest(own)
             });
         }
         let from = folder.map(|folder| state::open_folder(folder)).transpose()?;
         self.refuse_newer(config, from.as_ref().map(Checkpoint::step))?;
-        Ok(from.map_or(Begin::Anew, |_| Begin::Given(wanted.clone())))
+        Ok(from.map_or(ResumePoint::Anew, |_| ResumePoint::Given(wanted.clone())))
     }
 
     /// The newest checkpoint whose every byte that is wanted passes its checksum, wherever it is.
@@ -141,10 +141,10 @@ impl Place {
     fn newest_good(
         &self,
         start: &Start<'_>,
-        crew: &Crew,
+        crew: &RankGroup,
         trainer: &mut Trainer,
         steps: &[(u64, bool)],
-    ) -> Result<Progress> {
+    ) -> Result<TrainingProgress> {
         let (mut damaged, mut bad) = (Vec::new(), Vec::new());
         for &(step, is_near) in steps {
             let from = if is_near { Some(&*self.checkpoints) } else { self.far.as_ref() };
@@ -175,7 +175,7 @@ impl Place {
         if bad.is_empty() {
             return anew(start.config, crew, trainer);
         }
-        Err(Error::Mismatch(Mismatch {
+        Err(Error::Mismatch(Incompatible {
             doing: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
             details: bad,
             hint: "restore one, or move them away to start anew",
@@ -209,7 +209,7 @@ impl Place {
         let newest = self.checkpoints.newest()?;
         match newest.filter(|newest| start.is_none_or(|start| newest.step() > start)) {
             None => Ok(()),
-            Some(newest) => Err(Error::Mismatch(Mismatch::new(
+            Some(newest) => Err(Error::Mismatch(Incompatible::new(
                 format!("start with checkpoint.load = \"{}\"", config.checkpoint.load),
                 format!("{} is there, and is not overwritten", newest.display()),
                 "checkpoint.load = \"auto\" goes on from it; another run.dir starts afresh",
@@ -222,10 +222,10 @@ impl Place {
 fn load(
     checkpoint: &Checkpoint,
     start: &Start<'_>,
-    crew: &Crew,
+    crew: &RankGroup,
     trainer: &mut Trainer,
     wanted: &[Part],
-) -> Result<Progress> {
+) -> Result<TrainingProgress> {
     // What it says is the same for all ranks.
     if wanted.contains(&Part::Data) && crew.is_first() {
         state::check_same_run(checkpoint, start.config, start.data)?;
@@ -259,16 +259,16 @@ fn elsewhere() -> Error {
     Error::Bridge(bridge::Error::Peer { doing, text })
 }
 
-fn tell(crew: &Crew, text: impl FnOnce() -> String) {
+fn tell(crew: &RankGroup, text: impl FnOnce() -> String) {
     if crew.is_first() {
         log::info!("{}", text());
     }
 }
 
-fn anew(config: &Config, crew: &Crew, trainer: &mut Trainer) -> Result<Progress> {
+fn anew(config: &Config, crew: &RankGroup, trainer: &mut Trainer) -> Result<TrainingProgress> {
     tell(crew, || format!("checkpoint: none, starting anew with seed {}", config.run.seed));
     trainer.begin_anew(config.run.seed)?;
-    Ok(Progress::default())
+    Ok(TrainingProgress::default())
 }
 
 /// Whether the bytes are not those that were saved, rather than that they could not be read.

@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ckpt::{
-    Agent, Background, BackgroundOptions, Blob, Check, Checkpoints, Drain, DrainOptions, Draining,
-    Finish, Options, Patience, Retention, SaveReport, Together,
+    Agent, AsyncSaveOptions, AsyncSaver, Blob, Check, CheckpointOptions, Checkpoints, Drain,
+    DrainOptions, DrainTask, Finish, JointSaveOptions, LivenessTimeouts, Retention, SaveReport,
 };
-use loader::cache::AtFirstUse;
+use loader::cache::LazyCache;
 use serde_json::Value;
 use storage::Key;
 
 use crate::Result;
 use crate::config::{BatchConfig, Config, Offload};
-use crate::offload::Offloaded;
-use crate::state::{self, Parts, Progress};
+use crate::offload::OffloadedState;
+use crate::state::{self, JointSaveParts, TrainingProgress};
 use crate::step::Trainer;
 
 /// The bytes of a rank at a tenth of the rate of a slow store, and a minute: when a save of several
@@ -36,11 +36,11 @@ const LAST_LOOK: Duration = Duration::from_secs(2);
 
 /// What saves a run.
 #[derive(Debug)]
-pub(crate) struct Saver {
-    way: Way,
+pub(crate) struct CheckpointManager {
+    way: SaveMode,
     steps: Arc<Checkpoints>,
-    parts: Parts,
-    after: Arc<After>,
+    parts: JointSaveParts,
+    after: Arc<PostCommit>,
     /// Tells the tries of this process from those of others.
     token: String,
     tries: u64,
@@ -50,9 +50,9 @@ pub(crate) struct Saver {
 }
 
 #[derive(Debug)]
-enum Way {
+enum SaveMode {
     /// The state is copied, and written while the run goes on.
-    Behind(Background),
+    Behind(AsyncSaver),
     /// It is written from where it lies, and the run waits.
     Waiting,
     /// The store does not answer, and nothing is saved any more.
@@ -61,52 +61,62 @@ enum Way {
 
 /// What follows a commit.
 #[derive(Debug)]
-struct After {
+struct PostCommit {
     steps: Arc<Checkpoints>,
     keep: Retention,
-    drain: Option<(Drain, Draining)>,
+    drain: Option<(Drain, DrainTask)>,
     rank: usize,
     /// Samples before a checkpoint need not be kept near.
-    local: Option<Arc<AtFirstUse>>,
+    local: Option<Arc<LazyCache>>,
     batch: BatchConfig,
     /// The last that was committed; 0 before the first.
     step: AtomicU64,
 }
 
-impl Saver {
+impl CheckpointManager {
     /// Begins nothing yet but copying to the second store, if the run has one.
     pub(crate) fn new(
         config: &Config,
         steps: Arc<Checkpoints>,
-        parts: Parts,
-        start: Progress,
+        parts: JointSaveParts,
+        start: TrainingProgress,
         token: String,
         agent: Option<Command>,
-        local: Option<Arc<AtFirstUse>>,
+        local: Option<Arc<LazyCache>>,
     ) -> Result<Self> {
-        let after = After::new(config, Arc::clone(&steps), parts.rank(), start.step, local)?;
+        let after = PostCommit::new(config, Arc::clone(&steps), parts.rank(), start.step, local)?;
         let after = Arc::new(after);
         // What is on a disk is saved by links, for which the run can wait.
         let is_on_disk = matches!(config.optim.offload, Offload::Nvme(_));
         let way = if config.checkpoint.background && !is_on_disk {
-            let options = BackgroundOptions::default();
+            let options = AsyncSaveOptions::default();
             let steps = Arc::clone(&steps);
             let background = match agent.filter(|_| config.checkpoint.agent) {
                 Some(command) => {
-                    let (url, limits) = (config.checkpoint_dir(), Options::default());
-                    let agent = Agent::start(command, &url, "", limits, Patience::default())?;
+                    let (url, limits) = (config.checkpoint_dir(), CheckpointOptions::default());
+                    let agent =
+                        Agent::start(command, &url, "", limits, LivenessTimeouts::default())?;
                     log::info!("checkpoint: saved by process {}", agent.pid());
-                    Background::with_agent(steps, options, agent)?
+                    AsyncSaver::with_agent(steps, options, agent)?
                 }
-                None => Background::new(steps, options)?,
+                None => AsyncSaver::new(steps, options)?,
             };
             let follow = Arc::clone(&after);
             background.after_commit(move |report, _| follow.committed(report));
-            Way::Behind(background)
+            SaveMode::Behind(background)
         } else {
-            Way::Waiting
+            SaveMode::Waiting
         };
-        Ok(Saver { way, steps, parts, after, token, tries: 0, failures: 0, failure: None })
+        Ok(CheckpointManager {
+            way,
+            steps,
+            parts,
+            after,
+            token,
+            tries: 0,
+            failures: 0,
+            failure: None,
+        })
     }
 
     /// Saves that failed so far, as far as that is known.
@@ -127,7 +137,7 @@ impl Saver {
     pub(crate) fn save(
         &mut self,
         trainer: &mut Trainer,
-        progress: Progress,
+        progress: TrainingProgress,
         config: &Config,
         data: &Value,
     ) -> Result<()> {
@@ -135,7 +145,8 @@ impl Saver {
         let (plan, writer) = (Arc::clone(self.parts.plan()), self.parts.rank());
         let token = format!("{}-{}", self.token, self.tries);
         let seconds = 60 + plan.bytes(writer) / SLOW_BYTES_PER_S;
-        let together = Together { token: &token, writer, deadline: Duration::from_secs(seconds) };
+        let together =
+            JointSaveOptions { token: &token, writer, deadline: Duration::from_secs(seconds) };
         let (step, meta) = (progress.step, state::meta(trainer, progress, data));
         let text = config.resolved().to_toml();
         // Names of blobs are of the whole step.
@@ -143,28 +154,29 @@ impl Saver {
         let blobs = if writer == 0 { &blobs[..] } else { &[] };
         self.failure = None;
         let mut copies = Vec::new();
-        let outcome = match (&self.way, trainer.offloaded.as_mut().and_then(Offloaded::on_disk)) {
-            (Way::Stuck, _) => Err(ckpt::Error::Cancelled),
-            (_, Some(state)) => {
-                let together = (plan.writers() > 1).then_some(&together);
-                let saved = self.steps.save_offloaded(step, state, blobs, meta, together);
-                saved.map(|(report, _)| self.saved(&report))
-            }
-            (Way::Behind(background), None) => {
-                let held = self.parts.held(trainer, &mut copies)?;
-                let begun = background.save_part(step, &plan, &held, blobs, meta, &together);
-                // Why was told when it happened.
-                begun.map(|begun| self.failures += u64::from(begun.failed.is_some()))
-            }
-            (Way::Waiting, None) => {
-                let held = self.parts.held(trainer, &mut copies)?;
-                let saved = match plan.writers() {
-                    1 => self.steps.save_plan(step, &plan, &[held], blobs, meta),
-                    _ => self.steps.save_together(step, &plan, &held, blobs, meta, &together),
-                };
-                saved.map(|report| self.saved(&report))
-            }
-        };
+        let outcome =
+            match (&self.way, trainer.offloaded.as_mut().and_then(OffloadedState::on_disk)) {
+                (SaveMode::Stuck, _) => Err(ckpt::Error::Cancelled),
+                (_, Some(state)) => {
+                    let together = (plan.writers() > 1).then_some(&together);
+                    let saved = self.steps.save_offloaded(step, state, blobs, meta, together);
+                    saved.map(|(report, _)| self.saved(&report))
+                }
+                (SaveMode::Behind(background), None) => {
+                    let held = self.parts.held(trainer, &mut copies)?;
+                    let begun = background.save_part(step, &plan, &held, blobs, meta, &together);
+                    // Why was told when it happened.
+                    begun.map(|begun| self.failures += u64::from(begun.failed.is_some()))
+                }
+                (SaveMode::Waiting, None) => {
+                    let held = self.parts.held(trainer, &mut copies)?;
+                    let saved = match plan.writers() {
+                        1 => self.steps.save_plan(step, &plan, &[held], blobs, meta),
+                        _ => self.steps.save_together(step, &plan, &held, blobs, meta, &together),
+                    };
+                    saved.map(|report| self.saved(&report))
+                }
+            };
         if let Err(error) = outcome {
             log::error!("step {step} was not saved: {error}");
             self.failures += 1;
@@ -186,7 +198,7 @@ impl Saver {
     /// # Errors
     /// What went wrong with the last save.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        if let Way::Behind(background) = &self.way {
+        if let SaveMode::Behind(background) = &self.way {
             background.wait().inspect_err(|_| self.failures += 1)?;
         }
         if let Some(error) = self.failure.take() {
@@ -224,7 +236,9 @@ impl Saver {
         if let Some(error) = self.failure.take() {
             return Err(error.into());
         }
-        let Way::Behind(background) = &self.way else { return Ok(!matches!(self.way, Way::Stuck)) };
+        let SaveMode::Behind(background) = &self.way else {
+            return Ok(!matches!(self.way, SaveMode::Stuck));
+        };
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let finish = background.finish_within(until.map_or(Duration::MAX, left));
         let text = finish.to_string();
@@ -242,20 +256,20 @@ impl Saver {
             Finish::Stuck { .. } => {
                 log::error!("checkpoint: {text}");
                 // Its end would wait for the store. What it has begun the next start sweeps.
-                std::mem::forget(std::mem::replace(&mut self.way, Way::Stuck));
+                std::mem::forget(std::mem::replace(&mut self.way, SaveMode::Stuck));
             }
         }
         Ok(false)
     }
 }
 
-impl After {
+impl PostCommit {
     fn new(
         config: &Config,
         steps: Arc<Checkpoints>,
         rank: usize,
         start: u64,
-        local: Option<Arc<AtFirstUse>>,
+        local: Option<Arc<LazyCache>>,
     ) -> Result<Self> {
         let (config, batch) = (&config.checkpoint, config.batch.clone());
         let keep = Retention {
@@ -274,7 +288,7 @@ impl After {
             }
             None => None,
         };
-        Ok(After { steps, keep, drain, rank, local, batch, step: AtomicU64::new(start) })
+        Ok(PostCommit { steps, keep, drain, rank, local, batch, step: AtomicU64::new(start) })
     }
 
     /// By the thread that saves. The first rank looks after the steps of all.

@@ -12,17 +12,19 @@
 use std::sync::Arc;
 
 use bridge::runtime::torch_version;
-use ckpt::{Checkpoint, Checkpoints, Dtype, Group, SavePlan, TensorRead, TensorSpec, Want};
-use recipe::Mismatch;
+use ckpt::{
+    Checkpoint, Checkpoints, Dtype, Group, RegionRequest, SavePlan, TensorRead, TensorSpec,
+};
+use recipe::Incompatible;
 use recipe::scaler::Scaler;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 use storage::Key;
 use tch::Tensor;
 
-use crate::config::{self, Config, Effect};
+use crate::config::{self, Config, ResumeEffect};
 use crate::device::to_host;
-use crate::held::{Held, HeldMut, ITEM_BYTES, cut, range};
+use crate::held::{ITEM_BYTES, LocalTensor, LocalTensorMut, cut, range};
 use crate::model::ParamSpec;
 use crate::parallel::setup::GROUPS;
 use crate::step::Trainer;
@@ -36,7 +38,7 @@ const _: () = assert!(cfg!(target_endian = "little"));
 
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct TrainingProgress {
     /// Steps done.
     pub step: u64,
     /// Samples consumed.
@@ -45,12 +47,12 @@ pub struct Progress {
 
 /// How the ranks of a run save its state, and this one its part.
 #[derive(Clone, Debug)]
-pub struct Parts {
+pub struct JointSaveParts {
     plan: Arc<SavePlan>,
     rank: usize,
 }
 
-impl Parts {
+impl JointSaveParts {
     /// Plans who writes what. `checkpoints` says how large files are.
     ///
     /// # Errors
@@ -61,7 +63,7 @@ impl Parts {
             Some(offloaded) => Arc::clone(&offloaded.plan),
             None => Arc::new(SavePlan::new(layout.specs(), &layout.held(), limits)?),
         };
-        Ok(Parts { plan, rank: trainer.comm().rank })
+        Ok(JointSaveParts { plan, rank: trainer.comm().rank })
     }
 
     /// Who writes what.
@@ -90,11 +92,11 @@ impl Parts {
             return Ok(offloaded.held().unwrap_or_default());
         }
         let (mut held, is_away) = (Vec::new(), trainer.comm().device.is_cuda());
-        for Held { tensor, .. } in trainer.parts().into_iter().filter(|_| is_away) {
+        for LocalTensor { tensor, .. } in trainer.parts().into_iter().filter(|_| is_away) {
             copies.push(to_host(tensor)?);
         }
         let copies: &[Tensor] = copies;
-        for (at, Held { parts, tensor }) in trainer.parts().into_iter().enumerate() {
+        for (at, LocalTensor { parts, tensor }) in trainer.parts().into_iter().enumerate() {
             let bytes = bridge::bytes(copies.get(at).unwrap_or(tensor))?;
             held.extend(parts.iter().map(|part| &bytes[range(part, ITEM_BYTES)]));
         }
@@ -102,15 +104,19 @@ impl Parts {
     }
 
     /// What this rank wants of a checkpoint, of some groups.
-    fn wants<'a>(&'a self, trainer: &'a mut Trainer, groups: &[Group]) -> Result<Vec<Want<'a>>> {
+    fn wants<'a>(
+        &'a self,
+        trainer: &'a mut Trainer,
+        groups: &[Group],
+    ) -> Result<Vec<RegionRequest<'a>>> {
         let mut wants = Vec::new();
-        for HeldMut { parts, tensor } in trainer.parts_mut() {
+        for LocalTensorMut { parts, tensor } in trainer.parts_mut() {
             let memory = cut(bridge::bytes_mut(tensor)?, &parts, ITEM_BYTES);
             for (part, into) in parts.iter().zip(memory) {
                 let TensorSpec { name, group, .. } = &self.plan.specs()[part.tensor];
                 if groups.contains(group) {
                     let region = part.region.clone();
-                    wants.push(Want { name, group: *group, region, into });
+                    wants.push(RegionRequest { name, group: *group, region, into });
                 }
             }
         }
@@ -120,7 +126,7 @@ impl Parts {
 
 /// What a checkpoint has besides tensors. `data` is the corpus's fingerprint.
 #[must_use]
-pub fn meta(trainer: &Trainer, progress: Progress, data: &Value) -> Value {
+pub fn meta(trainer: &Trainer, progress: TrainingProgress, data: &Value) -> Value {
     json!({
         "step": progress.step,
         "samples_consumed": progress.samples,
@@ -139,10 +145,10 @@ pub fn meta(trainer: &Trainer, progress: Progress, data: &Value) -> Value {
 /// far it is.
 pub fn load(
     checkpoint: &Checkpoint,
-    parts: &Parts,
+    parts: &JointSaveParts,
     trainer: &mut Trainer,
     wanted: &[config::Part],
-) -> Result<Progress> {
+) -> Result<TrainingProgress> {
     let is_wanted = |part: config::Part| wanted.contains(&part);
     let groups = if is_wanted(config::Part::Optim) { &GROUPS[..] } else { &GROUPS[..1] };
     let specs = parts.plan.specs().iter().filter(|spec| groups.contains(&spec.group));
@@ -152,10 +158,10 @@ pub fn load(
         None => _ = checkpoint.read(parts.wants(trainer, groups)?)?,
     }
     if !is_wanted(config::Part::Data) {
-        return Ok(Progress::default());
+        return Ok(TrainingProgress::default());
     }
     let bad = |detail: String| {
-        Error::Mismatch(Mismatch::new(
+        Error::Mismatch(Incompatible::new(
             format!("load {}", checkpoint.display()),
             detail,
             "it was not saved by this trainer; `feedline inspect` tells what is in it",
@@ -169,7 +175,7 @@ pub fn load(
     let number = |key: &str| {
         meta[key].as_u64().ok_or_else(|| bad(format!("its meta has no number '{key}'")))
     };
-    Ok(Progress { step: number("step")?, samples: number("samples_consumed")? })
+    Ok(TrainingProgress { step: number("step")?, samples: number("samples_consumed")? })
 }
 
 /// Fills tensors with one group of a checkpoint.
@@ -200,7 +206,7 @@ pub fn load_group(
     if !details.is_empty() {
         let doing = format!("load {}", checkpoint.display());
         let hint = "the checkpoint is of another model, or was not saved by this trainer";
-        return Err(Error::Mismatch(Mismatch { doing, details, hint }));
+        return Err(Error::Mismatch(Incompatible { doing, details, hint }));
     }
     let reads = specs.iter().zip(into).map(|(spec, tensor)| {
         let into = &mut bridge::bytes_mut(tensor)?[..4 * spec.numel()];
@@ -231,8 +237,8 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
         let (key, there, here) = (&difference.key, &difference.there, &difference.here);
         let text = format!("{key}: {there} in the checkpoint, {here} in the config");
         match difference.effect {
-            Effect::OtherRun => details.push(text),
-            Effect::OtherBits => log::warn!("resume: not bit for bit: {text}"),
+            ResumeEffect::OtherRun => details.push(text),
+            ResumeEffect::OtherBits => log::warn!("resume: not bit for bit: {text}"),
         }
     }
     let (there, here) = (&checkpoint.meta()["data"], data);
@@ -246,7 +252,7 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
     if details.is_empty() {
         return Ok(());
     }
-    Err(Error::Mismatch(Mismatch {
+    Err(Error::Mismatch(Incompatible {
         doing: format!("resume from {}", checkpoint.display()),
         details,
         hint: "take the config of that run, or another run.dir for a new one",
@@ -261,7 +267,7 @@ pub fn open_folder(folder: &str) -> Result<Checkpoint> {
     let (store, key) = storage::locate(folder.trim_end_matches('/'))?;
     let step = key.name().strip_prefix("step-").and_then(|digits| digits.parse().ok());
     let step = step.ok_or_else(|| {
-        Error::Mismatch(Mismatch::new(
+        Error::Mismatch(Incompatible::new(
             format!("open the checkpoint {folder}"),
             format!("got a folder '{}', due one step-000000120", key.name()),
             "name one step, as `ls` of the checkpoints' folder shows them",

@@ -1,7 +1,7 @@
 //! One optimizer step: micro-batches in, weights changed.
 
 use ckpt::layout::{Slices, slice_of};
-use recipe::Mismatch;
+use recipe::Incompatible;
 use tch::{Device, Kind, Tensor};
 
 use crate::accumulate::{Contribution, tree_sum};
@@ -10,13 +10,13 @@ use crate::config::{Config, Dtype, LossScaleConfig, Offload, OptimConfig};
 use crate::device::numbers;
 use crate::input::Input;
 use crate::model::{LossWeights, Micro, Model, ParamSpec, Stage, Tp};
-use crate::offload::Offloaded;
+use crate::offload::OffloadedState;
 use crate::optim::{self, AdamW, StepSize};
 use crate::parallel::exchange::{Buffer, Gathering};
 use crate::parallel::grads::{Grads, Message, tag};
 use crate::parallel::norm::{all_sum, block_count, block_sums};
 use crate::parallel::pipe::Pipe;
-use crate::parallel::run::{Parts, Run};
+use crate::parallel::run::{RankNetwork, ScheduleRun};
 use crate::parallel::setup::Setup;
 use crate::parallel::weights::Weights;
 use crate::{Error, Result};
@@ -35,7 +35,7 @@ pub struct Trainer {
     adamw: AdamW,
     /// Has the f32 weights and the moments, where they are offloaded; then `params` are of the
     /// numbers of the computation.
-    pub(crate) offloaded: Option<Offloaded>,
+    pub(crate) offloaded: Option<OffloadedState>,
     /// Whole parameters in the numbers of the computation, where `params` are slices, unless they
     /// come and go.
     copies: Option<Vec<Tensor>>,
@@ -314,7 +314,7 @@ impl Trainer {
         let grads = Grads::new(group, self.setup.rules, &self.setup.buckets);
         let rows: Vec<i64> = batches.iter().map(|batch| batch.rows() as i64).collect();
         let pipe = self.pipe(lists);
-        Run::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows)).go(&own)
+        ScheduleRun::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows)).go(&own)
     }
 
     /// One over what counts in the step, times the loss scale.
@@ -386,7 +386,8 @@ impl Trainer {
         for (at, param) in params.iter().enumerate() {
             let own;
             (own, blocks) = blocks.split_at(block_count(elements(at)));
-            let is_whole = self.model.params()[*param].split == ckpt::layout::Split::Replicate;
+            let is_whole =
+                self.model.params()[*param].split == ckpt::layout::TensorSplit::Replicate;
             if uses.is_owner(*param, place.pp) && (place.tp == 0 || !is_whole) {
                 squares[*param] = own.iter().sum();
             }
@@ -413,9 +414,9 @@ impl Trainer {
         batches[0].first_sample().saturating_sub(before)
     }
 
-    pub(crate) fn part(&self) -> Parts<'_> {
+    pub(crate) fn part(&self) -> RankNetwork<'_> {
         let Setup { shape, chunks, pieces, kind, .. } = &self.setup;
-        Parts { shape: *shape, chunks, pieces, kind: *kind, doing: &self.comm.doing }
+        RankNetwork { shape: *shape, chunks, pieces, kind: *kind, doing: &self.comm.doing }
     }
 
     pub(crate) fn pipe(&self, lists: impl FnOnce() -> Vec<Vec<Action>>) -> Option<Pipe<'_>> {
@@ -453,7 +454,7 @@ fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
         Err(refusals) => refusals,
     };
     let doing = format!("divide the run among {} ranks", mesh.ranks());
-    Err(Error::Mismatch(Mismatch {
+    Err(Error::Mismatch(Incompatible {
         doing,
         details,
         hint: "`trainer plan --world N` says what would work",

@@ -12,9 +12,9 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use ckpt::Lease;
-use feed::{AnyBatch, Batches, Data, Neighbours};
-use logbook::{EvalPerf, EvalRecord, Meter, RunLog, SpikeWatch, StepRecord, Trace};
-use recipe::Mismatch;
+use feed::{AnyBatch, Batches, Data, NodePeers};
+use logbook::{EvalPerf, EvalRecord, LossSpikeDetector, Meter, RunLog, StepRecord, Trace};
+use recipe::Incompatible;
 use recipe::lr::LearningRate;
 use recipe::text::thousands;
 use serde_json::Value;
@@ -23,15 +23,15 @@ use tch::Device;
 
 use crate::comm::Comm;
 use crate::config::{Config, OnSpike, Timers};
-use crate::crew::{self, Crew};
+use crate::crew::{self, RankGroup};
 use crate::device;
 use crate::kind::peak_flop_per_s;
 use crate::launch::local::WAITING;
-use crate::launch::{Stage, Watchdog, World};
-use crate::plan::{Known, Plan};
-use crate::resume::{Place, Start};
-use crate::saver::Saver;
-use crate::state::{Parts, Progress};
+use crate::launch::{StartupStage, Watchdog, World};
+use crate::plan::{PlanInputs, RunPlan};
+use crate::resume::{CheckpointFolder, Start};
+use crate::saver::CheckpointManager;
+use crate::state::{JointSaveParts, TrainingProgress};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -77,8 +77,8 @@ impl std::fmt::Debug for Host<'_> {
 pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     let begun = Instant::now();
     let config = feed::with_special(config.resolved())?;
-    let crew = Crew::gather(host.world.take(), &config)?;
-    let done = Run::prepare(&config, host, &crew).and_then(|mut run| {
+    let crew = RankGroup::gather(host.world.take(), &config)?;
+    let done = TrainingLoop::prepare(&config, host, &crew).and_then(|mut run| {
         let outcome = run.go(begun);
         if matches!(&outcome, Err(error) if error.is_peer_lost()) {
             run.saver.give_up();
@@ -102,20 +102,20 @@ pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
     }
 }
 
-struct Run<'a> {
+struct TrainingLoop<'a> {
     config: Config,
     data: Data,
     fingerprint: Value,
     trainer: Trainer,
-    progress: Progress,
+    progress: TrainingProgress,
     /// The step of the last save that was begun, or that the run began with.
     saved_step: u64,
     saved_at: Instant,
-    saver: Saver,
+    saver: CheckpointManager,
     /// Of the first rank.
     log: Option<RunLog>,
     meter: Meter,
-    spikes: SpikeWatch,
+    spikes: LossSpikeDetector,
     trace: Option<Trace>,
     stop: &'a AtomicBool,
     /// Keeps other runs out of the folder of checkpoints: the first rank's.
@@ -123,9 +123,9 @@ struct Run<'a> {
     _watchdog: Option<Watchdog>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> TrainingLoop<'a> {
     /// All that stands before the first step. `config` is resolved.
-    fn prepare(config: &Config, host: Host<'a>, crew: &Crew) -> Result<Self> {
+    fn prepare(config: &Config, host: Host<'a>, crew: &RankGroup) -> Result<Self> {
         tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
         let device = device::choose(config, crew.local_rank())?;
         if config.precision.deterministic.unwrap_or(device == Device::Cpu) {
@@ -140,8 +140,8 @@ impl<'a> Run<'a> {
             Ok(Data::new(corpus, config)?)
         };
         // The first rank builds the index, and the others find it.
-        let first = crew.stage(Stage::Index, || crew.is_first().then(open).transpose())?;
-        let mut data = crew.stage(Stage::Data, || first.map_or_else(open, Ok))?;
+        let first = crew.stage(StartupStage::Index, || crew.is_first().then(open).transpose())?;
+        let mut data = crew.stage(StartupStage::Data, || first.map_or_else(open, Ok))?;
         for doubt in data.doubts().iter().filter(|_| crew.is_first()) {
             log::warn!("data: {doubt}");
         }
@@ -149,12 +149,12 @@ impl<'a> Run<'a> {
         warn_of_spinning(config.run.threads, ranks.len() as u64);
         if ranks.len() > 1 {
             let (_, job) = crew.told("job", || Ok(((), token())))?;
-            data.share(Neighbours { job, ranks });
+            data.share(NodePeers { job, ranks });
         }
         let restore = || Self::restore(config, host, crew, comm, data);
-        let mut run = crew.stage(Stage::Checkpoint, restore)?;
+        let mut run = crew.stage(StartupStage::Checkpoint, restore)?;
         run._watchdog = watchdog;
-        crew.stage(Stage::FirstCollective, || crew::any(run.trainer.comm(), [false]))?;
+        crew.stage(StartupStage::FirstCollective, || crew::any(run.trainer.comm(), [false]))?;
         crew.ready();
         Ok(run)
     }
@@ -163,14 +163,14 @@ impl<'a> Run<'a> {
     fn restore(
         config: &Config,
         host: Host<'a>,
-        crew: &Crew,
+        crew: &RankGroup,
         comm: Comm,
         data: Data,
     ) -> Result<Self> {
         let fingerprint = data.fingerprint()?;
         let mut trainer = Trainer::unloaded(config, comm)?;
-        let place = Place::open(config)?;
-        let parts = Parts::new(&place.checkpoints, &trainer)?;
+        let place = CheckpointFolder::open(config)?;
+        let parts = JointSaveParts::new(&place.checkpoints, &trainer)?;
         // The others wait here for the first to have cleared what a killed run has left.
         let (lease, token) = crew.told("lease", || Ok((place.claim(config)?, token())))?;
         let start = Start { config, parts: &parts, data: &fingerprint };
@@ -192,8 +192,9 @@ impl<'a> Run<'a> {
         let meter = Meter::new(config, comm.mesh.ranks() as u64, peak);
         let steps = place.checkpoints;
         let local = data.local_cache();
-        let saver = Saver::new(config, steps, parts, progress, token, host.agent, local)?;
-        Ok(Run {
+        let saver =
+            CheckpointManager::new(config, steps, parts, progress, token, host.agent, local)?;
+        Ok(TrainingLoop {
             data,
             fingerprint,
             trainer,
@@ -203,7 +204,7 @@ impl<'a> Run<'a> {
             saver,
             log,
             meter,
-            spikes: SpikeWatch::new(&config.run.spike),
+            spikes: LossSpikeDetector::new(&config.run.spike),
             trace,
             stop: host.stop,
             config: config.clone(),
@@ -284,7 +285,7 @@ impl<'a> Run<'a> {
         let report = self.trainer.step(&self.config.optim, micro, step, lr)?;
         self.meter.comm_wait += bridge::dist::waited() - waited;
         let samples = self.progress.samples;
-        self.progress = Progress { step, samples: samples + self.config.batch.at(samples) };
+        self.progress = TrainingProgress { step, samples: samples + self.config.batch.at(samples) };
         self.meter.work += step_begun.elapsed();
         self.doing("");
         self.meter.steps += 1;
@@ -315,7 +316,7 @@ impl<'a> Run<'a> {
     /// Looks whether the loss of the last step, whose first sample is known, has leapt.
     fn watch(&mut self, loss: f64, first_sample: u64) -> Result<()> {
         let Some(mean) = self.spikes.see(loss) else { return Ok(()) };
-        let Progress { step, samples } = self.progress;
+        let TrainingProgress { step, samples } = self.progress;
         let error =
             Error::Spike { step, loss, mean, first_sample, samples: samples - first_sample };
         match self.config.run.spike.action {
@@ -398,15 +399,15 @@ fn warn_of_spinning(threads: u64, ranks: u64) {
 
 /// What no other process that saves has called itself.
 fn token() -> String {
-    let owner = storage::Owner::new().to_string();
+    let owner = storage::ProcessIdentity::new().to_string();
     format!("{:016x}", storage::crc64(owner.as_bytes()))
 }
 
 /// Says what the run will take, on one of its ranks, and refuses what cannot work.
 fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64, tells: bool) -> Result<()> {
     let world = Some(ranks);
-    let known = Known { corpus_tokens: Some(corpus_tokens), world, ..Known::default() };
-    let plan = Plan::new(config, &known);
+    let known = PlanInputs { corpus_tokens: Some(corpus_tokens), world, ..PlanInputs::default() };
+    let plan = RunPlan::new(config, &known);
     log::info!("model: {}", plan.model);
     log::info!(
         "plan: {} parameters, {} steps of {} tokens, {:.2} epochs, {} threads",
@@ -423,7 +424,7 @@ fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64, tells: bool) -> R
         return Ok(());
     }
     let hint = "`trainer plan` says what would work";
-    Err(Error::Mismatch(Mismatch {
+    Err(Error::Mismatch(Incompatible {
         doing: "plan the run".to_owned(),
         details: plan.refusals,
         hint,

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::wire::{self, Answer, Hello, Order};
+use super::wire::{self, AgentCommand, Answer, Hello};
 use super::{ANSWER_MAX, DOOR, LOOK_PAUSE, failed, tell};
-use crate::control::Control;
+use crate::control::SaveControl;
 use crate::snapshot::Snapshot;
-use crate::{Checkpoints, Error, Patience, Result, SaveReport};
+use crate::{Checkpoints, Error, LivenessTimeouts, Result, SaveReport};
 use storage::shared::{Arena, Peer, ready};
-use storage::{Key, Owner};
+use storage::{Key, ProcessIdentity};
 
 /// Between two answers that tell the progress.
 const TELL_PAUSE: Duration = Duration::from_millis(200);
@@ -37,37 +37,37 @@ pub fn serve() -> Result<()> {
             return Err(error);
         }
     };
-    if !answer(&peer, &Answer::Ready(Owner::new().to_string())) {
+    if !answer(&peer, &Answer::Ready(ProcessIdentity::new().to_string())) {
         return Ok(());
     }
     let mut arena: Option<Arena> = None;
     while let Some(order) = next_order(&peer)? {
         match order {
-            Order::Arena { len } => {
+            AgentCommand::Arena { len } => {
                 drop(arena.take());
                 arena = Some(receive_arena(&peer, len)?);
             }
-            Order::Forget => {
+            AgentCommand::Forget => {
                 arena = None;
                 if !answer(&peer, &Answer::Forgotten) {
                     return Ok(());
                 }
             }
-            Order::Save { start, len } => {
+            AgentCommand::Save { start, len } => {
                 let bytes = arena.as_deref().unwrap_or_default();
                 if !save(&peer, &steps, bytes, start, len) {
                     return Ok(());
                 }
             }
             // What it was for is done.
-            Order::Cancel => {}
+            AgentCommand::Cancel => {}
         }
     }
     Ok(())
 }
 
 /// Waits for as long as the trainer lives.
-fn next_order(peer: &Peer) -> Result<Option<Order>> {
+fn next_order(peer: &Peer) -> Result<Option<AgentCommand>> {
     while !ready(&[peer.as_fd()], None)?[0] {}
     wire::receive_order(peer)
 }
@@ -78,12 +78,14 @@ fn open(hello: &Hello) -> Result<Checkpoints> {
         folder => Key::new(folder)?,
     };
     let steps = Checkpoints::open(storage::open_url(&hello.url)?, folder);
-    let trainer = Owner::parse(&hello.trainer).ok_or_else(|| failed("the trainer has no name"))?;
+    let trainer =
+        ProcessIdentity::parse(&hello.trainer).ok_or_else(|| failed("the trainer has no name"))?;
     let Hello { beat, silence_max, .. } = *hello;
     if beat.checked_mul(2).is_none_or(|two| two > silence_max) {
         return Err(failed(format!("no beat of {beat:?} fits into {silence_max:?}")));
     }
-    let steps = steps.with_options(hello.options).with_patience(Patience { beat, silence_max });
+    let steps =
+        steps.with_options(hello.options).with_patience(LivenessTimeouts { beat, silence_max });
     steps.admit(trainer);
     Ok(steps)
 }
@@ -98,7 +100,7 @@ fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
 
 /// Says whether the trainer is still there, and was told what came of it.
 fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) -> bool {
-    let control = Control::default();
+    let control = SaveControl::default();
     let mut is_there = true;
     let outcome = std::thread::scope(|scope| {
         let worker = scope.spawn(|| carry_out(steps, arena, start, len, &control));
@@ -110,7 +112,7 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
             }
             match ready(&[peer.as_fd()], Some(LOOK_PAUSE)) {
                 Ok(fds) if fds[0] => match wire::receive_order(peer) {
-                    Ok(Some(Order::Cancel)) => control.cancel(),
+                    Ok(Some(AgentCommand::Cancel)) => control.cancel(),
                     Ok(Some(_)) | Ok(None) | Err(_) => is_there = false,
                 },
                 Ok(_) => {}
@@ -145,7 +147,7 @@ fn carry_out(
     arena: &[u8],
     start: u64,
     len: u64,
-    control: &Control,
+    control: &SaveControl,
 ) -> Result<SaveReport> {
     let range = || {
         let end = usize::try_from(start.checked_add(len)?).ok()?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{ANSWER_MAX, LOOK_PAUSE, failed};
-use crate::{Options, Result, SaveReport};
+use crate::{CheckpointOptions, Result, SaveReport};
 use storage::shared::Peer;
 
 /// A kind and two numbers.
@@ -21,7 +21,7 @@ const WORDS_BYTES_MAX: u64 = 1 << 20;
 pub(super) struct Hello {
     pub(super) url: String,
     pub(super) folder: String,
-    pub(super) options: Options,
+    pub(super) options: CheckpointOptions,
     /// Of the trainer, that neither takes the other, or another trainer both, for dead.
     pub(super) beat: Duration,
     pub(super) silence_max: Duration,
@@ -30,7 +30,7 @@ pub(super) struct Hello {
 
 /// What the trainer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum AgentCommand {
     /// A descriptor follows: the memory for copies, of this length.
     Arena { len: u64 },
     /// The memory that it has is of no more use.
@@ -65,27 +65,27 @@ pub(super) fn receive_hello(peer: &Peer) -> Result<Hello> {
     hello.ok_or_else(|| failed("the trainer does not say what a trainer says"))
 }
 
-pub(super) fn send_order(peer: &Peer, order: Order) -> io::Result<()> {
+pub(super) fn send_order(peer: &Peer, order: AgentCommand) -> io::Result<()> {
     match order {
-        Order::Arena { len } => send(peer, b'A', [len, 0], &[]),
-        Order::Forget => send(peer, b'G', [0, 0], &[]),
-        Order::Save { start, len } => send(peer, b'S', [start, len], &[]),
-        Order::Cancel => send(peer, b'C', [0, 0], &[]),
+        AgentCommand::Arena { len } => send(peer, b'A', [len, 0], &[]),
+        AgentCommand::Forget => send(peer, b'G', [0, 0], &[]),
+        AgentCommand::Save { start, len } => send(peer, b'S', [start, len], &[]),
+        AgentCommand::Cancel => send(peer, b'C', [0, 0], &[]),
     }
 }
 
 /// The next order; `None` if the trainer is gone.
-pub(super) fn receive_order(peer: &Peer) -> Result<Option<Order>> {
+pub(super) fn receive_order(peer: &Peer) -> Result<Option<AgentCommand>> {
     let (kind, [first, second], _) = match message(peer, ANSWER_MAX) {
         Ok(message) => message,
         Err(e) if is_end(&e) => return Ok(None),
         Err(e) => return Err(gone(e)),
     };
     match kind {
-        b'A' => Ok(Some(Order::Arena { len: first })),
-        b'G' => Ok(Some(Order::Forget)),
-        b'S' => Ok(Some(Order::Save { start: first, len: second })),
-        b'C' => Ok(Some(Order::Cancel)),
+        b'A' => Ok(Some(AgentCommand::Arena { len: first })),
+        b'G' => Ok(Some(AgentCommand::Forget)),
+        b'S' => Ok(Some(AgentCommand::Save { start: first, len: second })),
+        b'C' => Ok(Some(AgentCommand::Cancel)),
         _ => Err(failed(format!("an order of kind {kind}, which there is not"))),
     }
 }
@@ -168,9 +168,11 @@ mod tests {
     #[test]
     fn what_is_said_is_heard() {
         let (a, b) = Peer::pair().unwrap();
-        for order in
-            [Order::Arena { len: u64::MAX }, Order::Save { start: 1, len: 2 }, Order::Cancel]
-        {
+        for order in [
+            AgentCommand::Arena { len: u64::MAX },
+            AgentCommand::Save { start: 1, len: 2 },
+            AgentCommand::Cancel,
+        ] {
             send_order(&a, order).unwrap();
             assert_eq!(receive_order(&b).unwrap(), Some(order));
         }
@@ -189,7 +191,7 @@ mod tests {
             send_answer(&b, &answer).unwrap();
             assert_eq!(receive(&a, ANSWER_MAX).unwrap(), answer);
         }
-        let options = Options::default();
+        let options = CheckpointOptions::default();
         let [url, folder, trainer] = ["/data", "run", "host.2"].map(str::to_owned);
         let (beat, silence_max) = (Duration::from_millis(9), Duration::from_secs(7));
         let hello = Hello { url, folder, options, beat, silence_max, trainer };

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crate::{Error, SaveReport};
 
-/// What [`Background::finish_within`] decided and what came of it. Its text is a line for a log.
+/// What [`AsyncSaver::finish_within`] decided and what came of it. Its text is a line for a log.
 #[derive(Debug)]
 pub enum Finish {
     /// Nothing was being written, and nothing is lost.
@@ -22,7 +22,7 @@ pub enum Finish {
     /// It failed.
     Failed(u64, Error),
     /// It was cancelled, and does not end: the store does not answer. A process that ends now
-    /// leaves what was written to the next sweep; one that drops the [`Background`] first waits.
+    /// leaves what was written to the next sweep; one that drops the [`AsyncSaver`] first waits.
     Stuck {
         /// The step, which may still come to be there.
         step: u64,

@@ -8,44 +8,44 @@ use crate::SaveReport;
 use crate::agent::Agent;
 use crate::plan::SavePlan;
 use crate::snapshot::Snapshot;
-use crate::ticket::Ticket;
+use crate::ticket::SaveStatus;
 use storage::shared::Arena;
 
 /// What a save needs, and there is one of.
 #[derive(Debug, Default)]
-pub(super) struct Kit {
+pub(super) struct SaveResources {
     pub(super) arena: Option<Arena>,
     pub(super) agent: Option<Agent>,
 }
 
 /// A state that was copied, and is to be written.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) kit: Kit,
+pub(super) struct PendingSave {
+    pub(super) kit: SaveResources,
     pub(super) plan: Arc<SavePlan>,
     pub(super) snapshot: Snapshot,
-    pub(super) ticket: Arc<Ticket>,
+    pub(super) ticket: Arc<SaveStatus>,
 }
 
 /// The kit while a caller has it. Dropped, by a panic too, it goes home: without it nobody could
 /// ever save again, and the run would wait for it.
-pub(super) struct Lent<'a> {
-    pub(super) shared: &'a Shared,
+pub(super) struct ResourceGuard<'a> {
+    pub(super) shared: &'a SaverShared,
     /// `None` once it is passed on.
-    pub(super) kit: Option<Kit>,
+    pub(super) kit: Option<SaveResources>,
 }
 
-impl Lent<'_> {
-    pub(super) fn kit(&mut self) -> &mut Kit {
+impl ResourceGuard<'_> {
+    pub(super) fn kit(&mut self) -> &mut SaveResources {
         self.kit.as_mut().expect("it is passed on at the very end")
     }
 
-    pub(super) fn pass_on(mut self) -> Kit {
+    pub(super) fn pass_on(mut self) -> SaveResources {
         self.kit.take().expect("it is passed on once")
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for ResourceGuard<'_> {
     fn drop(&mut self) {
         if let Some(kit) = self.kit.take() {
             self.shared.lock().kit = Some(kit);
@@ -55,38 +55,38 @@ impl Drop for Lent<'_> {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
+pub(super) struct SaverShared {
+    pub(super) state: Mutex<SaverState>,
     pub(super) changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct SaverState {
     /// At home while nothing is copied or written.
-    pub(super) kit: Option<Kit>,
-    pub(super) job: Option<Job>,
+    pub(super) kit: Option<SaveResources>,
+    pub(super) job: Option<PendingSave>,
     /// The latest save.
-    pub(super) latest: Option<Arc<Ticket>>,
+    pub(super) latest: Option<Arc<SaveStatus>>,
     /// The latest that was committed.
     pub(super) last: Option<SaveReport>,
-    pub(super) hook: Hook,
+    pub(super) hook: CommitHook,
     pub(super) end: bool,
 }
 
 /// What is done after each save that was committed.
 #[derive(Clone, Default)]
-pub(super) struct Hook(pub(super) Option<Arc<AfterCommit>>);
+pub(super) struct CommitHook(pub(super) Option<Arc<AfterCommit>>);
 
 pub(super) type AfterCommit = dyn Fn(&SaveReport, &serde_json::Value) + Send + Sync;
 
-impl fmt::Debug for Hook {
+impl fmt::Debug for CommitHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Hook" } else { "no hook" })
     }
 }
 
-impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+impl SaverShared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SaverState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,8 +94,8 @@ impl Shared {
     pub(super) fn wait_while(
         &self,
         until: Option<Instant>,
-        is_so: impl Fn(&State) -> bool,
-    ) -> MutexGuard<'_, State> {
+        is_so: impl Fn(&SaverState) -> bool,
+    ) -> MutexGuard<'_, SaverState> {
         let mut state = self.lock();
         while is_so(&state) {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -6,14 +6,14 @@ use storage::FileEntry;
 
 /// What the writers of a plan wrote: for each the files, in the order of the plan, and the chunks
 /// of each file.
-pub(crate) type Parts = Vec<Vec<(FileEntry, Vec<Chunk>)>>;
+pub(crate) type WriterFiles = Vec<Vec<(FileEntry, Vec<Chunk>)>>;
 
 /// What all writers wrote, as a manifest lists it. The parts may come from other processes, so they
 /// are compared with the plan.
 pub(crate) fn merge_parts(
     plan: &SavePlan,
     codec: Option<Codec>,
-    parts: Parts,
+    parts: WriterFiles,
 ) -> Result<(Vec<FileEntry>, Vec<TensorEntry>)> {
     let bad = |writer: usize, got: String, due: String| {
         let why = format!("it wrote {got}, and {due} was planned");

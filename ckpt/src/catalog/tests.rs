@@ -1,7 +1,7 @@
-use super::parts::Parts;
+use super::parts::WriterFiles;
 use super::*;
 use crate::plan::{PlanLimits, SavePlan};
-use crate::spec::{Holding, TensorSpec};
+use crate::spec::{HeldRegion, TensorSpec};
 use serde_json::{Value, json};
 
 /// A manifest of one tensor of bytes, 400 by 500, in so many ranges of one element, and what is
@@ -52,7 +52,7 @@ fn parts_that_are_not_of_the_plan_are_refused() {
     let rows = |start| {
         let spans = vec![Span { start, len: 2 }, Span { start: 0, len: 10 }];
         let region = Region::of_box(spans);
-        (0..2).map(|tensor| Holding { tensor, region: region.clone() }).collect::<Vec<_>>()
+        (0..2).map(|tensor| HeldRegion { tensor, region: region.clone() }).collect::<Vec<_>>()
     };
     let plan = SavePlan::new(&specs, &[rows(0), rows(2)], PlanLimits::default()).unwrap();
     let part = |writer: usize| -> Vec<(FileEntry, Vec<Chunk>)> {
@@ -62,7 +62,7 @@ fn parts_that_are_not_of_the_plan_are_refused() {
             bytes: shard.bytes(),
             crc64: 0,
         };
-        let chunk = |shard: &crate::Shard, piece: &crate::Piece| Chunk {
+        let chunk = |shard: &crate::Shard, piece: &crate::PlannedChunk| Chunk {
             file: shard.file.clone(),
             offset: piece.offset,
             bytes: piece.bytes.len() as u64,
@@ -81,7 +81,7 @@ fn parts_that_are_not_of_the_plan_are_refused() {
     let firsts: Vec<u64> = tensors[1].chunks.iter().map(|chunk| chunk.spans[0].start).collect();
     assert_eq!(firsts, [0, 2]);
 
-    let check = |change: &dyn Fn(&mut Parts), due: &str| {
+    let check = |change: &dyn Fn(&mut WriterFiles), due: &str| {
         let mut parts = good();
         change(&mut parts);
         let text = merge_parts(&plan, None, parts).unwrap_err().to_string();

@@ -23,7 +23,7 @@ use crate::checkpoints::step_name;
 use crate::commit::{STAGING, forget};
 use crate::sweep::after_step;
 use crate::{Checkpoints, Chunk, Codec, Error, Result};
-use storage::{FileEntry, Key, Life, Manifest, Owner, Storage};
+use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity, Storage};
 
 /// Hidden folders of saves that several processes make.
 const MEETING: &str = ".save-";
@@ -42,7 +42,7 @@ const POLL_MIN: Duration = Duration::from_millis(2);
 /// Writer 0 says what is going to be saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Announce {
+pub(super) struct SaveAnnouncement {
     pub(super) step: u64,
     pub(super) writers: usize,
     /// Of the plan, which all must share. In hexadecimal digits: JSON has no 64-bit integers in
@@ -63,13 +63,13 @@ pub(super) struct Announce {
 
 /// What one writer has written, durably.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct WriterOutput {
     /// Its files of tensors, in the order of the plan, and the chunks of each.
     pub(crate) shards: Vec<(FileEntry, Vec<Chunk>)>,
     pub(crate) blobs: Vec<(FileEntry, BlobEntry)>,
 }
 
-impl Part {
+impl WriterOutput {
     pub(super) fn files(&self) -> impl Iterator<Item = &FileEntry> {
         let shards = self.shards.iter().map(|(file, _)| file);
         shards.chain(self.blobs.iter().map(|(file, _)| file))
@@ -97,12 +97,12 @@ pub(super) struct Decision {
 
 /// The meeting of one save, as one writer has it.
 #[derive(Debug)]
-pub(super) struct Meeting<'a> {
+pub(super) struct Rendezvous<'a> {
     steps: &'a Checkpoints,
     pub(super) folder: Key,
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> Rendezvous<'a> {
     pub(super) fn new(steps: &'a Checkpoints, step: u64, token: &str) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !token.chars().all(is_plain) {
@@ -110,7 +110,7 @@ impl<'a> Meeting<'a> {
             return Err(Error::BadInput { what: format!("with the token '{token}'"), why });
         }
         let folder = steps.folder.join(&format!("{MEETING}{}-{token}", step_name(step)))?;
-        Ok(Meeting { steps, folder })
+        Ok(Rendezvous { steps, folder })
     }
 
     fn store(&self) -> &dyn Storage {
@@ -122,7 +122,7 @@ impl<'a> Meeting<'a> {
     }
 
     /// Says what is saved. A token serves once: what another try left would be mistaken for ours.
-    pub(super) fn announce(&self, announce: &Announce) -> Result<()> {
+    pub(super) fn announce(&self, announce: &SaveAnnouncement) -> Result<()> {
         match self.write(ANNOUNCE, Vec::new(), announce) {
             Err(Error::Storage(storage::Error::Exists { what })) => {
                 let why = format!("{what} is there; every try takes a token of its own");
@@ -132,11 +132,11 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    pub(super) fn announced(&self) -> Result<Option<Announce>> {
+    pub(super) fn announced(&self) -> Result<Option<SaveAnnouncement>> {
         Ok(self.read(ANNOUNCE)?.map(|(_, announce)| announce))
     }
 
-    pub(super) fn put_part(&self, writer: usize, owner: &str, part: &Part) -> Result<()> {
+    pub(super) fn put_part(&self, writer: usize, owner: &str, part: &WriterOutput) -> Result<()> {
         let files = part.files().cloned().collect();
         let chunks = part.shards.iter().map(|(_, chunks)| chunks.clone()).collect();
         let blobs = part.blobs.iter().map(|(_, blob)| blob.clone()).collect();
@@ -150,7 +150,7 @@ impl<'a> Meeting<'a> {
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    pub(super) fn part(&self, writer: usize, owner: &str) -> Result<Part> {
+    pub(super) fn part(&self, writer: usize, owner: &str) -> Result<WriterOutput> {
         let name = format!("part/{writer:05}");
         let what = || self.steps.store.display(&self.folder);
         let (mut files, PartMeta { owner: of, chunks, blobs }) =
@@ -167,7 +167,7 @@ impl<'a> Meeting<'a> {
         }
         let extra = files.split_off(chunks.len());
         let (shards, blobs) = (files.into_iter().zip(chunks), extra.into_iter().zip(blobs));
-        Ok(Part { shards: shards.collect(), blobs: blobs.collect() })
+        Ok(WriterOutput { shards: shards.collect(), blobs: blobs.collect() })
     }
 
     /// Decides for all, unless somebody has. Gives what is decided.
@@ -233,8 +233,9 @@ impl Checkpoints {
     pub(crate) fn clear_meetings(&self, but: &str) -> Result<Vec<String>> {
         let mut removed = Vec::new();
         for name in self.store.names(&self.folder)? {
-            let is_ours = |owner: &Owner| owner.life() == Life::Ours;
-            let staged = name.strip_prefix(STAGING).and_then(after_step).and_then(Owner::parse);
+            let is_ours = |owner: &ProcessIdentity| owner.life() == Liveness::Ours;
+            let staged =
+                name.strip_prefix(STAGING).and_then(after_step).and_then(ProcessIdentity::parse);
             if staged.is_some_and(|owner| is_ours(&owner)) {
                 self.check_lease()?;
                 self.store.delete_folder(&self.folder.join(&name)?)?;

@@ -11,8 +11,8 @@ mod pulse;
 mod roll;
 mod together;
 
-pub(crate) use meeting::Part;
-pub(crate) use place::{DAMAGED, Place, STAGING};
-pub use pulse::Patience;
-pub(crate) use pulse::{Pulse, forget, maker_of};
-pub use together::Together;
+pub(crate) use meeting::WriterOutput;
+pub(crate) use place::{CommitTarget, DAMAGED, STAGING};
+pub use pulse::LivenessTimeouts;
+pub(crate) use pulse::{Heartbeat, forget, maker_of};
+pub use together::JointSaveOptions;

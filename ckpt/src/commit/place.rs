@@ -12,7 +12,7 @@ use crate::checkpoints::{step_name, step_of};
 use crate::commit::forget;
 use crate::retention::TRASH;
 use crate::{Checkpoints, Error, Result, SweepReport};
-use storage::{FileEntry, Key, Life, Manifest, Owner};
+use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity};
 
 /// Hidden folders that are being written.
 pub(crate) const STAGING: &str = ".tmp-";
@@ -41,14 +41,14 @@ struct Committed {
 
 /// How a step comes into being.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum CommitMode {
     Renamed,
     Marked,
 }
 
 /// Where a step is written.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct CommitTarget {
     step: u64,
     /// The step's folder.
     pub(crate) target: Key,
@@ -56,29 +56,34 @@ pub(crate) struct Place {
     pub(crate) data: Key,
     /// The object that is there when the step is.
     pub(crate) record: Key,
-    form: Form,
+    form: CommitMode,
     /// Whether a damaged step has the target's name.
     pub(crate) has_damaged: bool,
 }
 
-impl Place {
+impl CommitTarget {
     /// Where the files are once the step is there.
     pub(crate) fn files(&self) -> &Key {
         match self.form {
-            Form::Renamed => &self.target,
-            Form::Marked => &self.data,
+            CommitMode::Renamed => &self.target,
+            CommitMode::Marked => &self.data,
         }
     }
 }
 
 impl Checkpoints {
     /// Where the step goes. A damaged one of that name is to be set aside.
-    pub(crate) fn find_place(&self, step: u64) -> Result<Place> {
-        self.find_place_for(step, STAGING, &Owner::new().to_string())
+    pub(crate) fn find_place(&self, step: u64) -> Result<CommitTarget> {
+        self.find_place_for(step, STAGING, &ProcessIdentity::new().to_string())
     }
 
     /// The same, with a folder that is told by a hidden prefix and a mark of who writes into it.
-    pub(crate) fn find_place_for(&self, step: u64, hidden: &str, mark: &str) -> Result<Place> {
+    pub(crate) fn find_place_for(
+        &self,
+        step: u64,
+        hidden: &str,
+        mark: &str,
+    ) -> Result<CommitTarget> {
         let name = step_name(step);
         let target = self.folder.join(&name)?;
         let is_taken = self.store.names(&self.folder)?.contains(&name);
@@ -88,24 +93,24 @@ impl Checkpoints {
         }
         let (form, data, record, has_damaged) = if self.store.can_publish(&self.folder)? {
             let data = self.folder.join(&format!("{hidden}{name}-{mark}"))?;
-            (Form::Renamed, data, target.join(MANIFEST)?, is_taken)
+            (CommitMode::Renamed, data, target.join(MANIFEST)?, is_taken)
         } else {
             let data = target.join(&format!("{DATA}{mark}"))?;
             let record = target.join(COMMIT)?;
             let has_damaged = there.contains_key(&record) || has_manifest(&target, &there)?;
-            (Form::Marked, data, record, has_damaged)
+            (CommitMode::Marked, data, record, has_damaged)
         };
-        Ok(Place { step, target, data, record, form, has_damaged })
+        Ok(CommitTarget { step, target, data, record, form, has_damaged })
     }
 
     /// Makes room for the step, where a damaged one has its name.
-    pub(crate) fn set_aside(&self, place: &Place) -> Result<()> {
+    pub(crate) fn set_aside(&self, place: &CommitTarget) -> Result<()> {
         if !place.has_damaged {
             return Ok(());
         }
         let what = self.store.display(&place.target);
-        if place.form == Form::Renamed {
-            let name = format!("{DAMAGED}{}-{}", place.target.name(), Owner::new());
+        if place.form == CommitMode::Renamed {
+            let name = format!("{DAMAGED}{}-{}", place.target.name(), ProcessIdentity::new());
             let aside = self.folder.join(&name)?;
             log::warn!("{what} is damaged and moves to {}", self.store.display(&aside));
             return Ok(self.store.publish(&place.target, &aside)?);
@@ -124,8 +129,8 @@ impl Checkpoints {
     }
 
     /// Makes the files, all of which are durable, the step. This is the commit.
-    pub(crate) fn publish(&self, place: &Place, manifest: &FileEntry) -> Result<()> {
-        if place.form == Form::Renamed {
+    pub(crate) fn publish(&self, place: &CommitTarget, manifest: &FileEntry) -> Result<()> {
+        if place.form == CommitMode::Renamed {
             let published = self.store.publish(&place.data, &place.target);
             return Ok(published.inspect_err(|_| self.abandon(&place.data))?);
         }
@@ -154,7 +159,7 @@ impl Checkpoints {
         let target = self.folder.join(&name)?;
         if self.store.can_publish(&self.folder)? {
             // Hidden in one step, so that a crash never shows half a checkpoint.
-            let trash = self.folder.join(&format!("{TRASH}{name}-{}", Owner::new()))?;
+            let trash = self.folder.join(&format!("{TRASH}{name}-{}", ProcessIdentity::new()))?;
             self.store.publish(&target, &trash)?;
             return Ok(self.store.delete_folder(&trash)?);
         }
@@ -224,7 +229,7 @@ impl Checkpoints {
         let mut found = Vec::new();
         let mut add = |name: &str, folder: Key| {
             let Some((step, mark)) = name.split_at_checked(step_name(0).len()) else { return };
-            let mark = mark.strip_prefix('-').filter(|mark| Owner::parse(mark).is_none());
+            let mark = mark.strip_prefix('-').filter(|mark| ProcessIdentity::parse(mark).is_none());
             if let Some((step, mark)) = step_of(step).zip(mark) {
                 found.push((step, mark.to_owned(), folder));
             }
@@ -264,8 +269,10 @@ impl Checkpoints {
     /// Whether nobody writes what this owner began, as long as the lease is ours. A process of this
     /// machine that lives gets the benefit of the doubt.
     pub(crate) fn is_abandoned(&self, owner: Option<&str>) -> bool {
-        let owner = owner.and_then(Owner::parse);
-        owner.is_some_and(|owner| owner.life() != Life::Alive && !self.lease.is_of_family(&owner))
+        let owner = owner.and_then(ProcessIdentity::parse);
+        owner.is_some_and(|owner| {
+            owner.life() != Liveness::Alive && !self.lease.is_of_family(&owner)
+        })
     }
 
     /// Removes the files of steps that were never committed, or were being deleted, where steps are

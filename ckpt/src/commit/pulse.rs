@@ -1,9 +1,9 @@
 //! Signs of life between processes that share nothing but a store.
 //!
-//! A pulse is an object whose name ends in its [`Owner`] and, from the second on, in the number of
-//! the beat: `OWNER`, `OWNER~1`, `OWNER~2`. Its maker writes the next one and deletes the last,
-//! again and again. Whoever sees the same name for too long, by its own clock, takes the maker for
-//! dead: no two clocks are ever compared, and no time of a file is read.
+//! A pulse is an object whose name ends in its [`ProcessIdentity`] and, from the second on, in the
+//! number of the beat: `OWNER`, `OWNER~1`, `OWNER~2`. Its maker writes the next one and deletes the
+//! last, again and again. Whoever sees the same name for too long, by its own clock, takes the
+//! maker for dead: no two clocks are ever compared, and no time of a file is read.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::{Error, Result};
-use storage::{Key, Owner, Storage, write_all};
+use storage::{Key, ProcessIdentity, Storage, write_all};
 
 /// How long processes wait for one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct LivenessTimeouts {
     /// How often a process at work gives a sign of life. Each is a small object written and one
     /// deleted. Default: 10 s.
     pub beat: Duration,
@@ -25,33 +25,33 @@ pub struct Patience {
     pub silence_max: Duration,
 }
 
-impl Default for Patience {
+impl Default for LivenessTimeouts {
     fn default() -> Self {
-        Patience { beat: Duration::from_secs(10), silence_max: Duration::from_secs(60) }
+        LivenessTimeouts { beat: Duration::from_secs(10), silence_max: Duration::from_secs(60) }
     }
 }
 
 /// Signs of life, given until this is stopped or dropped.
 #[derive(Debug)]
-pub(crate) struct Pulse {
-    heart: Arc<Heart>,
+pub(crate) struct Heartbeat {
+    heart: Arc<HeartbeatTask>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Heart {
+struct HeartbeatTask {
     store: Arc<dyn Storage>,
     folder: Key,
     /// The name without the number of the beat.
     name: String,
     text: String,
     beat: Duration,
-    state: Mutex<State>,
+    state: Mutex<HeartbeatState>,
     stopped: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HeartbeatState {
     number: u64,
     /// The beats whose sign may be there, the newest among them: a failed call to the store may
     /// have written one, or not have deleted it.
@@ -60,8 +60,9 @@ struct State {
     is_lost: bool,
 }
 
-impl Pulse {
-    /// Gives the first sign, and goes on in a thread of its own. `name` ends in an [`Owner`].
+impl Heartbeat {
+    /// Gives the first sign, and goes on in a thread of its own. `name` ends in an
+    /// [`ProcessIdentity`].
     pub(crate) fn start(
         store: &Arc<dyn Storage>,
         folder: &Key,
@@ -71,14 +72,14 @@ impl Pulse {
     ) -> Result<Self> {
         let (state, stopped) = (Mutex::default(), Condvar::new());
         let (store, folder) = (Arc::clone(store), folder.clone());
-        let heart = Arc::new(Heart { store, folder, name, text, beat, state, stopped });
+        let heart = Arc::new(HeartbeatTask { store, folder, name, text, beat, state, stopped });
         write_all(&*heart.store, &heart.key(0)?, heart.text.as_bytes())?;
         heart.state().signs.insert(0);
         let beating = Arc::clone(&heart);
         let thread = std::thread::Builder::new().name("ckpt-pulse".to_owned());
         let thread = thread.spawn(move || beating.run());
         let thread = thread.inspect_err(|e| log::warn!("signs of life stop after the first: {e}"));
-        Ok(Pulse { heart, thread: thread.ok() })
+        Ok(Heartbeat { heart, thread: thread.ok() })
     }
 
     /// The name of every beat of this pulse begins so.
@@ -108,14 +109,14 @@ impl Pulse {
     }
 }
 
-impl Drop for Pulse {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.halt();
     }
 }
 
-impl Heart {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl HeartbeatTask {
+    fn state(&self) -> MutexGuard<'_, HeartbeatState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -172,9 +173,9 @@ impl Heart {
 }
 
 /// Whose sign a name is, and how its part without the number of the beat reads.
-pub(crate) fn maker_of(name: &str) -> (Option<Owner>, &str) {
+pub(crate) fn maker_of(name: &str) -> (Option<ProcessIdentity>, &str) {
     let stem = name.split_once('~').map_or(name, |(stem, _)| stem);
-    (Owner::parse(stem), stem)
+    (ProcessIdentity::parse(stem), stem)
 }
 
 /// Deletes an object that somebody else may be deleting at the same time.

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use crate::commit::{Patience, maker_of};
-use storage::{Life, Owner};
+use crate::commit::{LivenessTimeouts, maker_of};
+use storage::{Liveness, ProcessIdentity};
 
 /// What was seen of some processes, by the clock of this one.
 #[derive(Debug)]
-pub(super) struct Roll {
+pub(super) struct LivenessTracker {
     seen: Vec<Option<Seen>>,
     /// How many there are in all, for messages.
     writers: usize,
@@ -19,14 +19,14 @@ pub(super) struct Roll {
 struct Seen {
     name: String,
     since: Instant,
-    owner: Option<Owner>,
+    owner: Option<ProcessIdentity>,
 }
 
-impl Roll {
+impl LivenessTracker {
     /// Watches the first of so many writers.
-    pub(super) fn new(first: usize, writers: usize, patience: Patience) -> Self {
+    pub(super) fn new(first: usize, writers: usize, patience: LivenessTimeouts) -> Self {
         let seen = (0..first).map(|_| None).collect();
-        Roll { seen, writers, silence_max: patience.silence_max }
+        LivenessTracker { seen, writers, silence_max: patience.silence_max }
     }
 
     /// Takes down the signs that are there now, `00003-OWNER` or `00003-OWNER~7`.
@@ -49,7 +49,7 @@ impl Roll {
         let silent = |(writer, seen): (usize, &Option<Seen>)| {
             let seen = seen.as_ref().filter(|_| !done.contains(&writer))?;
             let silence = now.saturating_duration_since(seen.since);
-            let why = if seen.owner.as_ref().is_some_and(|owner| owner.life() == Life::Dead) {
+            let why = if seen.owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
                 "its process is gone".to_owned()
             } else if silence >= self.silence_max {
                 format!("no sign of life for {} s", silence.as_secs_f64().round())
@@ -86,7 +86,7 @@ impl Roll {
 const LATE_TOLD_MAX: usize = 16;
 
 /// `writer 3 of 8 (process 12 on host)`.
-pub(super) fn label_of(writer: usize, writers: usize, owner: Option<&Owner>) -> String {
+pub(super) fn label_of(writer: usize, writers: usize, owner: Option<&ProcessIdentity>) -> String {
     match owner {
         Some(owner) => format!("writer {writer} of {writers} ({})", owner.label()),
         None => format!("writer {writer} of {writers}"),
@@ -109,10 +109,13 @@ mod tests {
 
     #[test]
     fn the_silent_and_the_absent_are_named() {
-        let patience = Patience { silence_max: Duration::from_secs(60), ..Patience::default() };
+        let patience = LivenessTimeouts {
+            silence_max: Duration::from_secs(60),
+            ..LivenessTimeouts::default()
+        };
         let begun = Instant::now();
         let at = |s| begun + Duration::from_secs(s);
-        let mut roll = Roll::new(4, 4, patience);
+        let mut roll = LivenessTracker::new(4, 4, patience);
         let sign =
             |writer: usize, beat: &str| format!("{writer:05}-node-{writer}.m.b.1.77.5.0{beat}");
         roll.call(&[sign(0, ""), sign(1, ""), sign(2, "~9"), "x".to_owned(), sign(9, "")], at(0));

@@ -20,19 +20,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::catalog::merge_parts;
-use crate::commit::meeting::{Announce, Decision, Meeting, pause};
-use crate::commit::roll::{Roll, label_of};
-use crate::commit::{Part, Place, Pulse};
-use crate::control::Control;
+use crate::commit::meeting::{Decision, Rendezvous, SaveAnnouncement, pause};
+use crate::commit::roll::{LivenessTracker, label_of};
+use crate::commit::{CommitTarget, Heartbeat, WriterOutput};
+use crate::control::SaveControl;
 use crate::plan::SavePlan;
 use crate::save::{check_blobs, check_meta, check_space};
-use crate::staging::{Pieces, Ready, Staging, Written};
-use crate::{Blob, Checkpoints, Error, Peak, Result, SaveReport};
-use storage::{FileEntry, Key, Owner};
+use crate::staging::{PieceSource, PreparedFiles, Staging, WrittenStep};
+use crate::{Blob, Checkpoints, Error, PeakRate, Result, SaveReport};
+use storage::{FileEntry, Key, ProcessIdentity};
 
 /// How one of several processes takes part in a save.
 #[derive(Clone, Copy, Debug)]
-pub struct Together<'a> {
+pub struct JointSaveOptions<'a> {
     /// The same in all processes, and another for every try: letters, digits, `-`, `_` and `.`.
     /// A job's number with that of the try in it is one, or what writer 0 draws and broadcasts.
     pub token: &'a str,
@@ -44,18 +44,18 @@ pub struct Together<'a> {
 }
 
 /// One save, as one writer sees it.
-struct Joint<'a> {
+struct JointSave<'a> {
     steps: &'a Checkpoints,
     step: u64,
     plan: &'a SavePlan,
     /// What this writer puts into its files.
-    pieces: Pieces<'a>,
+    pieces: PieceSource<'a>,
     blobs: &'a [Blob<'a>],
-    together: &'a Together<'a>,
-    meeting: Meeting<'a>,
-    owner: Owner,
+    together: &'a JointSaveOptions<'a>,
+    meeting: Rendezvous<'a>,
+    owner: ProcessIdentity,
     begun: Instant,
-    control: &'a Control,
+    control: &'a SaveControl,
 }
 
 impl Checkpoints {
@@ -79,11 +79,11 @@ impl Checkpoints {
         held: &[&[u8]],
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-        together: &Together<'_>,
+        together: &JointSaveOptions<'_>,
     ) -> Result<SaveReport> {
         let pieces = self.check_part(step, plan, held, blobs, together)?;
-        let control = Control::default();
-        self.save_part(step, plan, Pieces::Memory(&pieces), blobs, meta, together, &control)
+        let control = SaveControl::default();
+        self.save_part(step, plan, PieceSource::Memory(&pieces), blobs, meta, together, &control)
     }
 
     /// The same of files that hold this writer's pieces.
@@ -91,15 +91,15 @@ impl Checkpoints {
         &self,
         step: u64,
         plan: &SavePlan,
-        files: &dyn Ready,
+        files: &dyn PreparedFiles,
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-        together: &Together<'_>,
+        together: &JointSaveOptions<'_>,
     ) -> Result<SaveReport> {
-        let control = Control::default();
-        let joint = Joint { blobs, ..Joint::new(self, step, plan, together, &control)? };
+        let control = SaveControl::default();
+        let joint = JointSave { blobs, ..JointSave::new(self, step, plan, together, &control)? };
         joint.check_call().inspect_err(|error| joint.decline(error))?;
-        self.save_part(step, plan, Pieces::Files(files), blobs, meta, together, &control)
+        self.save_part(step, plan, PieceSource::Files(files), blobs, meta, together, &control)
     }
 
     /// The bytes of a writer's pieces. What is wrong with its call is told to the others.
@@ -109,10 +109,10 @@ impl Checkpoints {
         plan: &SavePlan,
         held: &[&'a [u8]],
         blobs: &[Blob<'_>],
-        together: &Together<'_>,
+        together: &JointSaveOptions<'_>,
     ) -> Result<Vec<&'a [u8]>> {
-        let control = Control::default();
-        let joint = Joint { blobs, ..Joint::new(self, step, plan, together, &control)? };
+        let control = SaveControl::default();
+        let joint = JointSave { blobs, ..JointSave::new(self, step, plan, together, &control)? };
         let checked = joint.check_call();
         let pieces = checked.and_then(|()| plan.pieces_held(together.writer, held));
         pieces.inspect_err(|error| joint.decline(error))
@@ -125,13 +125,14 @@ impl Checkpoints {
         &self,
         step: u64,
         plan: &SavePlan,
-        pieces: Pieces<'_>,
+        pieces: PieceSource<'_>,
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-        together: &Together<'_>,
-        control: &Control,
+        together: &JointSaveOptions<'_>,
+        control: &SaveControl,
     ) -> Result<SaveReport> {
-        let joint = Joint { pieces, blobs, ..Joint::new(self, step, plan, together, control)? };
+        let joint =
+            JointSave { pieces, blobs, ..JointSave::new(self, step, plan, together, control)? };
         if together.writer == 0 { joint.lead(meta) } else { joint.follow() }
     }
 
@@ -140,11 +141,11 @@ impl Checkpoints {
         &self,
         step: u64,
         plan: &SavePlan,
-        together: &Together<'_>,
+        together: &JointSaveOptions<'_>,
         error: &Error,
     ) {
-        let control = Control::default();
-        match Joint::new(self, step, plan, together, &control) {
+        let control = SaveControl::default();
+        match JointSave::new(self, step, plan, together, &control) {
             Ok(joint) => joint.decline(error),
             Err(error) => log::warn!("the other writers of step {step} are not told: {error}"),
         }
@@ -155,30 +156,30 @@ impl Checkpoints {
         &self,
         step: u64,
         plan: &SavePlan,
-        together: &Together<'_>,
-        control: &Control,
+        together: &JointSaveOptions<'_>,
+        control: &SaveControl,
     ) -> Result<SaveReport> {
-        Joint::new(self, step, plan, together, control)?.take_over()
+        JointSave::new(self, step, plan, together, control)?.take_over()
     }
 }
 
-impl<'a> Joint<'a> {
+impl<'a> JointSave<'a> {
     /// Without anything to write.
     fn new(
         steps: &'a Checkpoints,
         step: u64,
         plan: &'a SavePlan,
-        together: &'a Together<'a>,
-        control: &'a Control,
+        together: &'a JointSaveOptions<'a>,
+        control: &'a SaveControl,
     ) -> Result<Self> {
-        let meeting = Meeting::new(steps, step, together.token)?;
-        let (owner, begun) = (Owner::new(), Instant::now());
-        let (pieces, blobs): (_, &[Blob<'_>]) = (Pieces::Memory(&[]), &[]);
-        Ok(Joint { steps, step, plan, pieces, blobs, together, meeting, owner, begun, control })
+        let meeting = Rendezvous::new(steps, step, together.token)?;
+        let (owner, begun) = (ProcessIdentity::new(), Instant::now());
+        let (pieces, blobs): (_, &[Blob<'_>]) = (PieceSource::Memory(&[]), &[]);
+        Ok(JointSave { steps, step, plan, pieces, blobs, together, meeting, owner, begun, control })
     }
 }
 
-impl Joint<'_> {
+impl JointSave<'_> {
     /// What can be wrong with the call itself.
     fn check_call(&self) -> Result<()> {
         self.steps.check_options(self.step)?;
@@ -221,10 +222,10 @@ impl Joint<'_> {
         steps.clear_meetings(self.meeting.folder.name())?;
         let place = steps.find_place(self.step)?;
         let bytes: u64 = match self.pieces {
-            Pieces::Memory(_) => {
+            PieceSource::Memory(_) => {
                 (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum()
             }
-            Pieces::Files(_) => 0, // they have their space
+            PieceSource::Files(_) => 0, // they have their space
         };
         check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
         let below = |key: &Key| {
@@ -233,7 +234,7 @@ impl Joint<'_> {
         };
         // Before the announcement: whoever has read that finds a sign.
         let _pulse = self.pulse("lead")?;
-        self.meeting.announce(&Announce {
+        self.meeting.announce(&SaveAnnouncement {
             step: self.step,
             writers: self.plan.writers(),
             fingerprint: self.plan.fingerprint(),
@@ -260,9 +261,9 @@ impl Joint<'_> {
     /// All that comes before the commit, the decision for it included.
     fn prepare(
         &self,
-        place: &Place,
+        place: &CommitTarget,
         user: serde_json::Value,
-    ) -> Result<(FileEntry, Part, Instant)> {
+    ) -> Result<(FileEntry, WriterOutput, Instant)> {
         let steps = self.steps;
         let mine = self.write(&place.data)?;
         let mut parts = vec![mine.clone()];
@@ -280,7 +281,7 @@ impl Joint<'_> {
         let (mut files, tensors) = merge_parts(self.plan, steps.options.codec, shards)?;
         files.extend(self.staging(&place.data).write_index()?);
         files.extend(extra);
-        let written = Written { files, tensors, blobs, sync: Duration::ZERO };
+        let written = WrittenStep { files, tensors, blobs, sync: Duration::ZERO };
         self.check(place, &written)?;
         let manifest = steps.seal(self.step, place, written, user)?;
         self.control.check()?;
@@ -291,7 +292,7 @@ impl Joint<'_> {
     }
 
     /// Whether all files are there, as long as they were written, and no others.
-    fn check(&self, place: &Place, written: &Written) -> Result<()> {
+    fn check(&self, place: &CommitTarget, written: &WrittenStep) -> Result<()> {
         let what = self.steps.store.display(&place.data);
         let there = self.steps.listing_of(&place.data)?;
         for file in &written.files {
@@ -310,9 +311,9 @@ impl Joint<'_> {
         Ok(())
     }
 
-    fn wait_for_parts(&self) -> Result<Vec<Part>> {
+    fn wait_for_parts(&self) -> Result<Vec<WriterOutput>> {
         let writers = self.plan.writers();
-        let mut roll = Roll::new(writers, writers, self.steps.patience);
+        let mut roll = LivenessTracker::new(writers, writers, self.steps.patience);
         let (alive, waited) = (self.meeting.key("alive")?, Instant::now());
         let mut called: Option<Instant> = None;
         loop {
@@ -341,7 +342,7 @@ impl Joint<'_> {
     }
 
     /// Writes this writer's files, durably.
-    fn write(&self, data: &Key) -> Result<Part> {
+    fn write(&self, data: &Key) -> Result<WriterOutput> {
         let staging = self.staging(data);
         let write = || staging.write_part(self.together.writer, self.pieces, self.blobs);
         match self.unless_given_up(write) {
@@ -390,13 +391,13 @@ impl Joint<'_> {
         self.meeting.decide(Decision { commit, why: why.to_owned() })
     }
 
-    fn pulse(&self, folder: &str) -> Result<Pulse> {
+    fn pulse(&self, folder: &str) -> Result<Heartbeat> {
         let (steps, owner) = (self.steps, &self.owner);
         let writer = self.together.writer;
         let name = if writer == 0 { owner.to_string() } else { format!("{writer:05}-{owner}") };
         let text = format!("{}\n", self.label());
         let folder = self.meeting.key(folder)?;
-        Pulse::start(&steps.store, &folder, name, text, steps.patience.beat)
+        Heartbeat::start(&steps.store, &folder, name, text, steps.patience.beat)
     }
 
     fn is_late(&self) -> bool {
@@ -423,7 +424,7 @@ impl Joint<'_> {
         Error::Aborted { what: self.what(), why }
     }
 
-    fn report(&self, part: &Part, planned: Instant, durable: Instant) -> SaveReport {
+    fn report(&self, part: &WriterOutput, planned: Instant, durable: Instant) -> SaveReport {
         SaveReport {
             step: self.step,
             bytes: part.files().map(|file| file.bytes).sum(),
@@ -432,7 +433,7 @@ impl Joint<'_> {
             write: durable - planned,
             sync: Duration::ZERO, // it is within the writing
             commit: durable.elapsed(),
-            peak_bytes_per_s: Peak::of(&*self.steps.store).map(|peak| peak.write_bytes_per_s),
+            peak_bytes_per_s: PeakRate::of(&*self.steps.store).map(|peak| peak.write_bytes_per_s),
         }
     }
 }

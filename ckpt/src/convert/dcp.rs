@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::import::Import;
-use super::made::Made;
-use super::pickle::{Id, Node, Pickle};
-use super::source::Source;
+use super::made::DerivedTensor;
+use super::pickle::{Id, Pickle, PickleNode};
+use super::source::TensorSource;
 use super::torch::{Names, TorchFile, dtype_of};
 use super::zip::Member;
 use crate::{Error, Group, Result, Span, region};
@@ -41,7 +41,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     let places = places_of(&pickle, places)
         .ok_or_else(|| bad(0, "a storage that cannot be read", "path, offset and length"))?;
 
-    let mut source = Source::of_files(&store, store.display(&Key::root()));
+    let mut source = TensorSource::of_files(&store, store.display(&Key::root()));
     let mut files = HashMap::new();
     let (mut made, mut dropped, names) = (Vec::new(), Vec::new(), Names::new());
     for &(name, entry) in tensors {
@@ -59,7 +59,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             dropped.push(name.to_owned());
             continue;
         };
-        let mut tensor = Made::new(parameter.to_owned(), group, dtype, shape);
+        let mut tensor = DerivedTensor::new(parameter.to_owned(), group, dtype, shape);
         for &chunk in boxes {
             names.count(name, &what)?;
             let (start, spans) = span_of(&pickle, chunk)
@@ -97,7 +97,7 @@ fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
         let offset = pickle.size(pickle.get(info, "offset")?)?;
         let bytes = pickle.size(pickle.get(info, "length")?)?;
         let changed = pickle.get(info, "transform_descriptors");
-        if changed.is_some_and(|id| !matches!(pickle.node(id), Node::None)) {
+        if changed.is_some_and(|id| !matches!(pickle.node(id), PickleNode::None)) {
             return None;
         }
         places.insert((name, start), (path, Member { offset, bytes }));
@@ -107,14 +107,14 @@ fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
 
 fn kind_of(pickle: &Pickle, entry: Id) -> Option<(crate::Dtype, Vec<u64>)> {
     let properties = pickle.get(entry, "properties")?;
-    let Node::Built(built) = pickle.node(properties) else { return None };
+    let PickleNode::Built(built) = pickle.node(properties) else { return None };
     // Newer versions pickle a tuple that begins with the type, older ones the attributes.
     let state = built.state?;
     let dtype = match pickle.node(state) {
-        Node::Tuple(items) => *items.first()?,
+        PickleNode::Tuple(items) => *items.first()?,
         _ => pickle.get(properties, "dtype")?,
     };
-    let Node::Global(_, dtype) = pickle.node(dtype) else { return None };
+    let PickleNode::Global(_, dtype) = pickle.node(dtype) else { return None };
     Some((dtype_of(dtype)?, pickle.sizes(pickle.get(entry, "size")?)?))
 }
 
@@ -127,7 +127,7 @@ fn span_of(pickle: &Pickle, chunk: Id) -> Option<(Vec<u64>, Vec<Span>)> {
 
 /// Adds the tensor that is stored there to the source.
 fn chunk_of(
-    source: &mut Source,
+    source: &mut TensorSource,
     store: &dyn Storage,
     files: &mut HashMap<String, usize>,
     name: &str,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::import::{Import, folder_by, part_of};
 use super::megatron;
 use super::pickle::Id;
-use super::source::{Extent, Source};
+use super::source::{FileExtent, TensorSource};
 use super::torch::{Tensor, TorchFile};
 use crate::{Dtype, Error, Group, Result, region};
 
@@ -38,7 +38,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             _ => {}
         }
     }
-    let mut source = Source::of_files(&store, store.display(&folder));
+    let mut source = TensorSource::of_files(&store, store.display(&folder));
     if ranks.is_empty() {
         let due = "*_model_states.pt and *_optim_states.pt, or `latest` that names their folder";
         return Err(unfit(&source, "none".to_owned(), due));
@@ -54,7 +54,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         let number = |key| model.pickle.size(model.pickle.get(model.pickle.root, key)?);
         check_numbers(&source, "model-parallel", ranks.keys(), number("mp_world_size"))?;
         step = number("global_steps").or_else(|| number("iteration"));
-        facts.get_or_insert_with(|| megatron::Facts::of(&model));
+        facts.get_or_insert_with(|| megatron::MegatronArgs::of(&model));
         let first = source.tensors().len();
         if rank.optim.is_empty() {
             add_module(&mut source, &model, |_| true)?;
@@ -85,7 +85,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
 
 /// Refuses ranks of which some are missing: `due` is how many there were, where it is said.
 fn check_numbers<'a>(
-    source: &Source,
+    source: &TensorSource,
     kind: &str,
     numbers: impl ExactSizeIterator<Item = &'a u64> + Clone,
     due: Option<u64>,
@@ -112,7 +112,7 @@ fn parse(name: &str) -> Option<(u64, u64, &str)> {
 
 /// Adds the weights of the module itself, which stages below 3 have whole.
 fn add_module(
-    source: &mut Source,
+    source: &mut TensorSource,
     model: &TorchFile,
     is_wanted: impl Fn(&str) -> bool,
 ) -> Result<()> {
@@ -127,7 +127,7 @@ fn add_module(
 }
 
 /// Adds parameters, moments and buffers.
-fn add_zero(source: &mut Source, model: &TorchFile, optim: &[TorchFile]) -> Result<()> {
+fn add_zero(source: &mut TensorSource, model: &TorchFile, optim: &[TorchFile]) -> Result<()> {
     let params = params_of(source, model)?;
     let state = |file: &TorchFile| file.pickle.get(file.pickle.root, "optimizer_state_dict");
     let stage = optim
@@ -169,7 +169,7 @@ fn add_zero(source: &mut Source, model: &TorchFile, optim: &[TorchFile]) -> Resu
     add_module(source, model, |name| buffers.contains(name))
 }
 
-fn params_of(source: &Source, model: &TorchFile) -> Result<Vec<Vec<Param>>> {
+fn params_of(source: &TensorSource, model: &TorchFile) -> Result<Vec<Vec<Param>>> {
     let pickle = &model.pickle;
     let missing = || unfit(source, "model states without param_shapes".to_owned(), "those of ZeRO");
     let list = pickle.get(pickle.root, "param_shapes").ok_or_else(missing)?;
@@ -210,7 +210,7 @@ fn flat(file: &TorchFile, id: Id) -> Result<Tensor> {
 
 /// Adds every parameter of one kind. `flats` has a list for each data-parallel rank.
 fn add_flats(
-    source: &mut Source,
+    source: &mut TensorSource,
     params: &[Vec<Param>],
     flats: &[Vec<Tensor>],
     stage: u64,
@@ -222,11 +222,11 @@ fn add_flats(
         return Err(unfit(source, "flat vectors of another type".to_owned(), "F32 vectors"));
     }
     let ranks = flats.len() as u64;
-    let joined = |tensors: &[&Tensor]| -> Vec<Extent> {
+    let joined = |tensors: &[&Tensor]| -> Vec<FileExtent> {
         tensors.iter().flat_map(|tensor| tensor.extents.iter().copied()).collect()
     };
     if stage == 3 {
-        let vectors: Vec<Vec<Extent>> =
+        let vectors: Vec<Vec<FileExtent>> =
             flats.iter().map(|rank| joined(&rank.iter().collect::<Vec<_>>())).collect();
         let mut at = 0_u64;
         for (name, shape) in params.iter().flatten() {
@@ -266,7 +266,7 @@ fn add_flats(
     Ok(())
 }
 
-fn elements_of(source: &Source, name: &str, shape: &[u64]) -> Result<u64> {
+fn elements_of(source: &TensorSource, name: &str, shape: &[u64]) -> Result<u64> {
     let count = region::elements(shape.iter().copied()).filter(|count| *count < 1 << 60);
     count.ok_or_else(|| unfit(source, format!("'{name}' of {shape:?}"), "fewer than 2^60 elements"))
 }
@@ -284,6 +284,6 @@ fn plain(name: &str) -> &str {
     name.strip_prefix("module.").unwrap_or(name)
 }
 
-fn unfit(source: &Source, got: String, due: &str) -> Error {
+fn unfit(source: &TensorSource, got: String, due: &str) -> Error {
     Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
 }

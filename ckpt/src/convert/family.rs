@@ -6,10 +6,10 @@
 
 use serde_json::{Value, json};
 
-use super::fill::{Fill, NewRows};
+use super::fill::{NewRows, RowFill};
 use super::hf::config_of;
 use super::import::Import;
-use super::made::{Made, unfit};
+use super::made::{DerivedTensor, unfit};
 use super::rules::matched;
 use crate::{Dtype, Group, Result};
 
@@ -38,7 +38,7 @@ impl Family {
 
     /// The architecture that has such tensors; `None` for any other.
     #[must_use]
-    pub fn of(made: &[Made]) -> Option<Self> {
+    pub fn of(made: &[DerivedTensor]) -> Option<Self> {
         let has = |pattern: &str| made.iter().any(|made| matched(pattern, &made.name).is_some());
         if has("*h.*.attn.c_attn.weight") {
             Some(Family::Gpt2)
@@ -146,7 +146,7 @@ impl Import {
     /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is
     /// known; else the weights tell, for their moments as well.
     fn drop_copy(&mut self, copy: &str, of: &str, is_copy: Option<bool>) -> Result<()> {
-        let find = |made: &[Made], group: Group, name: &str| {
+        let find = |made: &[DerivedTensor], group: Group, name: &str| {
             made.iter().position(|made| made.group == group && made.name == name)
         };
         let weights = [copy, of].map(|name| find(&self.made, Group::Model, name));
@@ -179,7 +179,7 @@ impl Import {
         };
         for made in &mut self.made {
             if family.words().contains(&made.name.as_str()) && !made.shape.is_empty() {
-                let fill = Fill::new(new, &self.source, made)?;
+                let fill = RowFill::new(new, &self.source, made)?;
                 *made = made.with_rows(words, &fill);
             }
         }
@@ -211,7 +211,7 @@ impl Import {
     /// [`Error::Unfit`](crate::Error::Unfit) if a tensor is missing, or the heads are.
     pub fn config_json(&self, family: Family, heads: Option<u64>) -> Result<Value> {
         let heads = heads.or(self.heads);
-        let facts = Facts { import: self, heads };
+        let facts = ShapeFacts { import: self, heads };
         let mut config = match (config_of(&self.source), family) {
             (Some(config), _) if config["model_type"] == family.name() => config,
             (_, Family::Gpt2) => facts.gpt2()?,
@@ -227,13 +227,13 @@ impl Import {
 }
 
 /// What shapes tell.
-struct Facts<'a> {
+struct ShapeFacts<'a> {
     import: &'a Import,
     heads: Option<u64>,
 }
 
-impl Facts<'_> {
-    fn find(&self, name: &str) -> Option<&Made> {
+impl ShapeFacts<'_> {
+    fn find(&self, name: &str) -> Option<&DerivedTensor> {
         self.import.made.iter().find(|made| made.group == Group::Model && made.name == name)
     }
 

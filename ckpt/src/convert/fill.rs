@@ -1,7 +1,7 @@
 //! Rows that no source has: those of words that a vocabulary grew by.
 
-use super::made::{Made, Scratch, unfit};
-use super::source::Source;
+use super::made::{DeriveBuffers, DerivedTensor, unfit};
+use super::source::TensorSource;
 use crate::region::{self, Span};
 use crate::{Dtype, Group, Result, bands, number};
 use storage::crc64;
@@ -24,7 +24,7 @@ pub enum NewRows {
 
 /// New rows, and where their values come from.
 #[derive(Clone, Debug)]
-pub(crate) enum Fill {
+pub(crate) enum RowFill {
     Zeros,
     Normal {
         std: f64,
@@ -40,15 +40,15 @@ const ROW_ITEMS_MAX: u64 = 1 << 24;
 /// Read at a time while the mean is formed.
 const BAND_BYTES: u64 = 16 << 20;
 
-impl Fill {
+impl RowFill {
     /// What `rows` means for a tensor that is to have more of them.
-    pub(crate) fn new(rows: &NewRows, source: &Source, made: &Made) -> Result<Self> {
+    pub(crate) fn new(rows: &NewRows, source: &TensorSource, made: &DerivedTensor) -> Result<Self> {
         Ok(match rows {
             // A moment of what was never trained is zero.
-            _ if made.group != Group::Model && made.group != Group::Master => Fill::Zeros,
-            NewRows::Zeros => Fill::Zeros,
-            NewRows::Normal { std, seed } => Fill::Normal { std: *std, seed: *seed },
-            NewRows::Mean => Fill::Row(mean_row(source, made)?),
+            _ if made.group != Group::Model && made.group != Group::Master => RowFill::Zeros,
+            NewRows::Zeros => RowFill::Zeros,
+            NewRows::Normal { std, seed } => RowFill::Normal { std: *std, seed: *seed },
+            NewRows::Mean => RowFill::Row(mean_row(source, made)?),
         })
     }
 
@@ -59,11 +59,12 @@ impl Fill {
         for row in spans[0].start..spans[0].start + spans[0].len {
             for item in first..first + row_items {
                 let value = match self {
-                    Fill::Zeros => 0.0,
-                    Fill::Normal { std, seed } => {
+                    RowFill::Zeros => 0.0,
+                    RowFill::Normal { std, seed } => {
                         std * normal(*seed ^ crc64(name.as_bytes()), row, item)
                     }
-                    Fill::Row(values) => values[item as usize], // fits: an index of a row in memory
+                    // fits: an index of a row in memory
+                    RowFill::Row(values) => values[item as usize],
                 };
                 number::from_f64(value, dtype, into);
             }
@@ -72,7 +73,7 @@ impl Fill {
 }
 
 /// The mean of all rows, in double precision.
-fn mean_row(source: &Source, made: &Made) -> Result<Vec<f64>> {
+fn mean_row(source: &TensorSource, made: &DerivedTensor) -> Result<Vec<f64>> {
     let rows = made.shape.first().copied().unwrap_or(0);
     let row_items = region::elements(made.shape.iter().skip(1).copied());
     let row_items = row_items.filter(|items| rows > 0 && (1..=ROW_ITEMS_MAX).contains(items));
@@ -82,7 +83,7 @@ fn mean_row(source: &Source, made: &Made) -> Result<Vec<f64>> {
     };
     let mut sums = vec![0.0; row_items as usize]; // fits: checked above
     let item_bytes = made.dtype.item_bytes() as usize; // fits: at most 8
-    let (mut buffer, mut scratch) = (Vec::new(), Scratch::default());
+    let (mut buffer, mut scratch) = (Vec::new(), DeriveBuffers::default());
     let mut place = 0;
     for band in bands(&made.shape, made.dtype.item_bytes(), BAND_BYTES) {
         let items: u64 = band.iter().map(|span| span.len).product();

@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::import::Import;
-use super::source::{Extent, Source};
+use super::source::{FileExtent, TensorSource};
 use super::step::weight_index;
-use super::write::{Bounds, Job, Tell, check, lay_out};
+use super::write::{ConvertLimits, ProgressFn, WriteJob, check, lay_out};
 use crate::{Error, Group, Result, shard};
-use storage::{FileEntry, Key, Owner, Storage, write_all};
+use storage::{FileEntry, Key, ProcessIdentity, Storage, write_all};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -40,14 +40,14 @@ struct Index {
 pub(crate) fn open(url: &str) -> Result<Import> {
     if url.trim_end_matches('/').ends_with(".safetensors") {
         let (store, key) = storage::locate(url)?;
-        let mut source = Source::of_files(&store, store.display(&key));
+        let mut source = TensorSource::of_files(&store, store.display(&key));
         add_file(&mut source, &*store, &key)?;
         return Ok(Import::of(source));
     }
     let store = storage::open_url(url)?;
     let names = store.names(&Key::root())?;
     let has = |name: &str| names.iter().any(|there| there == name);
-    let mut source = Source::of_files(&store, store.display(&Key::root()));
+    let mut source = TensorSource::of_files(&store, store.display(&Key::root()));
     if has(INDEX) {
         let index = read_index(&store)?;
         let mut files: Vec<&String> = index.weight_map.values().collect();
@@ -87,7 +87,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
 }
 
 /// The `config.json` that came along, if it is one.
-pub(crate) fn config_of(source: &Source) -> Option<Value> {
+pub(crate) fn config_of(source: &TensorSource) -> Option<Value> {
     let (_, bytes) = source.blobs().iter().find(|(name, _)| name == "config.json")?;
     serde_json::from_slice(bytes).ok()
 }
@@ -104,7 +104,7 @@ fn read_index(store: &Arc<dyn Storage>) -> Result<Index> {
 }
 
 /// Adds the tensors of a safetensors file.
-fn add_file(source: &mut Source, store: &dyn Storage, key: &Key) -> Result<()> {
+fn add_file(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result<()> {
     let object = store.open(key)?;
     let header = shard::read_header(&*object)?;
     let start = header.bytes.len() as u64;
@@ -120,7 +120,7 @@ fn add_file(source: &mut Source, store: &dyn Storage, key: &Key) -> Result<()> {
                 due: "a range".to_owned(),
             });
         };
-        let extents = vec![Extent { file, offset, bytes }];
+        let extents = vec![FileExtent { file, offset, bytes }];
         source.add(entry.name, Group::Model, entry.dtype, entry.shape, extents)?;
     }
     Ok(())
@@ -149,8 +149,8 @@ pub fn export(
     companions: &[(String, Vec<u8>)],
     store: &Arc<dyn Storage>,
     folder: &Key,
-    bounds: Bounds,
-    tell: Tell<'_>,
+    bounds: ConvertLimits,
+    tell: ProgressFn<'_>,
 ) -> Result<Exported> {
     let Import { source, made, .. } = import;
     check(made, source)?;
@@ -176,10 +176,10 @@ pub fn export(
         let (what, free_bytes) = (store.display(folder), Some(free));
         return Err(storage::Error::NoSpace { what, need_bytes, free_bytes }.into());
     }
-    let staging = format!(".tmp-export-{}-{}", folder.name(), Owner::new());
+    let staging = format!(".tmp-export-{}-{}", folder.name(), ProcessIdentity::new());
     let staging = folder.parent().join(&staging)?;
     let block_bytes = 4 << 20;
-    let job = Job {
+    let job = WriteJob {
         store: &**store,
         folder: &staging,
         source,
@@ -216,6 +216,6 @@ fn list(names: &[&str]) -> String {
     shown.join(", ") + more
 }
 
-fn unfit(source: &Source, got: String, due: &str) -> Error {
+fn unfit(source: &TensorSource, got: String, due: &str) -> Error {
     Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
 }

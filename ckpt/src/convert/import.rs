@@ -1,7 +1,7 @@
 //! A foreign checkpoint, opened: its tensors, what they become, and what it says of itself.
 
-use super::made::{Made, unfit};
-use super::source::{Extent, Source};
+use super::made::{DerivedTensor, unfit};
+use super::source::{FileExtent, TensorSource};
 use super::{dcp, deepspeed, hf, megatron, torch};
 use crate::{Error, Group, Result};
 use storage::{Key, Storage};
@@ -28,9 +28,9 @@ pub enum Format {
 #[derive(Debug)]
 pub struct Import {
     /// Its tensors as they lie.
-    pub source: Source,
+    pub source: TensorSource,
     /// What they become.
-    pub made: Vec<Made>,
+    pub made: Vec<DerivedTensor>,
     /// Names that are left out: buffers, copies of tied weights, states that nobody resumes from.
     pub dropped: Vec<String>,
     /// The training step that it says it is of.
@@ -64,23 +64,24 @@ impl Import {
         let names: Vec<String> = step.blobs().map(str::to_owned).collect();
         let blobs = names.into_iter().map(|name| Ok((name.clone(), step.blob(&name)?)));
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
-        let mut source = Source::of_step(step);
+        let mut source = TensorSource::of_step(step);
         for (name, bytes) in blobs {
             source.add_blob(name, bytes);
         }
         Ok(Import { step: Some(number), ..Import::of(source) })
     }
 
-    pub(crate) fn of(source: Source) -> Self {
-        let made = (0..source.tensors().len()).map(|place| Made::same(&source, place)).collect();
+    pub(crate) fn of(source: TensorSource) -> Self {
+        let made =
+            (0..source.tensors().len()).map(|place| DerivedTensor::same(&source, place)).collect();
         Import { source, made, dropped: Vec::new(), step: None, heads: None }
     }
 
     /// Leaves out the tensors that the function says no to.
-    pub(crate) fn keep(&mut self, is_kept: impl Fn(&Made) -> bool) {
+    pub(crate) fn keep(&mut self, is_kept: impl Fn(&DerivedTensor) -> bool) {
         let (kept, dropped) = std::mem::take(&mut self.made).into_iter().partition(is_kept);
         self.made = kept;
-        self.dropped.extend(dropped.into_iter().map(|made: Made| made.name));
+        self.dropped.extend(dropped.into_iter().map(|made: DerivedTensor| made.name));
     }
 
     /// Keeps the weights alone.
@@ -93,7 +94,7 @@ impl Import {
 /// `state_dict`.
 fn open_torch(url: &str) -> Result<Import> {
     let (store, key) = storage::locate(url)?;
-    let mut source = Source::of_files(&store, store.display(&key));
+    let mut source = TensorSource::of_files(&store, store.display(&key));
     let file = torch::TorchFile::open(&mut source, &*store, &key)?;
     let pickle = &file.pickle;
     let inner = ["model", "module", "state_dict", "model_state_dict"]
@@ -143,7 +144,7 @@ pub(crate) fn folder_by(
 }
 
 /// The extents of bytes `first` to `first + count` of a tensor that has these.
-pub(crate) fn part_of(extents: &[Extent], first: u64, count: u64) -> Vec<Extent> {
+pub(crate) fn part_of(extents: &[FileExtent], first: u64, count: u64) -> Vec<FileExtent> {
     let (mut skip, mut left) = (first, count);
     let mut parts = Vec::new();
     for extent in extents {
@@ -151,7 +152,7 @@ pub(crate) fn part_of(extents: &[Extent], first: u64, count: u64) -> Vec<Extent>
         skip -= skipped;
         let now = left.min(extent.bytes - skipped);
         if now > 0 {
-            parts.push(Extent { offset: extent.offset + skipped, bytes: now, ..*extent });
+            parts.push(FileExtent { offset: extent.offset + skipped, bytes: now, ..*extent });
             left -= now;
         }
     }

@@ -1,10 +1,10 @@
 //! Tensors that are made of others: which boxes of which, turned or not, and what fills the rest.
 //!
-//! A [`Made`] is a recipe. Nothing is read until a band of it is wanted, and then only what that
-//! band needs, so that a model of any size goes through a bounded buffer.
+//! A [`DerivedTensor`] is a recipe. Nothing is read until a band of it is wanted, and then only
+//! what that band needs, so that a model of any size goes through a bounded buffer.
 
-use super::fill::Fill;
-use super::source::Source;
+use super::fill::RowFill;
+use super::source::TensorSource;
 use crate::region::{self, Span};
 use crate::runs;
 use crate::tile;
@@ -15,7 +15,7 @@ const EQUAL_BYTES: u64 = 16 << 20;
 
 /// A tensor to be made.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct DerivedTensor {
     /// The parameter's name.
     pub name: String,
     /// What it is to the parameter.
@@ -24,37 +24,37 @@ pub struct Made {
     pub dtype: Dtype,
     /// Elements along each axis. Row-major.
     pub shape: Vec<u64>,
-    parts: Vec<Part>,
+    parts: Vec<DerivedPart>,
 }
 
 /// A box of a tensor to be made, and what comes into it.
 #[derive(Clone, Debug)]
-struct Part {
+struct DerivedPart {
     into: Vec<Span>,
-    from: From,
+    from: PartSource,
 }
 
 #[derive(Clone, Debug)]
-enum From {
+enum PartSource {
     /// The box of the same shape that begins there; its two axes swapped if it is turned.
     Tensor { tensor: usize, start: Vec<u64>, turned: bool },
     /// Values of their own, which know the whole tensor's columns.
-    Fill(Fill),
+    Fill(RowFill),
 }
 
-impl Made {
+impl DerivedTensor {
     /// A tensor as it is in the source.
     #[must_use]
-    pub fn same(source: &Source, tensor: usize) -> Self {
+    pub fn same(source: &TensorSource, tensor: usize) -> Self {
         let of = &source.tensors()[tensor];
-        let mut made = Made::new(of.name.clone(), of.group, of.dtype, of.shape.clone());
+        let mut made = DerivedTensor::new(of.name.clone(), of.group, of.dtype, of.shape.clone());
         made.put(vec![0; of.shape.len()], tensor, &region::whole(&of.shape));
         made
     }
 
     /// A tensor of which no part is known yet.
     pub(crate) fn new(name: String, group: Group, dtype: Dtype, shape: Vec<u64>) -> Self {
-        Made { name, group, dtype, shape, parts: Vec::new() }
+        DerivedTensor { name, group, dtype, shape, parts: Vec::new() }
     }
 
     /// Puts a box of a source's tensor where its first element is to be.
@@ -62,12 +62,13 @@ impl Made {
         let place = |(start, span): (u64, &Span)| Span { start, len: span.len };
         let into = at.into_iter().zip(spans).map(place).collect();
         let start = spans.iter().map(|span| span.start).collect();
-        self.parts.push(Part { into, from: From::Tensor { tensor, start, turned: false } });
+        self.parts
+            .push(DerivedPart { into, from: PartSource::Tensor { tensor, start, turned: false } });
     }
 
     /// The same under another name.
     pub(crate) fn named(self, name: String) -> Self {
-        Made { name, ..self }
+        DerivedTensor { name, ..self }
     }
 
     /// The same with the two axes of a matrix swapped.
@@ -83,11 +84,11 @@ impl Made {
         for part in &mut self.parts {
             part.into.swap(0, 1);
             match &mut part.from {
-                From::Tensor { start, turned, .. } => {
+                PartSource::Tensor { start, turned, .. } => {
                     start.swap(0, 1);
                     *turned = !*turned;
                 }
-                From::Fill(_) => {
+                PartSource::Fill(_) => {
                     let got = "rows of its own".to_owned();
                     return Err(unfit(&self.name, got, "transpose before extending"));
                 }
@@ -99,7 +100,7 @@ impl Made {
     /// A box of it as a tensor of its own.
     pub(crate) fn slice(&self, name: String, spans: &[Span]) -> Self {
         let shape = spans.iter().map(|span| span.len).collect();
-        let mut made = Made::new(name, self.group, self.dtype, shape);
+        let mut made = DerivedTensor::new(name, self.group, self.dtype, shape);
         for part in &self.parts {
             let Some(shared) = runs::intersect(&part.into, spans) else { continue };
             let into = shared
@@ -108,24 +109,24 @@ impl Made {
                 .map(|(a, b)| Span { start: a.start - b.start, len: a.len })
                 .collect();
             let from = match &part.from {
-                From::Tensor { tensor, start, turned } => {
+                PartSource::Tensor { tensor, start, turned } => {
                     let start = start
                         .iter()
                         .zip(&shared)
                         .zip(&part.into)
                         .map(|((at, a), b)| at + (a.start - b.start))
                         .collect();
-                    From::Tensor { tensor: *tensor, start, turned: *turned }
+                    PartSource::Tensor { tensor: *tensor, start, turned: *turned }
                 }
-                From::Fill(fill) => From::Fill(fill.clone()),
+                PartSource::Fill(fill) => PartSource::Fill(fill.clone()),
             };
-            made.parts.push(Part { into, from });
+            made.parts.push(DerivedPart { into, from });
         }
         made
     }
 
     /// The same with more rows, or with fewer.
-    pub(crate) fn with_rows(&self, rows: u64, fill: &Fill) -> Self {
+    pub(crate) fn with_rows(&self, rows: u64, fill: &RowFill) -> Self {
         let old = self.shape.first().copied().unwrap_or(0);
         let mut spans = region::whole(&self.shape);
         spans[0].len = rows.min(old);
@@ -134,7 +135,7 @@ impl Made {
             made.shape[0] = rows;
             let mut into = region::whole(&made.shape);
             into[0] = Span { start: old, len: rows - old };
-            made.parts.push(Part { into, from: From::Fill(fill.clone()) });
+            made.parts.push(DerivedPart { into, from: PartSource::Fill(fill.clone()) });
         }
         made
     }
@@ -147,27 +148,28 @@ impl Made {
 
     /// Whether some part is turned, so that a narrow band of it costs many reads.
     pub(crate) fn is_turned(&self) -> bool {
-        let turned = |part: &Part| matches!(part.from, From::Tensor { turned: true, .. });
+        let turned =
+            |part: &DerivedPart| matches!(part.from, PartSource::Tensor { turned: true, .. });
         self.parts.iter().any(turned)
     }
 
     /// Bytes of the widest element that it is made of.
-    pub(crate) fn item_bytes_max(&self, source: &Source) -> u64 {
-        let item_bytes = |part: &Part| match &part.from {
-            From::Tensor { tensor, .. } => source.tensors()[*tensor].dtype.item_bytes(),
-            From::Fill(_) => 0,
+    pub(crate) fn item_bytes_max(&self, source: &TensorSource) -> u64 {
+        let item_bytes = |part: &DerivedPart| match &part.from {
+            PartSource::Tensor { tensor, .. } => source.tensors()[*tensor].dtype.item_bytes(),
+            PartSource::Fill(_) => 0,
         };
         self.parts.iter().map(item_bytes).max().unwrap_or(0)
     }
 
     /// Refuses a recipe that leaves gaps, has parts that overlap, or casts what cannot be cast.
-    pub(crate) fn check(&self, source: &Source) -> Result<()> {
+    pub(crate) fn check(&self, source: &TensorSource) -> Result<()> {
         let count = region::elements(self.shape.iter().copied());
         if count.and_then(|count| count.checked_mul(self.dtype.item_bytes())).is_none() {
             return Err(unfit(&self.name, format!("{:?}", self.shape), "fewer than 2^64 bytes"));
         }
         let within = self.parts.iter().all(|part| region::is_within(&self.shape, &part.into));
-        let parts: Vec<tile::Part<'_>> = self
+        let parts: Vec<tile::TileBox<'_>> = self
             .parts
             .iter()
             .filter(|part| part.into.iter().all(|span| span.len > 0))
@@ -178,7 +180,7 @@ impl Made {
             return Err(unfit(&self.name, got, &format!("boxes that tile {:?}", self.shape)));
         }
         for part in &self.parts {
-            if let From::Tensor { tensor, .. } = &part.from {
+            if let PartSource::Tensor { tensor, .. } = &part.from {
                 let from = source.tensors()[*tensor].dtype;
                 if !number::can_cast(from, self.dtype) {
                     let due = format!("{from}, as it is in the source");
@@ -192,17 +194,17 @@ impl Made {
     /// Fills `into` with a band of the tensor, row-major. `scratch` is kept between calls.
     pub(crate) fn read(
         &self,
-        source: &Source,
+        source: &TensorSource,
         band: &[Span],
         into: &mut [u8],
-        scratch: &mut Scratch,
+        scratch: &mut DeriveBuffers,
     ) -> Result<()> {
         for part in &self.parts {
             let shared = runs::intersect(&part.into, band);
             // A scalar's box has no axes, and an empty one shares nothing.
             let Some(shared) = shared.filter(|_| !into.is_empty()) else { continue };
             match &part.from {
-                From::Tensor { tensor, start, turned } => {
+                PartSource::Tensor { tensor, start, turned } => {
                     let start = start
                         .iter()
                         .zip(&shared)
@@ -215,7 +217,7 @@ impl Made {
                     self.take(source, *tensor, &spans, *turned, scratch)?;
                     place(&scratch.made, &shared, band, self.dtype, into);
                 }
-                From::Fill(fill) => {
+                PartSource::Fill(fill) => {
                     scratch.made.clear();
                     fill.values(&self.name, &shared, self.dtype, &mut scratch.made);
                     place(&scratch.made, &shared, band, self.dtype, into);
@@ -226,11 +228,11 @@ impl Made {
     }
 
     /// Whether two tensors have the same elements. Both are read.
-    pub(crate) fn is_equal(&self, other: &Made, source: &Source) -> Result<bool> {
+    pub(crate) fn is_equal(&self, other: &DerivedTensor, source: &TensorSource) -> Result<bool> {
         if (self.dtype, &self.shape) != (other.dtype, &other.shape) {
             return Ok(false);
         }
-        let (mut a, mut b, mut scratch) = (Vec::new(), Vec::new(), Scratch::default());
+        let (mut a, mut b, mut scratch) = (Vec::new(), Vec::new(), DeriveBuffers::default());
         for band in bands(&self.shape, self.dtype.item_bytes(), EQUAL_BYTES) {
             let items: u64 = band.iter().map(|span| span.len).product();
             // fits: at most 16 MiB
@@ -248,11 +250,11 @@ impl Made {
     /// Reads a box of the source into `scratch.made`: turned if it is to be, and of our type.
     fn take(
         &self,
-        source: &Source,
+        source: &TensorSource,
         tensor: usize,
         spans: &[Span],
         turned: bool,
-        scratch: &mut Scratch,
+        scratch: &mut DeriveBuffers,
     ) -> Result<()> {
         let from = source.tensors()[tensor].dtype;
         let items: u64 = spans.iter().map(|span| span.len).product();
@@ -275,7 +277,7 @@ impl Made {
 
 /// Buffers that are used again from band to band.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct DeriveBuffers {
     read: Vec<u8>,
     turned: Vec<u8>,
     made: Vec<u8>,
@@ -284,7 +286,7 @@ pub(crate) struct Scratch {
 /// Writes the elements of a box to their places in a band.
 fn place(from: &[u8], shared: &[Span], band: &[Span], dtype: Dtype, into: &mut [u8]) {
     let item_bytes = dtype.item_bytes() as usize; // fits: at most 8
-    let visit = |run: runs::Run| -> std::result::Result<(), std::convert::Infallible> {
+    let visit = |run: runs::CopyRun| -> std::result::Result<(), std::convert::Infallible> {
         // fits: within the buffers
         let (at, to) = (run.from as usize * item_bytes, run.to as usize * item_bytes);
         let len = run.len as usize * item_bytes;

@@ -11,16 +11,16 @@ mod facts;
 use std::collections::BTreeMap;
 
 use super::import::{Import, folder_by};
-use super::made::Made;
-use super::source::Source;
+use super::made::DerivedTensor;
+use super::source::TensorSource;
 use super::torch::{Tensor, TorchFile};
 use crate::{Error, Group, Result, Span};
-pub(crate) use facts::Facts;
+pub(crate) use facts::MegatronArgs;
 use storage::{Key, Storage};
 
 /// How the ranks' parts of a tensor come together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Join {
+enum RankJoin {
     /// Every rank has all of it.
     Same,
     /// Each has rows.
@@ -33,47 +33,47 @@ enum Join {
 
 /// The end of Megatron's name, ours, how parts come together, and whether it is to be transposed.
 /// The classic names first, then those of Megatron-Core, with and without Transformer Engine.
-const GLOBAL: [(&str, &str, Join, bool); 5] = [
-    ("embedding.word_embeddings.weight", "transformer.wte.weight", Join::Rows, false),
-    ("embedding.position_embeddings.weight", "transformer.wpe.weight", Join::Same, false),
-    ("final_layernorm.weight", "transformer.ln_f.weight", Join::Same, false),
-    ("final_layernorm.bias", "transformer.ln_f.bias", Join::Same, false),
-    ("output_layer.weight", "lm_head.weight", Join::Rows, false),
+const GLOBAL: [(&str, &str, RankJoin, bool); 5] = [
+    ("embedding.word_embeddings.weight", "transformer.wte.weight", RankJoin::Rows, false),
+    ("embedding.position_embeddings.weight", "transformer.wpe.weight", RankJoin::Same, false),
+    ("final_layernorm.weight", "transformer.ln_f.weight", RankJoin::Same, false),
+    ("final_layernorm.bias", "transformer.ln_f.bias", RankJoin::Same, false),
+    ("output_layer.weight", "lm_head.weight", RankJoin::Rows, false),
 ];
-const LAYER: [(&str, &str, Join, bool); 28] = [
-    ("input_layernorm.weight", "ln_1.weight", Join::Same, false),
-    ("input_layernorm.bias", "ln_1.bias", Join::Same, false),
-    ("attention.query_key_value.weight", "attn.c_attn.weight", Join::Qkv, true),
-    ("attention.query_key_value.bias", "attn.c_attn.bias", Join::Qkv, false),
-    ("attention.dense.weight", "attn.c_proj.weight", Join::Columns, true),
-    ("attention.dense.bias", "attn.c_proj.bias", Join::Same, false),
-    ("self_attention.query_key_value.weight", "attn.c_attn.weight", Join::Qkv, true),
-    ("self_attention.query_key_value.bias", "attn.c_attn.bias", Join::Qkv, false),
-    ("self_attention.dense.weight", "attn.c_proj.weight", Join::Columns, true),
-    ("self_attention.dense.bias", "attn.c_proj.bias", Join::Same, false),
-    ("post_attention_layernorm.weight", "ln_2.weight", Join::Same, false),
-    ("post_attention_layernorm.bias", "ln_2.bias", Join::Same, false),
-    ("mlp.dense_h_to_4h.weight", "mlp.c_fc.weight", Join::Rows, true),
-    ("mlp.dense_h_to_4h.bias", "mlp.c_fc.bias", Join::Rows, false),
-    ("mlp.dense_4h_to_h.weight", "mlp.c_proj.weight", Join::Columns, true),
-    ("mlp.dense_4h_to_h.bias", "mlp.c_proj.bias", Join::Same, false),
-    ("self_attention.linear_qkv.layer_norm_weight", "ln_1.weight", Join::Same, false),
-    ("self_attention.linear_qkv.layer_norm_bias", "ln_1.bias", Join::Same, false),
-    ("self_attention.linear_qkv.weight", "attn.c_attn.weight", Join::Qkv, true),
-    ("self_attention.linear_qkv.bias", "attn.c_attn.bias", Join::Qkv, false),
-    ("self_attention.linear_proj.weight", "attn.c_proj.weight", Join::Columns, true),
-    ("self_attention.linear_proj.bias", "attn.c_proj.bias", Join::Same, false),
-    ("pre_mlp_layernorm.weight", "ln_2.weight", Join::Same, false),
-    ("pre_mlp_layernorm.bias", "ln_2.bias", Join::Same, false),
-    ("mlp.linear_fc1.layer_norm_weight", "ln_2.weight", Join::Same, false),
-    ("mlp.linear_fc1.layer_norm_bias", "ln_2.bias", Join::Same, false),
-    ("mlp.linear_fc1.weight", "mlp.c_fc.weight", Join::Rows, true),
-    ("mlp.linear_fc1.bias", "mlp.c_fc.bias", Join::Rows, false),
+const LAYER: [(&str, &str, RankJoin, bool); 28] = [
+    ("input_layernorm.weight", "ln_1.weight", RankJoin::Same, false),
+    ("input_layernorm.bias", "ln_1.bias", RankJoin::Same, false),
+    ("attention.query_key_value.weight", "attn.c_attn.weight", RankJoin::Qkv, true),
+    ("attention.query_key_value.bias", "attn.c_attn.bias", RankJoin::Qkv, false),
+    ("attention.dense.weight", "attn.c_proj.weight", RankJoin::Columns, true),
+    ("attention.dense.bias", "attn.c_proj.bias", RankJoin::Same, false),
+    ("self_attention.query_key_value.weight", "attn.c_attn.weight", RankJoin::Qkv, true),
+    ("self_attention.query_key_value.bias", "attn.c_attn.bias", RankJoin::Qkv, false),
+    ("self_attention.dense.weight", "attn.c_proj.weight", RankJoin::Columns, true),
+    ("self_attention.dense.bias", "attn.c_proj.bias", RankJoin::Same, false),
+    ("post_attention_layernorm.weight", "ln_2.weight", RankJoin::Same, false),
+    ("post_attention_layernorm.bias", "ln_2.bias", RankJoin::Same, false),
+    ("mlp.dense_h_to_4h.weight", "mlp.c_fc.weight", RankJoin::Rows, true),
+    ("mlp.dense_h_to_4h.bias", "mlp.c_fc.bias", RankJoin::Rows, false),
+    ("mlp.dense_4h_to_h.weight", "mlp.c_proj.weight", RankJoin::Columns, true),
+    ("mlp.dense_4h_to_h.bias", "mlp.c_proj.bias", RankJoin::Same, false),
+    ("self_attention.linear_qkv.layer_norm_weight", "ln_1.weight", RankJoin::Same, false),
+    ("self_attention.linear_qkv.layer_norm_bias", "ln_1.bias", RankJoin::Same, false),
+    ("self_attention.linear_qkv.weight", "attn.c_attn.weight", RankJoin::Qkv, true),
+    ("self_attention.linear_qkv.bias", "attn.c_attn.bias", RankJoin::Qkv, false),
+    ("self_attention.linear_proj.weight", "attn.c_proj.weight", RankJoin::Columns, true),
+    ("self_attention.linear_proj.bias", "attn.c_proj.bias", RankJoin::Same, false),
+    ("pre_mlp_layernorm.weight", "ln_2.weight", RankJoin::Same, false),
+    ("pre_mlp_layernorm.bias", "ln_2.bias", RankJoin::Same, false),
+    ("mlp.linear_fc1.layer_norm_weight", "ln_2.weight", RankJoin::Same, false),
+    ("mlp.linear_fc1.layer_norm_bias", "ln_2.bias", RankJoin::Same, false),
+    ("mlp.linear_fc1.weight", "mlp.c_fc.weight", RankJoin::Rows, true),
+    ("mlp.linear_fc1.bias", "mlp.c_fc.bias", RankJoin::Rows, false),
 ];
 /// The second matrix of Megatron-Core.
-const LAYER_FC2: [(&str, &str, Join, bool); 2] = [
-    ("mlp.linear_fc2.weight", "mlp.c_proj.weight", Join::Columns, true),
-    ("mlp.linear_fc2.bias", "mlp.c_proj.bias", Join::Same, false),
+const LAYER_FC2: [(&str, &str, RankJoin, bool); 2] = [
+    ("mlp.linear_fc2.weight", "mlp.c_proj.weight", RankJoin::Columns, true),
+    ("mlp.linear_fc2.bias", "mlp.c_proj.bias", RankJoin::Same, false),
 ];
 
 /// Rows of queries, keys and values change their places one by one. A tensor without elements may
@@ -93,7 +93,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         Ok(iteration) => format!("iter_{iteration:07}"),
         Err(_) => text.to_owned(),
     })?;
-    let mut source = Source::of_files(&store, store.display(&folder));
+    let mut source = TensorSource::of_files(&store, store.display(&folder));
     // By stage, then by rank.
     let mut files: BTreeMap<u64, BTreeMap<u64, TorchFile>> = BTreeMap::new();
     for name in store.names(&folder)? {
@@ -110,7 +110,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         }
     }
     let first = files.values().next().and_then(|stage| stage.values().next());
-    let facts = first.map(Facts::of).unwrap_or_default();
+    let facts = first.map(MegatronArgs::of).unwrap_or_default();
     check_ranks(&source, &files, facts)?;
     let step =
         first.and_then(|file| file.pickle.size(file.pickle.get(file.pickle.root, "iteration")?));
@@ -122,9 +122,9 @@ pub(crate) fn open(url: &str) -> Result<Import> {
 
 /// Refuses folders that are not those of all ranks.
 fn check_ranks(
-    source: &Source,
+    source: &TensorSource,
     files: &BTreeMap<u64, BTreeMap<u64, TorchFile>>,
-    facts: Facts,
+    facts: MegatronArgs,
 ) -> Result<()> {
     let tensor = files.values().next().map_or(0, BTreeMap::len) as u64;
     let pipeline = files.len() as u64;
@@ -145,7 +145,7 @@ fn check_ranks(
     Err(unfit(source, format!("those of the stages and ranks {got:?}"), &due))
 }
 
-fn open_rank(source: &mut Source, store: &dyn Storage, folder: &Key) -> Result<TorchFile> {
+fn open_rank(source: &mut TensorSource, store: &dyn Storage, folder: &Key) -> Result<TorchFile> {
     for name in ["model_optim_rng.pt", "model_rng.pt"] {
         match TorchFile::open(source, store, &folder.join(name)?) {
             Err(Error::Storage(storage::Error::NotFound { .. })) => {}
@@ -159,7 +159,7 @@ fn open_rank(source: &mut Source, store: &dyn Storage, folder: &Key) -> Result<T
 /// The stages in the order of their layers. Interleaved ones have `model0`, `model1`, ...: all
 /// stages' first parts come first.
 fn stages_of(
-    source: &mut Source,
+    source: &mut TensorSource,
     files: &BTreeMap<u64, BTreeMap<u64, TorchFile>>,
 ) -> Result<Vec<Stage>> {
     let mut stages = Vec::new();
@@ -197,11 +197,11 @@ struct Slot {
     /// The stage that has it. Another may have a copy, as the last does of the embedding.
     stage: usize,
     parts: Vec<usize>,
-    join: Option<(Join, bool)>,
+    join: Option<(RankJoin, bool)>,
 }
 
 /// Puts the ranks' parts together.
-pub(crate) fn merge(source: Source, stages: &[Stage], facts: Facts) -> Result<Import> {
+pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs) -> Result<Import> {
     facts.check(&source)?;
     let mut slots: BTreeMap<(Group, String), Slot> = BTreeMap::new();
     let mut order = Vec::new();
@@ -268,9 +268,9 @@ fn is_left_out(name: &str) -> bool {
 }
 
 /// Layer, our name, and how parts join, of a name of Megatron's.
-fn slot_of(name: &str) -> Option<(Option<u64>, &'static str, (Join, bool))> {
+fn slot_of(name: &str) -> Option<(Option<u64>, &'static str, (RankJoin, bool))> {
     let found =
-        |&(_, ours, join, turned): &(&str, &'static str, Join, bool)| (ours, (join, turned));
+        |&(_, ours, join, turned): &(&str, &'static str, RankJoin, bool)| (ours, (join, turned));
     if let Some((_, rest)) = name.split_once("layers.") {
         let (layer, end) = rest.split_once('.')?;
         let mut all = LAYER.iter().chain(&LAYER_FC2);
@@ -285,24 +285,24 @@ fn slot_of(name: &str) -> Option<(Option<u64>, &'static str, (Join, bool))> {
 }
 
 fn joined(
-    source: &Source,
+    source: &TensorSource,
     group: Group,
     name: String,
     parts: &[usize],
-    join: Join,
-    facts: Facts,
-) -> Result<Made> {
+    join: RankJoin,
+    facts: MegatronArgs,
+) -> Result<DerivedTensor> {
     let first = &source.tensors()[parts[0]];
     let same = |&part: &usize| {
         let other = &source.tensors()[part];
         (other.dtype, &other.shape) == (first.dtype, &first.shape)
     };
-    let axis = if join == Join::Columns { 1 } else { 0 };
+    let axis = if join == RankJoin::Columns { 1 } else { 0 };
     if !parts.iter().all(same) || first.shape.len() <= axis {
         return Err(unfit(source, format!("'{name}' of other shapes by rank"), "one shape"));
     }
-    if join == Join::Same {
-        let mut made = Made::same(source, parts[0]);
+    if join == RankJoin::Same {
+        let mut made = DerivedTensor::same(source, parts[0]);
         (made.name, made.group) = (name, group);
         return Ok(made);
     }
@@ -312,19 +312,20 @@ fn joined(
     shape[axis] = len.checked_mul(ranks).ok_or_else(|| {
         unfit(source, format!("'{name}' of {:?}", first.shape), "a shape that fits")
     })?;
-    let order = if join == Join::Qkv {
+    let order = if join == RankJoin::Qkv {
         qkv_rows(source, &name, len, ranks, facts)?
     } else {
         vec![[0, 0, len]]
     };
-    let mut made = Made::new(name, group, first.dtype, shape.clone());
+    let mut made = DerivedTensor::new(name, group, first.dtype, shape.clone());
     for (rank, &part) in parts.iter().enumerate() {
         for &[from, to, count] in &order {
             let mut spans = crate::region::whole(&first.shape);
             spans[axis] = Span { start: from, len: count };
             let mut at = vec![0; shape.len()];
             // Of queries, keys and values each rank has a share; of all else one block.
-            let (third, share) = if join == Join::Qkv { (shape[0] / 3, len / 3) } else { (0, len) };
+            let (third, share) =
+                if join == RankJoin::Qkv { (shape[0] / 3, len / 3) } else { (0, len) };
             at[axis] = if third == 0 {
                 rank as u64 * share
             } else {
@@ -339,11 +340,11 @@ fn joined(
 /// Runs of a rank's rows: where each begins, where it goes when queries, keys and values stand one
 /// after the other, and how many they are.
 fn qkv_rows(
-    source: &Source,
+    source: &TensorSource,
     name: &str,
     rows: u64,
     ranks: u64,
-    facts: Facts,
+    facts: MegatronArgs,
 ) -> Result<Vec<[u64; 3]>> {
     let share = rows / 3;
     if rows == 0 || rows > QKV_ROWS_MAX || !rows.is_multiple_of(3) {
@@ -374,7 +375,7 @@ fn qkv_rows(
     Ok(runs)
 }
 
-fn unfit(source: &Source, got: String, due: &str) -> Error {
+fn unfit(source: &TensorSource, got: String, due: &str) -> Error {
     Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
 }
 

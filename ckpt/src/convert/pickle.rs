@@ -14,7 +14,7 @@ pub(crate) type Id = usize;
 
 /// What a pickle says.
 #[derive(Debug)]
-pub(crate) enum Node {
+pub(crate) enum PickleNode {
     None,
     Bool(bool),
     Int(i64),
@@ -28,12 +28,12 @@ pub(crate) enum Node {
     Global(String, String),
     /// Something that the pickle's environment knows by this name.
     Persistent(Id),
-    Built(Box<Built>),
+    Built(Box<PickleObject>),
 }
 
 /// An object that calling something would give.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub(crate) struct PickleObject {
     pub(crate) class: Id,
     pub(crate) args: Id,
     pub(crate) state: Option<Id>,
@@ -44,7 +44,7 @@ pub(crate) struct Built {
 /// A pickle that was read.
 #[derive(Debug)]
 pub(crate) struct Pickle {
-    nodes: Vec<Node>,
+    nodes: Vec<PickleNode>,
     pub(crate) root: Id,
 }
 
@@ -70,12 +70,12 @@ impl Pickle {
         0..self.nodes.len()
     }
 
-    pub(crate) fn node(&self, id: Id) -> &Node {
+    pub(crate) fn node(&self, id: Id) -> &PickleNode {
         &self.nodes[id]
     }
 
     pub(crate) fn text(&self, id: Id) -> Option<&str> {
-        if let Node::Text(text) = self.node(id) { Some(text) } else { None }
+        if let PickleNode::Text(text) = self.node(id) { Some(text) } else { None }
     }
 
     /// An integer, or a member of an enumeration of such: its class, called with its value.
@@ -84,11 +84,11 @@ impl Pickle {
             Some((_, _, &[value])) => value,
             _ => id,
         };
-        if let Node::Int(value) = self.node(id) { Some(*value) } else { None }
+        if let PickleNode::Int(value) = self.node(id) { Some(*value) } else { None }
     }
 
     pub(crate) fn bool(&self, id: Id) -> Option<bool> {
-        if let Node::Bool(value) = self.node(id) { Some(*value) } else { None }
+        if let PickleNode::Bool(value) = self.node(id) { Some(*value) } else { None }
     }
 
     pub(crate) fn size(&self, id: Id) -> Option<u64> {
@@ -98,11 +98,11 @@ impl Pickle {
     /// The elements of a list, a tuple, or a subclass of them such as `torch.Size`.
     pub(crate) fn items(&self, id: Id) -> Option<&[Id]> {
         match self.node(id) {
-            Node::List(items) | Node::Tuple(items) => Some(items),
-            Node::Built(built) if !built.items.is_empty() => Some(&built.items),
-            Node::Built(built) => match self.node(built.args) {
-                Node::Tuple(args) if args.len() == 1 => match self.node(args[0]) {
-                    Node::List(items) | Node::Tuple(items) => Some(items),
+            PickleNode::List(items) | PickleNode::Tuple(items) => Some(items),
+            PickleNode::Built(built) if !built.items.is_empty() => Some(&built.items),
+            PickleNode::Built(built) => match self.node(built.args) {
+                PickleNode::Tuple(args) if args.len() == 1 => match self.node(args[0]) {
+                    PickleNode::List(items) | PickleNode::Tuple(items) => Some(items),
                     _ => None,
                 },
                 _ => None,
@@ -121,8 +121,8 @@ impl Pickle {
     /// The pairs of a dict or of a subclass of it.
     pub(crate) fn pairs(&self, id: Id) -> Option<&[(Id, Id)]> {
         match self.node(id) {
-            Node::Dict(pairs) => Some(pairs),
-            Node::Built(built) if !built.pairs.is_empty() || self.is_map(built.class) => {
+            PickleNode::Dict(pairs) => Some(pairs),
+            PickleNode::Built(built) if !built.pairs.is_empty() || self.is_map(built.class) => {
                 Some(&built.pairs)
             }
             _ => None,
@@ -130,7 +130,7 @@ impl Pickle {
     }
 
     fn is_map(&self, class: Id) -> bool {
-        matches!(self.node(class), Node::Global(_, name) if name.ends_with("dict")
+        matches!(self.node(class), PickleNode::Global(_, name) if name.ends_with("dict")
             || name.ends_with("Dict"))
     }
 
@@ -142,13 +142,13 @@ impl Pickle {
         if let Some(found) = self.pairs(id).and_then(find) {
             return Some(found);
         }
-        let Node::Built(built) = self.node(id) else { return None };
+        let PickleNode::Built(built) = self.node(id) else { return None };
         let state = built.state?;
         if let Some(found) = self.pairs(state).and_then(find) {
             return Some(found);
         }
         // A class with slots has its attributes second.
-        let Node::Tuple(both) = self.node(state) else { return None };
+        let PickleNode::Tuple(both) = self.node(state) else { return None };
         self.pairs(*both.get(1)?).and_then(find)
     }
 
@@ -159,8 +159,8 @@ impl Pickle {
 
     /// Module and name of the function or class that made an object, and its arguments.
     pub(crate) fn call(&self, id: Id) -> Option<(&str, &str, &[Id])> {
-        let Node::Built(built) = self.node(id) else { return None };
-        let (Node::Global(module, name), Node::Tuple(args)) =
+        let PickleNode::Built(built) = self.node(id) else { return None };
+        let (PickleNode::Global(module, name), PickleNode::Tuple(args)) =
             (self.node(built.class), self.node(built.args))
         else {
             return None;
@@ -192,9 +192,9 @@ mod tests {
             assert_eq!(len, dump.len());
             let a = pickle.items(pickle.get(pickle.root, "a").unwrap()).unwrap();
             assert_eq!(pickle.int(a[1]), Some(-2));
-            assert!(matches!(pickle.node(a[2]), Node::Float(3.5)));
-            assert!(matches!(pickle.node(a[3]), Node::None));
-            assert!(matches!(pickle.node(a[4]), Node::Bool(true)));
+            assert!(matches!(pickle.node(a[2]), PickleNode::Float(3.5)));
+            assert!(matches!(pickle.node(a[3]), PickleNode::None));
+            assert!(matches!(pickle.node(a[4]), PickleNode::Bool(true)));
             let b = pickle.items(pickle.get(pickle.root, "b").unwrap()).unwrap();
             assert_eq!(pickle.int(b[1]), Some(300));
         }
@@ -230,6 +230,6 @@ mod tests {
         let (pickle, _) = Pickle::read(b"\x8a\x02\x00\xff.").unwrap();
         assert_eq!(pickle.int(pickle.root), Some(-256));
         let (pickle, _) = Pickle::read(b"\x8a\x0900000000\x01.").unwrap();
-        assert!(matches!(pickle.node(pickle.root), Node::Bytes(_)));
+        assert!(matches!(pickle.node(pickle.root), PickleNode::Bytes(_)));
     }
 }

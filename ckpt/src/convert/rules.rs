@@ -11,15 +11,15 @@
 //! `*` stands for any text, and `{1}`, `{2}`, ... for what the first, the second, ... stood for.
 
 use super::import::Import;
-use super::made::{Made, unfit};
+use super::made::{DerivedTensor, unfit};
 use crate::{Error, Result, Span, region};
 
 /// Rules, read from text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules(Vec<Rule>);
+pub struct RenameRules(Vec<RenameRule>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Rule {
+struct RenameRule {
     pattern: String,
     act: Act,
 }
@@ -32,7 +32,7 @@ enum Act {
     Split(usize, Vec<String>),
 }
 
-impl Rules {
+impl RenameRules {
     /// Reads rules. `what` names them in messages.
     ///
     /// # Errors
@@ -52,11 +52,11 @@ impl Rules {
             })?;
             rules.push(rule);
         }
-        Ok(Rules(rules))
+        Ok(RenameRules(rules))
     }
 }
 
-fn parse_line(line: &str) -> Option<Rule> {
+fn parse_line(line: &str) -> Option<RenameRule> {
     let (verb, rest) = line.split_once(char::is_whitespace)?;
     let (left, right) = match rest.split_once("->") {
         Some((left, right)) => (left.trim(), Some(right.trim())),
@@ -77,7 +77,7 @@ fn parse_line(line: &str) -> Option<Rule> {
         }
         _ => return None,
     };
-    words.next().is_none().then_some(Rule { pattern, act })
+    words.next().is_none().then_some(RenameRule { pattern, act })
 }
 
 fn is_word(name: &str) -> bool {
@@ -89,7 +89,7 @@ impl Import {
     ///
     /// # Errors
     /// [`Error::Unfit`] for a rule that matches no tensor, or one that it does not fit.
-    pub fn apply(&mut self, rules: &Rules) -> Result<()> {
+    pub fn apply(&mut self, rules: &RenameRules) -> Result<()> {
         for rule in &rules.0 {
             let mut applied = false;
             let mut made = Vec::new();
@@ -119,7 +119,12 @@ impl Import {
     }
 }
 
-fn split(tensor: &Made, axis: usize, names: &[String], stars: &[&str]) -> Result<Vec<Made>> {
+fn split(
+    tensor: &DerivedTensor,
+    axis: usize,
+    names: &[String],
+    stars: &[&str],
+) -> Result<Vec<DerivedTensor>> {
     let count = names.len() as u64;
     let len = tensor.shape.get(axis).copied().filter(|len| len.is_multiple_of(count));
     let Some(len) = len.map(|len| len / count) else {
@@ -181,7 +186,7 @@ mod tests {
     #[test]
     fn lines_are_rules() {
         let text = "drop a.* # b\n\n#\nrename x -> y\ntranspose *\nsplit p axis 1 -> q, k\n";
-        let Rules(rules) = Rules::parse("r", text).unwrap();
+        let RenameRules(rules) = RenameRules::parse("r", text).unwrap();
         assert_eq!(rules.len(), 4);
         assert_eq!(rules[3].act, Act::Split(1, vec!["q".to_owned(), "k".to_owned()]));
         let bad = [
@@ -197,7 +202,7 @@ mod tests {
             "split a axis 0 1 -> b, c",
         ];
         for bad in bad {
-            assert!(Rules::parse("r", bad).is_err(), "{bad} was accepted");
+            assert!(RenameRules::parse("r", bad).is_err(), "{bad} was accepted");
         }
     }
 }

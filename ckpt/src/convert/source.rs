@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::region::{self, Span};
 use crate::runs;
 use crate::{Checkpoint, Dtype, Error, Group, Result};
-use storage::{Key, Object, Read, Storage};
+use storage::{Key, Object, RangeRead, Storage};
 
 /// Runs that are nearer than this are read with the bytes between them: another request costs more.
 const GAP_BYTES_MAX: u64 = 64 << 10;
@@ -26,7 +26,7 @@ const FILES_OPEN_MAX: usize = 64;
 
 /// Bytes in a row of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct FileExtent {
     /// Which of the source's files.
     pub(crate) file: usize,
     pub(crate) offset: u64,
@@ -35,14 +35,14 @@ pub(crate) struct Extent {
 
 /// Where a tensor's elements are.
 #[derive(Clone, Debug)]
-enum Place {
+enum TensorLocation {
     /// Row-major in extents, one after the other; beside each the bytes up to its end.
-    Extents(Vec<Extent>, Vec<u64>),
+    Extents(Vec<FileExtent>, Vec<u64>),
     /// In the opened step, under that group and name.
     Step(Group, String),
 }
 
-/// A tensor of a [`Source`].
+/// A tensor of a [`TensorSource`].
 #[derive(Clone, Debug)]
 pub struct SourceTensor {
     /// Its name there.
@@ -53,11 +53,11 @@ pub struct SourceTensor {
     pub dtype: Dtype,
     /// Elements along each axis. Row-major.
     pub shape: Vec<u64>,
-    place: Place,
+    place: TensorLocation,
 }
 
 /// Tensors to be read in any order and in parts.
-pub struct Source {
+pub struct TensorSource {
     what: String,
     tensors: Vec<SourceTensor>,
     store: Option<Arc<dyn Storage>>,
@@ -69,13 +69,13 @@ pub struct Source {
     extents: usize,
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for TensorSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Source({}, {} tensors)", self.what, self.tensors.len())
     }
 }
 
-impl Source {
+impl TensorSource {
     /// The tensors of a step.
     #[must_use]
     pub fn of_step(step: Checkpoint) -> Self {
@@ -84,19 +84,24 @@ impl Source {
             group: entry.group,
             dtype: entry.dtype,
             shape: entry.shape.clone(),
-            place: Place::Step(entry.group, entry.name.clone()),
+            place: TensorLocation::Step(entry.group, entry.name.clone()),
         };
         let tensors = step.tensors().iter().map(tensor).collect();
-        Source { what: step.display(), tensors, step: Some(step), ..Source::empty(None) }
+        TensorSource {
+            what: step.display(),
+            tensors,
+            step: Some(step),
+            ..TensorSource::empty(None)
+        }
     }
 
     /// Of foreign files, which are added one by one.
     pub(crate) fn of_files(store: &Arc<dyn Storage>, what: String) -> Self {
-        Source { what, ..Source::empty(Some(Arc::clone(store))) }
+        TensorSource { what, ..TensorSource::empty(Some(Arc::clone(store))) }
     }
 
     fn empty(store: Option<Arc<dyn Storage>>) -> Self {
-        Source {
+        TensorSource {
             what: String::new(),
             tensors: Vec::new(),
             store,
@@ -149,7 +154,7 @@ impl Source {
         group: Group,
         dtype: Dtype,
         shape: Vec<u64>,
-        extents: Vec<Extent>,
+        extents: Vec<FileExtent>,
     ) -> Result<usize> {
         let due = region::elements(shape.iter().copied())
             .and_then(|count| count.checked_mul(dtype.item_bytes()));
@@ -184,7 +189,7 @@ impl Source {
                 due: format!("those of {dtype} {shape:?}"),
             });
         }
-        let place = Place::Extents(extents, ends);
+        let place = TensorLocation::Extents(extents, ends);
         self.tensors.push(SourceTensor { name, group, dtype, shape, place });
         Ok(self.tensors.len() - 1)
     }
@@ -200,14 +205,14 @@ impl Source {
         let tensor = &self.tensors[tensor];
         assert!(region::is_within(&tensor.shape, spans), "{spans:?} in {:?}", tensor.shape);
         match &tensor.place {
-            Place::Step(group, name) => {
+            TensorLocation::Step(group, name) => {
                 let step = self.step.as_ref().expect("a tensor of a step is in a step");
                 step.read_box(name, *group, spans, into)
             }
-            Place::Extents(extents, ends) => {
+            TensorLocation::Extents(extents, ends) => {
                 let item_bytes = tensor.dtype.item_bytes();
                 let mut runs = Vec::new();
-                let visit = |run: runs::Run| -> Result<()> {
+                let visit = |run: runs::CopyRun| -> Result<()> {
                     runs.push((run.from * item_bytes, run.len * item_bytes));
                     Ok(())
                 };
@@ -220,13 +225,13 @@ impl Source {
     /// Reads runs of a tensor's bytes, which ascend, end to end into the buffer.
     fn read_runs(
         &self,
-        extents: &[Extent],
+        extents: &[FileExtent],
         ends: &[u64],
         runs: &[(u64, u64)],
         mut into: &mut [u8],
     ) -> Result<()> {
         let mut scratch = Vec::new();
-        let mut direct: Vec<(usize, Read<'_>)> = Vec::new();
+        let mut direct: Vec<(usize, RangeRead<'_>)> = Vec::new();
         let mut rest = runs;
         while let Some(&(from, _)) = rest.first() {
             let count = joined(rest);
@@ -259,7 +264,7 @@ impl Source {
         self.read_all(&mut direct)
     }
 
-    fn read_all(&self, reads: &mut Vec<(usize, Read<'_>)>) -> Result<()> {
+    fn read_all(&self, reads: &mut Vec<(usize, RangeRead<'_>)>) -> Result<()> {
         reads.sort_by_key(|(file, _)| *file);
         let mut reads = reads.drain(..).peekable();
         while let Some((file, read)) = reads.next() {
@@ -311,11 +316,11 @@ fn joined(runs: &[(u64, u64)]) -> usize {
 
 /// The reads that fill the buffer from byte `from` of the tensor.
 fn push_reads<'a>(
-    extents: &[Extent],
+    extents: &[FileExtent],
     ends: &[u64],
     mut from: u64,
     mut into: &'a mut [u8],
-    reads: &mut Vec<(usize, Read<'a>)>,
+    reads: &mut Vec<(usize, RangeRead<'a>)>,
 ) {
     let mut place = ends.partition_point(|&end| end <= from);
     while !into.is_empty() {
@@ -323,7 +328,7 @@ fn push_reads<'a>(
         let skip = from - (ends[place] - extent.bytes);
         let now = (extent.bytes - skip).min(into.len() as u64);
         let (buf, behind) = into.split_at_mut(now as usize); // fits: no longer than the buffer
-        reads.push((extent.file, Read { offset: extent.offset + skip, buf }));
+        reads.push((extent.file, RangeRead { offset: extent.offset + skip, buf }));
         (into, from, place) = (behind, from + now, place + 1);
     }
 }

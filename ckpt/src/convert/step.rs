@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use super::import::Import;
-use super::made::{Made, unfit};
-use super::write::{Bounds, Job, OutFile, Tell, check, lay_out};
+use super::made::{DerivedTensor, unfit};
+use super::write::{ConvertLimits, OutFile, ProgressFn, WriteJob, check, lay_out};
 use crate::catalog::{BlobEntry, CHUNKS_MAX};
-use crate::staging::{EXTRA, INDEX, Written};
-use crate::{Blob, Checkpoints, Group, Peak, Result, SaveReport, TensorEntry};
+use crate::staging::{EXTRA, INDEX, WrittenStep};
+use crate::{Blob, Checkpoints, Group, PeakRate, Result, SaveReport, TensorEntry};
 use storage::{FileEntry, write_all};
 
 impl Checkpoints {
     /// Saves a step of the tensors of an import, as [`Checkpoints::save`] does of those
-    /// in memory, and never holds more than [`Bounds`] says. `tell` hears of every band.
+    /// in memory, and never holds more than [`ConvertLimits`] says. `tell` hears of every band.
     ///
     /// # Errors
     /// As [`Checkpoints::save`]; [`Error::Unfit`](crate::Error::Unfit) for recipes that are none;
@@ -23,8 +23,8 @@ impl Checkpoints {
         import: &Import,
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
-        bounds: Bounds,
-        tell: Tell<'_>,
+        bounds: ConvertLimits,
+        tell: ProgressFn<'_>,
     ) -> Result<SaveReport> {
         let begun = Instant::now();
         let Import { source, made, .. } = import;
@@ -46,7 +46,7 @@ impl Checkpoints {
         crate::save::check_space(&*self.store, &place.target, bytes, made.len() as u64)?;
         let planned = Instant::now();
 
-        let job = Job {
+        let job = WriteJob {
             store: &*self.store,
             folder: &place.data,
             source,
@@ -71,17 +71,17 @@ impl Checkpoints {
             write: durable - planned,
             sync: Duration::ZERO, // each file was synced as it was written
             commit: durable.elapsed(),
-            peak_bytes_per_s: Peak::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+            peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
         })
     }
 
     fn write_made(
         &self,
-        job: &Job<'_>,
+        job: &WriteJob<'_>,
         files: &[OutFile],
         blobs: &[Blob<'_>],
         index: Option<&[u8]>,
-    ) -> Result<Written> {
+    ) -> Result<WrittenStep> {
         let written = job.write(files)?;
         let mut tensors: Vec<Option<TensorEntry>> = vec![None; job.made.len()];
         let mut entries = Vec::new();
@@ -112,12 +112,12 @@ impl Checkpoints {
             blob_entries.push(BlobEntry { name: blob.name.to_owned(), file });
         }
         let tensors = tensors.into_iter().flatten().collect();
-        Ok(Written { files: entries, tensors, blobs: blob_entries, sync: Duration::ZERO })
+        Ok(WrittenStep { files: entries, tensors, blobs: blob_entries, sync: Duration::ZERO })
     }
 }
 
 /// Weights in files of their own, then the optimizer's tensors, as every save has them.
-fn lay_out_step(made: &[Made], bounds: Bounds) -> Result<Vec<OutFile>> {
+fn lay_out_step(made: &[DerivedTensor], bounds: ConvertLimits) -> Result<Vec<OutFile>> {
     let mut files = Vec::new();
     for family in ["model", "optim"] {
         let is_model = family == "model";
@@ -132,7 +132,7 @@ fn lay_out_step(made: &[Made], bounds: Bounds) -> Result<Vec<OutFile>> {
 }
 
 /// Which file has which weight, as other tools expect it; `None` if there are no weights.
-pub(crate) fn weight_index(made: &[Made], files: &[OutFile]) -> Option<Vec<u8>> {
+pub(crate) fn weight_index(made: &[DerivedTensor], files: &[OutFile]) -> Option<Vec<u8>> {
     let mut map = serde_json::Map::new();
     let mut total = 0;
     for file in files {

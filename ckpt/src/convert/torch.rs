@@ -4,11 +4,11 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use super::pickle::{Bad, Id, Node, Pickle};
-use super::source::{Extent, Source};
+use super::pickle::{Bad, Id, Pickle, PickleNode};
+use super::source::{FileExtent, TensorSource};
 use super::zip::{self, Member};
 use crate::{Dtype, Error, Result};
-use storage::{Key, Object, Read, Storage};
+use storage::{Key, Object, RangeRead, Storage};
 
 /// A pickle that says where tensors are is some hundred bytes a tensor.
 const PICKLE_BYTES_MAX: u64 = 1 << 30;
@@ -65,12 +65,12 @@ pub(crate) struct TorchFile {
 pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
-    pub(crate) extents: Vec<Extent>,
+    pub(crate) extents: Vec<FileExtent>,
 }
 
 impl TorchFile {
     /// Reads what a file says, and adds it to the source's files.
-    pub(crate) fn open(source: &mut Source, store: &dyn Storage, key: &Key) -> Result<Self> {
+    pub(crate) fn open(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let file = source.add_file(key.clone(), object.len_bytes());
         let whole = Member { offset: 0, bytes: object.len_bytes() };
@@ -79,7 +79,7 @@ impl TorchFile {
 
     /// Reads an archive that is a part of a file, as those of distributed checkpoints are.
     pub(crate) fn read(object: &dyn Object, within: Member, file: usize) -> Result<Self> {
-        let part = Part { object, within };
+        let part = MemberObject { object, within };
         if zip::is_zip(&part)? {
             Self::from_zip(&part, file)
         } else {
@@ -104,7 +104,7 @@ impl TorchFile {
     }
 
     /// As torch has written since 1.6.
-    fn from_zip(part: &Part<'_>, file: usize) -> Result<Self> {
+    fn from_zip(part: &MemberObject<'_>, file: usize) -> Result<Self> {
         let members = zip::members(part)?;
         let data = members.iter().find(|(name, _)| name.ends_with("/data.pkl"));
         let Some((name, data)) = data else {
@@ -134,7 +134,7 @@ impl TorchFile {
 
     /// As torch wrote before 1.6: pickles of a magic number, a version, the machine, the object and
     /// the storages' names, then each storage behind its number of elements.
-    fn from_stream(part: &Part<'_>, file: usize) -> Result<Self> {
+    fn from_stream(part: &MemberObject<'_>, file: usize) -> Result<Self> {
         let mut len = 1 << 16;
         let (pickles, start) = loop {
             let now = part.len_bytes().min(len).min(PICKLE_BYTES_MAX);
@@ -148,7 +148,7 @@ impl TorchFile {
             }
         };
         let [magic, _, _, pickle, keys] = pickles;
-        if !matches!(magic.node(magic.root), Node::Bytes(bytes) if bytes[..] == MAGIC) {
+        if !matches!(magic.node(magic.root), PickleNode::Bytes(bytes) if bytes[..] == MAGIC) {
             return Err(corrupt(part, 0, "another magic number", "a file of torch.save"));
         }
         let item_bytes = storage_types(&pickle);
@@ -157,7 +157,7 @@ impl TorchFile {
         for &key in keys.items(keys.root).unwrap_or_default() {
             let name = keys.text(key).unwrap_or_default();
             let mut count = [0; 8];
-            part.read_many(&mut [Read { offset, buf: &mut count }])?;
+            part.read_many(&mut [RangeRead { offset, buf: &mut count }])?;
             let count = u64::from_le_bytes(count);
             let item = item_bytes.get(name).copied().unwrap_or(1);
             let bytes = count.checked_mul(item).filter(|bytes| *bytes <= part.len_bytes());
@@ -200,7 +200,7 @@ impl TorchFile {
             }
             // A subclass, or a tensor with attributes: the function, the class, its arguments.
             ("_rebuild_from_type" | "_rebuild_from_type_v2", [function, _, args, ..]) => {
-                let (Node::Global(_, name), Some(args)) =
+                let (PickleNode::Global(_, name), Some(args)) =
                     (self.pickle.node(*function), self.pickle.items(*args))
                 else {
                     return Ok(None);
@@ -219,7 +219,7 @@ impl TorchFile {
     }
 
     fn dtype(&self, id: Id) -> Option<Dtype> {
-        let Node::Global(_, name) = self.pickle.node(id) else { return None };
+        let PickleNode::Global(_, name) = self.pickle.node(id) else { return None };
         dtype_of(name)
     }
 
@@ -266,7 +266,7 @@ impl TorchFile {
                 return Err(bad(got, &format!("a storage of {} bytes", member.bytes)));
             }
             let (offset, bytes) = (member.offset + start * item, len * item);
-            extents.push(Extent { file: self.file, offset, bytes });
+            extents.push(FileExtent { file: self.file, offset, bytes });
         }
         Ok(Tensor { dtype, shape, extents })
     }
@@ -298,13 +298,13 @@ impl TorchFile {
         if let Some(pairs) = self.pickle.pairs(id) {
             for &(key, value) in pairs {
                 let key = match self.pickle.node(key) {
-                    Node::Text(text) => below(text),
-                    Node::Int(number) => below(&number.to_string()),
+                    PickleNode::Text(text) => below(text),
+                    PickleNode::Int(number) => below(&number.to_string()),
                     _ => continue,
                 };
                 self.walk(value, key, depth + 1, found)?;
             }
-        } else if let Node::List(items) | Node::Tuple(items) = self.pickle.node(id) {
+        } else if let PickleNode::List(items) | PickleNode::Tuple(items) = self.pickle.node(id) {
             for (place, &item) in items.iter().enumerate() {
                 self.walk(item, below(&place.to_string()), depth + 1, found)?;
             }
@@ -340,9 +340,9 @@ fn storage_types(pickle: &Pickle) -> HashMap<String, u64> {
 
 /// Class and name of a storage.
 fn persistent(pickle: &Pickle, id: Id) -> Option<(&str, &str)> {
-    let Node::Persistent(name) = pickle.node(id) else { return None };
+    let PickleNode::Persistent(name) = pickle.node(id) else { return None };
     let parts = pickle.items(*name)?;
-    let Node::Global(_, class) = pickle.node(*parts.get(1)?) else { return None };
+    let PickleNode::Global(_, class) = pickle.node(*parts.get(1)?) else { return None };
     Some((class, pickle.text(*parts.get(2)?)?))
 }
 
@@ -397,17 +397,17 @@ fn runs(shape: &[u64], strides: &[u64], first: u64, max: u64) -> Option<Vec<(u64
     Some(runs)
 }
 
-fn read_member(part: &Part<'_>, member: Member) -> Result<Vec<u8>> {
+fn read_member(part: &MemberObject<'_>, member: Member) -> Result<Vec<u8>> {
     if member.bytes > PICKLE_BYTES_MAX {
         let got = format!("{} bytes", member.bytes);
         return Err(corrupt(part, member.offset, &got, "a pickle of at most 1 GiB"));
     }
     let mut bytes = vec![0; member.bytes as usize]; // fits: at most 1 GiB
-    part.read_many(&mut [Read { offset: member.offset, buf: &mut bytes }])?;
+    part.read_many(&mut [RangeRead { offset: member.offset, buf: &mut bytes }])?;
     Ok(bytes)
 }
 
-fn not_a_pickle(part: &Part<'_>, start: u64, bad: &Bad) -> Error {
+fn not_a_pickle(part: &MemberObject<'_>, start: u64, bad: &Bad) -> Error {
     corrupt(part, start + bad.offset as u64, &bad.why, "a pickle of torch.save")
 }
 
@@ -422,17 +422,17 @@ fn corrupt_name(what: &str, name: &str, due: &str) -> Error {
 
 /// A part of an object, as an object.
 #[derive(Debug)]
-struct Part<'a> {
+struct MemberObject<'a> {
     object: &'a dyn Object,
     within: Member,
 }
 
-impl Object for Part<'_> {
+impl Object for MemberObject<'_> {
     fn len_bytes(&self) -> u64 {
         self.within.bytes
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> storage::Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> storage::Result<()> {
         for read in &mut *reads {
             let end = read.offset.checked_add(read.buf.len() as u64);
             if end.is_none_or(|end| end > self.within.bytes) {
@@ -451,7 +451,7 @@ impl Object for Part<'_> {
 
     fn map(&self) -> storage::Result<storage::Map> {
         let mut bytes = vec![0; self.within.bytes as usize]; // fits: what is mapped is addressable
-        self.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+        self.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
         Ok(storage::Map::owned(bytes))
     }
 

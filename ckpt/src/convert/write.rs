@@ -1,10 +1,10 @@
 //! Made tensors into safetensors files, a band at a time.
 
-use super::made::{Made, Scratch};
-use super::source::Source;
+use super::made::{DeriveBuffers, DerivedTensor};
+use super::source::TensorSource;
 use crate::blocks::ChunkWriter;
 use crate::catalog::{PACKED_MAGIC, packed_path};
-use crate::engine::Summing;
+use crate::engine::Checksums;
 use crate::shard::{self, Unplaced};
 use crate::spec::{TensorSpec, check_specs};
 use crate::{Chunk, Codec, Error, Region, Result, bands, parallel};
@@ -12,7 +12,7 @@ use storage::{FileEntry, Key, Storage, crc64_join};
 
 /// How much is held and written at a time.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct ConvertLimits {
     /// Bytes of tensors in one file; a larger tensor has one of its own. Default: 4 GiB.
     pub shard_bytes_max: u64,
     /// The most that all buffers together take. A matrix that is transposed and larger than a
@@ -22,14 +22,14 @@ pub struct Bounds {
     pub threads: usize,
 }
 
-impl Default for Bounds {
+impl Default for ConvertLimits {
     fn default() -> Self {
-        Bounds { shard_bytes_max: 4 << 30, memory_bytes: 1 << 30, threads: 2 }
+        ConvertLimits { shard_bytes_max: 4 << 30, memory_bytes: 1 << 30, threads: 2 }
     }
 }
 
 /// Hears how many more bytes are written; several threads tell.
-pub type Tell<'a> = &'a (dyn Fn(u64) + Sync);
+pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// Bands of tensors that are read as they lie; more would not be faster.
 const BAND_BYTES: u64 = 16 << 20;
@@ -50,15 +50,15 @@ pub(crate) struct OutFile {
 
 impl OutFile {
     /// Its length.
-    pub(crate) fn bytes(&self, made: &[Made]) -> u64 {
+    pub(crate) fn bytes(&self, made: &[DerivedTensor]) -> u64 {
         let last = self.members.last().zip(self.offsets.last());
         last.map_or(self.header.len() as u64, |(&place, offset)| offset + made[place].bytes())
     }
 }
 
 /// Refuses recipes of which no step and no folder of files can be made.
-pub(crate) fn check(made: &[Made], source: &Source) -> Result<()> {
-    let spec = |made: &Made| TensorSpec {
+pub(crate) fn check(made: &[DerivedTensor], source: &TensorSource) -> Result<()> {
+    let spec = |made: &DerivedTensor| TensorSpec {
         name: made.name.clone(),
         group: made.group,
         dtype: made.dtype,
@@ -71,7 +71,7 @@ pub(crate) fn check(made: &[Made], source: &Source) -> Result<()> {
 /// Divides tensors among files in their order, as many as fit, and writes the headers. `name` has
 /// the number of a file, from 1, and of all files.
 pub(crate) fn lay_out(
-    made: &[Made],
+    made: &[DerivedTensor],
     members: impl Iterator<Item = usize>,
     shard_bytes_max: u64,
     name: impl Fn(usize, usize) -> String,
@@ -92,9 +92,9 @@ pub(crate) fn lay_out(
     (1..).zip(files).map(seal).collect()
 }
 
-fn seal(name: String, mut members: Vec<usize>, made: &[Made]) -> Result<OutFile> {
+fn seal(name: String, mut members: Vec<usize>, made: &[DerivedTensor]) -> Result<OutFile> {
     let (header, offsets) = shard::arrange(&mut members, false, |&place| {
-        let Made { name, group, dtype, shape, .. } = &made[place];
+        let DerivedTensor { name, group, dtype, shape, .. } = &made[place];
         let (group, dtype, shape) = (*group, *dtype, shape.clone());
         Unplaced { name: group.entry_name(name, None), group, dtype, shape }
     })?;
@@ -102,18 +102,18 @@ fn seal(name: String, mut members: Vec<usize>, made: &[Made]) -> Result<OutFile>
 }
 
 /// Where files are written, and of what.
-pub(crate) struct Job<'a> {
+pub(crate) struct WriteJob<'a> {
     pub(crate) store: &'a dyn Storage,
     pub(crate) folder: &'a Key,
-    pub(crate) source: &'a Source,
-    pub(crate) made: &'a [Made],
+    pub(crate) source: &'a TensorSource,
+    pub(crate) made: &'a [DerivedTensor],
     pub(crate) block_bytes: u64,
     pub(crate) codec: Option<Codec>,
-    pub(crate) bounds: Bounds,
-    pub(crate) tell: Tell<'a>,
+    pub(crate) bounds: ConvertLimits,
+    pub(crate) tell: ProgressFn<'a>,
 }
 
-impl Job<'_> {
+impl WriteJob<'_> {
     /// Writes all files, and makes them durable. Beside each its chunks, in the order of members.
     pub(crate) fn write(&self, files: &[OutFile]) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
         let jobs: Vec<&OutFile> = files.iter().collect();
@@ -128,9 +128,9 @@ impl Job<'_> {
         let key = self.folder.join(&path)?;
         let mut upload = self.store.create(&key, self.file_bytes_max(file))?;
         let mut sum = upload.write_summed(header)?;
-        let (mut band_bytes, mut scratch) = (Vec::new(), Scratch::default());
+        let (mut band_bytes, mut scratch) = (Vec::new(), DeriveBuffers::default());
         let mut chunks = Vec::with_capacity(file.members.len());
-        let mut writer = ChunkWriter::new(self.block_bytes, self.codec, Summing::On);
+        let mut writer = ChunkWriter::new(self.block_bytes, self.codec, Checksums::On);
         for (&place, offset) in file.members.iter().zip(&file.offsets) {
             let made = &self.made[place];
             if self.codec.is_none() {
@@ -168,13 +168,13 @@ impl Job<'_> {
     fn file_bytes_max(&self, file: &OutFile) -> u64 {
         let Some(codec) = self.codec else { return file.bytes(self.made) };
         let most = |&place: &usize| {
-            let made: &Made = &self.made[place];
+            let made: &DerivedTensor = &self.made[place];
             codec.bytes_max(made.dtype, made.bytes(), self.block_bytes)
         };
         PACKED_MAGIC.len() as u64 + file.members.iter().map(most).sum::<u64>()
     }
 
-    fn band_bytes_max(&self, made: &Made) -> u64 {
+    fn band_bytes_max(&self, made: &DerivedTensor) -> u64 {
         let share = self.bounds.memory_bytes / self.bounds.threads.max(1) as u64 / BUFFERS;
         // A band is counted as it comes out, and what it is made of may have wider elements.
         let (to, from) = (made.dtype.item_bytes(), made.item_bytes_max(self.source));
@@ -187,29 +187,33 @@ impl Job<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use storage::sim::{Faults, SimStore};
+    use storage::sim::{FaultPlan, FaultStore};
 
     use super::*;
-    use crate::convert::source::Extent;
+    use crate::convert::source::FileExtent;
     use crate::{Dtype, Group};
 
     /// Elements that are cast to narrower ones take more on their way than when they have come.
     #[test]
     fn bands_are_counted_by_the_widest_element() {
-        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
-        let mut source = Source::of_files(&store, String::new());
+        let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
+        let mut source = TensorSource::of_files(&store, String::new());
         let file = source.add_file(Key::root(), 64);
-        let extents = vec![Extent { file, offset: 0, bytes: 64 }];
+        let extents = vec![FileExtent { file, offset: 0, bytes: 64 }];
         let tensor = source.add("w".to_owned(), Group::Model, Dtype::F64, vec![2, 4], extents);
-        let mut made = Made::same(&source, tensor.unwrap()).turn().unwrap();
-        let job = Job {
+        let mut made = DerivedTensor::same(&source, tensor.unwrap()).turn().unwrap();
+        let job = WriteJob {
             store: &*store,
             folder: &Key::root(),
             source: &source,
             made: &[],
             block_bytes: 4096,
             codec: None,
-            bounds: Bounds { memory_bytes: 64 << 20, threads: 2, ..Bounds::default() },
+            bounds: ConvertLimits {
+                memory_bytes: 64 << 20,
+                threads: 2,
+                ..ConvertLimits::default()
+            },
             tell: &|_| (),
         };
         for (dtype, due) in [(Dtype::F64, 8 << 20), (Dtype::F32, 4 << 20), (Dtype::BF16, 2 << 20)] {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::{Error, Result};
-use storage::{Object, Read};
+use storage::{Object, RangeRead};
 
 /// A member's bytes in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ const ENTRY_BYTES: usize = 46;
 pub(crate) fn is_zip(object: &dyn Object) -> Result<bool> {
     let mut magic = [0; 4];
     if object.len_bytes() >= 4 {
-        object.read_many(&mut [Read { offset: 0, buf: &mut magic }])?;
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut magic }])?;
     }
     Ok(magic == *b"PK\x03\x04")
 }
@@ -51,7 +51,7 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
         return bad(start, &format!("a directory of {bytes} bytes"), "one within the file");
     }
     let mut directory = vec![0; bytes as usize]; // fits: at most 256 MiB
-    object.read_many(&mut [Read { offset: start, buf: &mut directory }])?;
+    object.read_many(&mut [RangeRead { offset: start, buf: &mut directory }])?;
     let mut listed = Vec::new();
     let mut rest = directory.as_slice();
     while rest.starts_with(b"PK\x01\x02") {
@@ -70,8 +70,8 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
         // Where a member begins is only told in front of it.
         let mut locals = vec![[0; LOCAL_BYTES]; listed.len()];
         let reads = locals.iter_mut().zip(listed);
-        let mut reads: Vec<Read<'_>> =
-            reads.map(|(buf, (_, entry))| Read { offset: entry.local, buf }).collect();
+        let mut reads: Vec<RangeRead<'_>> =
+            reads.map(|(buf, (_, entry))| RangeRead { offset: entry.local, buf }).collect();
         object.read_many(&mut reads)?;
         for ((name, entry), local) in listed.iter().zip(&locals) {
             let skip = u64::from(short(local, 26)) + u64::from(short(local, 28));
@@ -88,7 +88,7 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
     Ok(members)
 }
 
-struct Entry {
+struct ZipEntry {
     method: u16,
     bytes: u64,
     local: u64,
@@ -99,7 +99,7 @@ fn directory(object: &dyn Object) -> Result<(u64, u64)> {
     let len = object.len_bytes();
     let tail_start = len.saturating_sub(END_BYTES + COMMENT_BYTES_MAX + 20);
     let mut tail = vec![0; (len - tail_start) as usize]; // fits: under 70,000
-    object.read_many(&mut [Read { offset: tail_start, buf: &mut tail }])?;
+    object.read_many(&mut [RangeRead { offset: tail_start, buf: &mut tail }])?;
     let bad = |offset: u64, due: &str| Error::Corrupt {
         what: object.display(),
         offset,
@@ -120,7 +120,7 @@ fn directory(object: &dyn Object) -> Result<(u64, u64)> {
     if offset.checked_add(56).is_none_or(|end| end > len) {
         return Err(bad(offset, "the record of a large zip archive"));
     }
-    object.read_many(&mut [Read { offset, buf: &mut record }])?;
+    object.read_many(&mut [RangeRead { offset, buf: &mut record }])?;
     if !record.starts_with(b"PK\x06\x06") {
         return Err(bad(offset, "the record of a large zip archive"));
     }
@@ -128,7 +128,7 @@ fn directory(object: &dyn Object) -> Result<(u64, u64)> {
 }
 
 /// The entry in front, its name, and what follows it.
-fn split_entry(rest: &[u8]) -> Option<(Entry, String, &[u8])> {
+fn split_entry(rest: &[u8]) -> Option<(ZipEntry, String, &[u8])> {
     let fixed = rest.get(..ENTRY_BYTES)?;
     let method = short(fixed, 10);
     let (name_len, extra_len, comment_len) =
@@ -161,7 +161,7 @@ fn split_entry(rest: &[u8]) -> Option<(Entry, String, &[u8])> {
         }
         extra = &extra[4 + len..];
     }
-    Some((Entry { method, bytes, local }, String::from_utf8_lossy(name).into_owned(), after))
+    Some((ZipEntry { method, bytes, local }, String::from_utf8_lossy(name).into_owned(), after))
 }
 
 fn short(bytes: &[u8], at: usize) -> u16 {

@@ -6,12 +6,12 @@ use crate::blocks::ChunkWriter;
 use crate::catalog::{Catalog, PACKED_MAGIC, Placed, packed_path};
 use crate::checkpoint::{Checkpoint, blocks_of};
 use crate::commit::forget;
-use crate::engine::Summing;
-use crate::fetch::{Target, fetch};
+use crate::engine::Checksums;
+use crate::fetch::{BlockDestination, fetch};
 use crate::save::check_space;
 use crate::staging::INDEX;
 use crate::{Chunk, Codec, Drain, Error, Result, TensorEntry};
-use storage::{Crc64, FileEntry, Key, Manifest, Read, Upload};
+use storage::{Crc64, FileEntry, Key, Manifest, RangeRead, Upload};
 
 /// Large enough to go around the page cache. One buffer here, and those of an upload.
 const READ_BYTES: usize = 8 << 20;
@@ -74,7 +74,7 @@ impl Drain {
     }
 
     /// What is to be copied, and how.
-    fn jobs<'a>(&self, source: &'a Checkpoint) -> Vec<Job<'a>> {
+    fn jobs<'a>(&self, source: &'a Checkpoint) -> Vec<CopyJob<'a>> {
         let mut chunks: HashMap<&str, Vec<Placed<'_>>> = HashMap::new();
         for (file, placed) in source.catalog.by_file() {
             chunks.insert(&file.path, placed);
@@ -83,7 +83,7 @@ impl Drain {
             let chunks = chunks.remove(file.path.as_str()).unwrap_or_default();
             let is_plain = chunks.first().is_some_and(|placed| placed.chunk.packed.is_none());
             let codec = self.to.options.codec.filter(|_| is_plain);
-            Job { file, chunks, codec }
+            CopyJob { file, chunks, codec }
         };
         let is_wanted = |file: &&FileEntry| self.to.options.codec.is_none() || file.path != INDEX;
         source.catalog.files.iter().filter(is_wanted).map(job).collect()
@@ -99,7 +99,7 @@ impl Drain {
             // fits: at most the buffer
             let len = (file.bytes - offset).min(buf.len() as u64) as usize;
             self.wait_for_turn(len as u64)?;
-            object.read_many(&mut [Read { offset, buf: &mut buf[..len] }])?;
+            object.read_many(&mut [RangeRead { offset, buf: &mut buf[..len] }])?;
             sum.update(&buf[..len]);
             upload.write(&buf[..len])?;
             offset += len as u64;
@@ -123,7 +123,7 @@ impl Drain {
     fn pack(
         &self,
         source: &Checkpoint,
-        job: &Job<'_>,
+        job: &CopyJob<'_>,
         codec: Codec,
         key: &Key,
         there: Option<u64>,
@@ -131,7 +131,7 @@ impl Drain {
     ) -> Result<(FileEntry, bool)> {
         let path = packed_path(&job.file.path);
         if let Some(bytes) = there {
-            let mut nowhere = Nowhere { bytes: 0, sum: Crc64::new() };
+            let mut nowhere = ChecksumSink { bytes: 0, sum: Crc64::new() };
             let chunks = self.pack_chunks(source, job, codec, &mut nowhere)?;
             if nowhere.bytes == bytes {
                 put_chunks(source, job, chunks, tensors);
@@ -154,14 +154,14 @@ impl Drain {
     fn pack_chunks(
         &self,
         source: &Checkpoint,
-        job: &Job<'_>,
+        job: &CopyJob<'_>,
         codec: Codec,
         upload: &mut dyn Upload,
     ) -> Result<Vec<Chunk>> {
         let object = source.open_file(&job.file.path)?;
         let block_bytes = source.block_bytes() as u64;
         let path = packed_path(&job.file.path);
-        let mut writer = ChunkWriter::new(block_bytes, Some(codec), Summing::On);
+        let mut writer = ChunkWriter::new(block_bytes, Some(codec), Checksums::On);
         let mut block = Vec::new();
         let mut chunks = Vec::with_capacity(job.chunks.len());
         upload.write(PACKED_MAGIC)?;
@@ -169,7 +169,7 @@ impl Drain {
             writer.begin(upload);
             for part in blocks_of(chunk, tensor.dtype, block_bytes) {
                 block.resize(part.bytes as usize, 0); // fits: at most 64 MiB
-                fetch(vec![part.read(&*object, Target::Buffer(&mut block))], 1)?;
+                fetch(vec![part.read(&*object, BlockDestination::Buffer(&mut block))], 1)?;
                 let before = upload.len_bytes();
                 writer.write(upload, tensor.dtype, &block)?;
                 self.wait_for_turn(upload.len_bytes() - before)?;
@@ -182,7 +182,7 @@ impl Drain {
 }
 
 /// A file to be copied.
-struct Job<'a> {
+struct CopyJob<'a> {
     file: &'a FileEntry,
     /// Those in it.
     chunks: Vec<Placed<'a>>,
@@ -190,7 +190,7 @@ struct Job<'a> {
     codec: Option<Codec>,
 }
 
-impl Job<'_> {
+impl CopyJob<'_> {
     /// Where it goes.
     fn path(&self) -> String {
         self.codec.map_or_else(|| self.file.path.clone(), |_| packed_path(&self.file.path))
@@ -198,7 +198,12 @@ impl Job<'_> {
 }
 
 /// Says of chunks where they are now.
-fn put_chunks(source: &Checkpoint, job: &Job<'_>, made: Vec<Chunk>, tensors: &mut [TensorEntry]) {
+fn put_chunks(
+    source: &Checkpoint,
+    job: &CopyJob<'_>,
+    made: Vec<Chunk>,
+    tensors: &mut [TensorEntry],
+) {
     for (placed, chunk) in job.chunks.iter().zip(made) {
         tensors[source.catalog.place(placed.tensor)].chunks[placed.k] = chunk;
     }
@@ -206,12 +211,12 @@ fn put_chunks(source: &Checkpoint, job: &Job<'_>, made: Vec<Chunk>, tensors: &mu
 
 /// Takes bytes for their number and their sum.
 #[derive(Debug)]
-struct Nowhere {
+struct ChecksumSink {
     bytes: u64,
     sum: Crc64,
 }
 
-impl Upload for Nowhere {
+impl Upload for ChecksumSink {
     fn write(&mut self, bytes: &[u8]) -> storage::Result<()> {
         self.bytes += bytes.len() as u64;
         self.sum.update(bytes);

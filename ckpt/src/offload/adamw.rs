@@ -36,7 +36,7 @@ const BATCH: usize = 1024;
 
 /// Some elements of one parameter: all slices have as many of them.
 #[derive(Debug)]
-pub(super) struct Row<'a> {
+pub(super) struct AdamWRow<'a> {
     pub(super) weights: &'a mut [u8],
     pub(super) exp_avgs: &'a mut [u8],
     pub(super) exp_avg_sqs: &'a mut [u8],
@@ -105,7 +105,7 @@ impl AdamW {
     }
 }
 
-impl Row<'_> {
+impl AdamWRow<'_> {
     /// Updates the elements.
     pub(super) fn update(self, factors: &Factors, width: Width) {
         width.run(Update { row: self, factors });
@@ -118,7 +118,7 @@ impl Row<'_> {
 }
 
 struct Update<'a, 'f> {
-    row: Row<'a>,
+    row: AdamWRow<'a>,
     factors: &'f Factors,
 }
 
@@ -127,7 +127,8 @@ impl Kernel for Update<'_, '_> {
 
     #[inline(always)]
     fn run(self) {
-        let Row { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype } = self.row;
+        let AdamWRow { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype } =
+            self.row;
         let mut singles = [[0; 4]; BATCH];
         let grad_bytes = grad_dtype.item_bytes() as usize;
         let copy_bytes = copy_dtype.item_bytes() as usize;

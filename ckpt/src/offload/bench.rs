@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use storage::{Kernel, Width, Zeros};
 
 use super::memory::STAGGER_BYTES;
-use crate::layout::{Layout, Mesh, Param, Split};
+use crate::layout::{DeviceMesh, Layout, Param, TensorSplit};
 use crate::{Dtype, Group, Result, parallel};
 
 /// Parameters of one matrix: 64 MiB of each array.
@@ -22,12 +22,12 @@ pub fn layout(parameters: u64) -> Result<Layout> {
         Param {
             name: format!("layers.{number}.weight"),
             shape: vec![elements],
-            split: Split::Replicate,
+            split: TensorSplit::Replicate,
             stages: vec![0],
         }
     };
     let groups = [Group::Master, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
-    Layout::new(Mesh::default(), (0..count).map(param).collect(), &groups)
+    Layout::new(DeviceMesh::default(), (0..count).map(param).collect(), &groups)
 }
 
 /// Bytes a second of the STREAM triad, `a = b + s * c`, counted as it counts them: 24 for each

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::adamw::Row;
+use super::adamw::AdamWRow;
 use super::folders::{Folder, claim};
-use super::form::{Form, ITEM_BYTES, Param, ROLES, Segment, Tile};
-use super::generation::{Kept, Sums, number_of, record_name};
-use super::pass::{Buffers, Given, Parts, Pass, sums, update};
-use super::slot::{Slot, remove, slot_of};
-use super::{AdamW, Generation, Options, StepReport, Update, Weights};
+use super::form::{ITEM_BYTES, ROLES, Segment, StateLayout, StateParam, Tile};
+use super::generation::{CompleteGeneration, Sums, number_of, record_name};
+use super::pass::{Buffers, Parts, SegmentInputs, TilePipeline, sums, update};
+use super::slot::{GenerationFiles, remove, slot_of};
+use super::{AdamW, Generation, OffloadOptions, StepReport, Update, WeightsOut};
 use crate::catalog::is_block_size;
-use crate::{Checkpoint, Dtype, Error, Group, Result, Want};
-use storage::{Width, WorkFile, crc64};
+use crate::{Checkpoint, Dtype, Error, Group, RegionRequest, Result};
+use storage::{InPlaceFile, Width, crc64};
 
 /// Tiles on their way at once on each disk, of which the first steps try each, and then the
 /// quickest is taken. With 16, 192 MiB, a device of 7 GB/s has 27 ms.
@@ -24,17 +24,17 @@ const DEPTHS: [usize; 4] = [8, 12, 4, 16];
 
 /// A rank's state in folders.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct DiskState {
     /// One a disk. The first has the records.
     folders: Arc<[Folder]>,
-    form: Arc<Form>,
+    form: Arc<StateLayout>,
     block_bytes: usize,
     width: Width,
-    _locks: Vec<Arc<dyn WorkFile>>,
+    _locks: Vec<Arc<dyn InPlaceFile>>,
     /// What the state is, durable or about to be.
-    last: Option<Arc<Kept>>,
+    last: Option<Arc<CompleteGeneration>>,
     /// Files of the generation before it.
-    spare: Option<Slot>,
+    spare: Option<GenerationFiles>,
     next_slot: u64,
     /// The generation that is being written.
     writing: Option<Writing>,
@@ -43,22 +43,22 @@ pub(super) struct Disk {
     /// Why nothing is done any more.
     failed: Option<String>,
     buffers: Buffers,
-    depths: Depths,
+    depths: DepthTuner,
 }
 
 /// The next generation, as far as it is.
 #[derive(Debug)]
 struct Writing {
-    slot: Slot,
+    slot: GenerationFiles,
     sums: Sums,
     is_new: bool,
 }
 
 /// Depths, in the order in which they are tried, and how long steps took with them.
 #[derive(Debug)]
-struct Depths(Vec<(usize, Option<Duration>)>);
+struct DepthTuner(Vec<(usize, Option<Duration>)>);
 
-impl Depths {
+impl DepthTuner {
     /// The first that was not measured, else the quickest.
     fn best(&self) -> usize {
         let best = self.0.iter().min_by_key(|(_, time)| time);
@@ -74,13 +74,13 @@ impl Depths {
     }
 }
 
-impl Disk {
+impl DiskState {
     /// Opens the last generation that is whole, and removes what crashes left.
     pub(super) fn open(
         folders: Vec<Folder>,
         owner: &str,
-        form: Arc<Form>,
-        options: Options,
+        form: Arc<StateLayout>,
+        options: OffloadOptions,
     ) -> Result<Self> {
         if !is_block_size(options.block_bytes) {
             let why = format!("it has blocks of {} bytes", options.block_bytes);
@@ -91,7 +91,7 @@ impl Disk {
         let slots = clear(&folders, last.as_ref().map(|last| last.slot.number))?;
         let block_bytes = options.block_bytes as usize; // fits: at most 64 MiB
         let depths = depths(options, folders.len());
-        Ok(Disk {
+        Ok(DiskState {
             next_slot: slots.into_iter().max().map_or(0, |slot| slot + 1),
             folders: folders.into(),
             form,
@@ -104,7 +104,7 @@ impl Disk {
             settling: None,
             failed: None,
             buffers: Buffers::new(block_bytes),
-            depths: Depths(depths.into_iter().map(|tiles| (tiles, None)).collect()),
+            depths: DepthTuner(depths.into_iter().map(|tiles| (tiles, None)).collect()),
         })
     }
 
@@ -113,12 +113,12 @@ impl Disk {
     }
 
     /// The state, durable.
-    pub(super) fn settled(&mut self) -> Result<Option<Arc<Kept>>> {
+    pub(super) fn settled(&mut self) -> Result<Option<Arc<CompleteGeneration>>> {
         self.settle()?;
         Ok(self.last.clone())
     }
 
-    pub(super) fn form(&self) -> &Arc<Form> {
+    pub(super) fn form(&self) -> &Arc<StateLayout> {
         &self.form
     }
 
@@ -158,7 +158,7 @@ impl Disk {
             None => {
                 let number = self.next_slot;
                 self.next_slot += 1;
-                Slot::create(&self.folders, &self.form, number)?
+                GenerationFiles::create(&self.folders, &self.form, number)?
             }
         };
         let sums = self.no_sums();
@@ -198,12 +198,17 @@ impl Disk {
         self.write(self.tiles(), false, |tile, mut parts, ()| {
             let mut wants = Vec::new();
             for (Segment { param, start, len, .. }, part) in tile.segments.iter().zip(&mut parts) {
-                let Param { name, region, .. } = &form.params[*param];
+                let StateParam { name, region, .. } = &form.params[*param];
                 let [first, end] = [*start, start + len].map(|at| (at / ITEM_BYTES) as u64);
                 for (role, into) in part.iter_mut().enumerate() {
                     let group = form.group(*param, role);
                     if groups.contains(&group) {
-                        wants.push(Want { name, group, region: region.slice(first..end), into });
+                        wants.push(RegionRequest {
+                            name,
+                            group,
+                            region: region.slice(first..end),
+                            into,
+                        });
                     } else {
                         into.fill(0);
                     }
@@ -215,7 +220,7 @@ impl Disk {
         self.end(checkpoint.step(), meta).map(drop)
     }
 
-    pub(super) fn weights(&mut self, into: &mut [Weights<'_>]) -> Result<()> {
+    pub(super) fn weights(&mut self, into: &mut [WeightsOut<'_>]) -> Result<()> {
         self.settle()?;
         let Some(last) = &self.last else {
             let why = "it is filled or loaded first".to_owned();
@@ -225,7 +230,7 @@ impl Disk {
         let block = self.block_bytes / ITEM_BYTES;
         let mut copies: Vec<_> = into
             .iter_mut()
-            .map(|Weights { dtype, bytes }| {
+            .map(|WeightsOut { dtype, bytes }| {
                 let item_bytes = dtype.item_bytes() as usize; // fits: 2 or 4
                 (*dtype, bytes.chunks_mut(block * item_bytes))
             })
@@ -239,7 +244,7 @@ impl Disk {
             let own = tile.segments.iter().map(&mut own).collect::<Vec<_>>();
             (tile, own)
         });
-        let pass = Pass {
+        let pass = TilePipeline {
             form: &self.form,
             from: Some(last),
             roles: 1,
@@ -254,7 +259,7 @@ impl Disk {
             {
                 last.check(tile, segment, &[crc64(weights)])?;
                 if !copy.is_empty() {
-                    Row::copy(weights, copy, dtype, width);
+                    AdamWRow::copy(weights, copy, dtype, width);
                 }
             }
             Ok(Vec::new())
@@ -273,11 +278,18 @@ impl Disk {
         let block_bytes = |dtype: Dtype| block * dtype.item_bytes() as usize;
         let mut updates: Vec<_> = updates
             .into_iter()
-            .map(|Update { grad, grad_dtype, weight_decay, weights: Weights { dtype, bytes } }| {
-                let grads = (grad_dtype, grad.chunks(block_bytes(grad_dtype)));
-                let copies = (dtype, bytes.chunks_mut(block_bytes(dtype)));
-                (adamw.factors(weight_decay), grads, copies)
-            })
+            .map(
+                |Update {
+                     grad,
+                     grad_dtype,
+                     weight_decay,
+                     weights: WeightsOut { dtype, bytes },
+                 }| {
+                    let grads = (grad_dtype, grad.chunks(block_bytes(grad_dtype)));
+                    let copies = (dtype, bytes.chunks_mut(block_bytes(dtype)));
+                    (adamw.factors(weight_decay), grads, copies)
+                },
+            )
             .collect();
         let mut given = |segment: &Segment| {
             let (factors, (grad_dtype, grads), (copy_dtype, copies)) =
@@ -285,7 +297,7 @@ impl Disk {
             let grads = grads.next().expect("a gradient has as many blocks as its array");
             let copy = copies.next().unwrap_or_default();
             let (grad_dtype, copy_dtype, factors) = (*grad_dtype, *copy_dtype, *factors);
-            Given { grads, grad_dtype, copy, copy_dtype, factors }
+            SegmentInputs { grads, grad_dtype, copy, copy_dtype, factors }
         };
         let tiles = tiles.into_iter().map(|tile| {
             let given = tile.segments.iter().map(&mut given).collect::<Vec<_>>();
@@ -326,7 +338,7 @@ impl Disk {
         }
         let number = self.generation().map_or(0, |last| last.number + 1);
         let generation = Generation { number, step, meta };
-        let kept = Arc::new(Kept { generation, slot, sums });
+        let kept = Arc::new(CompleteGeneration { generation, slot, sums });
         let before = self.last.replace(Arc::clone(&kept));
         self.spare = before.as_ref().map(|before| before.slot.clone());
         let (folders, form) = (Arc::clone(&self.folders), Arc::clone(&self.form));
@@ -366,7 +378,7 @@ impl Disk {
     ) -> Result<()> {
         let depth = self.depths.best();
         let Writing { slot, sums, .. } = self.writing.as_mut().expect("an update was begun");
-        let pass = Pass {
+        let pass = TilePipeline {
             form: &self.form,
             from: self.last.as_deref().filter(|_| reads),
             roles: ROLES,
@@ -379,7 +391,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for DiskState {
     fn drop(&mut self) {
         self.give_up();
         if let Err(error) = self.settle() {
@@ -389,13 +401,17 @@ impl Drop for Disk {
 }
 
 /// The last generation that is whole. Records of older ones are removed.
-fn last(folders: &[Folder], form: &Form, block_bytes: u64) -> Result<Option<Kept>> {
+fn last(
+    folders: &[Folder],
+    form: &StateLayout,
+    block_bytes: u64,
+) -> Result<Option<CompleteGeneration>> {
     let Folder { store, key } = &folders[0];
     let names = store.names(key)?;
     let mut records: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
     records.sort_unstable();
     let Some(newest) = records.pop() else { return Ok(None) };
-    let last = Kept::open(folders, form, newest, block_bytes)?;
+    let last = CompleteGeneration::open(folders, form, newest, block_bytes)?;
     // The one before it is there if a crash came between two records.
     for number in records.iter().rev() {
         store.delete(&key.join(&record_name(*number))?)?;
@@ -416,7 +432,7 @@ fn clear(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
 }
 
 /// How many tiles are on their way at once, in the order in which that is tried.
-fn depths(options: Options, disks: usize) -> Vec<usize> {
+fn depths(options: OffloadOptions, disks: usize) -> Vec<usize> {
     let tile_bytes = Buffers::new(options.block_bytes as usize).tile_bytes(); // fits: <= 64 MiB
     let most = (options.buffer_bytes_max / tile_bytes as u64).max(2) as usize; // fits: of memory
     let mut depths: Vec<usize> = Vec::with_capacity(DEPTHS.len());
@@ -429,7 +445,7 @@ fn depths(options: Options, disks: usize) -> Vec<usize> {
 }
 
 /// The most memory that tiles take.
-pub(super) fn buffer_bytes(options: Options, disks: usize) -> u64 {
+pub(super) fn buffer_bytes(options: OffloadOptions, disks: usize) -> u64 {
     let tile_bytes = Buffers::new(options.block_bytes as usize).tile_bytes(); // fits: <= 64 MiB
     let most = depths(options, disks).into_iter().max().unwrap_or(0);
     most as u64 * tile_bytes as u64
@@ -441,7 +457,7 @@ mod tests {
 
     #[test]
     fn a_depth_that_was_lucky_once_is_left() {
-        let mut depths = Depths(vec![(8, None), (12, None), (4, None)]);
+        let mut depths = DepthTuner(vec![(8, None), (12, None), (4, None)]);
         for (due, millis) in [(8, 100), (12, 90), (4, 80), (4, 120), (12, 94), (12, 90)] {
             assert_eq!(depths.best(), due);
             depths.took(due, Duration::from_millis(millis));

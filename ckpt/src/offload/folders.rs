@@ -10,9 +10,9 @@ use std::{fmt, thread};
 
 use serde::{Deserialize, Serialize};
 
-use super::form::Form;
+use super::form::StateLayout;
 use crate::{Error, Result};
-use storage::{Key, Manifest, Storage, WorkFile};
+use storage::{InPlaceFile, Key, Manifest, Storage};
 
 /// Held by whoever has the folder open.
 const LOCK: &str = "lock";
@@ -44,14 +44,14 @@ impl fmt::Display for Folder {
 /// What the mark of a folder says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Mark {
+struct FolderOwner {
     owner: String,
     rank: usize,
     disk: usize,
     disks: usize,
 }
 
-impl Mark {
+impl FolderOwner {
     /// `None` if there is none.
     fn read(Folder { store, key }: &Folder) -> Result<Option<Self>> {
         let key = key.join(MARK)?;
@@ -77,9 +77,9 @@ impl Mark {
     }
 }
 
-impl fmt::Display for Mark {
+impl fmt::Display for FolderOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mark { owner, rank, disk, disks } = self;
+        let FolderOwner { owner, rank, disk, disks } = self;
         write!(f, "disk {disk} of {disks} of rank {rank} of '{owner}'")
     }
 }
@@ -89,8 +89,8 @@ impl fmt::Display for Mark {
 pub(super) fn claim(
     folders: &[Folder],
     owner: &str,
-    form: &Form,
-) -> Result<Vec<Arc<dyn WorkFile>>> {
+    form: &StateLayout,
+) -> Result<Vec<Arc<dyn InPlaceFile>>> {
     if folders.len() != form.plan.folders() {
         let why = format!("got {} folders, due {}", folders.len(), form.plan.folders());
         return Err(Error::BadInput { what: "a state on disks, by its plan".to_owned(), why });
@@ -99,8 +99,8 @@ pub(super) fn claim(
     let mut unmarked = Vec::new();
     for (disk, folder) in folders.iter().enumerate() {
         let (rank, disks) = (form.rank, folders.len());
-        let due = Mark { owner: owner.to_owned(), rank, disk, disks };
-        match Mark::read(folder)? {
+        let due = FolderOwner { owner: owner.to_owned(), rank, disk, disks };
+        match FolderOwner::read(folder)? {
             None => unmarked.push((folder, due)),
             Some(got) if got == due => {}
             Some(got) => {
@@ -120,7 +120,7 @@ pub(super) fn claim(
 }
 
 /// Keeps other processes out of a folder.
-fn lock(folder: &Folder) -> Result<Arc<dyn WorkFile>> {
+fn lock(folder: &Folder) -> Result<Arc<dyn InPlaceFile>> {
     // Whoever only looks who has it has it for microseconds.
     match patiently(LOOKS_AT_LOCK, || open_lock(folder)) {
         Err(storage::Error::NotFound { .. }) => {
@@ -137,8 +137,8 @@ const LOOKS_AT_LOCK: usize = 5;
 /// Opens what another process may have for a moment: looks so often, 25 ms apart.
 pub(super) fn patiently(
     looks_max: usize,
-    open: impl Fn() -> storage::Result<Arc<dyn WorkFile>>,
-) -> storage::Result<Arc<dyn WorkFile>> {
+    open: impl Fn() -> storage::Result<Arc<dyn InPlaceFile>>,
+) -> storage::Result<Arc<dyn InPlaceFile>> {
     for _ in 1..looks_max {
         match open() {
             Err(storage::Error::Locked { .. }) => thread::sleep(Duration::from_millis(25)),
@@ -148,13 +148,13 @@ pub(super) fn patiently(
     open()
 }
 
-fn open_lock(Folder { store, key }: &Folder) -> storage::Result<Arc<dyn WorkFile>> {
+fn open_lock(Folder { store, key }: &Folder) -> storage::Result<Arc<dyn InPlaceFile>> {
     store.open_work(&key.join(LOCK)?)
 }
 
 /// A folder that is marked as a rank's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Marked {
+pub struct OwnedFolder {
     /// Where it is.
     pub folder: String,
     /// Whose state it is part of, as whoever opened it called himself.
@@ -176,15 +176,15 @@ pub struct Marked {
 ///
 /// # Errors
 /// What the store says.
-pub fn marked(store: &Arc<dyn Storage>) -> Result<Vec<Marked>> {
+pub fn marked(store: &Arc<dyn Storage>) -> Result<Vec<OwnedFolder>> {
     let mut all = Vec::new();
     for (folder, mark) in marks(store)? {
         let Folder { store, key } = &folder;
         let bytes = store.list(key)?.iter().map(|entry| entry.bytes).sum();
         let is_open = matches!(open_lock(&folder), Err(storage::Error::Locked { .. }));
-        let Mark { owner, rank, disk, disks } = mark;
+        let FolderOwner { owner, rank, disk, disks } = mark;
         let folder = folder.to_string();
-        all.push(Marked { folder, owner, rank, disk, disks, bytes, is_open });
+        all.push(OwnedFolder { folder, owner, rank, disk, disks, bytes, is_open });
     }
     Ok(all)
 }
@@ -215,7 +215,7 @@ pub fn sweep(store: &Arc<dyn Storage>, owner: &str, ranks: usize) -> Result<Vec<
 }
 
 /// The folders with a mark. What cannot be read is not known to be ours.
-fn marks(store: &Arc<dyn Storage>) -> Result<Vec<(Folder, Mark)>> {
+fn marks(store: &Arc<dyn Storage>) -> Result<Vec<(Folder, FolderOwner)>> {
     let names = match store.names(&Key::root()) {
         Err(storage::Error::NotFound { .. }) => return Ok(Vec::new()),
         names => names?,
@@ -223,7 +223,7 @@ fn marks(store: &Arc<dyn Storage>) -> Result<Vec<(Folder, Mark)>> {
     let folder = |key| Folder { store: Arc::clone(store), key };
     let folders = names.into_iter().filter_map(|name| Key::new(name).ok().map(folder));
     let marked = |folder: Folder| {
-        let mark = Mark::read(&folder).ok()??;
+        let mark = FolderOwner::read(&folder).ok()??;
         Some((folder, mark))
     };
     Ok(folders.filter_map(marked).collect())

@@ -9,7 +9,7 @@ use super::parts::{cut, parts};
 use crate::layout::Layout;
 use crate::plan::{PlanLimits, SavePlan, spread};
 use crate::shard::ALIGN_BYTES;
-use crate::{Dtype, Error, Group, Holding, Region, Result, TensorSpec};
+use crate::{Dtype, Error, Group, HeldRegion, Region, Result, TensorSpec};
 
 /// Weights, running means, running means of squares.
 pub(super) const ROLES: usize = 3;
@@ -24,7 +24,7 @@ const KEPT: &str = "kept-";
 /// What a rank has of a parameter, or one part of that: one array of weights, and two of moments of
 /// the same form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Param {
+pub struct StateParam {
     /// The parameter's name.
     pub name: String,
     /// Its weights, of [`SavePlan::specs`].
@@ -37,7 +37,7 @@ pub struct Param {
 
 /// Where an array begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ArrayStart {
     pub(super) file: usize,
     pub(super) offset: u64,
 }
@@ -58,18 +58,18 @@ pub(super) struct FileForm {
 
 /// A rank's state, without its numbers.
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct StateLayout {
     pub(super) plan: Arc<SavePlan>,
     pub(super) rank: usize,
     /// Parameters as the layout has them.
-    pub(super) whole: Vec<Param>,
+    pub(super) whole: Vec<StateParam>,
     /// Which of `params` each of these is, which is one for most.
     pub(super) parts: Vec<Range<usize>>,
     /// Their parts, which are what everything else here calls parameters.
-    pub(super) params: Vec<Param>,
+    pub(super) params: Vec<StateParam>,
     /// The tensors of each parameter, of the plan's specs.
     pub(super) tensors: Vec<[usize; ROLES]>,
-    pub(super) places: Vec<[Place; ROLES]>,
+    pub(super) places: Vec<[ArrayStart; ROLES]>,
     pub(super) files: Vec<FileForm>,
     /// What of it the plan has this rank save, as (parameter, role).
     pub(super) saved: Vec<(usize, usize)>,
@@ -104,13 +104,13 @@ pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
         ..PlanLimits::default()
     };
     let specs = layout.specs();
-    let held: Vec<Vec<Holding>> =
+    let held: Vec<Vec<HeldRegion>> =
         held_once(layout).iter().map(|held| cut(specs, held, disks)).collect();
     Ok(Arc::new(SavePlan::new(specs, &held, limits)?))
 }
 
 /// What each rank has that none before it has.
-fn held_once(layout: &Layout) -> Vec<Vec<Holding>> {
+fn held_once(layout: &Layout) -> Vec<Vec<HeldRegion>> {
     let mut seen = HashSet::new();
     let mut held = layout.held();
     held.iter_mut().for_each(|held| held.retain(|holding| seen.insert(holding.clone())));
@@ -142,7 +142,7 @@ fn check_groups(specs: &[TensorSpec]) -> Result<()> {
     Ok(())
 }
 
-impl Form {
+impl StateLayout {
     /// Of one rank.
     pub(super) fn new(plan: Arc<SavePlan>, layout: &Layout, rank: u64) -> Result<Self> {
         check_groups(plan.specs())?;
@@ -183,7 +183,7 @@ impl Form {
                 if !offset.is_multiple_of(ALIGN_BYTES) && params[param].elements > 0 {
                     return bad("its plan puts arrays between pages; due one of `offload::plan`");
                 }
-                places[param][role] = Some(Place { file: files.len(), offset });
+                places[param][role] = Some(ArrayStart { file: files.len(), offset });
                 own.push((param, role));
             }
             files.push(FileForm {
@@ -196,11 +196,12 @@ impl Form {
             });
         }
         files.extend(kept(&params, &mut places, files.len(), disks));
-        let place = |place: Option<Place>| place.expect("what no plan has is in the kept file");
+        let place =
+            |place: Option<ArrayStart>| place.expect("what no plan has is in the kept file");
         let places = places.into_iter().map(|places| places.map(place)).collect();
         let held = cut(plan.specs(), &held, disks);
         let saved = held.iter().map(|it| arrays[&(it.tensor, it.region.normal())]).collect();
-        Ok(Form { plan, rank, whole, parts, params, tensors, places, files, saved })
+        Ok(StateLayout { plan, rank, whole, parts, params, tensors, places, files, saved })
     }
 
     /// Bytes of all arrays.
@@ -225,8 +226,10 @@ impl Form {
             let bytes = self.params[param].elements * ITEM_BYTES;
             for (block, start) in (0..bytes).step_by(block_bytes).enumerate() {
                 let len = block_bytes.min(bytes - start);
-                let places = self.places[param]
-                    .map(|Place { file, offset }| Place { file, offset: offset + start as u64 });
+                let places = self.places[param].map(|ArrayStart { file, offset }| ArrayStart {
+                    file,
+                    offset: offset + start as u64,
+                });
                 let segment = Segment { param, block, start, len, at: 0 };
                 if let Some(tile) = tiles.last_mut()
                     && let Some(at) = tile.room_for(&places, len, tile_bytes_max)
@@ -286,14 +289,19 @@ pub(super) struct Tile {
     pub(super) segments: Vec<Segment>,
     /// From its begin to the end of its last segment.
     pub(super) bytes: usize,
-    pub(super) places: [Place; ROLES],
+    pub(super) places: [ArrayStart; ROLES],
 }
 
 impl Tile {
     /// Where a segment of such places goes, if it is the next one in all files and there is room.
-    fn room_for(&self, places: &[Place; ROLES], len: usize, bytes_max: usize) -> Option<usize> {
+    fn room_for(
+        &self,
+        places: &[ArrayStart; ROLES],
+        len: usize,
+        bytes_max: usize,
+    ) -> Option<usize> {
         let next = self.bytes.next_multiple_of(ALIGN_BYTES as usize);
-        let follows = |(own, other): (&Place, &Place)| {
+        let follows = |(own, other): (&ArrayStart, &ArrayStart)| {
             own.file == other.file && own.offset + next as u64 == other.offset
         };
         let fits = next + len <= bytes_max && self.places.iter().zip(places).all(follows);
@@ -301,7 +309,7 @@ impl Tile {
     }
 }
 
-type Params = (Vec<Param>, Vec<[usize; ROLES]>);
+type Params = (Vec<StateParam>, Vec<[usize; ROLES]>);
 
 /// The parameters that a rank has, and their tensors.
 fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
@@ -309,14 +317,14 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
     let mut tensors: Vec<[Option<usize>; ROLES]> = Vec::new();
     let mut known = HashMap::new();
     let mut moments = Vec::new();
-    for Holding { tensor, region } in layout.holdings(rank) {
+    for HeldRegion { tensor, region } in layout.holdings(rank) {
         let TensorSpec { name, group, .. } = &plan.specs()[tensor];
         match role(*group) {
             Some(0) => {
                 // fits: it is in memory, or on a disk in files of this machine.
                 let elements = region.count() as usize;
                 known.insert((name.clone(), region.normal()), params.len());
-                params.push(Param { name: name.clone(), tensor, region, elements });
+                params.push(StateParam { name: name.clone(), tensor, region, elements });
                 tensors.push([Some(tensor), None, None]);
             }
             Some(role) => moments.push((name.clone(), region.normal(), role, tensor)),
@@ -332,7 +340,7 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
         let param = known.get(&key).ok_or_else(|| other(&key.0))?;
         tensors[*param][role] = Some(tensor);
     }
-    let all = |(param, tensors): (&Param, [Option<usize>; ROLES])| match tensors {
+    let all = |(param, tensors): (&StateParam, [Option<usize>; ROLES])| match tensors {
         [Some(weights), Some(exp_avg), Some(exp_avg_sq)] => Ok([weights, exp_avg, exp_avg_sq]),
         _ => Err(other(&param.name)),
     };
@@ -343,8 +351,8 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
 /// The files of all arrays that have no place yet: role after role, so that parameters follow one
 /// another in each.
 fn kept(
-    params: &[Param],
-    places: &mut [[Option<Place>; ROLES]],
+    params: &[StateParam],
+    places: &mut [[Option<ArrayStart>; ROLES]],
     first: usize,
     disks: usize,
 ) -> Vec<FileForm> {
@@ -364,7 +372,7 @@ fn kept(
             }
             let file = &mut files[at];
             let offset = file.bytes.next_multiple_of(ALIGN_BYTES);
-            places[param][role] = Some(Place { file: first + at, offset });
+            places[param][role] = Some(ArrayStart { file: first + at, offset });
             file.bytes = offset + *bytes as u64;
             file.arrays.push((param, role));
         }

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::Generation;
 use super::folders::Folder;
-use super::form::{FileForm, Form, ITEM_BYTES, ROLES, Segment, Tile};
-use super::slot::{Slot, slot_name};
+use super::form::{FileForm, ITEM_BYTES, ROLES, Segment, StateLayout, Tile};
+use super::slot::{GenerationFiles, slot_name};
 use crate::blocks;
 use crate::catalog::{block_count, join_blocks};
 use crate::{Chunk, Error, Result, hex};
@@ -25,9 +25,9 @@ pub(super) type Sums = Vec<[Vec<u64>; ROLES]>;
 
 /// A generation that is whole.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct CompleteGeneration {
     pub(super) generation: Generation,
-    pub(super) slot: Slot,
+    pub(super) slot: GenerationFiles,
     pub(super) sums: Sums,
 }
 
@@ -59,12 +59,12 @@ pub(super) fn number_of(name: &str) -> Option<u64> {
     if digits.len() < DIGITS { None } else { digits.parse().ok() }
 }
 
-impl Kept {
+impl CompleteGeneration {
     /// Writes the record of files that are durable.
     pub(super) fn commit(
         &self,
         Folder { store, key }: &Folder,
-        form: &Form,
+        form: &StateLayout,
         block_bytes: u64,
     ) -> Result<()> {
         let Generation { number, step, meta } = &self.generation;
@@ -92,7 +92,7 @@ impl Kept {
     /// Reads a record, and opens the files that it is of.
     pub(super) fn open(
         folders: &[Folder],
-        form: &Form,
+        form: &StateLayout,
         number: u64,
         block_bytes: u64,
     ) -> Result<Self> {
@@ -133,7 +133,7 @@ impl Kept {
         if due_files != files || meta.chunks.len() != form.files.len() {
             return Err(bad("files", format!("{files:?}"), format!("{due_files:?}")));
         }
-        let slot = Slot::open(folders, form, slot)?;
+        let slot = GenerationFiles::open(folders, form, slot)?;
         for (file, form) in slot.files.iter().zip(&form.files) {
             if file.len_bytes() != form.bytes {
                 let (got, due) = (file.len_bytes(), form.bytes);
@@ -141,11 +141,11 @@ impl Kept {
             }
         }
         let generation = Generation { number, step: meta.step, meta: meta.user };
-        Ok(Kept { generation, slot, sums })
+        Ok(CompleteGeneration { generation, slot, sums })
     }
 }
 
-impl Kept {
+impl CompleteGeneration {
     /// Refuses bytes that are not those that were written: the sums of a segment in the first
     /// roles.
     pub(super) fn check(&self, tile: &Tile, segment: &Segment, sums: &[u64]) -> Result<()> {
@@ -167,7 +167,7 @@ impl Kept {
 
 /// What a manifest says of a file, with its name as path, and of the arrays in it.
 pub(super) fn entry(
-    form: &Form,
+    form: &StateLayout,
     file: &FileForm,
     sums: &Sums,
     block_bytes: u64,
@@ -194,21 +194,21 @@ fn join_zeros(sum: u64, len: u64) -> u64 {
 }
 
 fn array_sums(
-    form: &Form,
+    form: &StateLayout,
     (param, role): (usize, usize),
     sums: &[u64],
     block_bytes: u64,
-) -> blocks::Sums {
+) -> blocks::ChunkSums {
     let bytes = (form.params[param].elements * ITEM_BYTES) as u64;
     let crc64 = join_blocks(sums, bytes, block_bytes);
     let offset = form.places[param][role].offset;
     let blocks = if block_count(bytes, block_bytes) > 0 { sums.to_vec() } else { Vec::new() };
-    blocks::Sums { offset, bytes, crc64, blocks, packed: None }
+    blocks::ChunkSums { offset, bytes, crc64, blocks, packed: None }
 }
 
 /// Takes the sums of a file's arrays from its chunks; `None` if they are no chunks of them.
 fn take_sums(
-    form: &Form,
+    form: &StateLayout,
     file: &FileForm,
     chunks: &[Chunk],
     sums: &mut Sums,

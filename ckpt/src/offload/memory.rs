@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use storage::Zeros;
 
-use super::adamw::Row;
-use super::form::{Form, ITEM_BYTES, ROLES};
-use super::{AdamW, Options, Update, Weights};
-use crate::parallel::{self, Scratch};
-use crate::{Checkpoint, Group, Result, Want};
+use super::adamw::AdamWRow;
+use super::form::{ITEM_BYTES, ROLES, StateLayout};
+use super::{AdamW, OffloadOptions, Update, WeightsOut};
+use crate::parallel::{self, IoBuffer};
+use crate::{Checkpoint, Group, RegionRequest, Result};
 
 /// Arrays begin at lines of the cache, so that vectors do.
 const LINE_BYTES: usize = 64;
@@ -24,14 +24,14 @@ const ROW_ELEMENTS: usize = 1 << 18;
 
 /// The arrays of one role, end to end.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct MemoryState {
     arenas: [Zeros; ROLES],
     /// Where each parameter begins in all of them, and where the last one ends.
     starts: Vec<usize>,
 }
 
-impl Memory {
-    pub(super) fn new(form: &Form) -> Result<Self> {
+impl MemoryState {
+    pub(super) fn new(form: &StateLayout) -> Result<Self> {
         let mut starts = Vec::with_capacity(form.params.len() + 1);
         let mut end = 0_usize;
         for param in &form.params {
@@ -44,18 +44,18 @@ impl Memory {
             let room = Zeros::try_new(end + ROLES * STAGGER_BYTES);
             room.map_err(|e| storage::Error::from_io("get", what(), e))
         };
-        Ok(Memory { arenas: [arena()?, arena()?, arena()?], starts })
+        Ok(MemoryState { arenas: [arena()?, arena()?, arena()?], starts })
     }
 
     /// One array.
-    pub(super) fn array(&self, form: &Form, param: usize, role: usize) -> &[u8] {
+    pub(super) fn array(&self, form: &StateLayout, param: usize, role: usize) -> &[u8] {
         let start = first(role) + self.starts[param];
         &self.arenas[role][start..start + form.params[param].elements * ITEM_BYTES]
     }
 
     /// The arrays of some parameters, one after the other.
-    fn arrays(&mut self, form: &Form, params: Range<usize>) -> Vec<[&mut [u8]; ROLES]> {
-        let Memory { arenas, starts } = self;
+    fn arrays(&mut self, form: &StateLayout, params: Range<usize>) -> Vec<[&mut [u8]; ROLES]> {
+        let MemoryState { arenas, starts } = self;
         let mut role = 0..ROLES;
         let mut rest = arenas.each_mut().map(|arena| {
             &mut arena[first(role.next().expect("one for each")) + starts[params.start]..]
@@ -72,7 +72,7 @@ impl Memory {
         arrays
     }
 
-    pub(super) fn fill(&mut self, form: &Form, weights: &[&[u8]]) {
+    pub(super) fn fill(&mut self, form: &StateLayout, weights: &[&[u8]]) {
         for (array, given) in self.arrays(form, 0..form.params.len()).into_iter().zip(weights) {
             let [weights, exp_avgs, exp_avg_sqs] = array;
             weights.copy_from_slice(given);
@@ -83,7 +83,7 @@ impl Memory {
 
     pub(super) fn load(
         &mut self,
-        form: &Form,
+        form: &StateLayout,
         checkpoint: &Checkpoint,
         groups: &[Group],
     ) -> Result<()> {
@@ -95,7 +95,12 @@ impl Memory {
                 let group = form.group(param, role);
                 match groups.contains(&group) {
                     true => {
-                        wants.push(Want { name: &it.name, group, region: it.region.clone(), into });
+                        wants.push(RegionRequest {
+                            name: &it.name,
+                            group,
+                            region: it.region.clone(),
+                            into,
+                        });
                     }
                     false => into.fill(0),
                 }
@@ -106,15 +111,15 @@ impl Memory {
 
     pub(super) fn weights(
         &self,
-        form: &Form,
-        into: &mut [Weights<'_>],
-        options: Options,
+        form: &StateLayout,
+        into: &mut [WeightsOut<'_>],
+        options: OffloadOptions,
     ) -> Result<()> {
         let items = into.iter_mut().enumerate().collect();
-        let Options { threads, width, .. } = options;
-        let copy = |(param, into): (usize, &mut Weights<'_>), _: &mut Scratch| {
+        let OffloadOptions { threads, width, .. } = options;
+        let copy = |(param, into): (usize, &mut WeightsOut<'_>), _: &mut IoBuffer| {
             if !into.bytes.is_empty() {
-                Row::copy(self.array(form, param, 0), into.bytes, into.dtype, width);
+                AdamWRow::copy(self.array(form, param, 0), into.bytes, into.dtype, width);
             }
             Ok(())
         };
@@ -124,11 +129,11 @@ impl Memory {
     /// Updates the parameters from `first` on.
     pub(super) fn update(
         &mut self,
-        form: &Form,
+        form: &StateLayout,
         adamw: &AdamW,
         first: usize,
         updates: Vec<Update<'_>>,
-        options: Options,
+        options: OffloadOptions,
     ) -> Result<()> {
         let params = first..first + updates.len();
         let mut rows = Vec::new();
@@ -136,8 +141,8 @@ impl Memory {
             let factors = adamw.factors(update.weight_decay);
             rows.extend(rows_of(arrays, update).into_iter().map(|row| (row, factors)));
         }
-        let Options { threads, width, .. } = options;
-        let work = |(row, factors): (Row<'_>, _), _: &mut Scratch| {
+        let OffloadOptions { threads, width, .. } = options;
+        let work = |(row, factors): (AdamWRow<'_>, _), _: &mut IoBuffer| {
             row.update(&factors, width);
             Ok(())
         };
@@ -151,8 +156,8 @@ const fn first(role: usize) -> usize {
 }
 
 /// Cuts one parameter into rows.
-fn rows_of<'a>(arrays: [&'a mut [u8]; ROLES], update: Update<'a>) -> Vec<Row<'a>> {
-    let Update { grad, grad_dtype, weights: Weights { dtype: copy_dtype, bytes: copy }, .. } =
+fn rows_of<'a>(arrays: [&'a mut [u8]; ROLES], update: Update<'a>) -> Vec<AdamWRow<'a>> {
+    let Update { grad, grad_dtype, weights: WeightsOut { dtype: copy_dtype, bytes: copy }, .. } =
         update;
     // fits: 2 or 4
     let (grad_bytes, copy_bytes) =
@@ -164,7 +169,7 @@ fn rows_of<'a>(arrays: [&'a mut [u8]; ROLES], update: Update<'a>) -> Vec<Row<'a>
     let rows = state.zip(grad.chunks(ROW_ELEMENTS * grad_bytes));
     rows.map(|(((weights, exp_avgs), exp_avg_sqs), grads)| {
         let copy = copies.next().unwrap_or_default();
-        Row { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype }
+        AdamWRow { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype }
     })
     .collect()
 }

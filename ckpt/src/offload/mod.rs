@@ -46,34 +46,35 @@ use serde_json::Value;
 
 use crate::layout::Layout;
 use crate::{Checkpoint, Dtype, Error, Group, Result, SavePlan};
-use disk::Disk;
-use form::{Form, ITEM_BYTES};
-use memory::Memory;
+use disk::DiskState;
+use form::{ITEM_BYTES, StateLayout};
+use memory::MemoryState;
 use storage::{Key, Storage, Width};
 
 pub use adamw::AdamW;
-pub use folders::{Folder, Marked, marked, sweep};
-pub use form::{Param, plan, plan_over};
-pub use spill::{Away, Spill, SpillOptions, SpillReport};
+pub use folders::{Folder, OwnedFolder, marked, sweep};
+pub use form::{StateParam, plan, plan_over};
+pub use spill::{Spill, SpillHandle, SpillOptions, SpillReport};
 
 /// How a state is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct OffloadOptions {
     /// Threads that compute. Default: as many as there are processors.
     pub threads: usize,
     /// Memory for what is on its way from and to a disk. Default: 256 MiB. Less than two tiles, of
     /// 12 MiB each, is two.
     pub buffer_bytes_max: u64,
-    /// Bytes under one checksum of a file, as [`Options::block_bytes`](crate::Options::block_bytes)
-    /// of the checkpoints that it is to be part of. Default: 4 MiB.
+    /// Bytes under one checksum of a file, as
+    /// [`CheckpointOptions::block_bytes`](crate::CheckpointOptions::block_bytes) of the checkpoints
+    /// that it is to be part of. Default: 4 MiB.
     pub block_bytes: u64,
-    /// How files become those of a checkpoint, if it can be so. Default: [`Way::Link`].
-    pub prefer: Way,
+    /// How files become those of a checkpoint, if it can be so. Default: [`PublishMethod::Link`].
+    pub prefer: PublishMethod,
     /// Vectors to compute with, which change the time and no bit. Default: the widest there are.
     pub width: Width,
 }
 
-impl Options {
+impl OffloadOptions {
     /// The most memory that a state on so many disks takes, which does not grow with the state.
     #[must_use]
     pub fn memory_bytes(self, disks: usize) -> u64 {
@@ -81,13 +82,13 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for OffloadOptions {
     fn default() -> Self {
-        Options {
+        OffloadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             buffer_bytes_max: 256 << 20,
-            block_bytes: crate::Options::default().block_bytes,
-            prefer: Way::Link,
+            block_bytes: crate::CheckpointOptions::default().block_bytes,
+            prefer: PublishMethod::Link,
             width: Width::widest(),
         }
     }
@@ -95,7 +96,7 @@ impl Default for Options {
 
 /// How files of a state become those of a checkpoint, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum PublishMethod {
     /// By a second name. The state goes on in other files, which cost their space.
     Link,
     /// By sharing blocks, where the file system does. Those are copied as the state goes on.
@@ -104,12 +105,12 @@ pub enum Way {
     Copy,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for PublishMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Way::Link => "hard link",
-            Way::Clone => "clone",
-            Way::Copy => "copy",
+            PublishMethod::Link => "hard link",
+            PublishMethod::Clone => "clone",
+            PublishMethod::Copy => "copy",
         })
     }
 }
@@ -124,12 +125,12 @@ pub struct Update<'a> {
     /// Weight decay; zero for none.
     pub weight_decay: f64,
     /// Where its new weights go.
-    pub weights: Weights<'a>,
+    pub weights: WeightsOut<'a>,
 }
 
 /// Memory for weights. Rounded to nearest even.
 #[derive(Debug)]
-pub struct Weights<'a> {
+pub struct WeightsOut<'a> {
     /// F32, BF16 or F16.
     pub dtype: Dtype,
     /// As many elements as the parameter has, or none: then they go nowhere.
@@ -166,21 +167,21 @@ pub struct StepReport {
 /// A rank's state of the optimizer, beside the device.
 #[derive(Debug)]
 pub struct Offload {
-    form: Arc<Form>,
-    options: Options,
-    home: Home,
+    form: Arc<StateLayout>,
+    options: OffloadOptions,
+    home: StateBacking,
     /// The update that is under way.
-    begun: Option<Begun>,
+    begun: Option<PendingUpdate>,
 }
 
 #[derive(Debug)]
-enum Home {
-    Memory(Memory, Option<Generation>),
-    Disk(Box<Disk>),
+enum StateBacking {
+    Memory(MemoryState, Option<Generation>),
+    Disk(Box<DiskState>),
 }
 
 #[derive(Debug)]
-struct Begun {
+struct PendingUpdate {
     adamw: AdamW,
     /// Which parameters are done.
     done: Vec<bool>,
@@ -198,10 +199,10 @@ impl Offload {
         plan: Arc<SavePlan>,
         layout: &Layout,
         rank: u64,
-        options: Options,
+        options: OffloadOptions,
     ) -> Result<Self> {
-        let form = Arc::new(Form::new(plan, layout, rank)?);
-        let home = Home::Memory(Memory::new(&form)?, None);
+        let form = Arc::new(StateLayout::new(plan, layout, rank)?);
+        let home = StateBacking::Memory(MemoryState::new(&form)?, None);
         Ok(Offload { form, options, home, begun: None })
     }
 
@@ -216,7 +217,7 @@ impl Offload {
         plan: Arc<SavePlan>,
         layout: &Layout,
         rank: u64,
-        options: Options,
+        options: OffloadOptions,
     ) -> Result<Self> {
         let folder = Folder { store, key: folder };
         Self::on_disks(vec![folder], "", plan, layout, rank, options)
@@ -236,16 +237,16 @@ impl Offload {
         plan: Arc<SavePlan>,
         layout: &Layout,
         rank: u64,
-        options: Options,
+        options: OffloadOptions,
     ) -> Result<Self> {
-        let form = Arc::new(Form::new(plan, layout, rank)?);
-        let disk = Disk::open(folders, owner, Arc::clone(&form), options)?;
-        Ok(Offload { form, options, home: Home::Disk(Box::new(disk)), begun: None })
+        let form = Arc::new(StateLayout::new(plan, layout, rank)?);
+        let disk = DiskState::open(folders, owner, Arc::clone(&form), options)?;
+        Ok(Offload { form, options, home: StateBacking::Disk(Box::new(disk)), begun: None })
     }
 
     /// What the rank has: one for each part of the weights that its layout holds, in that order.
     #[must_use]
-    pub fn params(&self) -> &[Param] {
+    pub fn params(&self) -> &[StateParam] {
         self.form.whole.as_slice()
     }
 
@@ -259,8 +260,8 @@ impl Offload {
     #[must_use]
     pub fn generation(&self) -> Option<&Generation> {
         match &self.home {
-            Home::Memory(_, generation) => generation.as_ref(),
-            Home::Disk(disk) => disk.generation(),
+            StateBacking::Memory(_, generation) => generation.as_ref(),
+            StateBacking::Disk(disk) => disk.generation(),
         }
     }
 
@@ -279,12 +280,12 @@ impl Offload {
         let parts: Vec<&[u8]> =
             parts.flat_map(|(param, weights)| form.bytes(param, weights, ITEM_BYTES)).collect();
         match &mut self.home {
-            Home::Memory(memory, generation) => {
+            StateBacking::Memory(memory, generation) => {
                 memory.fill(form, &parts);
                 *generation = Some(after(generation.as_ref(), step, meta));
                 Ok(())
             }
-            Home::Disk(disk) => disk.fill(&parts, step, meta),
+            StateBacking::Disk(disk) => disk.fill(&parts, step, meta),
         }
     }
 
@@ -298,12 +299,12 @@ impl Offload {
         checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
         self.begun = None;
         match &mut self.home {
-            Home::Memory(memory, generation) => {
+            StateBacking::Memory(memory, generation) => {
                 memory.load(&self.form, checkpoint, groups)?;
                 *generation = Some(after(generation.as_ref(), checkpoint.step(), meta));
                 Ok(())
             }
-            Home::Disk(disk) => disk.load(checkpoint, groups, meta),
+            StateBacking::Disk(disk) => disk.load(checkpoint, groups, meta),
         }
     }
 
@@ -312,19 +313,19 @@ impl Offload {
     /// # Errors
     /// [`Error::BadRequest`] for memory that does not fit; [`Error::Corrupt`] if the disk gives
     /// other bytes than were written; what the store says.
-    pub fn weights(&mut self, into: &mut [Weights<'_>]) -> Result<()> {
+    pub fn weights(&mut self, into: &mut [WeightsOut<'_>]) -> Result<()> {
         self.check_count(into.len())?;
         for (param, into) in into.iter().enumerate() {
             self.check_copy(param, into)?;
         }
         let form = &self.form;
         let mut parts = Vec::with_capacity(form.params.len());
-        for (param, Weights { dtype, bytes }) in into.iter_mut().enumerate() {
-            parts.extend(form.weights(param, Weights { dtype: *dtype, bytes }));
+        for (param, WeightsOut { dtype, bytes }) in into.iter_mut().enumerate() {
+            parts.extend(form.weights(param, WeightsOut { dtype: *dtype, bytes }));
         }
         match &mut self.home {
-            Home::Memory(memory, _) => memory.weights(form, &mut parts, self.options),
-            Home::Disk(disk) => disk.weights(&mut parts),
+            StateBacking::Memory(memory, _) => memory.weights(form, &mut parts, self.options),
+            StateBacking::Disk(disk) => disk.weights(&mut parts),
         }
     }
 
@@ -358,11 +359,11 @@ impl Offload {
             let why = "it is filled or loaded first".to_owned();
             return Err(Error::BadInput { what: "an update of no state".to_owned(), why });
         }
-        if let Home::Disk(disk) = &mut self.home {
+        if let StateBacking::Disk(disk) = &mut self.home {
             disk.begin()?;
         }
         let done = vec![false; self.form.whole.len()];
-        self.begun = Some(Begun { adamw: *adamw, done, time: Duration::ZERO });
+        self.begun = Some(PendingUpdate { adamw: *adamw, done, time: Duration::ZERO });
         Ok(())
     }
 
@@ -394,10 +395,10 @@ impl Offload {
         let updates = updates.flat_map(|(param, update)| form.updates(param, update)).collect();
         let first = form.first_part(first);
         match &mut self.home {
-            Home::Memory(memory, _) => {
+            StateBacking::Memory(memory, _) => {
                 memory.update(form, &begun.adamw, first, updates, self.options)?;
             }
-            Home::Disk(disk) => disk.update(&begun.adamw, first, updates)?,
+            StateBacking::Disk(disk) => disk.update(&begun.adamw, first, updates)?,
         }
         begun.time += began.elapsed();
         self.begun = Some(begun);
@@ -413,16 +414,16 @@ impl Offload {
     /// # Panics
     /// If no update was begun.
     pub fn finish(&mut self, meta: Value) -> Result<StepReport> {
-        let Begun { adamw, done, time } = self.begun.take().expect("an update was begun");
+        let PendingUpdate { adamw, done, time } = self.begun.take().expect("an update was begun");
         if let Some(param) = done.iter().position(|done| !done) {
             return Err(self.refused(param, "no update", "one a step"));
         }
         match &mut self.home {
-            Home::Memory(_, generation) => {
+            StateBacking::Memory(_, generation) => {
                 *generation = Some(after(generation.as_ref(), adamw.step, meta));
                 Ok(StepReport { time, ..StepReport::default() })
             }
-            Home::Disk(disk) => disk.finish(adamw.step, meta, time),
+            StateBacking::Disk(disk) => disk.finish(adamw.step, meta, time),
         }
     }
 
@@ -432,7 +433,7 @@ impl Offload {
     /// [`Checkpoints::save_plan`]: crate::Checkpoints::save_plan
     #[must_use]
     pub fn held(&self) -> Option<Vec<&[u8]>> {
-        let Home::Memory(memory, _) = &self.home else { return None };
+        let StateBacking::Memory(memory, _) = &self.home else { return None };
         let held = self.form.saved.iter();
         Some(held.map(|(param, role)| memory.array(&self.form, *param, *role)).collect())
     }
@@ -443,8 +444,8 @@ impl Offload {
     /// What the store says. The state of before is as it was, and this one is used no more.
     pub fn settle(&mut self) -> Result<()> {
         match &mut self.home {
-            Home::Memory(..) => Ok(()),
-            Home::Disk(disk) => disk.settle(),
+            StateBacking::Memory(..) => Ok(()),
+            StateBacking::Disk(disk) => disk.settle(),
         }
     }
 }
@@ -473,8 +474,8 @@ impl Offload {
         Err(self.refused(param, &format!("{got} bytes of {what}"), &due.to_string()))
     }
 
-    fn check_copy(&self, param: usize, weights: &Weights<'_>) -> Result<()> {
-        let Weights { dtype, bytes } = weights;
+    fn check_copy(&self, param: usize, weights: &WeightsOut<'_>) -> Result<()> {
+        let WeightsOut { dtype, bytes } = weights;
         if !adamw::is_copy(*dtype) {
             return Err(self.refused(param, &format!("weights in {dtype}"), "F32, BF16 or F16"));
         }

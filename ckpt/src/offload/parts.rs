@@ -7,19 +7,19 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::form::{Form, ITEM_BYTES, Param, TILE_BYTES};
-use super::{Update, Weights};
+use super::form::{ITEM_BYTES, StateLayout, StateParam, TILE_BYTES};
+use super::{Update, WeightsOut};
 use crate::shard::ALIGN_BYTES;
-use crate::{Holding, Region, TensorSpec};
+use crate::{HeldRegion, Region, TensorSpec};
 
 /// What a rank has, in parts.
-pub(super) fn cut(specs: &[TensorSpec], held: &[Holding], disks: usize) -> Vec<Holding> {
-    let group = |holding: &Holding| specs[holding.tensor].group;
+pub(super) fn cut(specs: &[TensorSpec], held: &[HeldRegion], disks: usize) -> Vec<HeldRegion> {
+    let group = |holding: &HeldRegion| specs[holding.tensor].group;
     let mut all = Vec::with_capacity(held.len());
     for same in held.chunk_by(|a, b| group(a) == group(b)) {
         let elements: Vec<u64> = same.iter().map(|holding| holding.region.count()).collect();
-        for (Holding { tensor, region }, ranges) in same.iter().zip(cuts(&elements, disks)) {
-            let part = |region| Holding { tensor: *tensor, region };
+        for (HeldRegion { tensor, region }, ranges) in same.iter().zip(cuts(&elements, disks)) {
+            let part = |region| HeldRegion { tensor: *tensor, region };
             all.extend(regions(region, ranges).map(part));
         }
     }
@@ -29,13 +29,13 @@ pub(super) fn cut(specs: &[TensorSpec], held: &[Holding], disks: usize) -> Vec<H
 /// The parts of a rank's parameters, and which of them each is in. What the rank saves, which is
 /// `held`, is spread by itself, as the plan has it, and so is the rest.
 pub(super) fn parts(
-    whole: &[Param],
-    held: &[Holding],
+    whole: &[StateParam],
+    held: &[HeldRegion],
     disks: usize,
-) -> (Vec<Param>, Vec<Range<usize>>) {
+) -> (Vec<StateParam>, Vec<Range<usize>>) {
     let saved: HashSet<(usize, Region)> =
         held.iter().map(|holding| (holding.tensor, holding.region.normal())).collect();
-    let is_saved = |param: &Param| saved.contains(&(param.tensor, param.region.normal()));
+    let is_saved = |param: &StateParam| saved.contains(&(param.tensor, param.region.normal()));
     let mut ranges: Vec<Vec<Range<u64>>> = whole.iter().map(|_| Vec::new()).collect();
     for own in [true, false] {
         let same = (0..whole.len()).filter(|at| is_saved(&whole[*at]) == own);
@@ -51,7 +51,7 @@ pub(super) fn parts(
         params.extend(regions(&param.region, ranges).map(|region| {
             // fits: no more than the whole has
             let elements = region.count() as usize;
-            Param { region, elements, ..param.clone() }
+            StateParam { region, elements, ..param.clone() }
         }));
         parts.push(first..params.len());
     }
@@ -96,7 +96,7 @@ fn cuts(elements: &[u64], disks: usize) -> Vec<Vec<Range<u64>>> {
 }
 
 /// What is given for a parameter, part by part. Lengths are those of the parameter.
-impl Form {
+impl StateLayout {
     fn elements(&self, param: usize) -> impl Iterator<Item = usize> {
         self.params[self.parts[param].clone()].iter().map(|part| part.elements)
     }
@@ -122,13 +122,13 @@ impl Form {
     }
 
     /// Memory for weights, which there may be none of.
-    pub(super) fn weights<'a>(&self, param: usize, whole: Weights<'a>) -> Vec<Weights<'a>> {
-        let Weights { dtype, mut bytes } = whole;
+    pub(super) fn weights<'a>(&self, param: usize, whole: WeightsOut<'a>) -> Vec<WeightsOut<'a>> {
+        let WeightsOut { dtype, mut bytes } = whole;
         let item_bytes = if bytes.is_empty() { 0 } else { dtype.item_bytes() as usize };
         let part = |elements| {
             let (own, rest) = std::mem::take(&mut bytes).split_at_mut(elements * item_bytes);
             bytes = rest;
-            Weights { dtype, bytes: own }
+            WeightsOut { dtype, bytes: own }
         };
         self.elements(param).map(part).collect()
     }

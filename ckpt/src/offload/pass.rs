@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::adamw::{Factors, Row};
-use super::form::{Form, ROLES, Segment, Tile, tile_bytes_max};
-use super::generation::{Kept, Sums};
-use super::slot::Slot;
-use crate::parallel::{self, Scratch};
+use super::adamw::{AdamWRow, Factors};
+use super::form::{ROLES, Segment, StateLayout, Tile, tile_bytes_max};
+use super::generation::{CompleteGeneration, Sums};
+use super::slot::GenerationFiles;
+use crate::parallel::{self, IoBuffer};
 use crate::shard::ALIGN_BYTES;
 use crate::{Dtype, Result};
-use storage::{Crc64, Read, Width, Zeros, crc64};
+use storage::{Crc64, RangeRead, Width, Zeros, crc64};
 
 /// Bytes of an array that are summed, updated and summed again while they are in a near cache.
 const ROW_BYTES: usize = 64 << 10;
@@ -53,14 +53,14 @@ impl Buffers {
 
 /// From where to where, and through how much memory.
 #[derive(Debug)]
-pub(super) struct Pass<'a> {
-    pub(super) form: &'a Form,
+pub(super) struct TilePipeline<'a> {
+    pub(super) form: &'a StateLayout,
     /// What tiles hold before they are worked on; nothing if it is not read.
-    pub(super) from: Option<&'a Kept>,
+    pub(super) from: Option<&'a CompleteGeneration>,
     /// Roles that are read, from the first on.
     pub(super) roles: usize,
     /// Where they are written.
-    pub(super) into: Option<&'a Slot>,
+    pub(super) into: Option<&'a GenerationFiles>,
     pub(super) buffers: &'a Buffers,
     pub(super) depth: usize,
 }
@@ -68,7 +68,7 @@ pub(super) struct Pass<'a> {
 /// A tile's memory, by segment.
 pub(super) type Parts<'b> = Vec<[&'b mut [u8]; ROLES]>;
 
-impl Pass<'_> {
+impl TilePipeline<'_> {
     /// Has every tile worked on. `work` gets the memory of its segments and what belongs to it, and
     /// gives the checksums of what is to be written. `sums` gets them.
     pub(super) fn run<T: Send>(
@@ -77,7 +77,7 @@ impl Pass<'_> {
         sums: &mut Sums,
         work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
     ) -> Result<()> {
-        let carry = |(tile, own): (Tile, T), _: &mut Scratch| {
+        let carry = |(tile, own): (Tile, T), _: &mut IoBuffer| {
             let mut buffer = self.buffers.take()?;
             let (weights, rest) = buffer.split_at_mut(self.buffers.role_bytes);
             let (exp_avgs, exp_avg_sqs) = rest.split_at_mut(self.buffers.role_bytes);
@@ -110,13 +110,13 @@ impl Pass<'_> {
     }
 
     fn read(&self, tile: &Tile, roles: &mut [&mut [u8]; ROLES]) -> Result<()> {
-        let Some(Kept { slot, .. }) = self.from else { return Ok(()) };
+        let Some(CompleteGeneration { slot, .. }) = self.from else { return Ok(()) };
         // What is in one file is asked for together.
-        let mut files: BTreeMap<usize, Vec<Read<'_>>> = BTreeMap::new();
+        let mut files: BTreeMap<usize, Vec<RangeRead<'_>>> = BTreeMap::new();
         for (role, buf) in roles.iter_mut().enumerate().take(self.roles) {
             let place = tile.places[role];
             let buf = &mut buf[..self.len(tile, role)];
-            files.entry(place.file).or_default().push(Read { offset: place.offset, buf });
+            files.entry(place.file).or_default().push(RangeRead { offset: place.offset, buf });
         }
         for (file, mut reads) in files {
             slot.files[file].read_many(&mut reads)?;
@@ -161,7 +161,7 @@ pub(super) fn sums(parts: &Parts<'_>) -> Vec<[u64; ROLES]> {
 
 /// What one segment of an update has of the caller's.
 #[derive(Debug)]
-pub(super) struct Given<'a> {
+pub(super) struct SegmentInputs<'a> {
     pub(super) grads: &'a [u8],
     pub(super) grad_dtype: Dtype,
     pub(super) copy: &'a mut [u8],
@@ -172,10 +172,10 @@ pub(super) struct Given<'a> {
 /// Updates a segment. Gives the sums of what was there, and of what is.
 pub(super) fn update(
     state: [&mut [u8]; ROLES],
-    given: Given<'_>,
+    given: SegmentInputs<'_>,
     width: Width,
 ) -> [[u64; ROLES]; 2] {
-    let Given { grads, grad_dtype, copy, copy_dtype, factors } = given;
+    let SegmentInputs { grads, grad_dtype, copy, copy_dtype, factors } = given;
     let mut before: [Crc64; ROLES] = std::array::from_fn(|_| Crc64::new());
     let mut after: [Crc64; ROLES] = std::array::from_fn(|_| Crc64::new());
     // fits: 2 or 4
@@ -188,7 +188,7 @@ pub(super) fn update(
         before.iter_mut().zip(&state).for_each(|(sum, role)| sum.update(role));
         let [weights, exp_avgs, exp_avg_sqs] = state.each_mut().map(|role| &mut **role);
         let copy = copies.next().unwrap_or_default();
-        let row = Row { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype };
+        let row = AdamWRow { weights, exp_avgs, exp_avg_sqs, grads, grad_dtype, copy, copy_dtype };
         row.update(&factors, width);
         after.iter_mut().zip(&state).for_each(|(sum, role)| sum.update(role));
     }

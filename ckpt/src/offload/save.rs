@@ -5,24 +5,24 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::form::{FileForm, Form};
-use super::generation::{Kept, entry};
-use super::{Home, Offload, Way};
-use crate::control::Control;
-use crate::parallel::{self, Scratch};
-use crate::staging::{Pieces, Ready};
-use crate::{Blob, Checkpoints, Chunk, Error, Result, SaveReport, Together};
-use storage::{ByteSize, FileEntry, Key, Object, Share, Unsynced, WorkFile};
+use super::form::{FileForm, StateLayout};
+use super::generation::{CompleteGeneration, entry};
+use super::{Offload, PublishMethod, StateBacking};
+use crate::control::SaveControl;
+use crate::parallel::{self, IoBuffer};
+use crate::staging::{PieceSource, PreparedFiles};
+use crate::{Blob, Checkpoints, Chunk, Error, JointSaveOptions, Result, SaveReport};
+use storage::{ByteSize, FileEntry, InPlaceFile, Key, LinkMethod, Object, PendingDirSync};
 
 /// The files of a generation that is durable.
 #[derive(Debug)]
 struct ReadyFiles {
-    form: Arc<Form>,
-    kept: Arc<Kept>,
+    form: Arc<StateLayout>,
+    kept: Arc<CompleteGeneration>,
     block_bytes: u64,
-    prefer: Way,
+    prefer: PublishMethod,
     /// Which was taken, and for how many bytes, file by file.
-    ways: Mutex<Vec<(Way, u64)>>,
+    ways: Mutex<Vec<(PublishMethod, u64)>>,
 }
 
 impl Checkpoints {
@@ -49,8 +49,8 @@ impl Checkpoints {
         state: &mut Offload,
         blobs: &[Blob<'_>],
         meta: Value,
-        together: Option<&Together<'_>>,
-    ) -> Result<(SaveReport, Way)> {
+        together: Option<&JointSaveOptions<'_>>,
+    ) -> Result<(SaveReport, PublishMethod)> {
         let begun = Instant::now();
         let plan = Arc::clone(&state.form.plan);
         let ready = self.ready(step, state).inspect_err(|error| {
@@ -64,8 +64,8 @@ impl Checkpoints {
             }
             _ => {
                 assert_eq!(plan.writers(), 1, "several writers save together");
-                let pieces = [Pieces::Files(&ready)];
-                self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &Control::default())?
+                let pieces = [PieceSource::Files(&ready)];
+                self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &SaveControl::default())?
             }
         };
         let ways = ready.ways();
@@ -83,7 +83,7 @@ impl Checkpoints {
             Err(Error::BadInput { what: format!("the state on a disk as step {step}"), why })
         };
         let prefer = state.options.prefer;
-        let Home::Disk(disk) = &mut state.home else {
+        let StateBacking::Disk(disk) = &mut state.home else {
             return bad("it is in memory".to_owned());
         };
         let (block_bytes, due) = (disk.block_bytes(), self.options.block_bytes);
@@ -104,7 +104,7 @@ impl Checkpoints {
 
 impl ReadyFiles {
     /// The cheapest first.
-    fn ways(&self) -> Vec<(Way, u64)> {
+    fn ways(&self) -> Vec<(PublishMethod, u64)> {
         let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ways.sort_unstable();
         ways
@@ -115,11 +115,13 @@ impl ReadyFiles {
         &self,
         steps: &Checkpoints,
         key: &Key,
-        (file, work): (&FileForm, &dyn WorkFile),
-    ) -> Result<(FileEntry, Vec<Chunk>, Unsynced)> {
+        (file, work): (&FileForm, &dyn InPlaceFile),
+    ) -> Result<(FileEntry, Vec<Chunk>, PendingDirSync)> {
         let (entry, chunks) = entry(&self.form, file, &self.kept.sums, self.block_bytes);
         let object: &dyn Object = work;
-        for (way, share) in [(Way::Link, Share::Name), (Way::Clone, Share::Blocks)] {
+        for (way, share) in
+            [(PublishMethod::Link, LinkMethod::Name), (PublishMethod::Clone, LinkMethod::Blocks)]
+        {
             if way >= self.prefer
                 && let Some(name) = steps.store.share(key, object, share)?
             {
@@ -130,7 +132,7 @@ impl ReadyFiles {
         let mut upload = steps.store.create(key, entry.bytes)?;
         upload.write_from(object, 0..entry.bytes, Some(entry.crc64))?;
         let (copied, name) = upload.finish_in_folder()?;
-        self.took(Way::Copy, entry.bytes);
+        self.took(PublishMethod::Copy, entry.bytes);
         if (copied.bytes, copied.crc64) != (entry.bytes, entry.crc64) {
             return Err(Error::Corrupt {
                 what: work.display(),
@@ -142,7 +144,7 @@ impl ReadyFiles {
         Ok((entry, chunks, name))
     }
 
-    fn took(&self, way: Way, bytes: u64) {
+    fn took(&self, way: PublishMethod, bytes: u64) {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner).push((way, bytes));
     }
 }
@@ -150,11 +152,11 @@ impl ReadyFiles {
 /// Files that become a checkpoint's at the same time.
 const COPIES_MAX: usize = 8;
 
-impl Ready for ReadyFiles {
+impl PreparedFiles for ReadyFiles {
     fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
         let files = self.form.files.iter().zip(&self.kept.slot.files);
         let saved = files.filter(|(file, _)| file.is_saved).collect();
-        let put = |(file, work): (&FileForm, &Arc<dyn WorkFile>), _: &mut Scratch| {
+        let put = |(file, work): (&FileForm, &Arc<dyn InPlaceFile>), _: &mut IoBuffer| {
             self.put_one(steps, &folder.join(&file.name)?, (file, &**work))
         };
         // Copies of several disks need not wait for one another.
@@ -165,7 +167,7 @@ impl Ready for ReadyFiles {
             parts.push((entry, chunks));
             names.push(name);
         }
-        Unsynced::sync_all(names)?;
+        PendingDirSync::sync_all(names)?;
         Ok(parts)
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::folders::{Folder, patiently};
-use super::form::Form;
-use crate::parallel::{self, Scratch};
+use super::form::StateLayout;
+use crate::parallel::{self, IoBuffer};
 use crate::{Error, Result};
-use storage::WorkFile;
+use storage::InPlaceFile;
 
 /// Folders of files begin so, on every disk that has some.
 const SLOT: &str = "slot-";
@@ -19,10 +19,10 @@ const LOOKS_MAX: usize = 200;
 
 /// All files of a generation, open and locked.
 #[derive(Clone, Debug)]
-pub(super) struct Slot {
+pub(super) struct GenerationFiles {
     pub(super) number: u64,
     /// In the order of the form's.
-    pub(super) files: Vec<Arc<dyn WorkFile>>,
+    pub(super) files: Vec<Arc<dyn InPlaceFile>>,
 }
 
 /// The name of a slot's folder.
@@ -35,9 +35,9 @@ pub(super) fn slot_of(name: &str) -> Option<u64> {
     name.strip_prefix(SLOT)?.parse().ok()
 }
 
-impl Slot {
+impl GenerationFiles {
     /// Makes the files, with all their space and their headers.
-    pub(super) fn create(folders: &[Folder], form: &Form, number: u64) -> Result<Self> {
+    pub(super) fn create(folders: &[Folder], form: &StateLayout, number: u64) -> Result<Self> {
         let own = slot_name(number);
         let make = || {
             let mut files = Vec::with_capacity(form.files.len());
@@ -47,12 +47,12 @@ impl Slot {
                 work.write_at(0, &file.header)?;
                 files.push(work);
             }
-            Ok(Slot { number, files })
+            Ok(GenerationFiles { number, files })
         };
         make().inspect_err(|_| remove(folders, number))
     }
 
-    pub(super) fn open(folders: &[Folder], form: &Form, number: u64) -> Result<Self> {
+    pub(super) fn open(folders: &[Folder], form: &StateLayout, number: u64) -> Result<Self> {
         let own = slot_name(number);
         let mut files = Vec::with_capacity(form.files.len());
         for file in &form.files {
@@ -63,12 +63,12 @@ impl Slot {
             let work = patiently(LOOKS_MAX, || store.open_work(&key))?;
             files.push(work);
         }
-        Ok(Slot { number, files })
+        Ok(GenerationFiles { number, files })
     }
 
     /// Makes all files durable.
     pub(super) fn sync(&self) -> Result<()> {
-        let sync = |file: &Arc<dyn WorkFile>, _: &mut Scratch| Ok(file.sync()?);
+        let sync = |file: &Arc<dyn InPlaceFile>, _: &mut IoBuffer| Ok(file.sync()?);
         parallel::each(self.files.iter().collect(), SYNCS_MAX, sync).map(drop)
     }
 

@@ -2,9 +2,9 @@
 //!
 //! The inputs of a network's layers are made on the way there and used on the way back, the last
 //! first. What is [`Spill::put`] is copied into one of a few buffers and written behind the caller,
-//! the oldest first; [`Away::take`] finds it in a buffer still, or read ahead because it was
-//! announced ([`Away::expect`]), or reads it there and then. So memory is bounded by the buffers
-//! and the disk works while the step computes.
+//! the oldest first; [`SpillHandle::take`] finds it in a buffer still, or read ahead because it was
+//! announced ([`SpillHandle::expect`]), or reads it there and then. So memory is bounded by the
+//! buffers and the disk works while the step computes.
 //!
 //! The files have no name, nothing is synced and nothing outlives the process: a run goes on from
 //! its checkpoints. The checksum of each extent stays in memory and is compared when it is read.
@@ -23,8 +23,8 @@ use std::{fmt, io};
 use super::Folder;
 use crate::shard::ALIGN_BYTES;
 use crate::{Error, Result};
-use extents::{At, Extent, Extents, Job};
-use space::{Place, Space};
+use extents::{ExtentState, ExtentTask, Extents, SpillExtent};
+use space::{FileRange, SpaceMap};
 use storage::{Zeros, crc64};
 
 /// How much memory and how many requests it takes.
@@ -90,7 +90,7 @@ pub struct SpillReport {
 
 /// Files that bytes are moved away to.
 pub struct Spill {
-    shared: Arc<Shared>,
+    shared: Arc<SpillShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -100,10 +100,10 @@ impl fmt::Debug for Spill {
     }
 }
 
-struct Shared {
+struct SpillShared {
     options: SpillOptions,
     /// One a folder; extents take turns among them.
-    spaces: Vec<Space>,
+    spaces: Vec<SpaceMap>,
     extents: Mutex<Extents>,
     /// Something was put, taken, written, read or announced, or has failed.
     changed: Condvar,
@@ -121,10 +121,10 @@ impl Spill {
             let why = "it has no folder".to_owned();
             return Err(Error::BadInput { what: "what leaves memory".to_owned(), why });
         }
-        let spaces = folders.into_iter().map(Space::open).collect::<Result<Vec<_>>>()?;
+        let spaces = folders.into_iter().map(SpaceMap::open).collect::<Result<Vec<_>>>()?;
         let count = options.threads * spaces.len();
         let (extents, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { options, spaces, extents, changed });
+        let shared = Arc::new(SpillShared { options, spaces, extents, changed });
         let mut spill = Spill { shared, threads: Vec::with_capacity(count) };
         for _ in 0..count {
             let shared = Arc::clone(&spill.shared);
@@ -142,11 +142,11 @@ impl Spill {
     /// # Errors
     /// [`storage::Error::NoSpace`] within [`Error::Storage`] if the disk is full, also for what was
     /// put before; [`storage::Error::Poisoned`] there after another error; what the store says.
-    pub fn put(&self, bytes: &[u8]) -> Result<Away> {
+    pub fn put(&self, bytes: &[u8]) -> Result<SpillHandle> {
         let shared = &self.shared;
         let (extents, len) = (VecDeque::new(), bytes.len());
         // Dropped by an error, it gives back what was put of it.
-        let mut away = Away { shared: Arc::clone(shared), extents, len };
+        let mut away = SpillHandle { shared: Arc::clone(shared), extents, len };
         for part in bytes.chunks(shared.options.extent_bytes) {
             let mut buffer = shared.buffer()?;
             let (own, rest) = buffer.split_at_mut(part.len());
@@ -162,7 +162,7 @@ impl Spill {
     /// What was moved so far.
     #[must_use]
     pub fn report(&self) -> SpillReport {
-        let disk_bytes = self.shared.spaces.iter().map(Space::bytes).sum();
+        let disk_bytes = self.shared.spaces.iter().map(SpaceMap::bytes).sum();
         SpillReport { disk_bytes, ..self.shared.lock().report }
     }
 }
@@ -179,20 +179,20 @@ impl Drop for Spill {
 }
 
 /// Bytes that were put somewhere. Dropped, they are given up.
-pub struct Away {
-    shared: Arc<Shared>,
+pub struct SpillHandle {
+    shared: Arc<SpillShared>,
     /// Those that are left of it, in their order.
     extents: VecDeque<u64>,
     len: usize,
 }
 
-impl fmt::Debug for Away {
+impl fmt::Debug for SpillHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Away({} bytes in {})", self.len, self.shared.name())
     }
 }
 
-impl Away {
+impl SpillHandle {
     /// Tells that they are needed next, after all that was announced before: they are read as
     /// buffers become free.
     pub fn expect(&self) {
@@ -229,22 +229,24 @@ impl Away {
     }
 }
 
-impl Drop for Away {
+impl Drop for SpillHandle {
     fn drop(&mut self) {
         for number in &self.extents {
             let extent = self.shared.lock().forget(*number);
             match extent.map(|extent| extent.at) {
-                Some(At::Memory(buffer) | At::Writing(buffer)) => self.shared.give(buffer, None),
-                Some(At::Both(buffer, place)) => self.shared.give(buffer, Some(place)),
-                Some(At::Disk(place)) => self.shared.free(place),
+                Some(ExtentState::Memory(buffer) | ExtentState::Writing(buffer)) => {
+                    self.shared.give(buffer, None);
+                }
+                Some(ExtentState::Both(buffer, place)) => self.shared.give(buffer, Some(place)),
+                Some(ExtentState::Disk(place)) => self.shared.free(place),
                 // Taken, or given back by the thread that reads it.
-                Some(At::Reading) | None => {}
+                Some(ExtentState::Reading) | None => {}
             }
         }
     }
 }
 
-impl Shared {
+impl SpillShared {
     fn lock(&self) -> MutexGuard<'_, Extents> {
         self.extents.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,7 +256,7 @@ impl Shared {
     }
 
     fn name(&self) -> String {
-        self.spaces.iter().map(Space::name).collect::<Vec<_>>().join(", ")
+        self.spaces.iter().map(SpaceMap::name).collect::<Vec<_>>().join(", ")
     }
 
     fn buffer(&self) -> Result<Zeros> {
@@ -271,7 +273,7 @@ impl Shared {
     /// Takes one extent from wherever it is.
     fn fetch(&self, number: u64, into: &mut [u8]) -> Result<()> {
         let mut extents = self.lock();
-        let Extent { len, crc64, at, .. } = loop {
+        let SpillExtent { len, crc64, at, .. } = loop {
             extents.check(|| self.name())?;
             match extents.remove(number) {
                 Some(extent) => break extent,
@@ -280,20 +282,20 @@ impl Shared {
         };
         drop(extents);
         match at {
-            At::Memory(buffer) | At::Writing(buffer) => {
+            ExtentState::Memory(buffer) | ExtentState::Writing(buffer) => {
                 into.copy_from_slice(&buffer[..len]);
                 self.give(buffer, None);
             }
-            At::Both(buffer, place) => {
+            ExtentState::Both(buffer, place) => {
                 into.copy_from_slice(&buffer[..len]);
                 self.give(buffer, Some(place));
             }
-            At::Disk(place) => {
+            ExtentState::Disk(place) => {
                 place.read(into, len, crc64).inspect_err(|error| self.fail(error))?;
                 self.lock().report.late_bytes += len as u64;
                 self.free(place);
             }
-            At::Reading => unreachable!("it was waited for"),
+            ExtentState::Reading => unreachable!("it was waited for"),
         }
         Ok(())
     }
@@ -305,19 +307,19 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn give(&self, buffer: Arc<Zeros>, place: Option<Place>) {
+    fn give(&self, buffer: Arc<Zeros>, place: Option<FileRange>) {
         place.into_iter().for_each(|place| self.free(place));
         self.lock().give(buffer);
         self.changed.notify_all();
     }
 
-    fn free(&self, place: Place) {
+    fn free(&self, place: FileRange) {
         self.spaces[place.disk()].give(place);
     }
 
     /// What a thread does.
     fn work(&self) {
-        let _watch = Watch(self);
+        let _watch = PanicGuard(self);
         let mut extents = self.lock();
         while !extents.is_closing {
             let job = match extents.job(self.options) {
@@ -334,13 +336,13 @@ impl Shared {
             };
             drop(extents);
             match job {
-                Job::Write { number, len, buffer } => {
+                ExtentTask::Write { number, len, buffer } => {
                     let place = self.write(number, &buffer[..whole_pages(len)]);
                     extents = self.lock();
                     let place = extents.was_written(number, len, buffer, place);
                     place.into_iter().for_each(|place| self.free(place));
                 }
-                Job::Read { number, len, crc64, place, mut buffer } => {
+                ExtentTask::Read { number, len, crc64, place, mut buffer } => {
                     let read = place.read(&mut buffer[..whole_pages(len)], len, crc64);
                     extents = self.lock();
                     let place = extents.was_read(number, len, buffer, read.map(|()| place));
@@ -351,7 +353,7 @@ impl Shared {
         }
     }
 
-    fn write(&self, number: u64, bytes: &[u8]) -> Result<Place> {
+    fn write(&self, number: u64, bytes: &[u8]) -> Result<FileRange> {
         let disk = (number % self.spaces.len() as u64) as usize; // fits: less than the folders
         let place = self.spaces[disk].take(disk, bytes.len() as u64)?;
         place.write(bytes)?;
@@ -364,9 +366,9 @@ fn whole_pages(len: usize) -> usize {
 }
 
 /// Tells those who wait for a thread that it has panicked.
-struct Watch<'a>(&'a Shared);
+struct PanicGuard<'a>(&'a SpillShared);
 
-impl Drop for Watch<'_> {
+impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             let why = io::Error::other("a thread that moves bytes has panicked");

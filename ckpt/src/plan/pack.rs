@@ -2,35 +2,35 @@
 
 use std::cmp::Reverse;
 
-use super::share::{Cut, Source};
-use super::{Piece, PlanLimits, Shard};
+use super::share::{HeldTensor, WriterShare};
+use super::{PlanLimits, PlannedChunk, Shard};
 use crate::shard::{self, Unplaced};
 use crate::spec::TensorSpec;
 use crate::{Group, Result};
 
 /// A file that is being filled.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenShard {
     folder: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<PlannedChunk>,
     data_bytes: u64,
     header_bytes: u64,
 }
 
 /// The files of one writer, by family.
-type Files = [Vec<Open>; FAMILIES.len()];
+type WriterShards = [Vec<OpenShard>; FAMILIES.len()];
 
 /// The files of every writer, and the number of pieces of every tensor.
 pub(crate) fn pack(
     specs: &[TensorSpec],
-    sources: Vec<Source>,
-    cuts: Vec<Vec<Cut>>,
+    sources: Vec<HeldTensor>,
+    cuts: Vec<Vec<WriterShare>>,
     writers: usize,
     limits: PlanLimits,
 ) -> Result<(Vec<Vec<Shard>>, Vec<usize>)> {
     let mut chunks = vec![0; specs.len()];
-    let mut pieces: Vec<Vec<Piece>> = (0..writers).map(|_| Vec::new()).collect();
-    let mut order: Vec<(Source, Vec<Cut>)> = sources.into_iter().zip(cuts).collect();
+    let mut pieces: Vec<Vec<PlannedChunk>> = (0..writers).map(|_| Vec::new()).collect();
+    let mut order: Vec<(HeldTensor, Vec<WriterShare>)> = sources.into_iter().zip(cuts).collect();
     // Stable: tensor after tensor within a group.
     order.sort_by_key(|(source, _)| specs[source.tensor].group);
     for (source, cuts) in &order {
@@ -46,7 +46,8 @@ pub(crate) fn pack(
                 let holding = holding as usize;
                 let k = chunks[source.tensor];
                 chunks[source.tensor] += 1;
-                let piece = Piece { tensor: source.tensor, k, region, holding, bytes, offset: 0 };
+                let piece =
+                    PlannedChunk { tensor: source.tensor, k, region, holding, bytes, offset: 0 };
                 pieces[writer as usize].push(piece);
             }
         }
@@ -56,8 +57,8 @@ pub(crate) fn pack(
 }
 
 /// The files of the pieces of one writer, which are in the order of their groups.
-fn fill(specs: &[TensorSpec], pieces: Vec<Piece>, limits: PlanLimits) -> Files {
-    let group = |piece: &Piece| specs[piece.tensor].group;
+fn fill(specs: &[TensorSpec], pieces: Vec<PlannedChunk>, limits: PlanLimits) -> WriterShards {
+    let group = |piece: &PlannedChunk| specs[piece.tensor].group;
     let mut folders = Vec::with_capacity(pieces.len());
     for same in pieces.chunk_by(|a, b| group(a) == group(b)) {
         let bytes: Vec<usize> = same.iter().map(|piece| piece.bytes.len()).collect();
@@ -97,16 +98,22 @@ fn family(group: Group) -> usize {
 }
 
 /// Puts a piece into the last file of a folder, or into a new one if it does not fit.
-fn put(files: &mut Vec<Open>, folder: usize, piece: Piece, header_bytes: u64, limits: PlanLimits) {
+fn put(
+    files: &mut Vec<OpenShard>,
+    folder: usize,
+    piece: PlannedChunk,
+    header_bytes: u64,
+    limits: PlanLimits,
+) {
     let data_bytes = piece.bytes.len() as u64;
-    let fits = |file: &Open| {
+    let fits = |file: &OpenShard| {
         file.data_bytes + data_bytes <= limits.shard_bytes_max
             && file.header_bytes + header_bytes <= limits.header_bytes_max
     };
     let last = files.iter().rposition(|file| file.folder == folder);
     let place = last.filter(|last| fits(&files[*last])).unwrap_or(files.len());
     if place == files.len() {
-        files.push(Open { folder, ..Open::default() });
+        files.push(OpenShard { folder, ..OpenShard::default() });
     }
     let file = &mut files[place];
     file.pieces.push(piece);
@@ -116,11 +123,11 @@ fn put(files: &mut Vec<Open>, folder: usize, piece: Piece, header_bytes: u64, li
 
 /// A range of elements in as few parts as the limit allows, cut between rows if there are any.
 fn cut_rows(
-    source: &Source,
+    source: &HeldTensor,
     range: std::ops::Range<u64>,
     bytes_max: u64,
 ) -> impl Iterator<Item = std::ops::Range<u64>> {
-    let Source { region, item_bytes, .. } = source;
+    let HeldTensor { region, item_bytes, .. } = source;
     let row: u64 = match region.flat {
         None => region.spans.iter().skip(1).map(|span| span.len).product(),
         Some(_) => 1,
@@ -149,7 +156,7 @@ fn cut_rows(
 /// Numbers the files over all writers, and writes their headers.
 fn seal_all(
     specs: &[TensorSpec],
-    mut writers: Vec<Files>,
+    mut writers: Vec<WriterShards>,
     chunks: &[usize],
     align_all: bool,
 ) -> Result<Vec<Vec<Shard>>> {
@@ -171,7 +178,7 @@ fn seal_all(
 /// Gives the pieces their places, and writes the header.
 fn seal(
     file: String,
-    Open { folder, mut pieces, .. }: Open,
+    OpenShard { folder, mut pieces, .. }: OpenShard,
     specs: &[TensorSpec],
     chunks: &[usize],
     align_all: bool,

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::bad;
 use crate::region::{Region, Span, whole};
-use crate::spec::{Holding, TensorSpec};
-use crate::tile::{Part, tile};
+use crate::spec::{HeldRegion, TensorSpec};
+use crate::tile::{TileBox, tile};
 use crate::{Error, Result};
 
 /// Pieces of tensors begin at such multiples where rows are too long to be kept whole.
@@ -13,7 +13,7 @@ const CUT_ALIGN_BYTES: u64 = 4096;
 
 /// Part of a tensor that one writer or several have.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct HeldTensor {
     pub(crate) tensor: usize,
     /// In the normal form.
     pub(crate) region: Region,
@@ -23,7 +23,7 @@ pub(crate) struct Source {
     pub(crate) holders: Vec<(u32, u32)>,
 }
 
-impl Source {
+impl HeldTensor {
     fn bytes(&self) -> u64 {
         self.region.count() * self.item_bytes
     }
@@ -31,7 +31,7 @@ impl Source {
 
 /// The elements `start..` of a source up to those of the next cut, and who writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct WriterShare {
     pub(crate) start: u64,
     /// Which of the holders.
     pub(crate) holder: usize,
@@ -39,10 +39,10 @@ pub(crate) struct Cut {
 
 /// All there is to be written: disjoint parts that cover every tensor, tensor after tensor, and in
 /// the order of their first elements.
-pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<Holding>]) -> Result<Vec<Source>> {
+pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<HeldRegion>]) -> Result<Vec<HeldTensor>> {
     let mut of_tensor: Vec<Vec<(Region, u32, u32)>> = specs.iter().map(|_| Vec::new()).collect();
     for (writer, holdings) in held.iter().enumerate() {
-        for (number, Holding { tensor, region }) in holdings.iter().enumerate() {
+        for (number, HeldRegion { tensor, region }) in holdings.iter().enumerate() {
             let what = || format!("holding {number} of writer {writer}");
             let Some(spec) = specs.get(*tensor) else {
                 return bad(what(), format!("it is of tensor {tensor}; there are {}", specs.len()));
@@ -74,10 +74,10 @@ fn merge_replicas(
     tensor: usize,
     spec: &TensorSpec,
     mut parts: Vec<(Region, u32, u32)>,
-) -> Result<Vec<Source>> {
+) -> Result<Vec<HeldTensor>> {
     let item_bytes = spec.dtype.item_bytes();
     parts.sort_by(|a, b| a.0.key().cmp(&b.0.key()).then((a.1, a.2).cmp(&(b.1, b.2))));
-    let mut sources: Vec<Source> = Vec::new();
+    let mut sources: Vec<HeldTensor> = Vec::new();
     for (region, writer, holding) in parts {
         match sources.last_mut() {
             Some(last) if last.region == region => {
@@ -85,7 +85,7 @@ fn merge_replicas(
                     last.holders.push((writer, holding));
                 }
             }
-            _ => sources.push(Source {
+            _ => sources.push(HeldTensor {
                 tensor,
                 region,
                 item_bytes,
@@ -124,9 +124,9 @@ fn merge_replicas(
     Err(Error::BadInput { what: spec.label(), why })
 }
 
-fn is_tiled(spec: &TensorSpec, sources: &[Source]) -> bool {
+fn is_tiled(spec: &TensorSpec, sources: &[HeldTensor]) -> bool {
     let flats: Vec<Option<Span>> = sources.iter().map(|source| source.region.flat_span()).collect();
-    let parts: Vec<Part<'_>> = sources
+    let parts: Vec<TileBox<'_>> = sources
         .iter()
         .zip(flats)
         .map(|(source, flat)| (source.region.spans.as_slice(), flat))
@@ -140,9 +140,14 @@ fn is_tiled(spec: &TensorSpec, sources: &[Source]) -> bool {
 /// Sources with the same holders are laid end to end, and each holder takes one stretch of them,
 /// so that few are cut. Those with few holders come first: whoever has much of them takes less of
 /// what more writers have.
-pub(crate) fn share(sources: &[Source], writers: usize, cut_bytes_min: u64) -> Vec<Vec<Cut>> {
+pub(crate) fn share(
+    sources: &[HeldTensor],
+    writers: usize,
+    cut_bytes_min: u64,
+) -> Vec<Vec<WriterShare>> {
     let mut loads = vec![0_u64; writers];
-    let mut cuts: Vec<Vec<Cut>> = vec![vec![Cut { start: 0, holder: 0 }]; sources.len()];
+    let mut cuts: Vec<Vec<WriterShare>> =
+        vec![vec![WriterShare { start: 0, holder: 0 }]; sources.len()];
     let mut sets: HashMap<Vec<u32>, Vec<usize>> = HashMap::new();
     for (place, source) in sources.iter().enumerate() {
         if let [(writer, _)] = source.holders[..] {
@@ -158,7 +163,7 @@ pub(crate) fn share(sources: &[Source], writers: usize, cut_bytes_min: u64) -> V
         let total = places.iter().map(|&place| sources[place].bytes()).sum();
         let before: Vec<u64> = set.iter().map(|&writer| loads[writer as usize]).collect();
         let shares = level(&before, total);
-        let mut stretch = Stretch { shares: &shares, holder: 0, end: shares[0], at: 0 };
+        let mut stretch = ReplicaStretch { shares: &shares, holder: 0, end: shares[0], at: 0 };
         for place in places {
             cuts[place] = stretch.take(&sources[place], cut_bytes_min, |holder, bytes| {
                 loads[set[holder] as usize] += bytes;
@@ -194,7 +199,7 @@ fn level(loads: &[u64], total: u64) -> Vec<u64> {
 }
 
 /// Sources laid end to end, of which each holder takes its share in turn.
-struct Stretch<'a> {
+struct ReplicaStretch<'a> {
     shares: &'a [u64],
     /// Whose turn it is.
     holder: usize,
@@ -203,13 +208,13 @@ struct Stretch<'a> {
     at: u64,
 }
 
-impl Stretch<'_> {
+impl ReplicaStretch<'_> {
     fn take(
         &mut self,
-        source: &Source,
+        source: &HeldTensor,
         cut_bytes_min: u64,
         mut give: impl FnMut(usize, u64),
-    ) -> Vec<Cut> {
+    ) -> Vec<WriterShare> {
         let (mut start, all) = (0, source.bytes());
         let mut cuts = Vec::new();
         loop {
@@ -222,7 +227,7 @@ impl Stretch<'_> {
                 cut_after(source, start, room, cut_bytes_min)
             };
             if taken > 0 || left == 0 {
-                cuts.push(Cut { start: start / source.item_bytes, holder: self.holder });
+                cuts.push(WriterShare { start: start / source.item_bytes, holder: self.holder });
                 give(self.holder, taken);
                 self.at += taken;
                 start += taken;
@@ -238,7 +243,7 @@ impl Stretch<'_> {
 
 /// How many of the bytes from `start` on are taken by one who has room for some: a multiple of
 /// rows, unless those are long, and neither a crumb nor all but a crumb.
-fn cut_after(source: &Source, start: u64, room: u64, cut_bytes_min: u64) -> u64 {
+fn cut_after(source: &HeldTensor, start: u64, room: u64, cut_bytes_min: u64) -> u64 {
     let left = source.bytes() - start;
     if left < 2 * cut_bytes_min {
         return if room >= left - room { left } else { 0 };

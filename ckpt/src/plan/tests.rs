@@ -21,8 +21,8 @@ fn specs(given: &[Given<'_>]) -> Vec<TensorSpec> {
     given.iter().map(spec).collect()
 }
 
-fn all_of(specs: &[TensorSpec]) -> Vec<Holding> {
-    let whole = |(tensor, spec): (usize, &TensorSpec)| Holding {
+fn all_of(specs: &[TensorSpec]) -> Vec<HeldRegion> {
+    let whole = |(tensor, spec): (usize, &TensorSpec)| HeldRegion {
         tensor,
         region: Region::whole(&spec.shape),
     };
@@ -34,7 +34,7 @@ fn check_plan(given: &[Given<'_>], limits: PlanLimits, due: &[&str]) {
     let specs = specs(given);
     let plan = SavePlan::new(&specs, &[all_of(&specs)], limits).unwrap();
     let text = |shard: &Shard| {
-        let piece = |p: &Piece| format!(" {}[{:?}]", specs[p.tensor].name, p.bytes);
+        let piece = |p: &PlannedChunk| format!(" {}[{:?}]", specs[p.tensor].name, p.bytes);
         let pieces: String = shard.pieces.iter().map(piece).collect();
         format!("{}:{pieces}", shard.file)
     };
@@ -143,7 +143,7 @@ fn replicas_are_spread_over_all_who_have_them() {
         ("empty", Group::Model, Dtype::U8, &[0]),
     ]);
     let all = all_of(&specs);
-    let but = |left_out: usize| -> Vec<Holding> {
+    let but = |left_out: usize| -> Vec<HeldRegion> {
         all.iter().filter(|holding| holding.tensor != left_out).cloned().collect()
     };
     let held = [all.clone(), but(2), but(2)];
@@ -169,7 +169,10 @@ fn replicas_are_spread_over_all_who_have_them() {
 fn a_second_copy_in_other_parts_is_left_out() {
     let specs = specs(&[("tied", Group::ExpAvg, Dtype::F32, &[4, 6])]);
     let part = |flat| {
-        vec![Holding { tensor: 0, region: Region { flat: Some(flat), ..Region::whole(&[4, 6]) } }]
+        vec![HeldRegion {
+            tensor: 0,
+            region: Region { flat: Some(flat), ..Region::whole(&[4, 6]) },
+        }]
     };
     let held = [part(0..7), part(7..24), part(0..5), part(5..24)];
     let plan = SavePlan::new(&specs, &held, LIMITS).unwrap();
@@ -184,7 +187,7 @@ fn refuses_what_cannot_be_saved() {
     let good = specs(&[("w", Group::Model, Dtype::F32, &[2])]).remove(0);
     let name = |name: &str| TensorSpec { name: name.to_owned(), ..good.clone() };
     let shape = |shape: &[u64]| TensorSpec { shape: shape.to_vec(), ..good.clone() };
-    let check = |specs: &[TensorSpec], held: &[Vec<Holding>]| {
+    let check = |specs: &[TensorSpec], held: &[Vec<HeldRegion>]| {
         let got = SavePlan::new(specs, held, LIMITS);
         assert!(matches!(got, Err(Error::BadInput { .. })), "{specs:?} {held:?}");
     };
@@ -202,7 +205,7 @@ fn refuses_what_cannot_be_saved() {
     }
     let held = |tensor: usize, spans: &[[u64; 2]], flat: Option<Range<u64>>| {
         let spans = spans.iter().map(|&pair| pair.into()).collect();
-        vec![Holding { tensor, region: Region { spans, flat } }]
+        vec![HeldRegion { tensor, region: Region { spans, flat } }]
     };
     let one = [good.clone()];
     check(&[good.clone(), good.clone()], &[all_of(&[good.clone(), good.clone()])]);

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use crate::common::children::{await_true, dead_are_known, has_ended, signal, signal_if_there};
 use crate::common::{Folder, SERIAL, State, Tensor};
-use ckpt::{Agent, Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Patience};
+use ckpt::{
+    Agent, AsyncSaveOptions, AsyncSaver, Blob, Checkpoints, Error, LivenessTimeouts, SaveStart,
+};
 use storage::Key;
 
-const PATIENCE: Patience =
-    Patience { beat: Duration::from_secs(1), silence_max: Duration::from_secs(5) };
+const PATIENCE: LivenessTimeouts =
+    LivenessTimeouts { beat: Duration::from_secs(1), silence_max: Duration::from_secs(5) };
 
 /// Tells the child processes what they are, and where to save.
 const ROLE: &str = "CKPT_TEST_AGENT_ROLE";
@@ -36,20 +38,20 @@ fn child(role: &str) -> Command {
     command
 }
 
-fn background(folder: &Path) -> (Background, u32, Arc<Checkpoints>) {
+fn background(folder: &Path) -> (AsyncSaver, u32, Arc<Checkpoints>) {
     let url = folder.to_str().unwrap();
     let agent = Agent::start(child("agent"), url, "run", SERIAL, PATIENCE).unwrap();
     let pid = agent.pid();
-    let options = BackgroundOptions::default();
+    let options = AsyncSaveOptions::default();
     let steps = steps(folder);
-    (Background::with_agent(Arc::clone(&steps), options, agent).unwrap(), pid, steps)
+    (AsyncSaver::with_agent(Arc::clone(&steps), options, agent).unwrap(), pid, steps)
 }
 
-fn begin(background: &Background, step: u64) -> ckpt::SaveHandle {
+fn begin(background: &AsyncSaver, step: u64) -> ckpt::SaveHandle {
     let state = State::of_model(step);
     let tensors: Vec<_> = state.tensors.iter().map(Tensor::data).collect();
     let blobs: Vec<_> = state.blobs.iter().map(|(name, bytes)| Blob { name, bytes }).collect();
-    let Begun { save, failed } =
+    let SaveStart { save, failed } =
         background.save(step, &tensors, &blobs, state.meta.clone()).unwrap();
     assert!(failed.is_none(), "{failed:?}");
     save.unwrap()

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use crate::common::Folder;
-use ckpt::layout::{Layout, Mesh, Param, Slices, Split, Zero};
-use ckpt::{Checkpoints, Dtype, Group, Options, SavePlan, Want};
+use ckpt::layout::{DeviceMesh, Layout, Param, Slices, TensorSplit, Zero};
+use ckpt::{CheckpointOptions, Checkpoints, Dtype, Group, RegionRequest, SavePlan};
 use storage::Key;
-use storage::sim::{FaultyStore, ReadFaults};
+use storage::sim::{ReadFaultLayer, ReadFaults};
 
 /// Two layers of a model whose matrices are some dozens of blocks each, all cut along an axis.
-fn layout(mesh: Mesh, axis: usize) -> Layout {
+fn layout(mesh: DeviceMesh, axis: usize) -> Layout {
     let mut params = Vec::new();
     let mut push = |name: String, shape: &[u64], split| {
         params.push(Param { name, shape: shape.to_vec(), split, stages: vec![0] });
     };
     for layer in 0..2 {
-        push(format!("{layer}.norm"), &[512], Split::Replicate);
-        push(format!("{layer}.up"), &[2048, 512], Split::Axis(axis));
-        push(format!("{layer}.down"), &[512, 2048], Split::Axis(axis));
+        push(format!("{layer}.norm"), &[512], TensorSplit::Replicate);
+        push(format!("{layer}.up"), &[2048, 512], TensorSplit::Axis(axis));
+        push(format!("{layer}.down"), &[512, 2048], TensorSplit::Axis(axis));
     }
     Layout::new(mesh, params, &[(Group::Model, Dtype::BF16), (Group::ExpAvg, Dtype::F32)]).unwrap()
 }
@@ -25,12 +25,12 @@ fn layout(mesh: Mesh, axis: usize) -> Layout {
 /// Bytes read over bytes wanted, when nodes of so many ranks read what one layout wrote.
 fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) -> f64 {
     let folder = Folder::in_memory();
-    let options = Options { block_bytes: 32 << 10, ..Options::default() };
+    let options = CheckpointOptions { block_bytes: 32 << 10, ..CheckpointOptions::default() };
     let plan = SavePlan::new(from.specs(), &from.held(), Default::default()).unwrap();
     let item = |tensor: usize| from.specs()[tensor].dtype.item_bytes();
     let held: Vec<Vec<Vec<u8>>> = (0..from.mesh().ranks())
         .map(|rank| {
-            let bytes = |part: ckpt::layout::Part| {
+            let bytes = |part: ckpt::layout::LocalRegion| {
                 vec![0; (part.region.elements().unwrap() * item(part.tensor)) as usize]
             };
             from.parts(rank).into_iter().map(bytes).collect()
@@ -40,7 +40,7 @@ fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) 
         held.iter().map(|held| held.iter().map(Vec::as_slice).collect()).collect();
     folder.steps(options).save_plan(1, &plan, &held, &[], serde_json::Value::Null).unwrap();
 
-    let store = FaultyStore::new(folder.store(), 1, ReadFaults::default());
+    let store = ReadFaultLayer::new(folder.store(), 1, ReadFaults::default());
     let steps = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
     let checkpoint = steps.newest().unwrap().unwrap();
     let before = store.read_bytes();
@@ -61,7 +61,7 @@ fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) 
                 wanted_bytes += into.len() as u64;
             }
             let region = part.region.clone();
-            wants.push(Want { name: &spec.name, group: spec.group, region, into });
+            wants.push(RegionRequest { name: &spec.name, group: spec.group, region, into });
         }
         checkpoint.read(wants).unwrap();
     }
@@ -79,10 +79,11 @@ fn bytes_read_are_the_bytes_wanted() {
     let buffer = Slices::Buffer { align: 1 };
     for axis in [0, 1] {
         let most = [1.02, 1.3][axis];
-        let zero = Mesh { tp: 4, dp: 2, zero: Zero::One, slices: buffer, ..Mesh::default() };
-        let plain = Mesh { tp: 2, dp: 2, ..Mesh::default() };
-        let three = Mesh { tp: 8, dp: 3, zero: Zero::Three, ..Mesh::default() };
-        let one = Mesh::default();
+        let zero =
+            DeviceMesh { tp: 4, dp: 2, zero: Zero::One, slices: buffer, ..DeviceMesh::default() };
+        let plain = DeviceMesh { tp: 2, dp: 2, ..DeviceMesh::default() };
+        let three = DeviceMesh { tp: 8, dp: 3, zero: Zero::Three, ..DeviceMesh::default() };
+        let one = DeviceMesh::default();
         for from in [zero, plain, three] {
             for to in [zero, one] {
                 // All tensor parallel ranks on one node, as they should be.
@@ -93,7 +94,7 @@ fn bytes_read_are_the_bytes_wanted() {
         }
         // Rows of some ranks only: the blocks at both ends are shared with others.
         if axis == 0 {
-            let to = Mesh { tp: 8, ..Mesh::default() };
+            let to = DeviceMesh { tp: 8, ..DeviceMesh::default() };
             check(&layout(one, 0), &layout(to, 0), 2, &both, most);
         }
     }

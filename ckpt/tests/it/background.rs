@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::gate::{Gate, Way};
 use crate::common::{Folder, SERIAL, State, Tensor};
 use ckpt::{
-    Background, BackgroundOptions, Begun, Blob, Checkpoints, Error, Finish, SaveHandle, WhenBusy,
+    AsyncSaveOptions, AsyncSaver, Blob, Checkpoints, Error, Finish, SaveHandle, SaveStart, WhenBusy,
 };
 use storage::Key;
 
@@ -16,19 +16,19 @@ fn steps_of(gate: &Gate) -> Arc<Checkpoints> {
     Arc::new(steps.with_options(SERIAL))
 }
 
-fn background_of(gate: &Gate, when_busy: WhenBusy) -> Background {
-    let options = BackgroundOptions { when_busy, ..BackgroundOptions::default() };
-    Background::new(steps_of(gate), options).unwrap()
+fn background_of(gate: &Gate, when_busy: WhenBusy) -> AsyncSaver {
+    let options = AsyncSaveOptions { when_busy, ..AsyncSaveOptions::default() };
+    AsyncSaver::new(steps_of(gate), options).unwrap()
 }
 
-fn save(state: &State, background: &Background, step: u64) -> ckpt::Result<Begun> {
+fn save(state: &State, background: &AsyncSaver, step: u64) -> ckpt::Result<SaveStart> {
     let tensors: Vec<_> = state.tensors.iter().map(Tensor::data).collect();
     let blobs: Vec<_> = state.blobs.iter().map(|(name, bytes)| Blob { name, bytes }).collect();
     background.save(step, &tensors, &blobs, state.meta.clone())
 }
 
-fn begin(state: &State, background: &Background, step: u64) -> SaveHandle {
-    let Begun { save, failed } = save(state, background, step).unwrap();
+fn begin(state: &State, background: &AsyncSaver, step: u64) -> SaveHandle {
+    let SaveStart { save, failed } = save(state, background, step).unwrap();
     assert!(failed.is_none(), "{failed:?}");
     save.unwrap()
 }
@@ -116,7 +116,7 @@ fn failures_are_told_once() {
         std::thread::yield_now();
     }
     gate.set(Way::Open);
-    let Begun { save: handle, failed } = save(&State::of_model(5), &background, 5).unwrap();
+    let SaveStart { save: handle, failed } = save(&State::of_model(5), &background, 5).unwrap();
     assert!(matches!(failed, Some((4, error)) if is_pulled(&error)));
     handle.unwrap().wait().unwrap();
     drop(background);
@@ -211,8 +211,8 @@ fn a_panic_is_a_failure_and_no_end() {
 fn what_cannot_be_saved_is_refused_at_once() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
-    let options = BackgroundOptions { staging_bytes_max: 1000, ..BackgroundOptions::default() };
-    let background = Background::new(steps_of(&gate), options).unwrap();
+    let options = AsyncSaveOptions { staging_bytes_max: 1000, ..AsyncSaveOptions::default() };
+    let background = AsyncSaver::new(steps_of(&gate), options).unwrap();
     let refused = save(&State::of_model(1), &background, 1).unwrap_err();
     assert!(refused.to_string().contains("staging_bytes_max"), "{refused}");
     assert!(background.reserve(1001).is_err());

@@ -12,29 +12,29 @@ use crate::common::gate::{Gate, Way};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{
-    Agent, Background, BackgroundOptions, Begun, Blob, Error, Finish, SaveHandle, SaveReport,
-    Together,
+    Agent, AsyncSaveOptions, AsyncSaver, Blob, Error, Finish, JointSaveOptions, SaveHandle,
+    SaveReport, SaveStart,
 };
 use storage::Storage;
-use storage::sim::{Fail, Faults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore};
 
 /// Far longer than any of these takes, and short enough to see that something waits for it.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn writers_on(stores: impl IntoIterator<Item = Arc<dyn Storage>>) -> Vec<Background> {
-    let options = BackgroundOptions { copy_threads: 2, ..BackgroundOptions::default() };
-    let begin = |store| Background::new(Arc::new(steps_on(store)), options).unwrap();
+fn writers_on(stores: impl IntoIterator<Item = Arc<dyn Storage>>) -> Vec<AsyncSaver> {
+    let options = AsyncSaveOptions { copy_threads: 2, ..AsyncSaveOptions::default() };
+    let begin = |store| AsyncSaver::new(Arc::new(steps_on(store)), options).unwrap();
     stores.into_iter().map(begin).collect()
 }
 
-fn together(token: &str, writer: usize) -> Together<'_> {
-    Together { token, writer, deadline: DEADLINE }
+fn together(token: &str, writer: usize) -> JointSaveOptions<'_> {
+    JointSaveOptions { token, writer, deadline: DEADLINE }
 }
 
 /// Every writer's copy, one after the other: none of them waits for another to come.
-fn begin(writers: &[Background], ranks: &Ranks, step: u64, token: &str) -> Vec<SaveHandle> {
-    let begin = |(writer, background): (usize, &Background)| {
-        let Begun { save, failed } =
+fn begin(writers: &[AsyncSaver], ranks: &Ranks, step: u64, token: &str) -> Vec<SaveHandle> {
+    let begin = |(writer, background): (usize, &AsyncSaver)| {
+        let SaveStart { save, failed } =
             ranks.begin(background, step, &together(token, writer)).unwrap();
         assert!(failed.is_none(), "{failed:?}");
         save.unwrap()
@@ -63,7 +63,7 @@ fn what_several_copied_is_one_step() {
         let copied: u64 = handles.iter().map(|handle| handle.progress().bytes_total).sum();
         assert_eq!(copied, (all + blobs) as u64);
         assert_eq!(all, state.tensors.iter().map(|tensor| tensor.bytes.len()).sum::<usize>());
-        assert!(writers.iter().all(Background::is_busy));
+        assert!(writers.iter().all(AsyncSaver::is_busy));
         ranks.overwrite();
         gates.iter().for_each(|gate| gate.set(Way::Open));
         let reports: Vec<SaveReport> = ends(&handles).into_iter().map(Result::unwrap).collect();
@@ -124,10 +124,10 @@ fn the_failure_of_one_is_told_to_all_once() {
 fn a_refused_call_is_told_to_all() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
-    let small = BackgroundOptions { staging_bytes_max: 1000, ..BackgroundOptions::default() };
+    let small = AsyncSaveOptions { staging_bytes_max: 1000, ..AsyncSaveOptions::default() };
     for refused in [0, 1] {
         let other = writers_on([folder.store()]).remove(0);
-        let no_room = Background::new(Arc::new(steps_on(folder.store())), small).unwrap();
+        let no_room = AsyncSaver::new(Arc::new(steps_on(folder.store())), small).unwrap();
         let token = format!("small-{refused}");
         let begun = ranks.begin(&other, 4, &together(&token, 1 - refused)).unwrap();
         let error = ranks.begin(&no_room, 4, &together(&token, refused)).unwrap_err();
@@ -215,8 +215,8 @@ fn any_failing_operation_gives_one_outcome() {
     let state = State::small(1);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for nth in (0..).step_by(5) {
-        let store = SimStore::new(nth as u64, Faults::default());
-        store.fail_op(nth, Fail::Io);
+        let store = FaultStore::new(nth as u64, FaultPlan::default());
+        store.fail_op(nth, FaultKind::Io);
         let writers = writers_on(same(&store, 2));
         let saved = ends(&begin(&writers, &ranks, 4, "a"));
         let context = format!("operation {nth}: {saved:?}");
@@ -242,7 +242,8 @@ fn any_failing_operation_gives_one_outcome() {
 #[test]
 fn a_power_cut_leaves_the_old_step_or_the_new() {
     for marked in [false, true] {
-        let store = SimStore::new(11, Faults { no_exclusive_rename: marked, ..Faults::default() });
+        let store =
+            FaultStore::new(11, FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() });
         let writers = writers_on(same(&store, 3));
         let (old, new) = (State::small(1), State::small(2));
         let save = |step, state: &State, token| {
@@ -271,12 +272,12 @@ fn child(role: &str) -> Command {
     command
 }
 
-fn with_agent(folder: &Path) -> (Background, u32) {
+fn with_agent(folder: &Path) -> (AsyncSaver, u32) {
     let url = folder.to_str().unwrap();
     let agent = Agent::start(child("agent"), url, "run", SERIAL, PATIENCE).unwrap();
     let pid = agent.pid();
     let steps = Arc::new(steps_on(storage::open_url(url).unwrap()));
-    (Background::with_agent(steps, BackgroundOptions::default(), agent).unwrap(), pid)
+    (AsyncSaver::with_agent(steps, AsyncSaveOptions::default(), agent).unwrap(), pid)
 }
 
 /// Not a test of its own, but what the child processes of those below do.

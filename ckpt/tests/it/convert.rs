@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ckpt::convert::{Bounds, Family, Format, Import, NewRows, Rules, export};
+use ckpt::convert::{ConvertLimits, Family, Format, Import, NewRows, RenameRules, export};
 use ckpt::{Checkpoints, Dtype, Error, Group, TensorData, bands};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn import(folder: &Path, edit: impl FnOnce(&mut Import)) -> (Checkpoints, Import
         Import::open(folder.join("hf").to_str().unwrap(), Format::HuggingFace).unwrap();
     edit(&mut import);
     let steps = steps(&out);
-    let bounds = Bounds { memory_bytes: 1 << 20, ..Bounds::default() };
+    let bounds = ConvertLimits { memory_bytes: 1 << 20, ..ConvertLimits::default() };
     steps.save_made(3, &import, &[], json!({}), bounds, &|_| ()).unwrap();
     steps.open_step(3).unwrap().verify().unwrap();
     (steps, import)
@@ -108,7 +108,7 @@ fn gpt2_goes_in_and_out() {
     assert!(back.config_json(Family::Gpt2, None).is_err(), "heads are not told by shapes");
     back.set_vocab(5, &NewRows::Zeros).unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
-    let bounds = Bounds { shard_bytes_max: 300, ..Bounds::default() };
+    let bounds = ConvertLimits { shard_bytes_max: 300, ..ConvertLimits::default() };
     let companions = [("config.json".to_owned(), told.to_string().into_bytes())];
     let key = Key::new("out").unwrap();
     export(&back, &companions, &store, &key, bounds, &|_| ()).unwrap();
@@ -171,8 +171,8 @@ fn rules_move_boxes() {
                 split layer.*.k axis 0 -> k.{1}.0, k.{1}.1\n\
                 rename wte.* -> words.{1}\n";
     let (steps, _) = import(folder.path(), |import| {
-        import.apply(&Rules::parse("text", text).unwrap()).unwrap();
-        let unused = Rules::parse("text", "drop nothing.*").unwrap();
+        import.apply(&RenameRules::parse("text", text).unwrap()).unwrap();
+        let unused = RenameRules::parse("text", "drop nothing.*").unwrap();
         assert!(matches!(import.apply(&unused), Err(Error::Unfit { .. })));
     });
     let step = steps.open_step(3).unwrap();
@@ -201,9 +201,9 @@ fn buffers_bound_what_is_turned() {
     };
     source.save(1, &[tensor], &[], json!({})).unwrap();
     let mut import = Import::of_step(source.open_step(1).unwrap()).unwrap();
-    import.apply(&Rules::parse("text", "transpose w").unwrap()).unwrap();
+    import.apply(&RenameRules::parse("text", "transpose w").unwrap()).unwrap();
     let out = steps(&folder.path().join("b"));
-    let bounds = Bounds { memory_bytes: 1 << 20, ..Bounds::default() };
+    let bounds = ConvertLimits { memory_bytes: 1 << 20, ..ConvertLimits::default() };
     out.save_made(1, &import, &[], json!({}), bounds, &|_| ()).unwrap();
     let step = out.open_step(1).unwrap();
     let mut got = vec![0; bytes.len()];
@@ -285,7 +285,7 @@ fn large_moments_begin_at_pages() {
         .collect();
     steps.save(1, &tensors, &[], json!(null)).unwrap();
     let import = Import::of_step(steps.open_step(1).unwrap()).unwrap();
-    steps.save_made(2, &import, &[], json!(null), Bounds::default(), &|_| ()).unwrap();
+    steps.save_made(2, &import, &[], json!(null), ConvertLimits::default(), &|_| ()).unwrap();
     let again = steps.open_step(2).unwrap();
     again.verify().unwrap();
     for tensor in again.tensors() {
@@ -396,7 +396,7 @@ fn an_optimizers_file_is_not_imported() {
     steps.save(1, &[data("a"), data("b")], &[], json!(null)).unwrap();
     let file = folder.path().join("step-000000000001/optim-00001-of-00001.safetensors");
     let import = Import::open(file.to_str().unwrap(), Format::HuggingFace).unwrap();
-    let saved = steps.save_made(2, &import, &[], json!(null), Bounds::default(), &|_| ());
+    let saved = steps.save_made(2, &import, &[], json!(null), ConvertLimits::default(), &|_| ());
     let text = saved.unwrap_err().to_string();
     assert!(text.contains("__pad__"), "{text}");
     assert_eq!(steps.steps().unwrap(), [1]);

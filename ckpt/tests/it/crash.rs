@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::{Random, SERIAL, State};
 use ckpt::{Checkpoints, Error};
-use storage::{Entry, FileEntry, Key, Map, Object, Read, Result, Storage, Upload, crc64};
+use storage::{FileEntry, Key, Map, Object, ObjectMeta, RangeRead, Result, Storage, Upload, crc64};
 
 /// Images of a half-deleted folder that are looked at.
 const PARTIAL_IMAGES: usize = 12;
@@ -83,11 +83,11 @@ impl Storage for Model {
         Ok(Box::new(ModelUpload { model: self.clone(), key: key.clone(), bytes: Vec::new() }))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         let image = self.image();
         let mut entries = Vec::new();
         for (key, bytes) in image.iter().filter(|(key, _)| below(folder, key).is_some()) {
-            entries.push(Entry { key: Key::new(key.as_str())?, bytes: bytes.len() as u64 });
+            entries.push(ObjectMeta { key: Key::new(key.as_str())?, bytes: bytes.len() as u64 });
         }
         Ok(entries)
     }
@@ -156,7 +156,7 @@ impl Object for ModelObject {
         self.0.len() as u64
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         for read in reads {
             let begin = read.offset as usize;
             read.buf.copy_from_slice(&self.0[begin..begin + read.buf.len()]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{Checkpoints, Drain, DrainOptions, Retention};
-use storage::sim::{Faults, SimStore};
+use storage::sim::{FaultPlan, FaultStore};
 use storage::{Key, Storage as _};
 
 /// Images that are looked at of each operation.
@@ -17,13 +17,13 @@ fn run() -> Key {
     Key::new("run").unwrap()
 }
 
-fn open(store: &SimStore) -> Checkpoints {
+fn open(store: &FaultStore) -> Checkpoints {
     Checkpoints::open(Arc::new(store.clone()), run()).with_options(SERIAL)
 }
 
 /// What the next process finds when the power went after so many operations. This process plays
 /// its own successor, which would know that its predecessor, of another boot, is dead.
-fn after(store: &SimStore, ops: usize, seed: u64) -> SimStore {
+fn after(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     let image = store.crash_at(ops, seed);
     for name in image.names(&run()).unwrap() {
         if name.starts_with(".lease-") || name.starts_with(".pin-") {
@@ -34,7 +34,7 @@ fn after(store: &SimStore, ops: usize, seed: u64) -> SimStore {
 }
 
 /// What is there, but for the note `latest` and what is remembered of steps that are there.
-fn names(store: &SimStore) -> Vec<String> {
+fn names(store: &FaultStore) -> Vec<String> {
     let all = store.names(&run()).unwrap();
     let is_of_step = |name: &String| {
         let rest = name.strip_prefix(".verified-");
@@ -58,7 +58,7 @@ fn check(steps: &Checkpoints, allowed: &[u64], context: &str) -> Vec<u64> {
 #[test]
 fn a_crash_in_a_retention_pass() {
     let policy = Retention { keep_last: 1, keep_every: NonZeroU64::new(3), ..Retention::default() };
-    let store = SimStore::new(1, Faults::default());
+    let store = FaultStore::new(1, FaultPlan::default());
     for step in [1, 2, 3, 4] {
         State::of_model(step).save(&open(&store), step).unwrap();
     }
@@ -89,13 +89,13 @@ fn a_crash_in_a_drain() {
     for step in [1, 2, 3] {
         State::of_model(step).save(&near.steps(SERIAL), step).unwrap();
     }
-    let drain = |store: &SimStore| {
+    let drain = |store: &FaultStore| {
         let retention = Retention { keep_last: 2, ..Retention::default() };
         let options = DrainOptions { retention, pause: Duration::ZERO, ..DrainOptions::default() };
         Drain::new(Arc::new(near.steps(SERIAL)), Arc::new(open(store)), options)
     };
     // The second store has step 1, and gets 3 and 2; then 1 goes.
-    let store = SimStore::new(2, Faults::default());
+    let store = FaultStore::new(2, FaultPlan::default());
     State::of_model(1).save(&open(&store), 1).unwrap();
     let begin = store.op_count();
     let pass = drain(&store).run().unwrap();
@@ -124,7 +124,7 @@ fn a_crash_in_a_drain() {
 /// The matrix must be able to fail: on a disk that lies about folders, steps are lost.
 #[test]
 fn a_disk_that_lies_is_caught() {
-    let store = SimStore::new(3, Faults { sync_lies: true, ..Faults::default() });
+    let store = FaultStore::new(3, FaultPlan { sync_lies: true, ..FaultPlan::default() });
     State::of_model(1).save(&open(&store), 1).unwrap();
     let is_torn = |seed| {
         let steps = open(&after(&store, store.op_count(), seed));

@@ -57,7 +57,7 @@ fn a_read_sees_its_own_damage_only() {
     let folder = Folder::new();
     let mut state = State::of_model(2);
     state.tensors.push(Tensor::new("big", Group::Model, Dtype::U8, &[5, 20_000], &mut random));
-    let steps = folder.steps(ckpt::Options { shard_bytes_max: 50_000, ..SMALL });
+    let steps = folder.steps(ckpt::CheckpointOptions { shard_bytes_max: 50_000, ..SMALL });
     state.save(&steps, 5).unwrap();
     let checkpoint = steps.open_step(5).unwrap();
     for entry in checkpoint.tensors() {

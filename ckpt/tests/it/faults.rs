@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::gate::pulled;
 use crate::common::{Folder, Random, SERIAL, State, Tensor};
-use ckpt::{Check, Checkpoints, Dtype, Error, Group, Options, Retention};
-use storage::sim::{Faults, Hooked, Mount, SimStore};
+use ckpt::{Check, CheckpointOptions, Checkpoints, Dtype, Error, Group, Retention};
+use storage::sim::{FaultPlan, FaultStore, HookLayer, Mount};
 use storage::{Key, Result, Storage};
 
 /// When calls fail, counted over the store and all its uploads.
@@ -60,7 +60,7 @@ impl Folder {
         let [before, after] = [(); 2].map(|()| Arc::clone(plan));
         let before = move |_: &dyn Storage, _: &str, key: &Key| before.before(key);
         let after = move |_: &dyn Storage, _: &str, key: &Key| after.after(key);
-        let store = Hooked::around(self.store(), before, after);
+        let store = HookLayer::around(self.store(), before, after);
         Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL)
     }
 }
@@ -175,7 +175,7 @@ fn a_store_that_fails_is_not_passed_over() {
 
 #[test]
 fn a_full_store_is_found_before_the_first_byte() {
-    let save = |store: &SimStore, step| {
+    let save = |store: &FaultStore, step| {
         let steps = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
         let steps = steps.with_options(SERIAL);
         let lease = steps.lock().unwrap();
@@ -186,10 +186,10 @@ fn a_full_store_is_found_before_the_first_byte() {
         drop(lease);
         (saved.map(|_| steps.newest().unwrap().unwrap().size().1), ops)
     };
-    let bytes = save(&SimStore::new(1, Faults::default()), 1).0.unwrap();
+    let bytes = save(&FaultStore::new(1, FaultPlan::default()), 1).0.unwrap();
     // A save leaves a MiB free. There is room for one and a half.
     let capacity_bytes = Some((1 << 20) + bytes * 3 / 2);
-    let store = SimStore::new(1, Faults { capacity_bytes, ..Faults::default() });
+    let store = FaultStore::new(1, FaultPlan { capacity_bytes, ..FaultPlan::default() });
     save(&store, 1).0.unwrap();
     let (error, ops) = save(&store, 2);
     match error.unwrap_err() {
@@ -218,7 +218,7 @@ fn a_disk_that_fills_up_leaves_the_old_step() {
     State::of_model(1).save(&steps, 1).unwrap();
     let filler = mount.path().join("filler");
     let theirs = filler.clone();
-    let full = Hooked::new(inner, move |_, call, key| {
+    let full = HookLayer::new(inner, move |_, call, key| {
         if call == "create" && key.name().ends_with(".safetensors") {
             let mut file = File::options().create(true).append(true).open(&theirs).unwrap();
             while file.write_all(&[7; 4096]).is_ok() {}
@@ -264,7 +264,7 @@ fn what_a_file_system_refuses_is_done_without() {
         let url = format!("file:{}{query}", mount.path().display());
         let store = storage::open_url(&url).unwrap();
         let run = Key::new(format!("run-{}", query.len())).unwrap();
-        for options in [Options::default(), SERIAL] {
+        for options in [CheckpointOptions::default(), SERIAL] {
             let steps = Checkpoints::open(Arc::clone(&store), run.clone()).with_options(options);
             let step = options.block_bytes;
             state.save(&steps, step).unwrap();

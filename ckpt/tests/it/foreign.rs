@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ckpt::convert::{Bounds, Family, Format, Import};
+use ckpt::convert::{ConvertLimits, Family, Format, Import};
 use ckpt::{Checkpoint, Checkpoints, Error, Group};
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -26,7 +26,7 @@ fn saved(import: &Import) -> (tempfile::TempDir, Checkpoint) {
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
     let steps = Checkpoints::open(store, Key::root());
     let step = import.step.unwrap_or(0);
-    steps.save_made(step, import, &[], json!({}), Bounds::default(), &|_| ()).unwrap();
+    steps.save_made(step, import, &[], json!({}), ConvertLimits::default(), &|_| ()).unwrap();
     let step = steps.open_step(step).unwrap();
     step.verify().unwrap();
     (folder, step)

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::common::{Folder, Random, SMALL, State, Tensor};
-use ckpt::{Dtype, Group, Options};
+use ckpt::{CheckpointOptions, Dtype, Group};
 use serde_json::{Value, json};
 use storage::{FileEntry, Key, Manifest, crc64};
 
@@ -239,8 +239,8 @@ fn gaps_that_lie() {
         |name: &str, bytes: u64| Tensor::new(name, Group::ExpAvg, Dtype::U8, &[bytes], &mut random);
     let tensors = vec![tensor("a", (1 << 20) + 5), tensor("b", 1 << 20)];
     let state = State { tensors, blobs: vec![], meta: json!(null) };
-    state.save(&folder.steps(Options::default()), 5).unwrap();
-    let open = || folder.steps(Options::default()).open_step(5).unwrap();
+    state.save(&folder.steps(CheckpointOptions::default()), 5).unwrap();
+    let open = || folder.steps(CheckpointOptions::default()).open_step(5).unwrap();
     open().verify().unwrap();
     state.check(&open());
     let path = folder.path(STEP).join("optim-00001-of-00001.safetensors");

@@ -10,14 +10,14 @@ use std::time::Duration;
 use crate::common::children::dead_are_known;
 use crate::common::ranks::{LIMITS, Ranks};
 use crate::common::{Folder, Random, SERIAL, State};
-use ckpt::{Background, Checkpoints, Patience, Together};
+use ckpt::{AsyncSaver, Checkpoints, JointSaveOptions, LivenessTimeouts};
 use storage::Key;
 
 const WRITERS: usize = 3;
 
 /// All are of this machine, which knows at once who is gone: nobody waits for silence.
-const PATIENCE: Patience =
-    Patience { beat: Duration::from_millis(50), silence_max: Duration::from_secs(60) };
+const PATIENCE: LivenessTimeouts =
+    LivenessTimeouts { beat: Duration::from_millis(50), silence_max: Duration::from_secs(60) };
 
 /// Who waits for one that was killed before it gave any sign waits so long.
 const DEADLINE: Duration = Duration::from_millis(1500);
@@ -37,12 +37,12 @@ fn child_saves_with_others_until_one_is_killed() {
     let steps = Arc::new(steps.with_options(SERIAL).with_patience(PATIENCE));
     let writer: usize = writer.parse().unwrap();
     let is_behind = round.parse::<u64>().unwrap() % 2 == 1;
-    let background = Background::new(Arc::clone(&steps), Default::default()).unwrap();
+    let background = AsyncSaver::new(Arc::clone(&steps), Default::default()).unwrap();
     // No step is saved unless all are here: until then the newest is the same for all.
     let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
     for step in first.. {
         let token = format!("{round}-{step}");
-        let together = Together { token: &token, writer, deadline: DEADLINE };
+        let together = JointSaveOptions { token: &token, writer, deadline: DEADLINE };
         let ranks = Ranks::new(&State::of_model(step), WRITERS, LIMITS);
         let saved = if is_behind {
             let begun = ranks.begin(&background, step, &together);

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::beside::{GROUPS, Rank, SMALL, contents, layout, meshes, plan_of};
-use ckpt::layout::{Layout, Mesh, Param, Split};
-use ckpt::offload::{self, AdamW, Offload, Options, Update, Way, Weights};
+use ckpt::layout::{DeviceMesh, Layout, Param, TensorSplit};
+use ckpt::offload::{self, AdamW, Offload, OffloadOptions, PublishMethod, Update, WeightsOut};
 use ckpt::{
-    Blob, Checkpoints, Drain, DrainOptions, Dtype, Error, Group, Patience, Result, Together,
+    Blob, Checkpoints, Drain, DrainOptions, Dtype, Error, Group, JointSaveOptions,
+    LivenessTimeouts, Result,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -23,15 +24,19 @@ fn folder() -> (tempfile::TempDir, Arc<dyn Storage>) {
 }
 
 fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
-    let options = ckpt::Options { block_bytes: SMALL.block_bytes, ..ckpt::Options::default() };
+    let options = ckpt::CheckpointOptions {
+        block_bytes: SMALL.block_bytes,
+        ..ckpt::CheckpointOptions::default()
+    };
     Checkpoints::open(Arc::clone(store), Key::new("run").unwrap()).with_options(options)
 }
 
 /// One parameter on the only rank.
 fn single(elements: u64) -> Layout {
-    let (name, split) = ("weight".to_owned(), Split::Replicate);
+    let (name, split) = ("weight".to_owned(), TensorSplit::Replicate);
     let param = Param { name, shape: vec![elements], split, stages: vec![0] };
-    Layout::new(Mesh::default(), vec![param], &GROUPS.map(|group| (group, Dtype::F32))).unwrap()
+    Layout::new(DeviceMesh::default(), vec![param], &GROUPS.map(|group| (group, Dtype::F32)))
+        .unwrap()
 }
 
 /// The numbers of `reference/adamw.py`, with every width of vectors that is here.
@@ -49,7 +54,7 @@ fn kernels_are_libtorchs() {
         let tensor = |name: &str| tensors.tensor(&format!("{number}/{name}")).unwrap().data();
         for &width in &widths {
             let plan = offload::plan(&layout).unwrap();
-            let options = Options { width, ..SMALL };
+            let options = OffloadOptions { width, ..SMALL };
             let mut state = Offload::in_memory(plan, &layout, 0, options).unwrap();
             state.fill(&[tensor("weights")], 0, Value::Null).unwrap();
             for k in 0..case["updates"].as_u64().unwrap() {
@@ -63,7 +68,7 @@ fn kernels_are_libtorchs() {
                     grad_divisor: number("divisor"),
                 };
                 let grad = tensor(&format!("grad.{k}"));
-                let weights = Weights { dtype: Dtype::F32, bytes: &mut [] };
+                let weights = WeightsOut { dtype: Dtype::F32, bytes: &mut [] };
                 let weight_decay = number("weight_decay");
                 let update = Update { grad, grad_dtype: Dtype::F32, weight_decay, weights };
                 state.step(&adamw, vec![update], Value::Null).unwrap();
@@ -123,11 +128,11 @@ fn weights_are_rounded() {
         ckpt::cast(&bytes, Dtype::F32, dtype, &mut due);
         for width in Width::ALL {
             let plan = offload::plan(&layout).unwrap();
-            let options = Options { width, ..SMALL };
+            let options = OffloadOptions { width, ..SMALL };
             let mut state = Offload::in_memory(plan, &layout, 0, options).unwrap();
             state.fill(&[&bytes], 0, Value::Null).unwrap();
             let mut got = vec![0xaa; due.len()];
-            state.weights(&mut [Weights { dtype, bytes: &mut got }]).unwrap();
+            state.weights(&mut [WeightsOut { dtype, bytes: &mut got }]).unwrap();
             let item = dtype.item_bytes() as usize;
             let pairs = got.chunks(item).zip(due.chunks(item)).zip(&numbers);
             for ((got, due), number) in pairs {
@@ -138,7 +143,11 @@ fn weights_are_rounded() {
 }
 
 /// Runs all ranks of a mesh, and gives what a checkpoint has of them.
-fn run(mesh: Mesh, make: impl Fn(u64) -> Rank, store: &Arc<dyn Storage>) -> Vec<(String, Vec<u8>)> {
+fn run(
+    mesh: DeviceMesh,
+    make: impl Fn(u64) -> Rank,
+    store: &Arc<dyn Storage>,
+) -> Vec<(String, Vec<u8>)> {
     let mut ranks: Vec<Rank> = (0..mesh.ranks()).map(make).collect();
     for rank in &mut ranks {
         rank.fill().unwrap();
@@ -147,7 +156,7 @@ fn run(mesh: Mesh, make: impl Fn(u64) -> Rank, store: &Arc<dyn Storage>) -> Vec<
             let mut weights: Vec<Vec<u8>> =
                 rank.weights.iter().map(|bytes| vec![0; bytes.len()]).collect();
             let mut into: Vec<_> =
-                weights.iter_mut().map(|bytes| Weights { dtype: Dtype::F32, bytes }).collect();
+                weights.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::F32, bytes }).collect();
             rank.state.weights(&mut into).unwrap();
             assert!(weights == rank.weights, "the weights that a step gave are those it kept");
         }
@@ -157,24 +166,29 @@ fn run(mesh: Mesh, make: impl Fn(u64) -> Rank, store: &Arc<dyn Storage>) -> Vec<
 }
 
 /// All ranks save a step, each by itself.
-fn save(ranks: &mut [Rank], mesh: Mesh, store: &Arc<dyn Storage>, step: u64) -> Result<Vec<Way>> {
+fn save(
+    ranks: &mut [Rank],
+    mesh: DeviceMesh,
+    store: &Arc<dyn Storage>,
+    step: u64,
+) -> Result<Vec<PublishMethod>> {
     let plan = plan_of(mesh).1;
     let token = format!("try-{step}");
     let save = |(writer, rank): (usize, &mut Rank)| {
         let deadline = std::time::Duration::from_secs(120);
-        let together = Together { token: &token, writer, deadline };
+        let together = JointSaveOptions { token: &token, writer, deadline };
         let blobs = [Blob { name: "loader.json", bytes: b"{}" }];
         let blobs = if writer == 0 { &blobs[..] } else { &[] };
-        let patience = Patience::default();
+        let patience = LivenessTimeouts::default();
         let steps = steps(store).with_patience(patience);
         let meta = json!({ "step": step });
         match rank.state.held() {
             Some(held) if mesh.ranks() == 1 => {
-                steps.save_plan(step, &plan, &[held], blobs, meta).map(|_| Way::Copy)
+                steps.save_plan(step, &plan, &[held], blobs, meta).map(|_| PublishMethod::Copy)
             }
-            Some(held) => {
-                steps.save_together(step, &plan, &held, blobs, meta, &together).map(|_| Way::Copy)
-            }
+            Some(held) => steps
+                .save_together(step, &plan, &held, blobs, meta, &together)
+                .map(|_| PublishMethod::Copy),
             None => {
                 let together = (mesh.ranks() > 1).then_some(&together);
                 let saved = steps.save_offloaded(step, &mut rank.state, blobs, meta, together);
@@ -197,7 +211,7 @@ fn a_disk_is_as_memory() {
     let due = run(one, |rank| Rank::in_memory(one, rank, SMALL), &store);
     for mesh in meshes() {
         let (_temp, store) = folder();
-        let options = Options { threads: 3, width: Width::Portable, ..SMALL };
+        let options = OffloadOptions { threads: 3, width: Width::Portable, ..SMALL };
         let got = run(mesh, |rank| Rank::in_memory(mesh, rank, options), &store);
         assert!(got == due, "in memory, {mesh:?}");
         let (_temp, store) = folder();
@@ -241,7 +255,7 @@ fn what_was_stopped_goes_on() {
         }
         let mut weights = due.weights.clone();
         let mut into: Vec<_> =
-            weights.iter_mut().map(|bytes| Weights { dtype: Dtype::F32, bytes }).collect();
+            weights.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::F32, bytes }).collect();
         state.state.weights(&mut into).unwrap();
         assert!(weights == due.weights);
         let again = Rank::on_disk(Arc::clone(&store), mesh, rank, SMALL);
@@ -255,9 +269,11 @@ fn what_was_stopped_goes_on() {
 #[test]
 fn files_become_checkpoints() {
     for (number, mesh) in meshes().into_iter().enumerate() {
-        let prefer = [Way::Link, Way::Clone, Way::Copy, Way::Link][number];
+        let prefer =
+            [PublishMethod::Link, PublishMethod::Clone, PublishMethod::Copy, PublishMethod::Link]
+                [number];
         let (_temp, store) = folder();
-        let options = Options { prefer, ..SMALL };
+        let options = OffloadOptions { prefer, ..SMALL };
         let open = |rank| Rank::on_disk(Arc::clone(&store), mesh, rank, options).unwrap();
         let mut ranks: Vec<Rank> = (0..mesh.ranks()).map(open).collect();
         let mut at = Vec::new();
@@ -326,7 +342,7 @@ fn what_does_not_fit_is_refused() {
     refused(Offload::in_memory(plan, &layout(one), 0, SMALL).map(drop), "another layout");
     let adamw = common::beside::adamw(1);
     let update = |grad: &'static [u8], grad_dtype, bytes: &'static mut [u8], dtype| {
-        vec![Update { grad, grad_dtype, weight_decay: 0.0, weights: Weights { dtype, bytes } }]
+        vec![Update { grad, grad_dtype, weight_decay: 0.0, weights: WeightsOut { dtype, bytes } }]
     };
     for (updates, word) in [
         (update(&[0; 8], Dtype::F32, &mut [], Dtype::F32), "embed.weight"),

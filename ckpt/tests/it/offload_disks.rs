@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::beside::{GROUPS, Rank, SMALL, contents, layout, meshes};
-use ckpt::layout::{Layout, Mesh, Param, Split};
-use ckpt::offload::{self, Folder, Way};
+use ckpt::layout::{DeviceMesh, Layout, Param, TensorSplit};
+use ckpt::offload::{self, Folder, PublishMethod};
 use ckpt::{Checkpoints, Dtype, Error, Group, Result};
 use serde_json::Value;
 use storage::{Key, Storage};
@@ -43,7 +43,10 @@ fn stepped(disks: &[&TempDir]) -> Rank {
 }
 
 fn steps(folder: &TempDir) -> Checkpoints {
-    let options = ckpt::Options { block_bytes: SMALL.block_bytes, ..ckpt::Options::default() };
+    let options = ckpt::CheckpointOptions {
+        block_bytes: SMALL.block_bytes,
+        ..ckpt::CheckpointOptions::default()
+    };
     Checkpoints::open(store(folder.path()), Key::new("run").unwrap()).with_options(options)
 }
 
@@ -116,13 +119,13 @@ fn a_plan_spreads_bytes() {
     let param = |(name, elements): (&str, u64)| Param {
         name: name.to_owned(),
         shape: vec![elements / 1024, 1024],
-        split: Split::Replicate,
+        split: TensorSplit::Replicate,
         stages: vec![0],
     };
     let groups = [Group::Master, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
     let params = [("embed", 200 << 20), ("up", 30 << 20), ("down", 30 << 20), ("norm", 1024)];
     let params = params.map(param).to_vec();
-    let embedding = Layout::new(Mesh::default(), params, &groups).unwrap();
+    let embedding = Layout::new(DeviceMesh::default(), params, &groups).unwrap();
     for (layout, params) in [(even, 19), (embedding, 4)] {
         for disks in 1..=5 {
             let plan = offload::plan_over(&layout, disks).unwrap();
@@ -210,7 +213,7 @@ fn each_file_takes_its_own_way() {
         if step % 2 == 0 {
             let state = &mut rank.state;
             let (_, way) = steps.save_offloaded(step, state, &[], Value::Null, None).unwrap();
-            assert_eq!(way, Way::Copy, "the dearest of all");
+            assert_eq!(way, PublishMethod::Copy, "the dearest of all");
             saved.push(contents(&steps.open_step(step).unwrap()));
             let names = fs::read_dir(two.path().join(format!("run/step-{step:012}"))).unwrap();
             let names = names.map(|entry| entry.unwrap());
@@ -269,7 +272,7 @@ fn a_state_of_another_plan_is_told() {
     let whole = Param {
         name: "embed.weight".to_owned(),
         shape: vec![50, 61],
-        split: Split::Replicate,
+        split: TensorSplit::Replicate,
         stages: vec![0],
     };
     let groups = GROUPS.map(|group| (group, Dtype::F32));

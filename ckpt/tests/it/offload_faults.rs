@@ -8,13 +8,13 @@ use crate::common::beside::{Rank, SMALL, contents, meshes};
 use ckpt::offload::Folder as Place;
 use ckpt::{Checkpoints, Error, Result};
 use serde_json::Value;
-use storage::sim::{Fail, Faults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage};
 
 const STEPS: u64 = 3;
 
 /// On so many disks, which lose their power together.
-fn open_on(store: &SimStore, disks: usize) -> Result<Rank> {
+fn open_on(store: &FaultStore, disks: usize) -> Result<Rank> {
     let folder = |disk| {
         let key = Key::new(format!("disk-{disk}/state")).unwrap();
         Place { store: Arc::new(store.clone()), key }
@@ -22,12 +22,12 @@ fn open_on(store: &SimStore, disks: usize) -> Result<Rank> {
     Rank::on_disks((0..disks).map(folder).collect(), "test", meshes()[0], 0, SMALL)
 }
 
-fn open(store: &SimStore) -> Result<Rank> {
+fn open(store: &FaultStore) -> Result<Rank> {
     open_on(store, 1)
 }
 
 fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
-    let options = ckpt::Options { block_bytes: SMALL.block_bytes, ..common::SERIAL };
+    let options = ckpt::CheckpointOptions { block_bytes: SMALL.block_bytes, ..common::SERIAL };
     Checkpoints::open(Arc::clone(store), Key::new("run").unwrap()).with_options(options)
 }
 
@@ -45,7 +45,7 @@ fn due() -> Vec<Vec<Vec<u8>>> {
 
 /// What a store has is one of the states that were, whole, and goes on to the same bits.
 fn check(
-    (store, disks): (&SimStore, usize),
+    (store, disks): (&FaultStore, usize),
     at_least: Option<u64>,
     due: &[Vec<Vec<u8>>],
     what: &str,
@@ -78,7 +78,7 @@ fn power_cuts_of_several_disks() {
 
 fn power_cuts_of(disks: usize) {
     let due = due();
-    let store = SimStore::new(5, Faults::default());
+    let store = FaultStore::new(5, FaultPlan::default());
     let mut durable = Vec::new();
     let mut rank = open_on(&store, disks).unwrap();
     rank.fill().unwrap();
@@ -105,21 +105,21 @@ fn power_cuts_of(disks: usize) {
 fn failing_operations() {
     let due = due();
     let count = {
-        let store = SimStore::new(6, Faults::default());
+        let store = FaultStore::new(6, FaultPlan::default());
         run(&store, &mut None).unwrap();
         store.op_count()
     };
-    for how in [Fail::Io, Fail::NoSpace, Fail::Gone] {
+    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Gone] {
         let mut failed = 0;
         for op in 0..count {
-            let store = SimStore::new(6, Faults::default());
+            let store = FaultStore::new(6, FaultPlan::default());
             store.fail_op(op, how);
             let mut at_least = None;
             let outcome = run(&store, &mut at_least);
             failed += usize::from(outcome.is_err());
             let what = format!("{how:?} at {op}: {outcome:?}");
             check((&store.crash(op as u64), 1), at_least, &due, &what);
-            if how == Fail::NoSpace
+            if how == FaultKind::NoSpace
                 && let Err(error) = outcome
             {
                 assert!(matches!(error, Error::Storage(_)), "{what}: {error}");
@@ -130,7 +130,7 @@ fn failing_operations() {
 }
 
 /// Fills and updates; tells which step is durable.
-fn run(store: &SimStore, durable: &mut Option<u64>) -> Result<()> {
+fn run(store: &FaultStore, durable: &mut Option<u64>) -> Result<()> {
     let mut rank = open(store)?;
     rank.fill()?;
     rank.state.settle()?;
@@ -146,7 +146,8 @@ fn run(store: &SimStore, durable: &mut Option<u64>) -> Result<()> {
 /// A disk that has no room for a second generation says so before anything is changed.
 #[test]
 fn no_room() {
-    let store = SimStore::new(7, Faults { capacity_bytes: Some(200_000), ..Faults::default() });
+    let store =
+        FaultStore::new(7, FaultPlan { capacity_bytes: Some(200_000), ..FaultPlan::default() });
     let mut rank = open(&store).unwrap();
     rank.fill().unwrap();
     let error = rank.step(1).unwrap_err();

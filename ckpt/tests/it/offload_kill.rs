@@ -28,7 +28,10 @@ fn open(store: &Arc<dyn Storage>, disks: usize) -> Rank {
 }
 
 fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
-    let options = ckpt::Options { block_bytes: SMALL.block_bytes, ..ckpt::Options::default() };
+    let options = ckpt::CheckpointOptions {
+        block_bytes: SMALL.block_bytes,
+        ..ckpt::CheckpointOptions::default()
+    };
     Checkpoints::open(Arc::clone(store), Key::new("run").unwrap()).with_options(options)
 }
 

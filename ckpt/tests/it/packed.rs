@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::common::ranks::Ranks;
 use crate::common::{Folder, Random, SMALL, State, Tensor};
 use ckpt::{
-    Checkpoints, Codec, Drain, DrainOptions, Dtype, Durability, Error, Group, Options, PlanLimits,
-    Together,
+    CheckpointOptions, Checkpoints, Codec, Drain, DrainOptions, Dtype, Durability, Error, Group,
+    JointSaveOptions, PlanLimits,
 };
 use serde_json::{Value, json};
-use storage::sim::{Fail, Faults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Manifest, Storage};
 
-const PACKED: Options = Options { codec: Some(Codec::Planes), ..SMALL };
+const PACKED: CheckpointOptions = CheckpointOptions { codec: Some(Codec::Planes), ..SMALL };
 
 const ALL: [Dtype; 15] = [
     Dtype::Bool,
@@ -186,7 +186,7 @@ fn boxes_are_read_by_their_blocks() {
         let mut into = vec![0; 2 * 400];
         let region = ckpt::Region::of_box(vec![[first, 2].into(), [0, 100].into()]);
         let (name, group) = ("head.weight", Group::Master);
-        let want = ckpt::Want { name, group, region, into: &mut into };
+        let want = ckpt::RegionRequest { name, group, region, into: &mut into };
         let report = open.read(vec![want]).unwrap();
         assert!(report.block_bytes <= 2 * 4096, "{report:?}");
         assert!(into == tensor.bytes[first as usize * 400..][..800], "rows from {first}");
@@ -278,7 +278,7 @@ fn a_step_is_packed_and_unpacked() {
         let blobs = import.source.blobs().iter();
         let blobs: Vec<_> = blobs.map(|(name, bytes)| ckpt::Blob { name, bytes }).collect();
         let to = folder.steps(options);
-        let bounds = ckpt::convert::Bounds { shard_bytes_max: 9000, ..Default::default() };
+        let bounds = ckpt::convert::ConvertLimits { shard_bytes_max: 9000, ..Default::default() };
         to.save_made(step + 1, &import, &blobs, state.meta.clone(), bounds, &|_| ()).unwrap();
         step += 1;
         from = to;
@@ -289,7 +289,11 @@ fn a_step_is_packed_and_unpacked() {
     }
 }
 
-fn drain_to(near: &Folder, far: &Arc<dyn Storage>, options: Options) -> (Drain, Arc<Checkpoints>) {
+fn drain_to(
+    near: &Folder,
+    far: &Arc<dyn Storage>,
+    options: CheckpointOptions,
+) -> (Drain, Arc<Checkpoints>) {
     let to = Checkpoints::open(Arc::clone(far), Key::new("run").unwrap()).with_options(options);
     let to = Arc::new(to);
     let options = DrainOptions { pause: Duration::ZERO, ..DrainOptions::default() };
@@ -303,8 +307,8 @@ fn a_drain_packs() {
     let state = state();
     state.save(&near.steps(SMALL), 1).unwrap();
     for no_exclusive_rename in [false, true] {
-        let faults = Faults { no_exclusive_rename, ..Faults::default() };
-        let far: Arc<dyn Storage> = Arc::new(SimStore::new(1, faults));
+        let faults = FaultPlan { no_exclusive_rename, ..FaultPlan::default() };
+        let far: Arc<dyn Storage> = Arc::new(FaultStore::new(1, faults));
         let (drain, to) = drain_to(&near, &far, PACKED);
         assert_eq!(drain.run().unwrap().drained.len(), 1);
         let open = to.open_step(1).unwrap();
@@ -330,13 +334,13 @@ fn a_drain_packs() {
 fn a_packing_drain_is_tried_again() {
     let near = Folder::in_memory();
     let state = State { tensors: state().tensors.split_off(9), ..state() };
-    state.save(&near.steps(Options { threads: 1, ..SMALL }), 1).unwrap();
+    state.save(&near.steps(CheckpointOptions { threads: 1, ..SMALL }), 1).unwrap();
     let mut resumed = 0;
     for fails_at in (0..).step_by(2) {
-        let store = SimStore::new(1, Faults::default());
-        store.fail_op(fails_at, Fail::Io);
+        let store = FaultStore::new(1, FaultPlan::default());
+        store.fail_op(fails_at, FaultKind::Io);
         let far: Arc<dyn Storage> = Arc::new(store.clone());
-        let (drain, to) = drain_to(&near, &far, Options { threads: 1, ..PACKED });
+        let (drain, to) = drain_to(&near, &far, CheckpointOptions { threads: 1, ..PACKED });
         let report = drain.step(1).unwrap_or_else(|e| panic!("operation {fails_at}: {e}"));
         let open = to.newest().unwrap().unwrap();
         open.verify().unwrap();
@@ -359,7 +363,7 @@ fn damage_is_not_packed() {
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(path, bytes).unwrap();
-    let far: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+    let far: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
     let (drain, to) = drain_to(&near, &far, PACKED);
     let pass = drain.run().unwrap();
     assert!(matches!(&pass.failed[..], [(1, Error::Corrupt { .. })]), "{:?}", pass.failed);
@@ -379,12 +383,14 @@ fn several_pack_together() {
     let folder = Folder::new();
     let state = state();
     let ranks = Ranks::new(&state, 3, limits);
-    let save = |options: [Options; 3], step, token| {
+    let save = |options: [CheckpointOptions; 3], step, token| {
         std::thread::scope(|scope| {
             let save = |(writer, options)| {
                 let (ranks, steps) = (&ranks, folder.steps(options));
                 let deadline = Duration::from_secs(30);
-                scope.spawn(move || ranks.save(&steps, step, &Together { token, writer, deadline }))
+                scope.spawn(move || {
+                    ranks.save(&steps, step, &JointSaveOptions { token, writer, deadline })
+                })
             };
             let threads: Vec<_> = options.into_iter().enumerate().map(save).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()

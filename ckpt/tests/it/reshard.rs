@@ -2,8 +2,8 @@
 
 use crate::common::{Folder, Random, SMALL};
 use crate::model::{Memory, Sizes, contents, elements, memories, random_groups, random_mesh};
-use ckpt::layout::{Layout, Param, Part};
-use ckpt::{Checkpoint, Group, Options, PlanLimits, SavePlan, Want};
+use ckpt::layout::{Layout, LocalRegion, Param};
+use ckpt::{Checkpoint, CheckpointOptions, Group, PlanLimits, RegionRequest, SavePlan};
 use serde_json::json;
 
 const ROUNDS: u64 = 40;
@@ -45,7 +45,7 @@ impl Run {
     fn check_parts(&self, seed: u64) {
         for rank in 0..self.layout.mesh().ranks() {
             let mut memories = self.memories(rank);
-            for Part { tensor, region, at } in self.layout.parts(rank) {
+            for LocalRegion { tensor, region, at } in self.layout.parts(rank) {
                 let shape = &self.layout.specs()[tensor].shape;
                 let (_, memory) = memories.iter_mut().find(|(of, _)| of.contains(&tensor)).unwrap();
                 for (place, id) in elements(&region, shape).into_iter().enumerate() {
@@ -62,7 +62,7 @@ impl Run {
     fn save(
         &self,
         folder: &Folder,
-        options: Options,
+        options: CheckpointOptions,
         cut_bytes_min: u64,
         contents: &[Vec<u8>],
     ) -> Checkpoint {
@@ -73,7 +73,7 @@ impl Run {
         let bytes: Vec<Vec<Vec<u8>>> = ranks
             .map(|rank| {
                 let memories = self.memories(rank);
-                let part = |Part { tensor, region, at }: Part| {
+                let part = |LocalRegion { tensor, region, at }: LocalRegion| {
                     let (_, memory) = memories.iter().find(|(of, _)| of.contains(&tensor)).unwrap();
                     let count = region.elements().unwrap() as usize;
                     let memory = memory[at as usize..][..count].to_vec();
@@ -96,11 +96,11 @@ impl Run {
         contents: &[Vec<u8>],
         seed: u64,
     ) {
-        let mut all: Vec<(Vec<Part>, Vec<Vec<u8>>)> = ranks
+        let mut all: Vec<(Vec<LocalRegion>, Vec<Vec<u8>>)> = ranks
             .clone()
             .map(|rank| {
                 let parts = self.layout.parts(rank);
-                let bytes = |part: &Part| {
+                let bytes = |part: &LocalRegion| {
                     vec![0; part.region.elements().unwrap() as usize * self.item_bytes(part.tensor)]
                 };
                 let buffers = parts.iter().map(bytes).collect();
@@ -112,13 +112,13 @@ impl Run {
             for (part, into) in parts.iter().zip(buffers) {
                 let spec = &self.layout.specs()[part.tensor];
                 let region = part.region.clone();
-                wants.push(Want { name: &spec.name, group: spec.group, region, into });
+                wants.push(RegionRequest { name: &spec.name, group: spec.group, region, into });
             }
         }
         checkpoint.read(wants).unwrap();
         for (rank, (parts, buffers)) in ranks.zip(&all) {
             let memories = self.memories(rank);
-            for (Part { tensor, region, at }, buffer) in parts.iter().zip(buffers) {
+            for (LocalRegion { tensor, region, at }, buffer) in parts.iter().zip(buffers) {
                 let (_, memory) = memories.iter().find(|(of, _)| of.contains(tensor)).unwrap();
                 let count = region.elements().unwrap() as usize;
                 let memory = memory[*at as usize..][..count].to_vec();
@@ -153,7 +153,7 @@ fn any_layout_is_read_in_any_other() {
         let to = Run::random(&sizes, &groups, &mut random);
         let contents = contents(&from.layout, &mut random);
         let folder = Folder::in_memory();
-        let options = Options { shard_bytes_max: 1000 + random.below(100_000), ..SMALL };
+        let options = CheckpointOptions { shard_bytes_max: 1000 + random.below(100_000), ..SMALL };
         let cut_bytes_min = [64, 1 << 20][random.below(2) as usize];
         let checkpoint = from.save(&folder, options, cut_bytes_min, &contents);
         checkpoint.check_against(to.layout.specs()).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::children::dead_are_known;
 use crate::common::{Folder, SMALL, State};
-use ckpt::{Error, Options, Patience};
+use ckpt::{CheckpointOptions, Error, LivenessTimeouts};
 
 fn damage(folder: &Folder, step: u64) {
     let path = folder.path(&format!("step-{step:012}/extra/rng.bin"));
@@ -197,8 +197,10 @@ fn the_lease_of_the_dead_is_void() {
 fn the_lease_of_the_silent_is_void() {
     let folder = Folder::new();
     folder.save(&[1]);
-    let patience =
-        Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(200) };
+    let patience = LivenessTimeouts {
+        beat: Duration::from_millis(20),
+        silence_max: Duration::from_millis(200),
+    };
     let mark = format!("elsewhere.{}", our_mark(&folder));
     for mark in [&mark, "what"] {
         fs::write(folder.path(&format!(".lease-{mark}")), "").unwrap();
@@ -210,7 +212,7 @@ fn the_lease_of_the_silent_is_void() {
         let path = |beat: u32| folder.path(&format!(".lease-{mark}~{beat}"));
         fs::write(path(1), "").unwrap();
         let refused = scope.spawn(|| {
-            let forever = Patience { silence_max: Duration::from_secs(1000), ..patience };
+            let forever = LivenessTimeouts { silence_max: Duration::from_secs(1000), ..patience };
             folder.steps(SMALL).with_patience(forever).lock().unwrap_err()
         });
         for beat in 2.. {
@@ -230,7 +232,8 @@ fn the_lease_of_the_silent_is_void() {
 #[test]
 fn a_lease_that_was_lost_commits_nothing() {
     let folder = Folder::new();
-    let patience = Patience { beat: Duration::from_millis(5), silence_max: Duration::from_secs(9) };
+    let patience =
+        LivenessTimeouts { beat: Duration::from_millis(5), silence_max: Duration::from_secs(9) };
     let slow = folder.steps(SMALL).with_patience(patience);
     let lease = slow.lock().unwrap();
     let held = |folder: &Folder| {
@@ -321,7 +324,7 @@ fn only_what_the_dead_left_is_swept() {
 #[test]
 fn threads_take_turns() {
     let folder = Folder::new();
-    let steps = folder.steps(Options { threads: 1, ..SMALL });
+    let steps = folder.steps(CheckpointOptions { threads: 1, ..SMALL });
     std::thread::scope(|scope| {
         for step in 0..8 {
             let steps = &steps;

@@ -2,8 +2,8 @@
 
 use crate::common::{Folder, Random, SMALL, State, Tensor};
 use ckpt::{
-    Dtype, Error, Group, Holding, Options, PlanLimits, Region, SavePlan, Span, TensorRead,
-    TensorSpec,
+    CheckpointOptions, Dtype, Error, Group, HeldRegion, PlanLimits, Region, SavePlan, Span,
+    TensorRead, TensorSpec,
 };
 use serde_json::json;
 
@@ -32,10 +32,12 @@ fn everything_comes_back() {
     let states = [zoo(), State::of_model(1)];
     let nothing = State { tensors: vec![], blobs: vec![], meta: json!({}) };
     for state in states.iter().chain([&nothing]) {
-        for options in [Options::default(), SMALL, Options { threads: 1, ..SMALL }] {
+        for options in
+            [CheckpointOptions::default(), SMALL, CheckpointOptions { threads: 1, ..SMALL }]
+        {
             let folder = Folder::new();
             let report = state.save(&folder.steps(options), 12).unwrap();
-            let checkpoint = folder.steps(Options::default()).newest().unwrap().unwrap();
+            let checkpoint = folder.steps(CheckpointOptions::default()).newest().unwrap().unwrap();
             assert_eq!(checkpoint.step(), 12);
             state.check(&checkpoint);
             let verified = checkpoint.verify().unwrap();
@@ -51,7 +53,7 @@ fn everything_comes_back() {
 #[test]
 fn stock_safetensors_reads_every_shard() {
     for (state, options) in
-        [(zoo(), Options::default()), (zoo(), SMALL), (State::of_model(2), SMALL)]
+        [(zoo(), CheckpointOptions::default()), (zoo(), SMALL), (State::of_model(2), SMALL)]
     {
         let folder = Folder::new();
         state.save(&folder.steps(options), 3).unwrap();
@@ -104,7 +106,7 @@ fn stock_safetensors_reads_every_shard() {
 fn the_weight_index_leads_to_every_weight() {
     let folder = Folder::new();
     let state = State::of_model(4);
-    state.save(&folder.steps(Options { shard_bytes_max: 2100, ..SMALL }), 1).unwrap();
+    state.save(&folder.steps(CheckpointOptions { shard_bytes_max: 2100, ..SMALL }), 1).unwrap();
     let files = folder.files(1);
     let find = |name: &str| files.iter().find(|(file, _)| file == name).map(|(_, bytes)| bytes);
     let index = find("model.safetensors.index.json").unwrap();
@@ -120,7 +122,7 @@ fn the_weight_index_leads_to_every_weight() {
     }
     // Pieces of a weight are nothing that another tool could load.
     let folder = Folder::new();
-    state.save(&folder.steps(Options { shard_bytes_max: 1000, ..SMALL }), 1).unwrap();
+    state.save(&folder.steps(CheckpointOptions { shard_bytes_max: 1000, ..SMALL }), 1).unwrap();
     assert!(folder.files(1).iter().all(|(name, _)| !name.contains("index")));
 }
 
@@ -128,7 +130,7 @@ fn the_weight_index_leads_to_every_weight() {
 fn the_same_state_gives_the_same_bytes() {
     let (a, b) = (Folder::new(), Folder::new());
     State::of_model(5).save(&a.steps(SMALL), 9).unwrap();
-    State::of_model(5).save(&b.steps(Options { threads: 1, ..SMALL }), 9).unwrap();
+    State::of_model(5).save(&b.steps(CheckpointOptions { threads: 1, ..SMALL }), 9).unwrap();
     assert!(a.files(9) == b.files(9));
 }
 
@@ -165,7 +167,7 @@ fn boxes_are_parts_of_the_tensor() {
     let state = State { tensors: vec![tensor.clone()], blobs: vec![], meta: json!(0) };
     for shard_bytes_max in [1 << 30, 30_000] {
         let folder = Folder::new();
-        let options = Options { shard_bytes_max, ..SMALL };
+        let options = CheckpointOptions { shard_bytes_max, ..SMALL };
         state.save(&folder.steps(options), 0).unwrap();
         let checkpoint = folder.steps(options).open_step(0).unwrap();
         for round in 0..200 {
@@ -232,7 +234,7 @@ fn a_tensor_without_elements_is_saved_however_it_is_cut() {
     let spec = TensorSpec { name, group, dtype, shape };
     let half = |start| {
         let region = Region::of_box(vec![[0, 0].into(), [start, 2].into()]);
-        vec![Holding { tensor: 0, region }]
+        vec![HeldRegion { tensor: 0, region }]
     };
     let plan = SavePlan::new(&[spec], &[half(0), half(2)], PlanLimits::default()).unwrap();
     let folder = Folder::new();
@@ -285,10 +287,10 @@ fn wrong_input_writes_nothing() {
         assert!(state.save(&folder.steps(SMALL), 1).is_err());
     }
     for options in [
-        Options { threads: 0, ..SMALL },
-        Options { block_bytes: 0, ..SMALL },
-        Options { block_bytes: 1 << 40, ..SMALL },
-        Options { shard_bytes_max: 0, ..SMALL },
+        CheckpointOptions { threads: 0, ..SMALL },
+        CheckpointOptions { block_bytes: 0, ..SMALL },
+        CheckpointOptions { block_bytes: 1 << 40, ..SMALL },
+        CheckpointOptions { shard_bytes_max: 0, ..SMALL },
     ] {
         let refused = good.save(&folder.steps(options), 1);
         assert!(matches!(refused, Err(Error::BadInput { .. })), "{options:?}");

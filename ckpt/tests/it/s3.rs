@@ -8,10 +8,11 @@ use std::time::Duration;
 use crate::common::ranks::{LIMITS, Ranks};
 use crate::common::{Folder, SMALL, State};
 use ckpt::{
-    Checkpoints, Codec, Drain, DrainOptions, Durability, Error, Options, Retention, Together,
+    CheckpointOptions, Checkpoints, Codec, Drain, DrainOptions, Durability, Error,
+    JointSaveOptions, Retention,
 };
 use storage::Key;
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 
 fn steps_on(server: &S3Server, options: &str) -> Checkpoints {
     let store = storage::open_url(&(server.url("runs") + options)).unwrap();
@@ -78,7 +79,7 @@ fn two_writers_do_not_meet() {
 fn a_commit_whose_answer_is_lost_is_still_ours() {
     let server = S3Server::start().unwrap();
     for (step, fault) in [(1, Fault::LoseAnswer), (2, Fault::InternalError), (3, Fault::SlowDown)] {
-        server.inject(Rule::nth(1, fault).of("PUT").to("COMMIT"));
+        server.inject(FaultRule::nth(1, fault).of("PUT").to("COMMIT"));
         State::of_model(step).save(&steps_on(&server, ""), step).unwrap();
         assert_eq!(server.fault_count(), step, "the commit met no fault");
         server.heal();
@@ -94,7 +95,7 @@ fn a_commit_that_fails_leaves_the_step_before() {
     // So long that nothing but the stalled request takes as long, however busy this machine is.
     let steps = steps_on(&server, "&tries=2&stall=5s");
     for fault in [Fault::Denied, Fault::SlowDown, Fault::Stall] {
-        server.inject(Rule::every(1, fault).of("PUT").to("COMMIT"));
+        server.inject(FaultRule::every(1, fault).of("PUT").to("COMMIT"));
         let text = State::of_model(2).save(&steps, 2).unwrap_err().to_string();
         assert!(text.contains("step-000000000002/COMMIT"), "{fault:?}: {text}");
         server.heal();
@@ -119,7 +120,7 @@ fn several_writers_save_while_requests_fail() {
         (10, Fault::Truncate),
         (10, Fault::Reset),
     ] {
-        server.inject(Rule::per_mille(share, 17, fault));
+        server.inject(FaultRule::per_mille(share, 17, fault));
     }
     for step in 1..=3 {
         let state = State::of_model(step);
@@ -130,7 +131,7 @@ fn several_writers_save_while_requests_fail() {
                 let (ranks, server, token) = (&ranks, &server, token.as_str());
                 scope.spawn(move || {
                     let deadline = Duration::from_secs(60);
-                    let together = Together { token, writer, deadline };
+                    let together = JointSaveOptions { token, writer, deadline };
                     ranks.save(&steps_on(server, ""), step, &together).unwrap();
                 });
             }
@@ -161,9 +162,9 @@ fn steps_are_drained_while_requests_fail() {
             (30, Fault::LoseAnswer),
             (20, Fault::Truncate),
         ] {
-            server.inject(Rule::per_mille(share, 5, fault));
+            server.inject(FaultRule::per_mille(share, 5, fault));
         }
-        let far = steps_on(&server, "").with_options(Options { codec, ..SMALL });
+        let far = steps_on(&server, "").with_options(CheckpointOptions { codec, ..SMALL });
         let far = Arc::new(far);
         let retention = Retention { keep_last: 2, ..Retention::default() };
         let options = DrainOptions { retention, pause: Duration::ZERO, ..DrainOptions::default() };
@@ -198,7 +199,7 @@ fn an_export_to_a_bucket_is_refused_before_a_byte() {
     let mut import = ckpt::convert::Import::of_step(step).unwrap();
     import.without_optimizer();
     let store = storage::open_url(&server.url("runs")).unwrap();
-    let (key, bounds) = (Key::new("hf").unwrap(), ckpt::convert::Bounds::default());
+    let (key, bounds) = (Key::new("hf").unwrap(), ckpt::convert::ConvertLimits::default());
     let outcome = ckpt::convert::export(&import, &[], &store, &key, bounds, &|_| ());
     let is_refused = matches!(outcome, Err(Error::Storage(storage::Error::Unsupported { .. })));
     assert!(is_refused, "{outcome:?}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::{Random, SERIAL, State, Tensor};
 use ckpt::{Checkpoints, Dtype, Error, Group};
 use serde_json::json;
-use storage::sim::{Fail, Faults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage as _};
 
 /// Images of each moment that are looked at.
@@ -16,11 +16,11 @@ const IMAGES: u64 = 5;
 /// The ways in which a store commits.
 const FORMS: [bool; 2] = [false, true];
 
-fn new_store(seed: u64, no_exclusive_rename: bool) -> SimStore {
-    SimStore::new(seed, Faults { no_exclusive_rename, ..Faults::default() })
+fn new_store(seed: u64, no_exclusive_rename: bool) -> FaultStore {
+    FaultStore::new(seed, FaultPlan { no_exclusive_rename, ..FaultPlan::default() })
 }
 
-fn steps_on(store: &SimStore) -> Checkpoints {
+fn steps_on(store: &FaultStore) -> Checkpoints {
     Checkpoints::open(Arc::new(store.clone()), key("run")).with_options(SERIAL)
 }
 
@@ -39,7 +39,7 @@ fn small_state(seed: u64) -> State {
 }
 
 /// The store as the next process finds it, which knows that the one before is gone.
-fn after_crash(store: &SimStore, ops: usize, seed: u64) -> SimStore {
+fn after_crash(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     let after = store.crash_at(ops, seed);
     for name in after.names(&key("run")).unwrap() {
         if name.starts_with(".lease-") {
@@ -50,7 +50,7 @@ fn after_crash(store: &SimStore, ops: usize, seed: u64) -> SimStore {
 }
 
 /// Every image of every moment from `from` on.
-fn each_image(store: &SimStore, from: usize, check: impl Fn(&SimStore, &str)) {
+fn each_image(store: &FaultStore, from: usize, check: impl Fn(&FaultStore, &str)) {
     for ops in from..=store.op_count() {
         for seed in 0..IMAGES {
             let context = format!("after {ops} operations, image {seed}");
@@ -149,10 +149,9 @@ fn a_power_cut_while_a_damaged_step_makes_room() {
 /// or not, and the next try succeeds.
 #[test]
 fn a_save_survives_any_failing_operation() {
-    for (marked, how) in FORMS
-        .into_iter()
-        .flat_map(|marked| [Fail::Io, Fail::NoSpace, Fail::Denied].map(|how| (marked, how)))
-    {
+    for (marked, how) in FORMS.into_iter().flat_map(|marked| {
+        [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied].map(|how| (marked, how))
+    }) {
         let (old, new) = (small_state(1), small_state(2));
         for nth in 0.. {
             let store = new_store(6, marked);
@@ -185,11 +184,11 @@ fn a_save_survives_any_failing_operation() {
     }
 }
 
-fn said_by(how: Fail) -> &'static str {
+fn said_by(how: FaultKind) -> &'static str {
     match how {
-        Fail::NoSpace => "no space left",
-        Fail::Denied => "Permission denied",
-        Fail::Io | Fail::Gone => "Input/output error",
+        FaultKind::NoSpace => "no space left",
+        FaultKind::Denied => "Permission denied",
+        FaultKind::Io | FaultKind::Gone => "Input/output error",
     }
 }
 

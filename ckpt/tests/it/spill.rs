@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::Random;
-use ckpt::offload::{Away, Folder, Spill, SpillOptions, SpillReport};
+use ckpt::offload::{Folder, Spill, SpillHandle, SpillOptions, SpillReport};
 use ckpt::{Error, Result};
-use storage::sim::{Fail, Faults, FaultyStore, Mount, ReadFaults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore, Mount, ReadFaultLayer, ReadFaults};
 use storage::{Key, Storage};
 
 /// Four buffers of a page.
@@ -29,7 +29,7 @@ fn on(store: Arc<dyn Storage>, options: SpillOptions) -> Result<Spill> {
     Spill::open(vec![Folder { store, key: Key::new("away").unwrap() }], options)
 }
 
-fn take(away: Away, len: usize) -> Result<Vec<u8>> {
+fn take(away: SpillHandle, len: usize) -> Result<Vec<u8>> {
     let mut into = vec![0xee; len];
     away.take(&mut into)?;
     Ok(into)
@@ -48,7 +48,7 @@ fn wait_until(spill: &Spill, what: &str, holds: impl Fn(&SpillReport) -> bool) {
 /// Puts, announces, takes and gives up, in an order of the seed, and compares all that comes back.
 fn at_random(spill: &Spill, seed: u64, rounds: usize) {
     let mut random = Random(seed);
-    let mut away: Vec<(Away, Vec<u8>)> = Vec::new();
+    let mut away: Vec<(SpillHandle, Vec<u8>)> = Vec::new();
     for _ in 0..rounds {
         match random.below(5) {
             0 | 1 if away.len() < 40 => {
@@ -109,9 +109,10 @@ fn all_comes_back_in_any_order() {
 /// A disk that moves less than it is asked to, and is interrupted all the time.
 #[test]
 fn short_transfers_are_gone_on_with() {
-    let faults = Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Faults::default() };
+    let faults =
+        FaultPlan { short_per_mille: 200, interrupted_per_mille: 100, ..FaultPlan::default() };
     for seed in 0..10 {
-        let spill = on(Arc::new(SimStore::new(seed, faults.clone())), SMALL).unwrap();
+        let spill = on(Arc::new(FaultStore::new(seed, faults.clone())), SMALL).unwrap();
         at_random(&spill, seed, 200);
     }
 }
@@ -134,7 +135,7 @@ fn what_is_announced_is_near() {
     let mut many = put(40);
     wait_until(&spill, "all is written", |now| now.write_bytes >= few.write_bytes + (40 << 20));
     // The oldest are no more in memory. Half of the buffers are for them.
-    many[..4].iter().rev().for_each(Away::expect);
+    many[..4].iter().rev().for_each(SpillHandle::expect);
     wait_until(&spill, "four are read", |now| now.read_bytes == 4 << 20);
     for away in many.drain(..4).rev() {
         assert!(take(away, bytes.len()).unwrap() == bytes);
@@ -153,7 +154,7 @@ fn what_is_announced_does_not_stop_what_is_put() {
     let mut away = Vec::new();
     for bytes in &all {
         away.push(spill.put(bytes).unwrap());
-        away.iter().for_each(Away::expect);
+        away.iter().for_each(SpillHandle::expect);
     }
     for (away, due) in away.into_iter().zip(&all) {
         assert!(take(away, due.len()).unwrap() == *due);
@@ -167,9 +168,9 @@ fn what_is_given_up_is_room() {
     let spill = Spill::open(vec![in_folder(folder.path())], SMALL).unwrap();
     let bytes = Random(9).bytes(40_000);
     for round in 0..200 {
-        let away: Vec<Away> = (0..5).map(|_| spill.put(&bytes).unwrap()).collect();
+        let away: Vec<SpillHandle> = (0..5).map(|_| spill.put(&bytes).unwrap()).collect();
         if round % 2 == 0 {
-            away.iter().for_each(Away::expect);
+            away.iter().for_each(SpillHandle::expect);
         }
     }
     assert!(spill.report().disk_bytes <= 1 << 20, "{:?}", spill.report());
@@ -192,14 +193,14 @@ fn there_and_back(spill: &Spill) -> Result<()> {
 #[test]
 fn failing_operations() {
     let count = {
-        let store = SimStore::new(1, Faults::default());
+        let store = FaultStore::new(1, FaultPlan::default());
         there_and_back(&on(Arc::new(store.clone()), SMALL).unwrap()).unwrap();
         store.op_count()
     };
-    for how in [Fail::Io, Fail::NoSpace, Fail::Denied, Fail::Gone] {
+    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::Gone] {
         let mut failed = 0;
         for op in 0..count {
-            let store = SimStore::new(1, Faults::default());
+            let store = FaultStore::new(1, FaultPlan::default());
             store.fail_op(op, how);
             let Ok(spill) = on(Arc::new(store.clone()), SMALL) else {
                 failed += 1;
@@ -212,7 +213,7 @@ fn failing_operations() {
             assert!(text.contains("sim:/away"), "{how:?} at {op}: {text}");
             let again = spill.put(&[1]).unwrap_err().to_string();
             // A disk that is gone may fail two at once.
-            let is_same = again.contains(&text) || how == Fail::Gone;
+            let is_same = again.contains(&text) || how == FaultKind::Gone;
             assert!(is_same, "{how:?} at {op}: {again}, after {text}");
         }
         assert!(failed * 2 > count, "{how:?}: {failed} of {count} failures were told");
@@ -255,14 +256,14 @@ fn no_room() {
 /// A disk that does not give back what it took: by those who need it, and by those who read ahead.
 #[test]
 fn reads_that_fail() {
-    let inner = Arc::new(SimStore::new(2, Faults::default()));
+    let inner = Arc::new(FaultStore::new(2, FaultPlan::default()));
     let faults = ReadFaults { broken: 8192..12_288, ..ReadFaults::default() };
-    let store = Arc::new(FaultyStore::new(inner, 3, faults));
+    let store = Arc::new(ReadFaultLayer::new(inner, 3, faults));
     for announces in [false, true] {
         let spill = on(Arc::clone(&store) as _, SMALL).unwrap();
-        let away: Vec<Away> = (0..30).map(|_| spill.put(&[5; 4096]).unwrap()).collect();
+        let away: Vec<SpillHandle> = (0..30).map(|_| spill.put(&[5; 4096]).unwrap()).collect();
         if announces {
-            away.iter().rev().for_each(Away::expect);
+            away.iter().rev().for_each(SpillHandle::expect);
         }
         let taken = away.into_iter().rev().map(|away| take(away, 4096));
         let error = taken.collect::<Result<Vec<_>>>().unwrap_err().to_string();
@@ -292,7 +293,7 @@ fn a_turned_bit() {
         let options = SpillOptions { extent_bytes: len, buffers: 2, threads: 1 };
         let spill = Spill::open(vec![in_folder(&root)], options).unwrap();
         let bytes = Random(4).bytes(len);
-        let mut away: Vec<Away> = (0..8).map(|_| spill.put(&bytes).unwrap()).collect();
+        let mut away: Vec<SpillHandle> = (0..8).map(|_| spill.put(&bytes).unwrap()).collect();
         wait_until(&spill, "all is written", |now| now.write_bytes == 8 * len as u64);
         let files = unnamed(&root);
         assert!(!files.is_empty(), "a file without a name in {}", root.display());

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::common::children::dead_are_known;
 use crate::common::{Folder, SERIAL, SMALL, State};
 use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Retention};
-use storage::sim::{Fail, Faults, Hooked, SimStore};
-use storage::{Key, Owner, Storage, write_all};
+use storage::sim::{FaultKind, FaultPlan, FaultStore, HookLayer};
+use storage::{Key, ProcessIdentity, Storage, write_all};
 
 fn keep(keep_last: usize, every: u64) -> Retention {
     Retention { keep_last, keep_every: NonZeroU64::new(every), check: Check::Lengths }
@@ -199,8 +199,8 @@ fn a_drain_is_tried_again() {
     let state = State::of_model(1);
     let mut resumed = 0;
     for fails_at in 0.. {
-        let store = SimStore::new(1, Faults::default());
-        store.fail_op(fails_at, Fail::Io);
+        let store = FaultStore::new(1, FaultPlan::default());
+        store.fail_op(fails_at, FaultKind::Io);
         let far = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
         let far = Arc::new(far.with_options(SERIAL));
         let options = DrainOptions { pause: Duration::ZERO, tries: 3, ..DrainOptions::default() };
@@ -221,7 +221,7 @@ fn a_drain_is_tried_again() {
 fn a_step_that_was_retired_meanwhile_is_let_go() {
     let tiers = Tiers::new(&[1, 2, 3]);
     let retired = Key::new("run/step-000000000002").unwrap();
-    let near = Hooked::new(tiers.near.store(), move |store, call, key| {
+    let near = HookLayer::new(tiers.near.store(), move |store, call, key| {
         let marks = call == "create" && key.name().starts_with(".pin-step-000000000002");
         if marks { store.delete_folder(&retired) } else { Ok(()) }
     });
@@ -241,7 +241,7 @@ fn a_damaged_copy_is_made_whole() {
     let near = Folder::in_memory();
     near.save(&[1, 2]);
     for no_exclusive_rename in [false, true] {
-        let store = SimStore::new(9, Faults { no_exclusive_rename, ..Faults::default() });
+        let store = FaultStore::new(9, FaultPlan { no_exclusive_rename, ..FaultPlan::default() });
         let far = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
         let far = Arc::new(far.with_options(SERIAL));
         let options = DrainOptions { pause: Duration::ZERO, ..DrainOptions::default() };
@@ -267,8 +267,8 @@ fn a_step_that_is_pinned_late_stays() {
     let folder = Folder::new();
     folder.save(&[1, 2, 3, 4]);
     // Somebody pins step 2 when step 1 is being deleted.
-    let store = Hooked::new(folder.store(), |inner, call, _| {
-        let mark = Key::new(format!("run/.pin-step-000000000002-{}", Owner::new()))?;
+    let store = HookLayer::new(folder.store(), |inner, call, _| {
+        let mark = Key::new(format!("run/.pin-step-000000000002-{}", ProcessIdentity::new()))?;
         if call == "delete_folder" { write_all(inner, &mark, b"").map(drop) } else { Ok(()) }
     });
     let steps = Checkpoints::open(store, Key::new("run").unwrap()).with_options(SERIAL);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::common::gate::{Gate, Way, pulled};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
-use ckpt::{Patience, PlanLimits, Result, SaveReport, Together};
-use storage::sim::{Fail, Faults, Hooked, SimStore};
+use ckpt::{JointSaveOptions, LivenessTimeouts, PlanLimits, Result, SaveReport};
+use storage::sim::{FaultKind, FaultPlan, FaultStore, HookLayer};
 use storage::{Key, Storage};
 
 /// Far longer than any of these takes, and short enough to see that something waits for it.
@@ -27,7 +27,9 @@ fn save_all(
     thread::scope(|scope| {
         let save = |(writer, store): (usize, &Arc<dyn Storage>)| {
             let steps = steps_on(Arc::clone(store));
-            scope.spawn(move || ranks.save(&steps, step, &Together { token, writer, deadline }))
+            scope.spawn(move || {
+                ranks.save(&steps, step, &JointSaveOptions { token, writer, deadline })
+            })
         };
         let threads: Vec<_> = stores.iter().enumerate().map(save).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -72,8 +74,8 @@ fn the_failure_of_one_is_that_of_all() {
     let ranks = Ranks::new(&state, 3, LIMITS);
     for victim in 0..3 {
         for marked in [false, true] {
-            let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
-            let store = SimStore::new(5, faults);
+            let faults = FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() };
+            let store = FaultStore::new(5, faults);
             let mut stores: Vec<Arc<dyn Storage>> = same(&store, 3);
             let gate = Gate::new(Arc::new(store.clone()));
             gate.set(Way::Full);
@@ -111,18 +113,18 @@ fn a_writer_that_was_cut_off_finds_the_step() {
     let state = State::of_model(3);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for (marked, is_swept) in [(false, false), (false, true), (true, false), (true, true)] {
-        let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
-        let store = SimStore::new(5, faults);
+        let faults = FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() };
+        let store = FaultStore::new(5, faults);
         let steps = steps_on(Arc::new(store.clone()));
         let is_cut = Arc::new(AtomicBool::new(false));
         let cut = cut_off_after_its_part(&store, &is_cut);
         let (lead, follow) = thread::scope(|scope| {
             let ranks = &ranks;
             let follow = scope.spawn(move || {
-                let together = Together { token: "t", writer: 1, deadline: DEADLINE };
+                let together = JointSaveOptions { token: "t", writer: 1, deadline: DEADLINE };
                 ranks.save(&steps_on(cut), 4, &together)
             });
-            let together = Together { token: "t", writer: 0, deadline: DEADLINE };
+            let together = JointSaveOptions { token: "t", writer: 0, deadline: DEADLINE };
             let lead = ranks.save(&steps, 4, &together);
             if is_swept {
                 steps.sweep().unwrap();
@@ -137,7 +139,7 @@ fn a_writer_that_was_cut_off_finds_the_step() {
 }
 
 /// Its part arrives, and nothing else after it, not even the answer.
-fn cut_off_after_its_part(store: &SimStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn Storage> {
+fn cut_off_after_its_part(store: &FaultStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn Storage> {
     let is_part = |call: &str, key: &Key| call == "finish" && key.as_str().ends_with("/part/00001");
     let is_cut = Arc::clone(is_cut);
     let before = move |_: &dyn Storage, call: &str, key: &Key| {
@@ -148,17 +150,28 @@ fn cut_off_after_its_part(store: &SimStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn
     let after = move |_: &dyn Storage, call: &str, key: &Key| {
         if is_part(call, key) { Err(pulled(key)) } else { Ok(()) }
     };
-    Hooked::around(Arc::new(store.clone()), before, after)
+    HookLayer::around(Arc::new(store.clone()), before, after)
 }
 
 /// One writer alone: what it says of the others when its deadline is past, or before.
-fn alone(folder: &Folder, ranks: &Ranks, writer: usize, token: &str, patience: Patience) -> String {
+fn alone(
+    folder: &Folder,
+    ranks: &Ranks,
+    writer: usize,
+    token: &str,
+    patience: LivenessTimeouts,
+) -> String {
     let deadline = Duration::from_millis(400);
-    refused(folder, ranks, &Together { token, writer, deadline }, patience)
+    refused(folder, ranks, &JointSaveOptions { token, writer, deadline }, patience)
 }
 
 /// The same with any deadline.
-fn refused(folder: &Folder, ranks: &Ranks, together: &Together<'_>, patience: Patience) -> String {
+fn refused(
+    folder: &Folder,
+    ranks: &Ranks,
+    together: &JointSaveOptions<'_>,
+    patience: LivenessTimeouts,
+) -> String {
     let steps = steps_on(folder.store()).with_patience(patience);
     let saved = ranks.save(&steps, 4, together);
     assert!(steps.newest().unwrap().is_none());
@@ -184,10 +197,12 @@ fn who_is_missing_is_named() {
         fs::create_dir_all(&alive).unwrap();
         fs::write(alive.join(format!("{writer:05}-elsewhere.m.b.1.77.5.0")), "").unwrap();
     };
-    let quick =
-        Patience { beat: Duration::from_millis(20), silence_max: Duration::from_millis(100) };
+    let quick = LivenessTimeouts {
+        beat: Duration::from_millis(20),
+        silence_max: Duration::from_millis(100),
+    };
     sign("c", 2);
-    let together = Together { token: "c", writer: 0, deadline: DEADLINE };
+    let together = JointSaveOptions { token: "c", writer: 0, deadline: DEADLINE };
     let text = refused(&folder, &ranks, &together, quick);
     assert!(text.contains("writer 2 of 3 (process 77 on elsewhere): no sign of life"), "{text}");
     sign("d", 2);
@@ -209,7 +224,7 @@ fn what_cannot_be_saved_together() {
 
     // Another plan of as many writers.
     let other = Ranks::new(&State::of_model(3), 2, PlanLimits { shard_bytes_max: 9000, ..LIMITS });
-    let u = |writer| Together { token: "u", writer, deadline: DEADLINE };
+    let u = |writer| JointSaveOptions { token: "u", writer, deadline: DEADLINE };
     let texts = thread::scope(|scope| {
         let lead = scope.spawn(|| refused(&folder, &ranks, &u(0), PATIENCE));
         let follow = refused(&folder, &other, &u(1), PATIENCE);
@@ -253,8 +268,8 @@ fn any_failing_operation_gives_one_outcome() {
     let state = State::small(1);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for nth in (0..).step_by(3) {
-        let store = SimStore::new(nth as u64, Faults::default());
-        store.fail_op(nth, Fail::Io);
+        let store = FaultStore::new(nth as u64, FaultPlan::default());
+        store.fail_op(nth, FaultKind::Io);
         let stores: Vec<Arc<dyn Storage>> = same(&store, 2);
         let saved = save_all(&stores, &ranks, 4, "a", Duration::from_secs(3));
         let context = format!("operation {nth}: {saved:?}");
@@ -281,19 +296,21 @@ fn any_failing_operation_gives_one_outcome() {
 #[test]
 fn a_leader_that_dies_before_the_name_is_durable() {
     let (old, new) = (State::small(1), State::small(2));
-    let quick =
-        Patience { beat: Duration::from_millis(50), silence_max: Duration::from_millis(300) };
+    let quick = LivenessTimeouts {
+        beat: Duration::from_millis(50),
+        silence_max: Duration::from_millis(300),
+    };
     for marked in [false, true] {
         let mut told_of_a_dead_leader = 0;
         for more in 0..8 {
-            let faults = Faults { no_exclusive_rename: marked, ..Faults::default() };
-            let store = SimStore::new(more as u64, faults);
+            let faults = FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() };
+            let store = FaultStore::new(more as u64, faults);
             old.save(&steps_on(Arc::new(store.clone())), 1).unwrap();
             let leader = dies_while_it_commits(&store, more);
             let ranks = Ranks::new(&new, 2, LIMITS);
             let save = |store: Arc<dyn Storage>, writer| {
                 let steps = steps_on(store).with_patience(quick);
-                ranks.save(&steps, 2, &Together { token: "t", writer, deadline: DEADLINE })
+                ranks.save(&steps, 2, &JointSaveOptions { token: "t", writer, deadline: DEADLINE })
             };
             let (lead, follow, ops) = thread::scope(|scope| {
                 let lead = scope.spawn(|| save(leader, 0));
@@ -314,16 +331,16 @@ fn a_leader_that_dies_before_the_name_is_durable() {
 }
 
 /// From the call that commits on.
-fn dies_while_it_commits(store: &SimStore, more: usize) -> Arc<dyn Storage> {
+fn dies_while_it_commits(store: &FaultStore, more: usize) -> Arc<dyn Storage> {
     let (disk, is_dead) = (store.clone(), AtomicBool::new(false));
-    Hooked::new(Arc::new(store.clone()), move |_, call, key| {
+    HookLayer::new(Arc::new(store.clone()), move |_, call, key| {
         if is_dead.load(Ordering::SeqCst) {
             return Err(pulled(key));
         }
         if call == "publish" || (call == "finish" && key.name() == "COMMIT") {
             is_dead.store(true, Ordering::SeqCst);
             let next = disk.op_count() + more;
-            (next..next + 4).for_each(|op| disk.fail_op(op, Fail::Io));
+            (next..next + 4).for_each(|op| disk.fail_op(op, FaultKind::Io));
         }
         Ok(())
     })
@@ -333,7 +350,8 @@ fn dies_while_it_commits(store: &SimStore, more: usize) -> Arc<dyn Storage> {
 #[test]
 fn a_power_cut_leaves_the_old_step_or_the_new() {
     for marked in [false, true] {
-        let store = SimStore::new(7, Faults { no_exclusive_rename: marked, ..Faults::default() });
+        let store =
+            FaultStore::new(7, FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() });
         let stores: Vec<Arc<dyn Storage>> = same(&store, 3);
         let (old, new) = (State::small(1), State::small(2));
         let save = |step, state: &State, token| {

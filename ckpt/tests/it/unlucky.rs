@@ -9,8 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::common::gate::pulled;
 use crate::common::ranks::{LIMITS, Ranks};
 use crate::common::{Folder, SERIAL, State};
-use ckpt::{Check, Checkpoints, Drain, DrainOptions, Error, Patience, Retention, Together};
-use storage::sim::{Faults, Hooked, SimStore};
+use ckpt::{
+    Check, Checkpoints, Drain, DrainOptions, Error, JointSaveOptions, LivenessTimeouts, Retention,
+};
+use storage::sim::{FaultPlan, FaultStore, HookLayer};
 use storage::{Key, Storage, write_all};
 
 /// Longer than anything here takes.
@@ -24,8 +26,8 @@ fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
     Checkpoints::open(store, key("run")).with_options(SERIAL)
 }
 
-fn marked() -> SimStore {
-    SimStore::new(3, Faults { no_exclusive_rename: true, ..Faults::default() })
+fn marked() -> FaultStore {
+    FaultStore::new(3, FaultPlan { no_exclusive_rename: true, ..FaultPlan::default() })
 }
 
 /// A second store whose record of a step cannot be read, or not now: the step is gone from the
@@ -41,7 +43,7 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
         let record = key("run/step-000000000001/COMMIT");
         let fails = Arc::new(AtomicBool::new(false));
         let (theirs, at) = (Arc::clone(&fails), record.clone());
-        let far = Hooked::new(Arc::new(store.clone()), move |_, call, key| {
+        let far = HookLayer::new(Arc::new(store.clone()), move |_, call, key| {
             let is_it = call == "open" && *key == at && theirs.load(Ordering::SeqCst);
             if is_it { Err(pulled(key)) } else { Ok(()) }
         });
@@ -54,7 +56,7 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
         assert_eq!(drain().run().unwrap().drained.len(), 2);
         near.steps(SERIAL).retain(1).unwrap();
         State::of_model(3).save(&near.steps(SERIAL), 3).unwrap();
-        let files = |store: &SimStore| store.list(&key("run/step-000000000001")).unwrap().len();
+        let files = |store: &FaultStore| store.list(&key("run/step-000000000001")).unwrap().len();
         let before = files(&store);
         if is_corrupt {
             store.delete(&record).unwrap();
@@ -79,7 +81,7 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
 fn signs_of_life_go_on() {
     let folder = Folder::in_memory();
     let once = [AtomicBool::new(true), AtomicBool::new(true)];
-    let store = Hooked::new(folder.store(), move |inner, call, key| {
+    let store = HookLayer::new(folder.store(), move |inner, call, key| {
         let is_lease = key.name().starts_with(".lease-");
         let fails = |place: usize| once[place].swap(false, Ordering::SeqCst);
         if is_lease && call == "delete" && key.name().ends_with("~1") && fails(0) {
@@ -91,7 +93,7 @@ fn signs_of_life_go_on() {
         }
         Ok(())
     });
-    let patience = Patience { beat: Duration::from_millis(5), silence_max: LONG };
+    let patience = LivenessTimeouts { beat: Duration::from_millis(5), silence_max: LONG };
     let steps = steps_on(store).with_patience(patience);
     let lease = steps.lock().unwrap();
     let begun = Instant::now();
@@ -119,7 +121,7 @@ fn the_newest_is_found_while_steps_come_and_go() {
     }
     let writer = folder.steps(SERIAL);
     let come = AtomicUsize::new(3);
-    let reader = steps_on(Hooked::new(folder.store(), move |_, call, key| {
+    let reader = steps_on(HookLayer::new(folder.store(), move |_, call, key| {
         let last = come.load(Ordering::SeqCst);
         let is_newest = key.as_str().ends_with(&format!("step-{last:012}/MANIFEST.json"));
         if call == "open" && is_newest && last < 6 {
@@ -135,16 +137,16 @@ fn the_newest_is_found_while_steps_come_and_go() {
 /// What several processes save goes on for as long as nobody has given up, and no longer.
 #[test]
 fn a_save_that_is_given_up_is_not_written_to_its_end() {
-    let store = SimStore::new(5, Faults::default());
+    let store = FaultStore::new(5, FaultPlan::default());
     let state = State::of_model(3);
     let ranks = Ranks::new(&state, 2, LIMITS);
-    let patience = Patience { beat: Duration::from_millis(10), silence_max: LONG };
-    let full = Hooked::new(Arc::new(store.clone()), |_, call, key| {
+    let patience = LivenessTimeouts { beat: Duration::from_millis(10), silence_max: LONG };
+    let full = HookLayer::new(Arc::new(store.clone()), |_, call, key| {
         let is_file = call == "create" && key.name().ends_with(".safetensors");
         if is_file { Err(pulled(key)) } else { Ok(()) }
     });
     // Slow enough to hear of it: the first file begins when the others have given up.
-    let slow = Hooked::new(Arc::new(store.clone()), move |inner, call, file| {
+    let slow = HookLayer::new(Arc::new(store.clone()), move |inner, call, file| {
         if call == "create" && file.name().ends_with(".safetensors") {
             let begun = Instant::now();
             let decision = key("run/.save-step-000000000004-t/decision");
@@ -159,7 +161,7 @@ fn a_save_that_is_given_up_is_not_written_to_its_end() {
         let save = |(writer, store): (usize, Arc<dyn Storage>)| {
             let (ranks, steps) = (&ranks, steps_on(store).with_patience(patience));
             scope.spawn(move || {
-                let together = Together { token: "t", writer, deadline: LONG };
+                let together = JointSaveOptions { token: "t", writer, deadline: LONG };
                 ranks.save(&steps, 4, &together).unwrap_err().to_string()
             })
         };
@@ -177,22 +179,22 @@ fn a_save_that_is_given_up_is_not_written_to_its_end() {
 #[test]
 fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
     for no_exclusive_rename in [false, true] {
-        let store = SimStore::new(5, Faults { no_exclusive_rename, ..Faults::default() });
+        let store = FaultStore::new(5, FaultPlan { no_exclusive_rename, ..FaultPlan::default() });
         let all = || Arc::new(store.clone()) as Arc<dyn Storage>;
-        let patience = Patience { beat: Duration::from_millis(10), silence_max: LONG };
+        let patience = LivenessTimeouts { beat: Duration::from_millis(10), silence_max: LONG };
         State::of_model(9).save(&steps_on(all()), 4).unwrap();
         let files = store.list(&key("run/step-000000000004")).unwrap();
         let blob = files.iter().find(|file| file.key.name() == "rng.bin").unwrap();
         store.delete(&blob.key).unwrap();
         let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
         // The leader has every part, and no room for the manifest.
-        let full = Hooked::new(all(), |_, call, key| {
+        let full = HookLayer::new(all(), |_, call, key| {
             let is_it = call == "create" && key.name() == "MANIFEST.json";
             if is_it { Err(pulled(key)) } else { Ok(()) }
         });
         let (is_cut, part) = (Arc::new(AtomicBool::new(false)), "part/00001");
         let theirs = Arc::clone(&is_cut);
-        let cut = Hooked::new(all(), move |_, call, key| {
+        let cut = HookLayer::new(all(), move |_, call, key| {
             let is_after = theirs.load(Ordering::SeqCst);
             if call == "names" && key.as_str().ends_with("/lead") && is_after {
                 return Err(pulled(key));
@@ -205,7 +207,7 @@ fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
         });
         let save = |store: &Arc<dyn Storage>, writer| {
             let steps = steps_on(Arc::clone(store)).with_patience(patience);
-            ranks.save(&steps, 4, &Together { token: "t", writer, deadline: LONG })
+            ranks.save(&steps, 4, &JointSaveOptions { token: "t", writer, deadline: LONG })
         };
         let (lead, follow) = thread::scope(|scope| {
             let follow = scope.spawn(|| save(&cut, 1));

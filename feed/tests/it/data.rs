@@ -4,16 +4,16 @@
 use std::ops::Range;
 
 use crate::common::Lab;
-use feed::{AnyBatch, Data, Neighbours, open_corpus};
+use feed::{AnyBatch, Data, NodePeers, open_corpus};
 use recipe::config::Config;
-use recipe::mesh::{Mesh, Seat};
+use recipe::mesh::{DeviceMesh, MeshRank};
 use serde_json::json;
 use storage::Manifest;
 
 /// The micro-batches of steps, as one rank of a mesh reads them.
 fn read(
     config: &Config,
-    mesh: Mesh,
+    mesh: DeviceMesh,
     rank: usize,
     samples: u64,
     steps: Range<u64>,
@@ -22,10 +22,10 @@ fn read(
     let mut data = Data::new(open_corpus(config).expect("it is there"), config).expect("an order");
     if let Some(job) = neighbours {
         let ranks = (0..mesh.ranks()).collect();
-        data.share(Neighbours { job: job.to_owned(), ranks });
+        data.share(NodePeers { job: job.to_owned(), ranks });
     }
     let mut batches =
-        data.train_batches(config, Seat { mesh, rank }, samples).expect("enough samples");
+        data.train_batches(config, MeshRank { mesh, rank }, samples).expect("enough samples");
     let (mut consumed, mut all) = (samples, Vec::new());
     for _ in steps {
         let global = config.batch.at(consumed);
@@ -44,9 +44,9 @@ fn load(lab: &Lab, keys: &[(&str, &str)]) -> Config {
 
 const BATCH: [(&str, &str); 2] = [("batch.global", "16"), ("batch.micro", "2")];
 
-fn check(lab: &Lab, keys: &[(&str, &str)], mesh: Mesh, zero: &str, job: Option<&str>) {
+fn check(lab: &Lab, keys: &[(&str, &str)], mesh: DeviceMesh, zero: &str, job: Option<&str>) {
     let config = load(lab, keys);
-    let due = read(&config, Mesh::ALONE, 0, 0, 0..12, None);
+    let due = read(&config, DeviceMesh::ALONE, 0, 0, 0..12, None);
     // Another number of ranks, from a place in the midst of the run.
     let config = load(lab, &[keys, &[("parallel.zero", zero)]].concat());
     let consumed = config.batch.samples_after(4);
@@ -72,16 +72,22 @@ fn check(lab: &Lab, keys: &[(&str, &str)], mesh: Mesh, zero: &str, job: Option<&
 fn replicas_share_the_samples_of_one() {
     let lab = Lab::new();
     for (dp, zero) in [(1, "0"), (2, "0"), (4, "1"), (2, "2"), (4, "3")] {
-        check(&lab, &BATCH, Mesh { dp, ..Mesh::ALONE }, zero, None);
+        check(&lab, &BATCH, DeviceMesh { dp, ..DeviceMesh::ALONE }, zero, None);
     }
-    check(&lab, &BATCH, Mesh { dp: 2, pp: 2, ..Mesh::ALONE }, "0", None);
+    check(&lab, &BATCH, DeviceMesh { dp: 2, pp: 2, ..DeviceMesh::ALONE }, "0", None);
 }
 
 #[test]
 fn batches_that_grow_are_shared_alike() {
     let lab = Lab::new();
     let ramp = [("batch.rampup", "{ start = 4, increment = 4, samples = 60 }")];
-    check(&lab, &[&BATCH[..], &ramp].concat(), Mesh { dp: 2, ..Mesh::ALONE }, "0", None);
+    check(
+        &lab,
+        &[&BATCH[..], &ramp].concat(),
+        DeviceMesh { dp: 2, ..DeviceMesh::ALONE },
+        "0",
+        None,
+    );
 }
 
 /// Ranks of one node, of which one reads: replicas, and a pipeline whose ranks read the same.
@@ -89,9 +95,9 @@ fn batches_that_grow_are_shared_alike() {
 fn one_reader_a_node_reads_the_same() {
     let lab = Lab::new();
     for (number, mesh) in [
-        Mesh { dp: 4, ..Mesh::ALONE },
-        Mesh { dp: 2, pp: 2, ..Mesh::ALONE },
-        Mesh { tp: 2, ..Mesh::ALONE },
+        DeviceMesh { dp: 4, ..DeviceMesh::ALONE },
+        DeviceMesh { dp: 2, pp: 2, ..DeviceMesh::ALONE },
+        DeviceMesh { tp: 2, ..DeviceMesh::ALONE },
     ]
     .into_iter()
     .enumerate()
@@ -112,9 +118,9 @@ fn several_corpora_are_read_by_their_weights() {
         lab.path("other").display()
     );
     let keys = [&BATCH[..], &[("data.train", &*both)]].concat();
-    check(&lab, &keys, Mesh { dp: 2, ..Mesh::ALONE }, "0", None);
+    check(&lab, &keys, DeviceMesh { dp: 2, ..DeviceMesh::ALONE }, "0", None);
     let config = load(&lab, &keys);
-    let steps = read(&config, Mesh::ALONE, 0, 0, 0..12, None);
+    let steps = read(&config, DeviceMesh::ALONE, 0, 0, 0..12, None);
     let all: Vec<Vec<i64>> = steps.into_iter().flatten().flat_map(|batch| rows(&batch)).collect();
     let of_second = all.iter().filter(|row| row.iter().all(|token| *token >= 480)).count();
     assert_eq!((all.len(), of_second), (192, 48), "a quarter");

@@ -5,17 +5,17 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use storage::{FileEntry, Key, Mark, Storage};
+use storage::{FileEntry, Key, Storage, SyncPoint};
 
 use super::{Bin, Builder, OUTLINE};
-use crate::outline::{Counts, Outline};
+use crate::outline::{Counts, LengthLog};
 use crate::{Dtype, Error, Result};
 
 /// Where a builder of drafts was synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderMark {
-    bin: Mark,
-    outline: Mark,
+    bin: SyncPoint,
+    outline: SyncPoint,
     counts: Counts,
 }
 
@@ -32,7 +32,7 @@ impl Builder {
         let bin = store.create_draft(&bin_key)?;
         // An outline without its tokens is what a run left that was killed when it was done.
         let cleared = store.discard_draft(&outline_key).map_err(Error::from);
-        match cleared.and_then(|()| Outline::create(store, outline_key)) {
+        match cleared.and_then(|()| LengthLog::create(store, outline_key)) {
             Ok(outline) => Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline)),
             Err(error) => {
                 drop(bin);
@@ -55,7 +55,7 @@ impl Builder {
     ) -> Result<Self> {
         let BuilderMark { bin, outline, counts } = *from;
         let bin = resume_bin(store, prefix, bin)?;
-        let outline = Outline::resume(store, prefix.with_suffix(OUTLINE)?, outline, counts)?;
+        let outline = LengthLog::resume(store, prefix.with_suffix(OUTLINE)?, outline, counts)?;
         Ok(Builder::new(store, prefix, dtype, bin, outline))
     }
 
@@ -68,7 +68,7 @@ impl Builder {
     pub fn create_tokens(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         drop(store.create(&prefix.with_suffix(".idx")?, 0)?);
         let bin = Bin::Draft(store.create_draft(&prefix.with_suffix(".bin")?)?);
-        let outline = Outline::new(store, prefix.with_suffix(OUTLINE)?);
+        let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
         Ok(Builder::new(store, prefix, dtype, bin, outline))
     }
 
@@ -82,10 +82,10 @@ impl Builder {
         store: &Arc<dyn Storage>,
         prefix: &Key,
         dtype: Dtype,
-        from: Mark,
+        from: SyncPoint,
     ) -> Result<Self> {
         let bin = resume_bin(store, prefix, from)?;
-        let outline = Outline::new(store, prefix.with_suffix(OUTLINE)?);
+        let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
         let builder = Builder::new(store, prefix, dtype, bin, outline);
         Ok(Builder { present_bytes: from.bytes, ..builder })
     }
@@ -98,7 +98,7 @@ impl Builder {
     pub fn discard_drafts(store: &dyn Storage, prefix: &Key) -> Result<()> {
         let bin_key = prefix.with_suffix(".bin")?;
         // Held until both are gone.
-        let _bin = match store.resume_draft(&bin_key, Mark::default()) {
+        let _bin = match store.resume_draft(&bin_key, SyncPoint::default()) {
             Err(storage::Error::NotFound { .. }) => None,
             outcome => Some(outcome?),
         };
@@ -131,11 +131,11 @@ impl Builder {
     ///
     /// # Panics
     /// If it is not a builder of drafts.
-    pub fn sync_tokens(&mut self) -> Result<Mark> {
+    pub fn sync_tokens(&mut self) -> Result<SyncPoint> {
         self.flush_at(1)?;
         match &mut self.bin {
             Bin::Draft(draft) => Ok(draft.sync()?),
-            Bin::Finished(entry) => Ok(Mark { bytes: entry.bytes, crc64: entry.crc64 }),
+            Bin::Finished(entry) => Ok(SyncPoint { bytes: entry.bytes, crc64: entry.crc64 }),
             Bin::Upload(_) => panic!("a builder that is synced is one of drafts"),
         }
     }
@@ -147,7 +147,7 @@ impl Builder {
     ///
     /// # Panics
     /// As there.
-    pub fn sync_all_tokens(&mut self) -> Result<Mark> {
+    pub fn sync_all_tokens(&mut self) -> Result<SyncPoint> {
         self.flush_at(1)?;
         if let Bin::Draft(draft) = &mut self.bin {
             draft.settle()?;
@@ -178,7 +178,7 @@ impl Builder {
 }
 
 /// The `.bin` of a builder of drafts, from where it was synced.
-fn resume_bin(store: &Arc<dyn Storage>, prefix: &Key, from: Mark) -> Result<Bin> {
+fn resume_bin(store: &Arc<dyn Storage>, prefix: &Key, from: SyncPoint) -> Result<Bin> {
     let key = prefix.with_suffix(".bin")?;
     match store.resume_draft(&key, from) {
         Ok(draft) => return Ok(Bin::Draft(draft)),

@@ -2,7 +2,7 @@
 
 use storage::Crc64;
 
-use super::source::{Sink, Source};
+use super::source::{Sink, TokenSource};
 use crate::{Dtype, Error, Result};
 
 /// A sink that counts. Memory does not grow.
@@ -69,8 +69,8 @@ impl Census {
     /// Reads all of a source.
     ///
     /// # Errors
-    /// As [`Source::read_into`].
-    pub fn take(source: &Source, eod: Option<u32>) -> Result<CensusReport> {
+    /// As [`TokenSource::read_into`].
+    pub fn take(source: &TokenSource, eod: Option<u32>) -> Result<CensusReport> {
         let mut census = Census::new(source.dtype(), eod);
         source.read_into(&mut census)?;
         Ok(census.report())

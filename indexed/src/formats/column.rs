@@ -3,28 +3,28 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use storage::{Object, Read};
+use storage::{Object, RangeRead};
 
 use crate::idx::malformed;
-use crate::{Fault, Result};
+use crate::{FormatRule, Result};
 
 /// A table is read in steps of this. Four tables of a merge make two megabytes.
 const STEP_BYTES: u64 = 512 << 10;
 
 /// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum ColumnType {
     I8,
     I32,
     I64,
 }
 
-impl Entry {
+impl ColumnType {
     pub(crate) fn bytes(self) -> u64 {
         match self {
-            Entry::I8 => 1,
-            Entry::I32 => 4,
-            Entry::I64 => 8,
+            ColumnType::I8 => 1,
+            ColumnType::I32 => 4,
+            ColumnType::I64 => 8,
         }
     }
 }
@@ -36,7 +36,7 @@ pub(crate) struct Column {
     object: Arc<dyn Object>,
     offset: u64,
     count: u64,
-    entry: Entry,
+    entry: ColumnType,
 }
 
 impl Column {
@@ -45,14 +45,14 @@ impl Column {
         object: &Arc<dyn Object>,
         offset: u64,
         count: u64,
-        entry: Entry,
+        entry: ColumnType,
     ) -> Result<Self> {
         let due = u128::from(offset) + u128::from(count) * u128::from(entry.bytes());
         let len = object.len_bytes();
         if due > u128::from(len) {
             let got = format!("a file of {len} bytes");
             let due = format!("{due} bytes, with {count} entries from byte {offset} on");
-            return Err(malformed(&object.display(), len as usize, Fault::TooShort, got, due));
+            return Err(malformed(&object.display(), len as usize, FormatRule::TooShort, got, due));
         }
         Ok(Column { object: Arc::clone(object), offset, count, entry })
     }
@@ -108,7 +108,7 @@ impl Entries {
         let count = (self.column.count - self.next).min(STEP_BYTES / entry_bytes);
         self.buf.resize((count * entry_bytes) as usize, 0); // fits: a step at most
         let offset = self.column.place(self.next);
-        self.column.object.read_many(&mut [Read { offset, buf: &mut self.buf }])?;
+        self.column.object.read_many(&mut [RangeRead { offset, buf: &mut self.buf }])?;
         self.next += count;
         self.at = 0;
         Ok(())
@@ -133,9 +133,9 @@ impl Iterator for Entries {
         let rest = &self.buf[self.at..];
         let whole = "the buffer holds whole entries";
         let value = match self.column.entry {
-            Entry::I8 => i64::from(i8::from_le_bytes([rest[0]])),
-            Entry::I32 => i64::from(i32::from_le_bytes(*rest.first_chunk().expect(whole))),
-            Entry::I64 => i64::from_le_bytes(*rest.first_chunk().expect(whole)),
+            ColumnType::I8 => i64::from(i8::from_le_bytes([rest[0]])),
+            ColumnType::I32 => i64::from(i32::from_le_bytes(*rest.first_chunk().expect(whole))),
+            ColumnType::I64 => i64::from_le_bytes(*rest.first_chunk().expect(whole)),
         };
         self.at += self.column.entry.bytes() as usize; // fits: at most 8
         Some(Ok(value))

@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use super::marks::{Lengths, Mark, Marks};
+use super::marks::{Boundaries, Boundary, Lengths};
 use super::pair::Pair;
-use super::source::{Reader, Run, Sink, Source};
-use super::{Format, Unended};
+use super::source::{Reader, Sink, TokenRun, TokenSource};
+use super::{Format, MissingDocumentEnds};
 use crate::idx::malformed;
-use crate::{Dtype, Error, Fault, Result};
+use crate::{Dtype, Error, FormatRule, Result};
 
 /// What the three are called after the prefix.
 pub(super) const PARTS: [&str; 3] = ["context", "target", "target_offset"];
@@ -29,19 +29,19 @@ pub(super) const PARTS: [&str; 3] = ["context", "target", "target_offset"];
 /// The three pairs.
 #[derive(Debug)]
 pub(super) struct Triple {
-    parts: [Part; 3],
+    parts: [TripleFile; 3],
 }
 
 #[derive(Debug)]
-struct Part {
+struct TripleFile {
     file: String,
     dtype: Dtype,
-    run: [Run; 1],
+    run: [TokenRun; 1],
     lengths: Lengths,
 }
 
-pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
-    let part = |name: &str| -> Result<Part> {
+pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource> {
+    let part = |name: &str| -> Result<TripleFile> {
         let pair = Pair::open(store, &prefix.with_suffix(&format!("_{name}"))?)?;
         let dtype = pair.layout.dtype;
         if !dtype.is_integer() {
@@ -49,7 +49,7 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
         }
         let (file, run) = (pair.bin.display(), [pair.run()]);
         super::whole_tokens(&file, pair.bin.len_bytes(), dtype)?;
-        Ok(Part { file, dtype, run, lengths: pair.marks(Unended::EachSequence) })
+        Ok(TripleFile { file, dtype, run, lengths: pair.marks(MissingDocumentEnds::EachSequence) })
     };
     let parts = [part(PARTS[0])?, part(PARTS[1])?, part(PARTS[2])?];
     let [context, target, offset] = &parts;
@@ -58,20 +58,20 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
         if got != due {
             let got = format!("{got} sequences");
             let due = format!("{due}, as {} has", context.file);
-            return Err(malformed(&other.lengths.lengths.file(), 18, Fault::Triple, got, due));
+            return Err(malformed(&other.lengths.lengths.file(), 18, FormatRule::Triple, got, due));
         }
     }
     if context.dtype != target.dtype {
         let got = format!("tokens of {}", target.dtype);
         let due = format!("{}, as {} has", context.dtype, context.file);
-        return Err(malformed(&target.lengths.lengths.file(), 17, Fault::Triple, got, due));
+        return Err(malformed(&target.lengths.lengths.file(), 17, FormatRule::Triple, got, due));
     }
-    Ok(Source {
+    Ok(TokenSource {
         format: Format::Cpm2,
         display: store.display(prefix),
         dtype: context.dtype,
         runs: parts.iter().map(|part| part.run[0].clone()).collect(),
-        marks: Marks::Triple(Box::new(Triple { parts })),
+        marks: Boundaries::Triple(Box::new(Triple { parts })),
         has_modes: false,
     })
 }
@@ -96,9 +96,9 @@ impl Triple {
         let mut document = Document { vocab_size, triple: self, nth: 0, parts: Default::default() };
         loop {
             for (nth, lens) in lens.iter_mut().enumerate() {
-                let mut lens = lens.filter(|mark| !matches!(mark, Ok(Mark::Document)));
+                let mut lens = lens.filter(|mark| !matches!(mark, Ok(Boundary::Document)));
                 match lens.next().transpose()? {
-                    Some(Mark::Sequence { len, .. }) => {
+                    Some(Boundary::Sequence { len, .. }) => {
                         document.parts[nth].read(&self.parts[nth], &mut readers[nth], len)?;
                     }
                     _ => return self.end(&mut readers),
@@ -120,7 +120,7 @@ impl Triple {
                 let len = part.run[0].bytes.end;
                 let got = format!("a file of {len} bytes");
                 let due = "as many as its sequences have";
-                return Err(malformed(&part.file, len as usize, Fault::BinTooLong, got, due));
+                return Err(malformed(&part.file, len as usize, FormatRule::BinTooLong, got, due));
             }
         }
         Ok(())
@@ -145,13 +145,13 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn read(&mut self, part: &Part, reader: &mut Reader<'_>, len: u64) -> Result<()> {
+    fn read(&mut self, part: &TripleFile, reader: &mut Reader<'_>, len: u64) -> Result<()> {
         self.bytes.clear();
         if !reader.take_all(len, &mut self.bytes)? {
             let got = format!("a file of {} bytes", part.run[0].bytes.end);
             let due = format!("{len} tokens more at token {}", self.start);
             let at = part.run[0].bytes.end as usize; // a place in a message
-            return Err(malformed(&part.file, at, Fault::BinTooShort, got, due));
+            return Err(malformed(&part.file, at, FormatRule::BinTooShort, got, due));
         }
         self.ids.resize(len as usize, 0); // fits: the bytes are in memory
         part.dtype.decode_i64(&self.bytes, &mut self.ids);
@@ -236,6 +236,6 @@ impl Document<'_> {
         let of = &self.triple.parts[part];
         let at = (self.parts[part].start + token as u64) * of.dtype.item_bytes();
         let got = format!("{got} in document {}", self.nth);
-        malformed(&of.file, at as usize, Fault::Triple, got, due)
+        malformed(&of.file, at as usize, FormatRule::Triple, got, due)
     }
 }

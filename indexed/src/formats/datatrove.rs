@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use super::column::{Column, Entry};
-use super::marks::Marks;
-use super::source::{Run, Source};
+use super::column::{Column, ColumnType};
+use super::marks::Boundaries;
+use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, whole_tokens};
 use crate::idx::malformed;
-use crate::{Dtype, Fault, Result};
+use crate::{Dtype, FormatRule, Result};
 
 pub(super) fn open(
     store: &Arc<dyn Storage>,
     prefix: &Key,
     options: &ReadOptions,
-) -> Result<Source> {
+) -> Result<TokenSource> {
     let object = store.open(&prefix.with_suffix(".ds")?)?;
     let index = match store.open(&prefix.with_suffix(".ds.index")?) {
         Err(storage::Error::NotFound { .. }) => None,
@@ -25,26 +25,26 @@ pub(super) fn open(
     let bytes = object.len_bytes();
     let (dtype, marks) = match index {
         // Written without an index, it is a stream.
-        None => (options.dtype.unwrap_or(Dtype::U16), Marks::After(options.eod)),
+        None => (options.dtype.unwrap_or(Dtype::U16), Boundaries::After(options.eod)),
         Some(index) => {
             let len = index.len_bytes();
             if !len.is_multiple_of(8) {
                 let got = format!("a file of {len} bytes");
-                let fault = Fault::TooShort;
+                let fault = FormatRule::TooShort;
                 return Err(malformed(&index.display(), len as usize, fault, got, "whole u64"));
             }
-            let ends = Column::new(&index, 0, len / 8, Entry::I64)?;
+            let ends = Column::new(&index, 0, len / 8, ColumnType::I64)?;
             let tokens = if ends.count() == 0 { 0 } else { ends.get(ends.count() - 1)? };
             let file = object.display();
-            (of_size(&file, bytes, tokens, options.dtype)?, Marks::Ends(ends))
+            (of_size(&file, bytes, tokens, options.dtype)?, Boundaries::Ends(ends))
         }
     };
     whole_tokens(&object.display(), bytes, dtype)?;
-    Ok(Source {
+    Ok(TokenSource {
         format: Format::Datatrove,
         display: store.display(prefix),
         dtype,
-        runs: vec![Run { object, bytes: 0..bytes }],
+        runs: vec![TokenRun { object, bytes: 0..bytes }],
         marks,
         has_modes: false,
     })
@@ -58,6 +58,6 @@ pub(super) fn of_size(file: &str, bytes: u64, tokens: i64, asked: Option<Dtype>)
     candidates.find(fits).ok_or_else(|| {
         let (got, due) = (format!("a file of {bytes} bytes"), "bytes each");
         let due = format!("{tokens} tokens of 2 or 4 {due}, as its index says");
-        malformed(file, bytes as usize, Fault::BinTooShort, got, due)
+        malformed(file, bytes as usize, FormatRule::BinTooShort, got, due)
     })
 }

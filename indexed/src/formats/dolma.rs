@@ -5,14 +5,14 @@ use std::io::{self, BufRead, BufReader};
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
-use storage::{Key, Object, Read, Storage};
+use storage::{Key, Object, RangeRead, Storage};
 
 use super::datatrove::of_size;
-use super::marks::Marks;
-use super::source::{Run, Source};
+use super::marks::Boundaries;
+use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, unfit};
 use crate::idx::malformed;
-use crate::{Error, Fault, Result};
+use crate::{Error, FormatRule, Result};
 
 /// Compressed bytes that are read at once.
 const READ_BYTES: usize = 256 << 10;
@@ -25,7 +25,11 @@ pub(super) struct Spans {
     csv: Arc<dyn Object>,
 }
 
-pub(super) fn open(store: &Arc<dyn Storage>, key: &Key, options: &ReadOptions) -> Result<Source> {
+pub(super) fn open(
+    store: &Arc<dyn Storage>,
+    key: &Key,
+    options: &ReadOptions,
+) -> Result<TokenSource> {
     let mut parts = Vec::new();
     match store.open(&key.with_suffix(".npy")?) {
         Ok(_) => parts.push(key.clone()),
@@ -59,15 +63,15 @@ pub(super) fn open(store: &Arc<dyn Storage>, key: &Key, options: &ReadOptions) -
             }
             dtype = Some(found);
         }
-        runs.push(Run { object, bytes: 0..bytes });
+        runs.push(TokenRun { object, bytes: 0..bytes });
         spans.push(table);
     }
-    Ok(Source {
+    Ok(TokenSource {
         format: Format::Dolma,
         display: store.display(key),
         dtype: dtype.or(options.dtype).unwrap_or(crate::Dtype::U16),
         runs,
-        marks: Marks::Spans(spans),
+        marks: Boundaries::Spans(spans),
         has_modes: false,
     })
 }
@@ -151,7 +155,7 @@ impl<R: BufRead> Lens<R> {
 
     fn bad(&self, got: &str, due: String) -> Error {
         let got = format!("{got} in line {}", self.number);
-        malformed(&self.file, 0, Fault::Spans, got, due)
+        malformed(&self.file, 0, FormatRule::Spans, got, due)
     }
 }
 
@@ -165,7 +169,7 @@ impl io::Read for FromStart {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let rest = self.object.len_bytes() - self.offset;
         let count = rest.min(buf.len() as u64) as usize; // fits: as the buffer
-        let read = Read { offset: self.offset, buf: &mut buf[..count] };
+        let read = RangeRead { offset: self.offset, buf: &mut buf[..count] };
         self.object.read_many(&mut [read]).map_err(io::Error::other)?;
         self.offset += count as u64;
         Ok(count)

@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-use super::column::{Column, Entry};
-use super::marks::{Lengths, Marks};
-use super::source::{Run, Source};
+use super::column::{Column, ColumnType};
+use super::marks::{Boundaries, Lengths};
+use super::source::{TokenRun, TokenSource};
 use super::{Format, pair, whole_tokens};
 use crate::idx::malformed;
-use crate::{Dtype, Error, Fault, Result};
+use crate::{Dtype, Error, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"TNTIDX\0\0";
 const HEADER_BYTES: u64 = 56;
@@ -38,32 +38,32 @@ struct Header {
     items: u64,
     /// None in fairseq's own.
     documents: Option<u64>,
-    sizes: Entry,
+    sizes: ColumnType,
 }
 
-pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
+pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource> {
     let idx = store.open(&prefix.with_suffix(".idx")?)?;
     let bin = store.open(&prefix.with_suffix(".bin")?)?;
     let Header { dtype, items, documents, sizes } = header(idx.as_ref())?;
     whole_tokens(&bin.display(), bin.len_bytes(), dtype)?;
     let dims_at = if documents.is_some() { HEADER_BYTES } else { HEADER_BYTES_FAIRSEQ };
-    let dims = Column::new(&idx, dims_at, items + 1, Entry::I64)?;
+    let dims = Column::new(&idx, dims_at, items + 1, ColumnType::I64)?;
     let starts_at = dims_at + 8 * (items + 1);
-    let starts = Column::new(&idx, starts_at, items, Entry::I64)?;
+    let starts = Column::new(&idx, starts_at, items, ColumnType::I64)?;
     let sizes_at = starts_at + 8 * (items + 1);
     let lengths = Column::new(&idx, sizes_at, items, sizes)?;
     let documents_at = sizes_at + sizes.bytes() * items;
     let documents = documents
         .filter(|&len| len > 1 || items == 0)
-        .map(|len| Column::new(&idx, documents_at, len, Entry::I64))
+        .map(|len| Column::new(&idx, documents_at, len, ColumnType::I64))
         .transpose()?;
     one_axis(&dims)?;
-    Ok(Source {
+    Ok(TokenSource {
         format: Format::Tntidx,
         display: store.display(prefix),
         dtype,
-        runs: vec![Run { bytes: 0..bin.len_bytes(), object: bin }],
-        marks: Marks::Lengths(Lengths {
+        runs: vec![TokenRun { bytes: 0..bin.len_bytes(), object: bin }],
+        marks: Boundaries::Lengths(Lengths {
             lengths,
             starts: Some((starts, 1)),
             documents,
@@ -79,7 +79,7 @@ fn header(idx: &dyn Object) -> Result<Header> {
     let len = idx.len_bytes();
     let short = |due: u64| {
         let got = format!("a file of {len} bytes");
-        malformed(&file, len as usize, Fault::TooShort, got, format!("{due} bytes"))
+        malformed(&file, len as usize, FormatRule::TooShort, got, format!("{due} bytes"))
     };
     let field = |at: u64| {
         let field = bytes.get(at as usize..).and_then(<[u8]>::first_chunk); // fits: below 64
@@ -87,15 +87,21 @@ fn header(idx: &dyn Object) -> Result<Header> {
     };
     if bytes[..bytes.len().min(8)] != MAGIC {
         let got = format!("\"{}\"", bytes[..bytes.len().min(8)].escape_ascii());
-        return Err(malformed(&file, 0, Fault::Magic, got, "\"TNTIDX\\x00\\x00\""));
+        return Err(malformed(&file, 0, FormatRule::Magic, got, "\"TNTIDX\\x00\\x00\""));
     }
     let (version, code) = (field(8)?, field(16)?);
     if version != 1 {
-        return Err(malformed(&file, 8, Fault::Version, format!("version {version}"), "version 1"));
+        return Err(malformed(
+            &file,
+            8,
+            FormatRule::Version,
+            format!("version {version}"),
+            "version 1",
+        ));
     }
     let dtype = u8::try_from(code).ok().and_then(Dtype::from_code_of_any);
     let dtype = dtype.ok_or_else(|| {
-        malformed(&file, 16, Fault::Dtype, format!("dtype code {code}"), "1 to 10")
+        malformed(&file, 16, FormatRule::Dtype, format!("dtype code {code}"), "1 to 10")
     })?;
     if !dtype.is_integer() {
         return Err(Error::NotTokens { file, dtype });
@@ -104,11 +110,17 @@ fn header(idx: &dyn Object) -> Result<Header> {
     if item_bytes != dtype.item_bytes() {
         let (got, due) = (format!("elements of {item_bytes} bytes"), dtype.item_bytes());
         let due = format!("{due}, as {dtype} has");
-        return Err(malformed(&file, 24, Fault::Dtype, got, due));
+        return Err(malformed(&file, 24, FormatRule::Dtype, got, due));
     }
     if sizes != items {
         let got = format!("{sizes} sizes for {items} items");
-        return Err(malformed(&file, 40, Fault::SequenceLength, got, "one size for each item"));
+        return Err(malformed(
+            &file,
+            40,
+            FormatRule::SequenceLength,
+            got,
+            "one size for each item",
+        ));
     }
     // The document index begins with 0, so its length is at least 1. Where a 0 stands instead, it
     // is the first of fairseq's dimension offsets.
@@ -120,11 +132,12 @@ fn header(idx: &dyn Object) -> Result<Header> {
             + u128::from(size_bytes) * u128::from(items)
             + 8 * u128::from(documents.unwrap_or(0))
     };
-    let entry = [Entry::I64, Entry::I32].into_iter().find(|e| tables(e.bytes()) == len.into());
+    let entry =
+        [ColumnType::I64, ColumnType::I32].into_iter().find(|e| tables(e.bytes()) == len.into());
     let Some(sizes) = entry else {
         let counts = format!("{items} items and a document index of {}", documents.unwrap_or(0));
         let due = format!("{} or {} bytes for {counts}", tables(8), tables(4));
-        let fault = if tables(4) > len.into() { Fault::TooShort } else { Fault::TooLong };
+        let fault = if tables(4) > len.into() { FormatRule::TooShort } else { FormatRule::TooLong };
         return Err(malformed(&file, len as usize, fault, format!("a file of {len} bytes"), due));
     };
     Ok(Header { dtype, items, documents, sizes })
@@ -138,7 +151,7 @@ fn one_axis(dims: &Column) -> Result<()> {
             let got = format!("dimension offset {dim} of item {item}");
             let due = format!("{item}, as items of one axis have");
             let at = dims.place(item as u64) as usize;
-            return Err(malformed(&dims.file(), at, Fault::SequenceLength, got, due));
+            return Err(malformed(&dims.file(), at, FormatRule::SequenceLength, got, due));
         }
     }
     Ok(())

@@ -4,11 +4,11 @@ use super::column::{Column, Entries};
 use super::cpm2::Triple;
 use super::dolma::Spans;
 use crate::idx::malformed;
-use crate::{Fault, Result};
+use crate::{FormatRule, Result};
 
 /// How a format tells its sequences and documents.
 #[derive(Debug)]
-pub(super) enum Marks {
+pub(super) enum Boundaries {
     /// A table of lengths, checked against a table of starts, and the first sequence of every
     /// document.
     Lengths(Lengths),
@@ -26,7 +26,7 @@ pub(super) enum Marks {
 
 /// The end of a sequence or a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum Boundary {
     Sequence { len: u64, mode: i8 },
     Document,
 }
@@ -44,37 +44,37 @@ pub(super) struct Lengths {
     pub modes: Option<Column>,
 }
 
-impl Marks {
+impl Boundaries {
     /// All marks in order; none where they are in the tokens themselves.
-    pub(super) fn iter(&self) -> Result<Box<dyn Iterator<Item = Result<Mark>> + '_>> {
+    pub(super) fn iter(&self) -> Result<Box<dyn Iterator<Item = Result<Boundary>> + '_>> {
         Ok(match self {
-            Marks::Lengths(lengths) => Box::new(lengths.iter()),
-            Marks::Ends(ends) => Box::new(of_ends(ends)),
-            Marks::Spans(parts) => {
+            Boundaries::Lengths(lengths) => Box::new(lengths.iter()),
+            Boundaries::Ends(ends) => Box::new(of_ends(ends)),
+            Boundaries::Spans(parts) => {
                 let marks = parts.iter().flat_map(|part| match part.lens() {
                     Ok(lens) => Box::new(lens) as Box<dyn Iterator<Item = Result<u64>>>,
                     Err(error) => Box::new(std::iter::once(Err(error))),
                 });
                 Box::new(documents(marks))
             }
-            &Marks::Rows { rows, tokens } => {
+            &Boundaries::Rows { rows, tokens } => {
                 Box::new(documents((0..rows).map(move |_| Ok(tokens))))
             }
-            Marks::After(_) | Marks::Triple(_) => Box::new(std::iter::empty()),
+            Boundaries::After(_) | Boundaries::Triple(_) => Box::new(std::iter::empty()),
         })
     }
 }
 
 /// Documents of one sequence each.
-fn documents(lens: impl Iterator<Item = Result<u64>>) -> impl Iterator<Item = Result<Mark>> {
+fn documents(lens: impl Iterator<Item = Result<u64>>) -> impl Iterator<Item = Result<Boundary>> {
     lens.flat_map(|len| match len {
-        Ok(len) => [Some(Ok(Mark::Sequence { len, mode: 0 })), Some(Ok(Mark::Document))],
+        Ok(len) => [Some(Ok(Boundary::Sequence { len, mode: 0 })), Some(Ok(Boundary::Document))],
         Err(error) => [Some(Err(error)), None],
     })
     .flatten()
 }
 
-fn of_ends(ends: &Column) -> impl Iterator<Item = Result<Mark>> {
+fn of_ends(ends: &Column) -> impl Iterator<Item = Result<Boundary>> {
     let column = ends.clone();
     let mut last = 0;
     let lens = ends.iter().enumerate().map(move |(nth, end)| {
@@ -83,7 +83,7 @@ fn of_ends(ends: &Column) -> impl Iterator<Item = Result<Mark>> {
             let got = format!("end {end} of document {nth}");
             let due = format!("{last} or more, the end of the document before it");
             let at = column.place(nth as u64) as usize;
-            return Err(malformed(&column.file(), at, Fault::DocumentOrder, got, due));
+            return Err(malformed(&column.file(), at, FormatRule::DocumentOrder, got, due));
         }
         let len = (end - last) as u64; // fits: it does not fall
         last = end;
@@ -131,9 +131,9 @@ pub(super) struct LengthMarks<'a> {
 }
 
 impl Iterator for LengthMarks<'_> {
-    type Item = Result<Mark>;
+    type Item = Result<Boundary>;
 
-    fn next(&mut self) -> Option<Result<Mark>> {
+    fn next(&mut self) -> Option<Result<Boundary>> {
         if self.done {
             return None;
         }
@@ -144,7 +144,7 @@ impl Iterator for LengthMarks<'_> {
 }
 
 impl LengthMarks<'_> {
-    fn advance(&mut self) -> Result<Option<Mark>> {
+    fn advance(&mut self) -> Result<Option<Boundary>> {
         if self.entry == 0 {
             self.begin()?;
         }
@@ -154,7 +154,7 @@ impl LengthMarks<'_> {
             }
             if self.in_document {
                 self.in_document = false;
-                return Ok(Some(Mark::Document));
+                return Ok(Some(Boundary::Document));
             }
             if !self.next_document()? {
                 return Ok(None);
@@ -170,14 +170,14 @@ impl LengthMarks<'_> {
         let first = documents.next().transpose()?;
         if first != Some(0) {
             let got = format!("first document at sequence {}", first.unwrap_or(-1));
-            return Err(self.bad_document(0, Fault::DocumentStart, got, "0".to_owned()));
+            return Err(self.bad_document(0, FormatRule::DocumentStart, got, "0".to_owned()));
         }
         let sequences = self.tables.lengths.count();
         if self.tables.documents.as_ref().is_some_and(|column| column.count() == 1) && sequences > 0
         {
             let got = format!("a document index of the single entry 0 for {sequences} sequences");
             let due = format!("more entries, the last of them {sequences}");
-            return Err(self.bad_document(0, Fault::NoDocumentEnds, got, due));
+            return Err(self.bad_document(0, FormatRule::NoDocumentEnds, got, due));
         }
         Ok(())
     }
@@ -194,23 +194,23 @@ impl LengthMarks<'_> {
             }
             let got = format!("a document index that ends with {}", self.sequence);
             let due = format!("{sequences}, the number of sequences");
-            return Err(self.bad_document(self.entry - 1, Fault::DocumentEnd, got, due));
+            return Err(self.bad_document(self.entry - 1, FormatRule::DocumentEnd, got, due));
         };
         let got = || format!("entry {} of the document index {next}", self.entry);
         if next < self.sequence_end as i64 {
             let due = format!("{} or more, as the entry before it", self.sequence_end);
-            return Err(self.bad_document(self.entry, Fault::DocumentOrder, got(), due));
+            return Err(self.bad_document(self.entry, FormatRule::DocumentOrder, got(), due));
         }
         if next as u64 > sequences {
             let due = format!("{sequences} at most, the number of sequences");
-            return Err(self.bad_document(self.entry, Fault::DocumentEnd, got(), due));
+            return Err(self.bad_document(self.entry, FormatRule::DocumentEnd, got(), due));
         }
         self.sequence_end = next as u64;
         self.entry += 1;
         Ok(true)
     }
 
-    fn next_sequence(&mut self) -> Result<Mark> {
+    fn next_sequence(&mut self) -> Result<Boundary> {
         let sequence = self.sequence;
         let some = "no more sequences than entries, as was checked";
         let len = self.lengths.next().expect(some)?;
@@ -218,7 +218,7 @@ impl LengthMarks<'_> {
             let lengths = &self.tables.lengths;
             let (at, got) =
                 (lengths.place(sequence), format!("length {len} of sequence {sequence}"));
-            let fault = Fault::SequenceLength;
+            let fault = FormatRule::SequenceLength;
             return Err(malformed(&lengths.file(), at as usize, fault, got, "0 or more"));
         }
         if let (Some(starts), Some((column, unit))) = (&mut self.starts, &self.tables.starts) {
@@ -230,16 +230,22 @@ impl LengthMarks<'_> {
                     let got = format!("pointer {got} of sequence {sequence}, of {len} tokens");
                     let due = format!("{due}, the sum of those before it");
                     let at = column.place(sequence) as usize;
-                    return Err(malformed(&column.file(), at, Fault::Pointer, got, due));
+                    return Err(malformed(&column.file(), at, FormatRule::Pointer, got, due));
                 }
             };
         }
         let mode = self.modes.as_mut().and_then(Iterator::next).transpose()?.unwrap_or(0);
         self.sequence += 1;
-        Ok(Mark::Sequence { len: len as u64, mode: mode as i8 }) // fits: an entry of one byte
+        Ok(Boundary::Sequence { len: len as u64, mode: mode as i8 }) // fits: an entry of one byte
     }
 
-    fn bad_document(&self, entry: u64, fault: Fault, got: String, due: String) -> crate::Error {
+    fn bad_document(
+        &self,
+        entry: u64,
+        fault: FormatRule,
+        got: String,
+        due: String,
+    ) -> crate::Error {
         let column = self.tables.documents.as_ref().expect("called for one that is there");
         malformed(&column.file(), column.place(entry) as usize, fault, got, due)
     }

@@ -1,7 +1,7 @@
 //! Token files of others, read, written and converted in bounded memory.
 //!
-//! A [`Format`] is found by [`Format::detect`], a [`Source`] reads it from front to back into a
-//! [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's own
+//! A [`Format`] is found by [`Format::detect`], a [`TokenSource`] reads it from front to back into
+//! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's own
 //! format, `legacy` the TNTIDX of before it, `paddle` (with `zip`), `raw`, `datatrove` and `dolma`
 //! those of others, `cpm2` the three files of an encoder and decoder. `column` and `marks` are what
 //! they share: tables of integers, and the ends that the tables tell.
@@ -21,10 +21,10 @@ mod writer;
 mod zip;
 
 pub use census::{Census, CensusReport};
-pub use source::{Sink, Source};
-pub use writer::{WriteOptions, Writer, Written};
+pub use source::{Sink, TokenSource};
+pub use writer::{WriteOptions, WriteReport, Writer};
 
-pub(crate) use column::{Column, Entry};
+pub(crate) use column::{Column, ColumnType};
 pub(crate) use pair::{Pair, start_of};
 pub(crate) use writer::finish_all;
 
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use storage::{Key, Storage};
 
 use crate::idx::malformed;
-use crate::{Dtype, Error, Fault, Result};
+use crate::{Dtype, Error, FormatRule, Result};
 
 /// A format of token files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,7 +73,7 @@ const NAMES: [(&str, Format); 8] = [
 
 /// What to do with a pair whose documents were never ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unended {
+pub enum MissingDocumentEnds {
     /// It is an error, as it is to Megatron.
     #[default]
     Refused,
@@ -89,7 +89,7 @@ pub struct ReadOptions {
     /// The token that ends documents where no table does. Default: none, all is one document.
     pub eod: Option<u32>,
     /// What to do with a pair whose documents were never ended. Default: refuse it.
-    pub unended: Unended,
+    pub unended: MissingDocumentEnds,
 }
 
 impl Format {
@@ -134,7 +134,7 @@ impl Format {
             let Some(stem) = key.name().strip_suffix(suffix).filter(|stem| !stem.is_empty()) else {
                 continue;
             };
-            let beside = Beside { names: &names, stem };
+            let beside = SiblingFiles { names: &names, stem };
             let stem = key.parent().join(stem)?;
             if let Some(format) = beside.format(store, &stem, suffix)? {
                 return Ok(Some((format, stem)));
@@ -157,12 +157,12 @@ const SUFFIXES: [&str; 10] =
     ["_ids.npy", "_idx.npz", "_ids.npz", ".ds.index", ".csv.gz", ".ds", ".npy", ".bin", ".idx", ""];
 
 /// The names in a folder, beside one of them.
-struct Beside<'a> {
+struct SiblingFiles<'a> {
     names: &'a [String],
     stem: &'a str,
 }
 
-impl Beside<'_> {
+impl SiblingFiles<'_> {
     fn has(&self, suffix: &str) -> bool {
         let with = |name: &String| name.strip_prefix(self.stem) == Some(suffix);
         self.names.iter().any(with)
@@ -204,11 +204,11 @@ impl Format {
         }
         let got = format!("\"{}\"", start[..start.len().min(9)].escape_ascii());
         let due = "\"MMIDIDX\\x00\\x00\" or \"TNTIDX\\x00\\x00\"";
-        Err(malformed(&object.display(), 0, Fault::Magic, got, due))
+        Err(malformed(&object.display(), 0, FormatRule::Magic, got, due))
     }
 }
 
-impl Source {
+impl TokenSource {
     /// Opens token files by the prefix that [`Format::detect`] gives.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ fn whole_tokens(file: &str, bytes: u64, dtype: Dtype) -> Result<()> {
     }
     let due = format!("a multiple of {item_bytes}, the bytes of {dtype}");
     let got = format!("{bytes} bytes of tokens");
-    Err(malformed(file, bytes as usize, Fault::BinTooShort, got, due))
+    Err(malformed(file, bytes as usize, FormatRule::BinTooShort, got, due))
 }
 
 /// Formats that a writer or a reader cannot do a thing with.

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use storage::{Key, Object, Read, Storage};
+use storage::{Key, Object, RangeRead, Storage};
 
-use super::column::{Column, Entry};
-use super::marks::{Lengths, Marks};
-use super::source::{Run, Source};
+use super::column::{Column, ColumnType};
+use super::marks::{Boundaries, Lengths};
+use super::source::{TokenRun, TokenSource};
 use super::zip::{self, Member};
 use super::{Format, raw};
 use crate::idx::malformed;
 use crate::npy::{Descr, Shape};
-use crate::{Fault, Result};
+use crate::{FormatRule, Result};
 
-pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
+pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource> {
     let ids = match store.open(&prefix.with_suffix("_ids.npy")?) {
         Err(storage::Error::NotFound { .. }) => None,
         found => Some(found?),
@@ -38,19 +38,19 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Source> {
         (None, None) => return Err(missing(&index, "ids")),
     };
     let dtype = raw::dtype_of(&tokens.0, tokens.1)?;
-    Ok(Source {
+    Ok(TokenSource {
         format: Format::Paddle,
         display: store.display(prefix),
         dtype,
         runs: vec![tokens.0],
-        marks: Marks::Lengths(Lengths { lengths, starts: None, documents, modes: None }),
+        marks: Boundaries::Lengths(Lengths { lengths, starts: None, documents, modes: None }),
         has_modes: false,
     })
 }
 
 fn missing(index: &Arc<dyn Object>, name: &str) -> crate::Error {
     let (got, due) = (format!("no member {name}.npy"), "lens, docs, and ids if they are here too");
-    malformed(&index.display(), 0, Fault::Zip, got, due)
+    malformed(&index.display(), 0, FormatRule::Zip, got, due)
 }
 
 /// A member that is a table, its sum checked.
@@ -58,12 +58,12 @@ fn column(object: &Arc<dyn Object>, member: &Member) -> Result<Column> {
     zip::verify(object, member)?;
     let (run, descr) = array(object, member.offset, member.bytes)?;
     let entry = match descr {
-        Descr::I32 => Entry::I32,
-        Descr::I64 | Descr::U64 => Entry::I64,
+        Descr::I32 => ColumnType::I32,
+        Descr::I64 | Descr::U64 => ColumnType::I64,
         other => {
             let got = format!("{} in member {}", other.name(), member.name);
             let at = member.offset as usize; // a place in a message
-            return Err(malformed(&object.display(), at, Fault::Npy, got, "<i4 or <i8"));
+            return Err(malformed(&object.display(), at, FormatRule::Npy, got, "<i4 or <i8"));
         }
     };
     let count = (run.bytes.end - run.bytes.start) / entry.bytes();
@@ -71,11 +71,21 @@ fn column(object: &Arc<dyn Object>, member: &Member) -> Result<Column> {
 }
 
 /// An array of one axis that takes up a stretch of a file.
-pub(super) fn array(object: &Arc<dyn Object>, offset: u64, bytes: u64) -> Result<(Run, Descr)> {
+pub(super) fn array(
+    object: &Arc<dyn Object>,
+    offset: u64,
+    bytes: u64,
+) -> Result<(TokenRun, Descr)> {
     let (run, descr, axes) = any_array(object, offset, bytes)?;
     if axes.len() != 1 {
         let got = format!("an array of shape {axes:?}");
-        return Err(malformed(&object.display(), offset as usize, Fault::Npy, got, "one axis"));
+        return Err(malformed(
+            &object.display(),
+            offset as usize,
+            FormatRule::Npy,
+            got,
+            "one axis",
+        ));
     }
     Ok((run, descr))
 }
@@ -85,10 +95,10 @@ pub(super) fn any_array(
     object: &Arc<dyn Object>,
     offset: u64,
     bytes: u64,
-) -> Result<(Run, Descr, Vec<u64>)> {
+) -> Result<(TokenRun, Descr, Vec<u64>)> {
     let mut start = vec![0; bytes.min(Shape::READ_BYTES) as usize]; // fits: a header at most
-    object.read_many(&mut [Read { offset, buf: &mut start }])?;
+    object.read_many(&mut [RangeRead { offset, buf: &mut start }])?;
     let Shape { descr, shape, data_at } = Shape::parse(&start, bytes, &object.display())?;
-    let run = Run { object: Arc::clone(object), bytes: offset + data_at..offset + bytes };
+    let run = TokenRun { object: Arc::clone(object), bytes: offset + data_at..offset + bytes };
     Ok((run, descr, shape))
 }

@@ -4,15 +4,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use storage::{Key, Object, Read, Storage};
+use storage::{Key, Object, RangeRead, Storage};
 
-use super::column::{Column, Entry};
-use super::marks::{Lengths, Mark, Marks};
-use super::source::{Run, Source};
-use super::{Format, Unended};
+use super::column::{Column, ColumnType};
+use super::marks::{Boundaries, Boundary, Lengths};
+use super::source::{TokenRun, TokenSource};
+use super::{Format, MissingDocumentEnds};
 use crate::dataset::check_bin_len;
 use crate::idx::{HEADER_BYTES, Layout, malformed};
-use crate::{Fault, Result};
+use crate::{FormatRule, Result};
 
 /// The files of a pair, the header read.
 #[derive(Debug)]
@@ -34,15 +34,15 @@ impl Pair {
         let layout = Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
         let (sequences, documents) = (layout.sequences as u64, layout.document_index_len as u64);
         let at = |entries: u64| HEADER_BYTES + entries;
-        let modes = layout
-            .has_modes
-            .then(|| Column::new(&idx, at(12 * sequences + 8 * documents), sequences, Entry::I8));
+        let modes = layout.has_modes.then(|| {
+            Column::new(&idx, at(12 * sequences + 8 * documents), sequences, ColumnType::I8)
+        });
         Ok(Pair {
             display: store.display(prefix),
             bin,
-            lengths: Column::new(&idx, at(0), sequences, Entry::I32)?,
-            pointers: Column::new(&idx, at(4 * sequences), sequences, Entry::I64)?,
-            documents: Column::new(&idx, at(12 * sequences), documents, Entry::I64)?,
+            lengths: Column::new(&idx, at(0), sequences, ColumnType::I32)?,
+            pointers: Column::new(&idx, at(4 * sequences), sequences, ColumnType::I64)?,
+            documents: Column::new(&idx, at(12 * sequences), documents, ColumnType::I64)?,
             modes: modes.transpose()?,
             layout,
         })
@@ -56,8 +56,8 @@ impl Pair {
     /// Reads every entry of the index, and holds the `.bin` against them.
     pub(crate) fn check(&self) -> Result<()> {
         let mut bytes = 0_u64;
-        for mark in self.marks(Unended::Refused).iter() {
-            if let Mark::Sequence { len, .. } = mark? {
+        for mark in self.marks(MissingDocumentEnds::Refused).iter() {
+            if let Boundary::Sequence { len, .. } = mark? {
                 // fits: the pointers, which are these sums, were checked to be positive
                 bytes += len * self.layout.dtype.item_bytes();
             }
@@ -81,8 +81,8 @@ impl Pair {
     }
 
     /// Its marks; where no document was ended and that is allowed, each sequence is one.
-    pub(super) fn marks(&self, unended: Unended) -> Lengths {
-        let each = unended == Unended::EachSequence && self.is_unended();
+    pub(super) fn marks(&self, unended: MissingDocumentEnds) -> Lengths {
+        let each = unended == MissingDocumentEnds::EachSequence && self.is_unended();
         Lengths {
             lengths: self.lengths.clone(),
             starts: Some((self.pointers.clone(), self.layout.dtype.item_bytes())),
@@ -91,24 +91,24 @@ impl Pair {
         }
     }
 
-    pub(super) fn run(&self) -> Run {
-        Run { object: Arc::clone(&self.bin), bytes: 0..self.bin.len_bytes() }
+    pub(super) fn run(&self) -> TokenRun {
+        TokenRun { object: Arc::clone(&self.bin), bytes: 0..self.bin.len_bytes() }
     }
 
-    pub(super) fn into_source(self, unended: Unended) -> Result<Source> {
+    pub(super) fn into_source(self, unended: MissingDocumentEnds) -> Result<TokenSource> {
         let item_bytes = self.layout.dtype.item_bytes();
         let len = self.bin.len_bytes();
         if !len.is_multiple_of(item_bytes) {
             let due = format!("a multiple of {item_bytes}, the bytes of {}", self.layout.dtype);
             let got = format!("a file of {len} bytes");
             let file = self.bin.display();
-            return Err(malformed(&file, len as usize, Fault::BinTooShort, got, due));
+            return Err(malformed(&file, len as usize, FormatRule::BinTooShort, got, due));
         }
-        Ok(Source {
+        Ok(TokenSource {
             format: Format::Mmididx,
             dtype: self.layout.dtype,
             runs: vec![self.run()],
-            marks: Marks::Lengths(self.marks(unended)),
+            marks: Boundaries::Lengths(self.marks(unended)),
             has_modes: self.layout.has_modes,
             display: self.display,
         })
@@ -120,6 +120,6 @@ pub(crate) fn start_of(object: &dyn Object) -> Result<Vec<u8>> {
     /// TNTIDX has the longest header, of 56 bytes.
     const START_BYTES: u64 = 64;
     let mut bytes = vec![0; object.len_bytes().min(START_BYTES) as usize]; // fits: 64 at most
-    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])?;
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
     Ok(bytes)
 }

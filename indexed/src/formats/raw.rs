@@ -4,27 +4,27 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use super::marks::Marks;
-use super::source::{Run, Source};
+use super::marks::Boundaries;
+use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, paddle, whole_tokens};
 use crate::idx::malformed;
 use crate::npy::Descr;
-use crate::{Dtype, Fault, Result};
+use crate::{Dtype, FormatRule, Result};
 
 pub(super) fn open_nanogpt(
     store: &Arc<dyn Storage>,
     prefix: &Key,
     options: &ReadOptions,
-) -> Result<Source> {
+) -> Result<TokenSource> {
     let object = store.open(&prefix.with_suffix(".bin")?)?;
     let dtype = options.dtype.unwrap_or(Dtype::U16);
     whole_tokens(&object.display(), object.len_bytes(), dtype)?;
-    Ok(Source {
+    Ok(TokenSource {
         format: Format::NanoGpt,
         display: store.display(prefix),
         dtype,
-        runs: vec![Run { bytes: 0..object.len_bytes(), object }],
-        marks: Marks::After(options.eod),
+        runs: vec![TokenRun { bytes: 0..object.len_bytes(), object }],
+        marks: Boundaries::After(options.eod),
         has_modes: false,
     })
 }
@@ -34,20 +34,27 @@ pub(super) fn open_yuan(
     store: &Arc<dyn Storage>,
     prefix: &Key,
     options: &ReadOptions,
-) -> Result<Source> {
+) -> Result<TokenSource> {
     let object = store.open(&prefix.with_suffix(".npy")?)?;
     let (run, descr, axes) = paddle::any_array(&object, 0, object.len_bytes())?;
     let dtype = dtype_of(&run, descr)?;
     let marks = match axes[..] {
-        [rows, tokens] => Marks::Rows { rows, tokens },
-        _ => Marks::After(options.eod),
+        [rows, tokens] => Boundaries::Rows { rows, tokens },
+        _ => Boundaries::After(options.eod),
     };
     let display = store.display(prefix);
-    Ok(Source { format: Format::Yuan, display, dtype, runs: vec![run], marks, has_modes: false })
+    Ok(TokenSource {
+        format: Format::Yuan,
+        display,
+        dtype,
+        runs: vec![run],
+        marks,
+        has_modes: false,
+    })
 }
 
 /// The token type of an array.
-pub(super) fn dtype_of(run: &Run, descr: Descr) -> Result<Dtype> {
+pub(super) fn dtype_of(run: &TokenRun, descr: Descr) -> Result<Dtype> {
     match descr {
         Descr::U8 => Ok(Dtype::U8),
         Descr::I16 => Ok(Dtype::I16),
@@ -57,7 +64,7 @@ pub(super) fn dtype_of(run: &Run, descr: Descr) -> Result<Dtype> {
         Descr::I64 => Ok(Dtype::I64),
         Descr::U64 => {
             let got = format!("tokens of {}", descr.name());
-            Err(malformed(&run.object.display(), 0, Fault::Npy, got, "at most 63 bits"))
+            Err(malformed(&run.object.display(), 0, FormatRule::Npy, got, "at most 63 bits"))
         }
     }
 }

@@ -3,17 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use storage::{Object, Read};
+use storage::{Object, RangeRead};
 
 use super::Format;
-use super::marks::{Mark, Marks};
+use super::marks::{Boundaries, Boundary};
 use crate::idx::malformed;
-use crate::{Dtype, Fault, Result};
+use crate::{Dtype, FormatRule, Result};
 
 /// Large enough to go around the page cache, and a multiple of every token's size.
 const READ_BYTES: u64 = 4 << 20;
 
-/// What takes the documents of a [`Source`], one after the other.
+/// What takes the documents of a [`TokenSource`], one after the other.
 pub trait Sink {
     /// More tokens of the current sequence: whole ones, little-endian, in the type of the source.
     ///
@@ -37,25 +37,25 @@ pub trait Sink {
 /// Token files of one of the [`Format`]s, opened and held against the lengths of their files. Their
 /// entries are checked as they are read.
 #[derive(Debug)]
-pub struct Source {
+pub struct TokenSource {
     pub(super) format: Format,
     pub(super) display: String,
     pub(super) dtype: Dtype,
     /// All tokens, in order.
-    pub(super) runs: Vec<Run>,
-    pub(super) marks: Marks,
+    pub(super) runs: Vec<TokenRun>,
+    pub(super) marks: Boundaries,
     /// Whether each sequence has a mode.
     pub(super) has_modes: bool,
 }
 
 /// A stretch of tokens in a file.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
+pub(super) struct TokenRun {
     pub object: Arc<dyn Object>,
     pub bytes: Range<u64>,
 }
 
-impl Source {
+impl TokenSource {
     /// The format of its files.
     #[must_use]
     pub fn format(&self) -> Format {
@@ -90,7 +90,7 @@ impl Source {
     #[must_use]
     pub fn token_count(&self) -> Option<u64> {
         match self.marks {
-            Marks::Triple(_) => None,
+            Boundaries::Triple(_) => None,
             _ => Some(self.token_bytes() / self.dtype.item_bytes()),
         }
     }
@@ -102,7 +102,7 @@ impl Source {
     /// [`crate::Error::Storage`].
     pub fn cpm2_vocab_size(&self) -> Result<Option<i64>> {
         match &self.marks {
-            Marks::Triple(triple) => triple.vocab_size(),
+            Boundaries::Triple(triple) => triple.vocab_size(),
             _ => Ok(None),
         }
     }
@@ -114,8 +114,8 @@ impl Source {
     /// stands before it was given; [`crate::Error::Storage`]; what the sink says.
     pub fn read_into(&self, sink: &mut dyn Sink) -> Result<()> {
         match &self.marks {
-            Marks::Triple(triple) => triple.read_into(sink),
-            Marks::After(id) => self.read_separated(*id, sink),
+            Boundaries::Triple(triple) => triple.read_into(sink),
+            Boundaries::After(id) => self.read_separated(*id, sink),
             _ => self.read_marked(sink),
         }
     }
@@ -125,8 +125,8 @@ impl Source {
         let mut tokens = 0_u64;
         for mark in self.marks.iter()? {
             match mark? {
-                Mark::Document => sink.end_document()?,
-                Mark::Sequence { len, mode } => {
+                Boundary::Document => sink.end_document()?,
+                Boundary::Sequence { len, mode } => {
                     let mut due = len;
                     while due > 0 {
                         let Some(bytes) = reader.take(due)? else {
@@ -180,14 +180,14 @@ impl Source {
         let (file, len) = self.token_file();
         let due = format!("{} bytes, for {tokens} tokens and more", tokens_bytes(self, tokens));
         let got = format!("{len} bytes of tokens");
-        malformed(&file, len as usize, Fault::BinTooShort, got, due)
+        malformed(&file, len as usize, FormatRule::BinTooShort, got, due)
     }
 
     fn too_long(&self, tokens: u64) -> crate::Error {
         let (file, len) = self.token_file();
         let due = format!("{} bytes, for {tokens} tokens", tokens_bytes(self, tokens));
         let got = format!("{len} bytes of tokens");
-        malformed(&file, tokens_bytes(self, tokens) as usize, Fault::BinTooLong, got, due)
+        malformed(&file, tokens_bytes(self, tokens) as usize, FormatRule::BinTooLong, got, due)
     }
 
     fn token_file(&self) -> (String, u64) {
@@ -196,22 +196,22 @@ impl Source {
     }
 }
 
-fn tokens_bytes(source: &Source, tokens: u64) -> u64 {
+fn tokens_bytes(source: &TokenSource, tokens: u64) -> u64 {
     tokens.saturating_mul(source.dtype.item_bytes())
 }
 
 /// Tokens of several stretches, one after the other.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
-    runs: std::slice::Iter<'a, Run>,
-    run: Option<Run>,
+    runs: std::slice::Iter<'a, TokenRun>,
+    run: Option<TokenRun>,
     item_bytes: u64,
     buf: Vec<u8>,
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(runs: &'a [Run], dtype: Dtype) -> Self {
+    pub(super) fn new(runs: &'a [TokenRun], dtype: Dtype) -> Self {
         let mut runs = runs.iter();
         let run = runs.next().cloned();
         Reader { runs, run, item_bytes: dtype.item_bytes(), buf: Vec::new(), at: 0 }
@@ -227,7 +227,8 @@ impl<'a> Reader<'a> {
             }
             let len = (run.bytes.end - run.bytes.start).min(READ_BYTES);
             self.buf.resize(len as usize, 0); // fits: 4 MiB at most
-            run.object.read_many(&mut [Read { offset: run.bytes.start, buf: &mut self.buf }])?;
+            run.object
+                .read_many(&mut [RangeRead { offset: run.bytes.start, buf: &mut self.buf }])?;
             run.bytes.start += len;
             self.at = 0;
         }

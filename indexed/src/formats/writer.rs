@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use storage::{FileEntry, Key, Storage, Upload};
 
-use super::source::{Sink, Source};
-use super::zip::Stored;
+use super::source::{Sink, TokenSource};
+use super::zip::ZipWriter;
 use super::{Census, Format, unfit};
 use crate::npy::{self, Descr};
-use crate::outline::{Event, Outline};
+use crate::outline::{Event, LengthLog};
 use crate::{Builder, Dtype, Error, Result};
 
 /// Small pieces are gathered to writes of this size.
@@ -23,7 +23,7 @@ pub struct WriteOptions {
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteReport {
     /// The files, the one that makes them complete last.
     pub files: Vec<FileEntry>,
     /// The type of their tokens.
@@ -74,7 +74,7 @@ enum Out {
         tokens_due: u64,
         index: Stream,
         /// Tokens of each sentence, and where documents end.
-        outline: Box<Outline>,
+        outline: Box<LengthLog>,
     },
 }
 
@@ -88,7 +88,7 @@ impl Writer {
         store: &Arc<dyn Storage>,
         prefix: &Key,
         format: Format,
-        source: &Source,
+        source: &TokenSource,
         options: &WriteOptions,
     ) -> Result<Self> {
         let from = source.dtype();
@@ -117,7 +117,7 @@ impl Writer {
             Format::Paddle => {
                 let index = begin("_idx.npz")?;
                 let (tokens, tokens_due) = npy_stream(begin("_ids.npy")?, source, to)?;
-                let outline = Outline::new(store, prefix.with_suffix("_idx.npz.outline")?);
+                let outline = LengthLog::new(store, prefix.with_suffix("_idx.npz.outline")?);
                 Out::Paddle { tokens, tokens_due, index, outline: Box::new(outline) }
             }
             Format::Tntidx | Format::Dolma | Format::Cpm2 => {
@@ -132,7 +132,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::Storage`]: no file exists then, unless it is [`Error::LeftBehind`].
-    pub fn finish(self) -> Result<Written> {
+    pub fn finish(self) -> Result<WriteReport> {
         let Writer { store, recode, out, counts } = self;
         let files = match out {
             Out::Pair(builder) => {
@@ -150,7 +150,7 @@ impl Writer {
                 finish_all(store.as_ref(), vec![tokens.flush()?, index.flush()?])?
             }
         };
-        Ok(Written {
+        Ok(WriteReport {
             files,
             dtype: recode.to,
             documents: counts.documents,
@@ -285,7 +285,7 @@ fn dtype_for(format: Format, from: Dtype, asked: Option<Dtype>) -> Result<Dtype>
 }
 
 /// An array whose header says at the start how many tokens will come.
-fn npy_stream(mut stream: Stream, source: &Source, dtype: Dtype) -> Result<(Stream, u64)> {
+fn npy_stream(mut stream: Stream, source: &TokenSource, dtype: Dtype) -> Result<(Stream, u64)> {
     let tokens = match source.token_count() {
         Some(tokens) => tokens,
         None => Census::take(source, None)?.tokens,
@@ -305,10 +305,10 @@ fn check_due(file: &str, due: Option<u64>, got: u64) -> Result<()> {
     }
 }
 
-fn write_paddle_index(index: &mut Stream, outline: &mut Outline) -> Result<()> {
+fn write_paddle_index(index: &mut Stream, outline: &mut LengthLog) -> Result<()> {
     let counts = outline.counts();
     let (lens, docs) = (counts.sequences, counts.documents + 1);
-    let mut zip = Stored::default();
+    let mut zip = ZipWriter::default();
     let lens_npy = npy::header(Descr::I32, &[lens]);
     let docs_npy = npy::header(Descr::I64, &[docs]);
     zip.member(index, "lens.npy", lens_npy.len() as u64 + 4 * lens, |out| {

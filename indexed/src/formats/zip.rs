@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use storage::{Crc32, Object, Read};
+use storage::{Crc32, Object, RangeRead};
 
 use super::writer::Write;
 use crate::idx::malformed;
-use crate::{Error, Fault, Result};
+use crate::{Error, FormatRule, Result};
 
 /// An `.npz` of ours has two members; a directory far larger is no such file.
 const DIRECTORY_BYTES_MAX: u64 = 1 << 20;
@@ -156,12 +156,12 @@ impl Zip<'_> {
 
     fn read(&self, offset: u64, bytes: u64) -> Result<Vec<u8>> {
         let mut buf = vec![0; bytes as usize]; // fits: a tail, a directory or a step
-        self.object.read_many(&mut [Read { offset, buf: &mut buf }])?;
+        self.object.read_many(&mut [RangeRead { offset, buf: &mut buf }])?;
         Ok(buf)
     }
 
     fn bad(&self, at: u64, got: &str, due: &str) -> Error {
-        malformed(&self.file, at as usize, Fault::Zip, got, due)
+        malformed(&self.file, at as usize, FormatRule::Zip, got, due)
     }
 }
 
@@ -199,7 +199,7 @@ const WIDE_MIN: u64 = 1 << 31;
 /// A ZIP file being written, to the byte as `numpy.savez` does: members are stored, every local
 /// header has room for sizes of 64 bits, and all is of 1980-01-01.
 #[derive(Debug, Default)]
-pub(super) struct Stored {
+pub(super) struct ZipWriter {
     directory: Vec<u8>,
     members: u16,
     /// Bytes written so far.
@@ -216,7 +216,7 @@ impl Write for Summing {
     }
 }
 
-impl Stored {
+impl ZipWriter {
     /// Writes a member of so many bytes, which `content` gives twice: its sum stands before it.
     pub(super) fn member(
         &mut self,

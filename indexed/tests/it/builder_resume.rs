@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use indexed::{Builder, BuilderMark, Dtype};
-use storage::sim::{Fail, Faults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage, read_all};
 
 /// Documents of one sequence, of several, and of none.
@@ -26,7 +26,7 @@ fn files(store: &dyn Storage, prefix: &Key) -> [Vec<u8>; 2] {
 }
 
 fn expected(prefix: &Key) -> [Vec<u8>; 2] {
-    let sim = SimStore::new(1, Faults::default());
+    let sim = FaultStore::new(1, FaultPlan::default());
     let store: Arc<dyn Storage> = Arc::new(sim);
     let mut builder = Builder::create(&store, prefix, Dtype::U16).unwrap();
     add(&mut builder, 0..60);
@@ -39,7 +39,7 @@ fn expected(prefix: &Key) -> [Vec<u8>; 2] {
 fn a_crash_anywhere_changes_no_byte() {
     let prefix = Key::new("a").unwrap();
     let due = expected(&prefix);
-    let sim = SimStore::new(1, Faults::default());
+    let sim = FaultStore::new(1, FaultPlan::default());
     let store: Arc<dyn Storage> = Arc::new(sim.clone());
     let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
     // As a writer's journal would have them: the operations, and what was certain after them.
@@ -74,20 +74,20 @@ fn a_crash_anywhere_changes_no_byte() {
 fn a_failure_of_the_end_loses_nothing() {
     let prefix = Key::new("a").unwrap();
     let due = expected(&prefix);
-    let begin = |sim: &SimStore| {
+    let begin = |sim: &FaultStore| {
         let store: Arc<dyn Storage> = Arc::new(sim.clone());
         let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
         add(&mut builder, 0..60);
         let mark = builder.sync().unwrap();
         (store, builder, mark)
     };
-    let sim = SimStore::new(1, Faults::default());
+    let sim = FaultStore::new(1, FaultPlan::default());
     let (_, builder, _) = begin(&sim);
     let first = sim.op_count();
     builder.finish().unwrap();
     for op in first..sim.op_count() {
-        for how in [Fail::Io, Fail::NoSpace, Fail::Denied] {
-            let sim = SimStore::new(1, Faults::default());
+        for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied] {
+            let sim = FaultStore::new(1, FaultPlan::default());
             let (store, builder, mark) = begin(&sim);
             sim.fail_op(op, how);
             if builder.finish().is_ok() {
@@ -105,7 +105,7 @@ fn a_failure_of_the_end_loses_nothing() {
 #[test]
 fn sequences_may_be_in_no_document() {
     let prefix = Key::new("a").unwrap();
-    let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+    let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
     let mut builder = Builder::create(&store, &prefix, Dtype::U16).unwrap();
     builder.add_sequence(&[1, 2]).unwrap();
     builder.add_sequence(&[3]).unwrap();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::common::{Dice, golden, key, manifest, read, temp_store};
 use indexed::{
-    Builder, Census, Dtype, Error, Fault, Format, IndexedDataset, ReadOptions, Result, Sink,
-    Source, Unended, WriteOptions, Writer,
+    Builder, Census, Dtype, Error, Format, FormatRule, IndexedDataset, MissingDocumentEnds,
+    ReadOptions, Result, Sink, TokenSource, WriteOptions, Writer,
 };
-use storage::sim::{Faults, SimStore};
+use storage::sim::{FaultPlan, FaultStore};
 use storage::{Key, Storage};
 
 /// Documents of sequences of ids.
@@ -42,7 +42,7 @@ impl Sink for Collect {
     }
 }
 
-fn collect(source: &Source) -> Result<Documents> {
+fn collect(source: &TokenSource) -> Result<Documents> {
     let (dtype, documents, open, sequence) = (source.dtype(), vec![], vec![], vec![]);
     let mut sink = Collect { dtype, documents, open, sequence };
     source.read_into(&mut sink)?;
@@ -53,15 +53,15 @@ fn collect(source: &Source) -> Result<Documents> {
 /// Finds out what is there and reads it.
 fn read_any(store: &Arc<dyn Storage>, name: &str, options: &ReadOptions) -> Result<Documents> {
     let (format, prefix) = Format::detect(store, &key(name))?.expect("a format");
-    collect(&Source::open(store, &prefix, format, options)?)
+    collect(&TokenSource::open(store, &prefix, format, options)?)
 }
 
 fn write(
     store: &Arc<dyn Storage>,
     name: &str,
     format: Format,
-    source: &Source,
-) -> Result<indexed::Written> {
+    source: &TokenSource,
+) -> Result<indexed::WriteReport> {
     let options = WriteOptions::default();
     let mut writer = Writer::create(store, &key(name), format, source, &options)?;
     source.read_into(&mut writer)?;
@@ -69,7 +69,7 @@ fn write(
 }
 
 /// A pair with these documents.
-fn pair(store: &Arc<dyn Storage>, name: &str, dtype: Dtype, documents: &Documents) -> Source {
+fn pair(store: &Arc<dyn Storage>, name: &str, dtype: Dtype, documents: &Documents) -> TokenSource {
     let mut builder = Builder::create(store, &key(name), dtype).unwrap();
     for document in documents {
         for sequence in document {
@@ -79,7 +79,7 @@ fn pair(store: &Arc<dyn Storage>, name: &str, dtype: Dtype, documents: &Document
         builder.end_document().unwrap();
     }
     builder.finish().unwrap();
-    Source::open(store, &key(name), Format::Mmididx, &ReadOptions::default()).unwrap()
+    TokenSource::open(store, &key(name), Format::Mmididx, &ReadOptions::default()).unwrap()
 }
 
 fn copy(from: &dyn Storage, name: &str, to: &dyn Storage) {
@@ -136,16 +136,18 @@ fn cpm2s_three_files_make_the_document() {
     let due: Vec<i64> = common::numbers(&manifest("cpm2", "manifest.json")["document"]);
     let (format, prefix) = Format::detect(&store, &key("demo_document")).unwrap().unwrap();
     assert_eq!(format, Format::Cpm2);
-    let source = Source::open(&store, &prefix, format, &ReadOptions::default()).unwrap();
+    let source = TokenSource::open(&store, &prefix, format, &ReadOptions::default()).unwrap();
     assert_eq!(source.cpm2_vocab_size().unwrap(), Some(26_240));
     assert_eq!(collect(&source).unwrap(), [[due.clone()]]);
     // One of them alone has no document ends.
     let part = key("demo_document_context");
-    let refused = Source::open(&store, &part, Format::Mmididx, &ReadOptions::default()).unwrap();
+    let refused =
+        TokenSource::open(&store, &part, Format::Mmididx, &ReadOptions::default()).unwrap();
     let error = collect(&refused).unwrap_err();
-    assert!(matches!(error, Error::Malformed { fault: Fault::NoDocumentEnds, .. }), "{error}");
-    let options = ReadOptions { unended: Unended::EachSequence, ..ReadOptions::default() };
-    let context = Source::open(&store, &part, Format::Mmididx, &options).unwrap();
+    assert!(matches!(error, Error::Malformed { fault: FormatRule::NoDocumentEnds, .. }), "{error}");
+    let options =
+        ReadOptions { unended: MissingDocumentEnds::EachSequence, ..ReadOptions::default() };
+    let context = TokenSource::open(&store, &part, Format::Mmididx, &options).unwrap();
     assert_eq!(collect(&context).unwrap()[0][0].len(), 9);
     // And together they convert to what any reader takes.
     let (_guard, here) = temp_store();
@@ -188,7 +190,10 @@ fn cpm2_files_that_disagree_are_refused() {
             continue;
         }
         let error = outcome.unwrap_err();
-        assert!(matches!(error, Error::Malformed { fault: Fault::Triple, .. }), "{file}: {error}");
+        assert!(
+            matches!(error, Error::Malformed { fault: FormatRule::Triple, .. }),
+            "{file}: {error}"
+        );
     }
 }
 
@@ -224,7 +229,7 @@ fn what_is_written_comes_back() {
             let written = write(&store, name, format, &source).unwrap();
             assert_eq!(written.tokens, flat.len() as u64, "seed {seed}, {format}");
             let options = ReadOptions::default();
-            let back = Source::open(&store, &key(name), format, &options).unwrap();
+            let back = TokenSource::open(&store, &key(name), format, &options).unwrap();
             assert_eq!(back.dtype(), Dtype::U16, "seed {seed}, {format}");
             let got = collect(&back).unwrap();
             let due: Documents = match format {
@@ -372,7 +377,7 @@ fn hostile_files_are_errors() {
         let (victim, others) = files.split_first().unwrap();
         let bytes = read(from.as_ref(), victim);
         // In memory: thousands of files are made.
-        let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         for file in others {
             copy(from.as_ref(), file, store.as_ref());
         }
@@ -401,7 +406,7 @@ fn hostile_files_are_errors() {
 fn read_any_or_nothing(store: &Arc<dyn Storage>, name: &str) -> Result<Documents> {
     match Format::detect(store, &key(name))? {
         Some((format, prefix)) => {
-            collect(&Source::open(store, &prefix, format, &ReadOptions::default())?)
+            collect(&TokenSource::open(store, &prefix, format, &ReadOptions::default())?)
         }
         None => panic!("{name} is there"),
     }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Once};
 
 use crate::common::{failing, golden, key, manifest, numbers};
 use indexed::{
-    BlendConfig, BlendIndex, BlendWeights, Error, GptIndex, GptIndexConfig, IndexedDataset, Part,
-    Split, blend_sizes, normalize_weights,
+    BlendConfig, BlendIndex, BlendWeights, Error, GptIndex, GptIndexConfig, IndexedDataset, Split,
+    TokenSpan, blend_sizes, normalize_weights,
 };
 use serde_json::{Value, json};
 use storage::{Key, Storage};
@@ -99,7 +99,7 @@ enum Built {
 fn tokens(index: &GptIndex, dataset: &IndexedDataset, sample: u64) -> Vec<i64> {
     let mut parts = Vec::new();
     index.parts(dataset, sample, &mut parts);
-    let cut = |part: &Part| {
+    let cut = |part: &TokenSpan| {
         let (from, count) = (part.token_offset as usize, part.token_count as usize);
         dataset.read_sequence(part.sequence).unwrap()[from..from + count].to_vec()
     };

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::{golden, key, manifest, read, temp_store};
-use indexed::{Builder, Dtype, Error, Fault, IndexedDataset};
+use indexed::{Builder, Dtype, Error, FormatRule, IndexedDataset};
 use serde_json::Value;
 
 /// Refused by Megatron too.
@@ -23,7 +23,7 @@ fn contents(dataset: &IndexedDataset) -> Vec<Vec<Vec<i64>>> {
         assert!(matches!(dataset.read_sequence(seq), Err(Error::NotTokens { .. })));
         let mut bytes = vec![0; dataset.sequence_len(seq) as usize * item_bytes];
         let offset = dataset.sequence_offset_bytes(seq);
-        dataset.bin().read_many(&mut [storage::Read { offset, buf: &mut bytes }]).unwrap();
+        dataset.bin().read_many(&mut [storage::RangeRead { offset, buf: &mut bytes }]).unwrap();
         let float = |item: &[u8]| match item.len() {
             4 => f64::from(f32::from_le_bytes(item.try_into().unwrap())),
             _ => f64::from_le_bytes(item.try_into().unwrap()),
@@ -148,7 +148,10 @@ fn refuses_to_merge_what_differs() {
 #[test]
 fn documents_that_were_never_ended_are_refused_with_a_hint() {
     let error = IndexedDataset::open(&golden("idx"), &key(NO_DOCUMENT_ENDS)).unwrap_err();
-    assert!(matches!(error, Error::Malformed { fault: Fault::NoDocumentEnds, offset: 58, .. }));
+    assert!(matches!(
+        error,
+        Error::Malformed { fault: FormatRule::NoDocumentEnds, offset: 58, .. }
+    ));
     assert!(error.to_string().contains("hint: "), "{error}");
     let (_guard, store) = temp_store();
     let mut builder = Builder::create(&store, &key("a"), Dtype::U16).unwrap();

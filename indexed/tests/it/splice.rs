@@ -4,17 +4,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::common::{Dice, golden, key, read, temp_store};
-use indexed::{Builder, Dtype, Error, Fault, IndexedDataset, Repair, SplicePart, splice};
+use indexed::{Builder, DocumentRange, Dtype, Error, FormatRule, IndexedDataset, Repair, splice};
 use storage::{Key, Storage};
 
-fn part(store: &Arc<dyn Storage>, name: &str, documents: Option<Range<u64>>) -> SplicePart {
-    SplicePart { store: Arc::clone(store), prefix: key(name), documents, bin_crc64: None }
+fn part(store: &Arc<dyn Storage>, name: &str, documents: Option<Range<u64>>) -> DocumentRange {
+    DocumentRange { store: Arc::clone(store), prefix: key(name), documents, bin_crc64: None }
 }
 
 /// With the sum of its `.bin`, as a manifest has it.
-fn trusted(store: &Arc<dyn Storage>, name: &str) -> SplicePart {
+fn trusted(store: &Arc<dyn Storage>, name: &str) -> DocumentRange {
     let bin_crc64 = Some(storage::crc64(&read(store.as_ref(), &format!("{name}.bin"))));
-    SplicePart { bin_crc64, ..part(store, name, None) }
+    DocumentRange { bin_crc64, ..part(store, name, None) }
 }
 
 fn same_pair(a: (&dyn Storage, &str), b: (&dyn Storage, &str), what: &str) {
@@ -159,7 +159,10 @@ fn of_a_cut_file_the_whole_documents_stay() {
     }
     for len in 0..34 {
         let error = repair_of(&bin, &idx[..len]).unwrap_err();
-        assert!(matches!(error, Error::Malformed { fault: Fault::TooShort, .. }), "{len}: {error}");
+        assert!(
+            matches!(error, Error::Malformed { fault: FormatRule::TooShort, .. }),
+            "{len}: {error}"
+        );
     }
     // And whatever byte of the index is changed, it is refused or what is written is whole.
     for at in 0..idx.len() {
@@ -172,15 +175,15 @@ fn of_a_cut_file_the_whole_documents_stay() {
 }
 
 fn repair_of(bin: &[u8], idx: &[u8]) -> indexed::Result<(IndexedDataset, indexed::RepairReport)> {
-    use storage::sim::{Faults, SimStore};
-    let store: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+    use storage::sim::{FaultPlan, FaultStore};
+    let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
     storage::write_all(store.as_ref(), &key("a.bin"), bin).unwrap();
     storage::write_all(store.as_ref(), &key("a.idx"), idx).unwrap();
     let repair = Repair::examine(&store, &key("a"))?;
     let built = repair.write(&store, &key("b")).unwrap();
     let dataset = IndexedDataset::open(&store, &key("b"));
     // Types that Megatron does not know stay what they are.
-    if matches!(dataset, Err(Error::Malformed { fault: Fault::Dtype, .. })) {
+    if matches!(dataset, Err(Error::Malformed { fault: FormatRule::Dtype, .. })) {
         return Err(dataset.unwrap_err());
     }
     let dataset = dataset.unwrap();

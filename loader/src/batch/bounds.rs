@@ -5,11 +5,11 @@ use crate::{Error, Result};
 ///
 /// The first is 0, each row begins a run, the last is the length of all rows. A run is never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bounds {
+pub struct SequenceBounds {
     offsets: Vec<i32>,
 }
 
-impl Bounds {
+impl SequenceBounds {
     /// The offsets, one more than there are runs; none if they were not asked for.
     #[must_use]
     pub fn offsets(&self) -> &[i32] {

@@ -1,6 +1,6 @@
 use indexed::Dtype;
 
-use super::bounds::{self, Bounds, Direction};
+use super::bounds::{self, Direction, SequenceBounds};
 use super::{decode_into, fill_row, of_dataset, resize};
 use crate::{Assemble, Error, PieceRef, Result, Sample};
 
@@ -36,9 +36,9 @@ pub struct EncDecBatch {
     pub decoder_position_ids: Vec<i64>,
     /// Where documents begin in the encoder. None unless [`EncDecConfig::reset_attention_mask`] is
     /// set.
-    pub encoder_bounds: Bounds,
+    pub encoder_bounds: SequenceBounds,
     /// Where documents begin in the decoder: the n-th run of a row sees the n-th of the encoder.
-    pub decoder_bounds: Bounds,
+    pub decoder_bounds: SequenceBounds,
     /// Whether a row of the decoder was cut.
     pub truncated: Vec<bool>,
 }
@@ -104,14 +104,14 @@ impl EncDecBatch {
     #[must_use]
     pub fn encoder_mask(&self, row: usize) -> Vec<bool> {
         let runs = self.encoder_bounds.runs_of_row(row, self.encoder_len);
-        Bounds::blocked(&runs, &runs, Direction::Both)
+        SequenceBounds::blocked(&runs, &runs, Direction::Both)
     }
 
     /// Which pairs the decoder's attention leaves out in a row: shape `[decoder_len, decoder_len]`.
     #[must_use]
     pub fn decoder_mask(&self, row: usize) -> Vec<bool> {
         let runs = self.decoder_bounds.runs_of_row(row, self.decoder_len);
-        Bounds::blocked(&runs, &runs, Direction::LeftToRight)
+        SequenceBounds::blocked(&runs, &runs, Direction::LeftToRight)
     }
 
     /// What the decoder does not see of the encoder in a row: shape `[decoder_len, encoder_len]`.
@@ -119,7 +119,7 @@ impl EncDecBatch {
     pub fn cross_mask(&self, row: usize) -> Vec<bool> {
         let decoder = self.decoder_bounds.runs_of_row(row, self.decoder_len);
         let encoder = self.encoder_bounds.runs_of_row(row, self.encoder_len);
-        Bounds::blocked(&decoder, &encoder, Direction::Both)
+        SequenceBounds::blocked(&decoder, &encoder, Direction::Both)
     }
 }
 
@@ -168,7 +168,7 @@ impl EncDecAssemble {
             let mut tokens = std::mem::take(&mut self.context);
             tokens.clear();
             decode_into(part.context, context, &mut tokens);
-            let target = Target { part, target, offsets };
+            let target = EncDecTarget { part, target, offsets };
             let joined = tokens.iter().try_for_each(|&token| self.push(token, &target, sample));
             self.context = tokens;
             joined?;
@@ -178,7 +178,7 @@ impl EncDecAssemble {
         Ok(())
     }
 
-    fn push(&mut self, token: i64, target: &Target<'_>, sample: &Sample<'_>) -> Result<()> {
+    fn push(&mut self, token: i64, target: &EncDecTarget<'_>, sample: &Sample<'_>) -> Result<()> {
         let EncDecConfig { vocab_size, eod, .. } = self.config;
         if token == eod {
             let got = format!("the end of a document, {eod}, in the context");
@@ -219,13 +219,13 @@ impl EncDecAssemble {
 }
 
 /// All that the decoder may have to say of one document.
-struct Target<'a> {
+struct EncDecTarget<'a> {
     part: EncDecPart,
     target: &'a [u8],
     offsets: &'a [u8],
 }
 
-impl Target<'_> {
+impl EncDecTarget<'_> {
     /// Appends the nth span, its marker first. False if there is no such span.
     fn append_span(&self, nth: i64, tokens: &mut Vec<i64>) -> bool {
         let span = || {

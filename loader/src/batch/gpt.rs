@@ -1,6 +1,6 @@
 use indexed::Dtype;
 
-use super::bounds::{self, Bounds, Direction};
+use super::bounds::{self, Direction, SequenceBounds};
 use super::{check_bytes, of_dataset, replace, resize};
 use crate::{Assemble, Error, Result, Sample};
 
@@ -25,7 +25,7 @@ pub struct Batch {
     /// [`GptConfig::reset_position_ids`] is set: they are 0 to `seq_len - 1` then.
     pub position_ids: Vec<i64>,
     /// Where documents begin. None unless [`GptConfig::reset_attention_mask`] is set.
-    pub bounds: Bounds,
+    pub bounds: SequenceBounds,
 }
 
 /// The settings of Megatron's `GPTDatasetConfig` that decide what is made of a sample.
@@ -95,7 +95,7 @@ impl Batch {
     pub fn attention_mask(&self, row: usize) -> Vec<bool> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         let runs = self.bounds.runs_of_row(row, self.seq_len);
-        Bounds::blocked(&runs, &runs, Direction::LeftToRight)
+        SequenceBounds::blocked(&runs, &runs, Direction::LeftToRight)
     }
 }
 

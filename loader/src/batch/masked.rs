@@ -79,7 +79,7 @@ impl std::fmt::Debug for Vocabulary {
 
 /// Tokens that were chosen at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct MaskedSpan {
     /// Places in [`Masker::members`].
     start: u32,
     end: u32,
@@ -101,7 +101,7 @@ pub(super) struct Masker {
     /// Which tokens are chosen.
     is_chosen: Vec<bool>,
     /// The choices, by their first token once all are made.
-    spans: Vec<Span>,
+    spans: Vec<MaskedSpan>,
 }
 
 impl Masker {
@@ -175,7 +175,7 @@ impl Masker {
                 visit(rng, place as usize);
             }
             chosen += end - start;
-            self.spans.push(Span { start, end });
+            self.spans.push(MaskedSpan { start, end });
         }
         self.spans.sort_unstable_by_key(|span| span.start);
         Ok(())

@@ -15,7 +15,7 @@ mod sentences;
 mod t5;
 
 pub use bert::{BertAssemble, BertBatch, BertConfig};
-pub use bounds::{Bounds, Direction};
+pub use bounds::{Direction, SequenceBounds};
 pub use encdec::{EncDecAssemble, EncDecBatch, EncDecConfig, EncDecPart};
 pub use gpt::{Batch, Documents, GptAssemble, GptConfig};
 pub use masked::{Masking, NgramLengths, Vocabulary};
@@ -24,7 +24,7 @@ pub use t5::{T5Assemble, T5Batch, T5Config};
 
 use indexed::Dtype;
 
-use crate::{Error, Origin, Result, Sample};
+use crate::{Error, Result, Sample, SampleOrigin};
 
 /// What no label is: the padding of labels, and of tokens where the tokenizer has no id for it that
 /// is its alone.
@@ -38,7 +38,11 @@ pub fn pad_id(of_tokenizer: Option<i64>, other_special: &[i64]) -> i64 {
 }
 
 /// What a dataset of a blend has, by its place there.
-fn of_dataset<'a, T>(each: &'a [T], origin: Origin, objective: &'static str) -> Result<&'a T> {
+fn of_dataset<'a, T>(
+    each: &'a [T],
+    origin: SampleOrigin,
+    objective: &'static str,
+) -> Result<&'a T> {
     each.get(origin.dataset as usize).ok_or_else(|| Error::Sample {
         objective,
         sample: origin.sample,

@@ -3,30 +3,34 @@ use std::sync::{Arc, OnceLock};
 
 use storage::Storage;
 
-use super::{Cache, CacheOptions, open};
-use crate::{Near, Order};
+use super::{CacheOptions, NodeCache, open};
+use crate::{SampleCache, SampleOrder};
 
 /// A cache that is opened when it is first asked for a sample: of the ranks of a node, which share
 /// one reader, only the one that reads comes to that.
 #[derive(Debug)]
-pub struct AtFirstUse {
+pub struct LazyCache {
     folder: Arc<dyn Storage>,
-    order: Arc<dyn Order>,
+    order: Arc<dyn SampleOrder>,
     options: CacheOptions,
     /// `None` inside if it could not be opened, which the log was told.
-    cache: OnceLock<Option<Cache>>,
+    cache: OnceLock<Option<NodeCache>>,
     checkpointed: AtomicU64,
 }
 
-impl AtFirstUse {
+impl LazyCache {
     /// The cache of an order in a folder; nothing is done there yet.
     #[must_use]
-    pub fn new(folder: Arc<dyn Storage>, order: Arc<dyn Order>, options: CacheOptions) -> Self {
+    pub fn new(
+        folder: Arc<dyn Storage>,
+        order: Arc<dyn SampleOrder>,
+        options: CacheOptions,
+    ) -> Self {
         let (cache, checkpointed) = (OnceLock::new(), AtomicU64::new(0));
-        AtFirstUse { folder, order, options, cache, checkpointed }
+        LazyCache { folder, order, options, cache, checkpointed }
     }
 
-    /// As [`Cache::checkpointed`].
+    /// As [`NodeCache::checkpointed`].
     pub fn checkpointed(&self, samples_consumed: u64) {
         self.checkpointed.fetch_max(samples_consumed, Relaxed);
         if let Some(Some(cache)) = self.cache.get() {
@@ -34,20 +38,20 @@ impl AtFirstUse {
         }
     }
 
-    fn open(&self) -> Option<Cache> {
+    fn open(&self) -> Option<NodeCache> {
         let opened = open(&self.folder, &self.order, self.options);
         opened.inspect_err(|error| log::warn!("cache: {error}")).ok()
     }
 
-    fn opened(&self) -> Option<&dyn Near> {
+    fn opened(&self) -> Option<&dyn SampleCache> {
         match self.cache.get()?.as_ref()? {
-            Cache::Files(files) => Some(files.as_ref()),
-            Cache::Log(log) => Some(log.as_ref()),
+            NodeCache::Files(files) => Some(files.as_ref()),
+            NodeCache::Log(log) => Some(log.as_ref()),
         }
     }
 }
 
-impl Near for AtFirstUse {
+impl SampleCache for LazyCache {
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         if self.cache.get().is_none() {
             let cache = self.cache.get_or_init(|| self.open());

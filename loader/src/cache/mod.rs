@@ -2,25 +2,26 @@
 //!
 //! After a crash a run goes back to its last checkpoint and wants the samples that it had already
 //! fetched; [`OrderLog`] has kept them, in the order of their use. Whole files are kept by
-//! [`Staged`], if they fit; [`open`] chooses. Both are [`Near`]: what they have is whole and its
-//! sum is right, anything else is fetched from afar as if there were no cache. So their folder may
-//! be deleted at any moment, while it is in use too, and shared by all jobs of a node: files appear
-//! under their final names complete or not at all, and no lock is needed to be right.
+//! [`StagedFiles`], if they fit; [`open`] chooses. Both are [`SampleCache`]: what they have is
+//! whole and its sum is right, anything else is fetched from afar as if there were no cache. So
+//! their folder may be deleted at any moment, while it is in use too, and shared by all jobs of a
+//! node: files appear under their final names complete or not at all, and no lock is needed to be
+//! right.
 
 mod at_first_use;
 mod order_log;
 mod segment;
 mod staged;
 
-pub use at_first_use::AtFirstUse;
+pub use at_first_use::LazyCache;
 pub use order_log::{LogOptions, OrderLog};
-pub use staged::{StageOptions, Staged};
+pub use staged::{StageOptions, StagedFiles};
 
 use std::sync::Arc;
 
 use storage::{Crc64, Key, Storage};
 
-use crate::{Near, Order, Result, Source};
+use crate::{DataFile, Result, SampleCache, SampleOrder};
 
 /// What a cache may hold of one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +37,9 @@ pub struct CacheOptions {
 /// A cache on one node: the files if they fit, else the samples since the last checkpoint.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Cache {
+pub enum NodeCache {
     /// All files fit.
-    Files(Arc<Staged>),
+    Files(Arc<StagedFiles>),
     /// They do not.
     Log(Arc<OrderLog>),
 }
@@ -54,38 +55,38 @@ const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 /// of no use, and says so in the log.
 pub fn open(
     folder: &Arc<dyn Storage>,
-    order: &Arc<dyn Order>,
+    order: &Arc<dyn SampleOrder>,
     options: CacheOptions,
-) -> Result<Cache> {
+) -> Result<NodeCache> {
     let need: u64 = order.sources().iter().map(|source| source.len_bytes).sum();
     let CacheOptions { limit_bytes, salt } = options;
     let kept: u64 = staged::kept_bytes(folder.as_ref(), order.as_ref(), salt);
     if need <= limit_bytes && need.saturating_sub(kept) <= room(folder.as_ref(), kept) {
         let options = StageOptions { salt, ..StageOptions::default() };
-        return Ok(Cache::Files(Arc::new(Staged::open(folder, order, options)?)));
+        return Ok(NodeCache::Files(Arc::new(StagedFiles::open(folder, order, options)?)));
     }
     let usual = LogOptions::default();
     // fits: at most the usual
     let segment_bytes =
         (limit_bytes / LOG_FILES_MIN).clamp(SEGMENT_BYTES_MIN, usual.segment_bytes as u64) as usize;
     let options = LogOptions { limit_bytes, salt, segment_bytes };
-    Ok(Cache::Log(Arc::new(OrderLog::open(folder, order.as_ref(), options)?)))
+    Ok(NodeCache::Log(Arc::new(OrderLog::open(folder, order.as_ref(), options)?)))
 }
 
-impl Cache {
+impl NodeCache {
     /// As the loader wants it.
     #[must_use]
-    pub fn near(&self) -> Arc<dyn Near> {
+    pub fn near(&self) -> Arc<dyn SampleCache> {
         match self {
-            Cache::Files(files) => Arc::clone(files) as Arc<dyn Near>,
-            Cache::Log(log) => Arc::clone(log) as Arc<dyn Near>,
+            NodeCache::Files(files) => Arc::clone(files) as Arc<dyn SampleCache>,
+            NodeCache::Log(log) => Arc::clone(log) as Arc<dyn SampleCache>,
         }
     }
 
     /// Tells that the run will never go back behind so many samples: a checkpoint of that state is
     /// durable.
     pub fn checkpointed(&self, samples_consumed: u64) {
-        if let Cache::Log(log) = self {
+        if let NodeCache::Log(log) = self {
             log.checkpointed(samples_consumed);
         }
     }
@@ -103,7 +104,7 @@ struct Identity {
 const PROBES: u64 = 256;
 
 impl Identity {
-    fn of(order: &dyn Order, salt: u64) -> Self {
+    fn of(order: &dyn SampleOrder, salt: u64) -> Self {
         let mut sum = Crc64::new();
         let mut number = |number: u64| sum.update(&number.to_le_bytes());
         number(salt);
@@ -143,7 +144,7 @@ const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
 /// Tells the data from others of the same names and lengths: the sum of their manifest, which has
 /// the sums of the files; 0 for data without one.
-fn version(source: &Source) -> u64 {
+fn version(source: &DataFile) -> u64 {
     let name = source.key.as_str();
     let prefix = Key::new(name.strip_suffix(".bin").unwrap_or(name));
     let read = prefix.and_then(|prefix| {

@@ -4,9 +4,9 @@ use std::thread::JoinHandle;
 
 use storage::{Key, Storage};
 
-use super::segment::{Filling, Segment};
+use super::segment::{Segment, SegmentBuilder};
 use super::{Identity, room};
-use crate::{Near, Order, Result};
+use crate::{Result, SampleCache, SampleOrder};
 
 /// How an [`OrderLog`] is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,29 +45,29 @@ const LOOK_BACK_MAX: usize = 256;
 /// When there is no space, what is there stays: a restart wants the oldest first.
 #[derive(Debug)]
 pub struct OrderLog {
-    shared: Arc<Shared>,
+    shared: Arc<LogShared>,
     writer: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LogShared {
     store: Arc<dyn Storage>,
     identity: Identity,
     folder: Key,
     options: LogOptions,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     work: Condvar,
-    files: Mutex<Files>,
+    files: Mutex<LogFiles>,
 }
 
 /// What the writer is given.
 #[derive(Debug, Default)]
-struct State {
-    filling: Filling,
+struct LogState {
+    filling: SegmentBuilder,
     /// Full, to be written.
-    handed: Option<Filling>,
+    handed: Option<SegmentBuilder>,
     /// Memory to be filled next.
-    spare: Filling,
+    spare: SegmentBuilder,
     /// The writer has nothing to do.
     is_idle: bool,
     is_over: bool,
@@ -79,8 +79,8 @@ struct State {
 /// What lies in the folder. A file's name has its first sample, its last, and a number that makes
 /// it unlike those of other writers.
 #[derive(Debug, Default)]
-struct Files {
-    by_first: BTreeMap<(u64, u64), File>,
+struct LogFiles {
+    by_first: BTreeMap<(u64, u64), LogFile>,
     open: Vec<((u64, u64), Arc<Segment>)>,
     /// Those that this process wrote or read.
     used: BTreeSet<(u64, u64)>,
@@ -88,7 +88,7 @@ struct Files {
 }
 
 #[derive(Debug)]
-struct File {
+struct LogFile {
     last: u64,
     bytes: u64,
     key: Key,
@@ -99,10 +99,14 @@ impl OrderLog {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn open(store: &Arc<dyn Storage>, order: &dyn Order, options: LogOptions) -> Result<Self> {
+    pub fn open(
+        store: &Arc<dyn Storage>,
+        order: &dyn SampleOrder,
+        options: LogOptions,
+    ) -> Result<Self> {
         let identity = Identity::of(order, options.salt);
         let folder = identity.folder("order");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LogShared {
             store: Arc::clone(store),
             identity,
             folder,
@@ -158,7 +162,7 @@ impl OrderLog {
     }
 }
 
-impl Near for OrderLog {
+impl SampleCache for OrderLog {
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         self.shared.find(sample, into)
     }
@@ -191,7 +195,7 @@ impl Drop for OrderLog {
     }
 }
 
-impl State {
+impl LogState {
     /// Gives what is filled to the writer, unless that has not begun with what it was given before.
     fn hand_over(&mut self) -> bool {
         if self.handed.is_some() {
@@ -203,7 +207,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl LogShared {
     /// The writer's thread.
     fn write(&self) {
         let mut state = lock(&self.state);
@@ -231,7 +235,7 @@ impl Shared {
         }
     }
 
-    fn write_file(&self, filling: &mut Filling, checkpointed: u64) {
+    fn write_file(&self, filling: &mut SegmentBuilder, checkpointed: u64) {
         let Some((first, last)) = filling.ends() else { return };
         self.scan(); // what other jobs have written counts too
         let bytes = filling.file_bytes();
@@ -244,7 +248,7 @@ impl Shared {
         match filling.write(self.store.as_ref(), &key, &self.identity) {
             Ok(()) => {
                 let mut files = lock(&self.files);
-                files.by_first.insert((first, nonce), File { last, bytes, key });
+                files.by_first.insert((first, nonce), LogFile { last, bytes, key });
                 files.used.insert((first, nonce));
             }
             Err(error) => log::warn!("cache: {error}"),
@@ -283,7 +287,7 @@ impl Shared {
         }
     }
 
-    fn forget(&self, files: &mut Files, name: (u64, u64)) {
+    fn forget(&self, files: &mut LogFiles, name: (u64, u64)) {
         files.used.remove(&name);
         files.open.retain(|(open, _)| *open != name);
         if let Some(file) = files.by_first.remove(&name) {
@@ -311,7 +315,7 @@ impl Shared {
     }
 
     /// A file with its table, the one that was wanted last kept open.
-    fn segment(&self, files: &mut Files, name: (u64, u64)) -> Option<Arc<Segment>> {
+    fn segment(&self, files: &mut LogFiles, name: (u64, u64)) -> Option<Arc<Segment>> {
         if let Some(at) = files.open.iter().position(|(open, _)| *open == name) {
             files.open[..=at].rotate_right(1);
             return Some(Arc::clone(&files.open[0].1));
@@ -337,7 +341,7 @@ impl Shared {
             let mut numbers = entry.key.name().split('-').map(|text| u64::from_str_radix(text, 16));
             let mut next = || numbers.next()?.ok();
             let (first, last, nonce) = (next()?, next()?, next()?);
-            let file = File { last, bytes: entry.bytes, key: entry.key };
+            let file = LogFile { last, bytes: entry.bytes, key: entry.key };
             Some(((first, nonce), file))
         });
         let by_first = files.collect();

@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use storage::{Key, Object, Read, Storage, crc64};
+use storage::{Key, Object, RangeRead, Storage, crc64};
 
 use super::Identity;
 
@@ -31,7 +31,7 @@ const ENTRIES_MAX: u64 = 1 << 21;
 const AHEAD_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct SegmentEntry {
     sample: u64,
     /// In the file once it is written, in the bytes of the samples before.
     offset: u64,
@@ -41,13 +41,13 @@ struct Entry {
 
 /// Samples that are to become a file.
 #[derive(Debug, Default)]
-pub(super) struct Filling {
-    entries: Vec<Entry>,
+pub(super) struct SegmentBuilder {
+    entries: Vec<SegmentEntry>,
     bytes: Vec<u8>,
     header: Vec<u8>,
 }
 
-impl Filling {
+impl SegmentBuilder {
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -65,7 +65,7 @@ impl Filling {
     /// Takes a sample up. The caller sees to it that they ascend.
     pub(super) fn push(&mut self, sample: u64, bytes: &[u8]) {
         let (offset, len) = (self.bytes.len() as u64, bytes.len() as u64);
-        self.entries.push(Entry { sample, offset, len, crc64: crc64(bytes) });
+        self.entries.push(SegmentEntry { sample, offset, len, crc64: crc64(bytes) });
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -90,7 +90,7 @@ impl Filling {
         for number in [identity.crc64, identity.samples, identity.bytes, count, 0] {
             header.extend_from_slice(&number.to_le_bytes());
         }
-        for Entry { sample, offset, len, crc64 } in &self.entries {
+        for SegmentEntry { sample, offset, len, crc64 } in &self.entries {
             for number in [*sample, data_at + offset, *len, *crc64] {
                 header.extend_from_slice(&number.to_le_bytes());
             }
@@ -108,7 +108,7 @@ impl Filling {
 #[derive(Debug)]
 pub(super) struct Segment {
     object: Arc<dyn Object>,
-    entries: Vec<Entry>,
+    entries: Vec<SegmentEntry>,
     ahead: Mutex<Ahead>,
 }
 
@@ -124,7 +124,7 @@ impl Segment {
     pub(super) fn open(store: &dyn Storage, key: &Key, identity: &Identity) -> Option<Self> {
         let object = store.open(key).ok()?;
         let mut bytes = vec![0; HEADER_BYTES];
-        object.read_many(&mut [Read { offset: 0, buf: &mut bytes }]).ok()?;
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }]).ok()?;
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let got = Identity { crc64: number(8), samples: number(16), bytes: number(24) };
         let count = number(32);
@@ -135,14 +135,14 @@ impl Segment {
         let table_bytes = count as usize * ENTRY_BYTES; // fits: bounded above
         bytes.resize(HEADER_BYTES + table_bytes, 0);
         let table = &mut bytes[HEADER_BYTES..];
-        object.read_many(&mut [Read { offset: HEADER_BYTES as u64, buf: table }]).ok()?;
+        object.read_many(&mut [RangeRead { offset: HEADER_BYTES as u64, buf: table }]).ok()?;
         if table_sum(&bytes) != sum {
             return None;
         }
         let numbers: &[[u8; 8]] = bytes[HEADER_BYTES..].as_chunks().0;
         let entries = numbers.as_chunks::<4>().0.iter().map(|entry| {
             let [sample, offset, len, crc64] = entry.map(u64::from_le_bytes);
-            Entry { sample, offset, len, crc64 }
+            SegmentEntry { sample, offset, len, crc64 }
         });
         Some(Segment { entries: entries.collect(), object, ahead: Mutex::default() })
     }
@@ -152,7 +152,7 @@ impl Segment {
         let Ok(at) = self.entries.binary_search_by_key(&sample, |entry| entry.sample) else {
             return false;
         };
-        let Entry { offset, len, crc64: due, .. } = self.entries[at];
+        let SegmentEntry { offset, len, crc64: due, .. } = self.entries[at];
         len == into.len() as u64 && self.read(offset, into).is_some() && crc64(into) == due
     }
 
@@ -164,7 +164,7 @@ impl Segment {
             let len = AHEAD_BYTES.max(into.len() as u64).min(left);
             ahead.offset = offset;
             ahead.bytes.resize(len as usize, 0); // fits: 1 MiB, or a sample that is in memory
-            let read = Read { offset, buf: &mut ahead.bytes };
+            let read = RangeRead { offset, buf: &mut ahead.bytes };
             if self.object.read_many(&mut [read]).is_err() {
                 ahead.bytes.clear();
             }

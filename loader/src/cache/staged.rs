@@ -19,12 +19,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use storage::{Crc64, Key, Object, Read, Storage, crc64};
+use storage::{Crc64, Key, Object, RangeRead, Storage, crc64};
 
 use super::{Identity, room};
-use crate::{Near, Order, PieceRef, Result};
+use crate::{PieceRef, Result, SampleCache, SampleOrder};
 
-/// How files are [`Staged`].
+/// How files are [`StagedFiles`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageOptions {
     /// As [`CacheOptions::salt`](super::CacheOptions::salt). Default: 0.
@@ -56,59 +56,59 @@ const FAILURES_MAX: u32 = 8;
 /// A sample is served from here once all of its bytes have come. Several processes that share the
 /// folder begin at different blocks and pass over what others have copied by then.
 #[derive(Debug)]
-pub struct Staged {
-    shared: Arc<Shared>,
+pub struct StagedFiles {
+    shared: Arc<StagingShared>,
     stager: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct StagingShared {
     store: Arc<dyn Storage>,
-    order: Arc<dyn Order>,
+    order: Arc<dyn SampleOrder>,
     identity: Identity,
     folder: Key,
     options: StageOptions,
-    state: Mutex<State>,
+    state: Mutex<StagingState>,
     stop: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StagingState {
     landed: BTreeSet<(u32, u64)>,
-    open: BTreeMap<(u32, u64), Block>,
+    open: BTreeMap<(u32, u64), StagedBlock>,
     pieces: Vec<PieceRef>,
     chunks: Vec<u8>,
     is_over: bool,
 }
 
 #[derive(Debug)]
-struct Block {
+struct StagedBlock {
     object: Arc<dyn Object>,
     sums: Vec<u64>,
     len: u64,
 }
 
 /// What is there by now of the files of an order.
-pub(super) fn kept_bytes(store: &dyn Storage, order: &dyn Order, salt: u64) -> u64 {
+pub(super) fn kept_bytes(store: &dyn Storage, order: &dyn SampleOrder, salt: u64) -> u64 {
     let folder = Identity::of(order, salt).folder("files");
     store.list(&folder).map_or(0, |entries| entries.iter().map(|entry| entry.bytes).sum())
 }
 
-impl Staged {
+impl StagedFiles {
     /// Goes on with copying the files of an order.
     ///
     /// # Errors
     /// If no thread can be started.
     pub fn open(
         store: &Arc<dyn Storage>,
-        order: &Arc<dyn Order>,
+        order: &Arc<dyn SampleOrder>,
         options: StageOptions,
     ) -> Result<Self> {
         assert!(options.block_bytes > 0, "blocks have bytes");
         assert!(options.block_bytes.is_multiple_of(CHUNK_BYTES), "blocks of whole chunks");
         let identity = Identity::of(order.as_ref(), options.salt);
         let folder = identity.folder("files");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StagingShared {
             store: Arc::clone(store),
             order: Arc::clone(order),
             identity,
@@ -125,7 +125,7 @@ impl Staged {
             .name("stage".to_owned())
             .spawn(move || stager.stage())
             .map_err(|error| storage::Error::from_io("start a thread for", "the cache", error))?;
-        Ok(Staged { shared, stager: Some(stager) })
+        Ok(StagedFiles { shared, stager: Some(stager) })
     }
 
     /// Blocks that are here by now, and all there are.
@@ -135,7 +135,7 @@ impl Staged {
     }
 }
 
-impl Near for Staged {
+impl SampleCache for StagedFiles {
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         self.shared.find(sample, into)
     }
@@ -145,7 +145,7 @@ impl Near for Staged {
     fn consumed(&self, _samples: u64) {}
 }
 
-impl Drop for Staged {
+impl Drop for StagedFiles {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.stop.notify_all();
@@ -155,8 +155,8 @@ impl Drop for Staged {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl StagingShared {
+    fn lock(&self) -> MutexGuard<'_, StagingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,7 +243,7 @@ impl Shared {
             return Ok(0);
         }
         buf.resize(len as usize, 0); // fits: a block
-        object.read_many(&mut [Read { offset, buf: &mut *buf }])?;
+        object.read_many(&mut [RangeRead { offset, buf: &mut *buf }])?;
         let head = self.head((file, block), len, buf.chunks(CHUNK_BYTES as usize).map(crc64));
         let Some(key) = self.key((file, block)) else { return Ok(len) };
         match self.store.create(&key, head.len() as u64 + len) {
@@ -278,18 +278,18 @@ impl Shared {
     }
 
     /// Opens a block; `None` if it is not there or not what it should be.
-    fn block(&self, at: (u32, u64)) -> Option<Block> {
+    fn block(&self, at: (u32, u64)) -> Option<StagedBlock> {
         let source = self.order.sources().get(at.0 as usize)?;
         let offset = at.1.checked_mul(self.options.block_bytes)?;
         let len = self.options.block_bytes.min(source.len_bytes.checked_sub(offset)?);
         let object = self.store.open(&self.key(at)?).ok()?;
         let count = len.div_ceil(CHUNK_BYTES);
         let mut head = vec![0; (HEADER_BYTES + 8 * count) as usize]; // fits: sums of a block
-        object.read_many(&mut [Read { offset: 0, buf: &mut head }]).ok()?;
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut head }]).ok()?;
         let numbers: &[[u8; 8]] = head[HEADER_BYTES as usize..].as_chunks().0;
         let sums: Vec<u64> = numbers.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
         let is_ours = head == self.head(at, len, sums.iter().copied());
-        is_ours.then_some(Block { object, sums, len })
+        is_ours.then_some(StagedBlock { object, sums, len })
     }
 
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
@@ -306,7 +306,7 @@ impl Shared {
         found
     }
 
-    fn has(&self, state: &State, piece: &PieceRef) -> bool {
+    fn has(&self, state: &StagingState, piece: &PieceRef) -> bool {
         let block_bytes = self.options.block_bytes;
         let end = piece.offset_bytes.saturating_add(piece.len_bytes);
         let blocks = piece.offset_bytes / block_bytes..end.div_ceil(block_bytes);
@@ -314,7 +314,7 @@ impl Shared {
             || blocks.into_iter().all(|block| state.landed.contains(&(piece.file, block)))
     }
 
-    fn read(&self, state: &mut State, pieces: &[PieceRef], mut into: &mut [u8]) -> bool {
+    fn read(&self, state: &mut StagingState, pieces: &[PieceRef], mut into: &mut [u8]) -> bool {
         let block_bytes = self.options.block_bytes;
         for piece in pieces {
             let (mut at, end) = (piece.offset_bytes, piece.offset_bytes + piece.len_bytes);
@@ -337,7 +337,13 @@ impl Shared {
     }
 
     /// Reads part of one block, the chunks that it lies in checked.
-    fn read_part(&self, state: &mut State, at: (u32, u64), offset: u64, into: &mut [u8]) -> bool {
+    fn read_part(
+        &self,
+        state: &mut StagingState,
+        at: (u32, u64),
+        offset: u64,
+        into: &mut [u8],
+    ) -> bool {
         if !state.open.contains_key(&at) {
             if state.open.len() >= OPEN_MAX {
                 state.open.clear(); // random places: none is likelier to be wanted than another
@@ -345,13 +351,13 @@ impl Shared {
             let Some(block) = self.block(at) else { return false };
             state.open.insert(at, block);
         }
-        let (State { open, chunks, .. }, end) = (state, offset + into.len() as u64);
-        let Some(Block { object, sums, len }) = open.get(&at) else { return false };
+        let (StagingState { open, chunks, .. }, end) = (state, offset + into.len() as u64);
+        let Some(StagedBlock { object, sums, len }) = open.get(&at) else { return false };
         let (first, last) = (offset / CHUNK_BYTES, end.div_ceil(CHUNK_BYTES));
         let begin = first * CHUNK_BYTES;
         chunks.resize(((last * CHUNK_BYTES).min(*len) - begin) as usize, 0); // fits: some chunks
         let place = HEADER_BYTES + 8 * sums.len() as u64 + begin;
-        if object.read_many(&mut [Read { offset: place, buf: chunks }]).is_err() {
+        if object.read_many(&mut [RangeRead { offset: place, buf: chunks }]).is_err() {
             return false;
         }
         let sums = &sums[first as usize..last as usize];

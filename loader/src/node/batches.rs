@@ -1,13 +1,13 @@
 use std::sync::Arc;
 
-use super::{BatchSource, NodeError, NodeOptions, NodeReader, Open, RawAssemble, RawBatch};
-use crate::{Assemble, Error, Loader, LoaderOptions, Order, PieceRef, Result, Sample};
+use super::{BatchSource, NodeClient, NodeError, NodeOptions, Open, RawAssemble, RawBatch};
+use crate::{Assemble, Error, Loader, LoaderOptions, PieceRef, Result, Sample, SampleOrder};
 
-/// Batches of one kind, out of the node's one reader: what a [`NodeReader`] gives, assembled here.
+/// Batches of one kind, out of the node's one reader: what a [`NodeClient`] gives, assembled here.
 #[derive(Debug)]
 pub struct NodeBatches<A: Assemble> {
-    reader: NodeReader,
-    order: Arc<dyn Order>,
+    reader: NodeClient,
+    order: Arc<dyn SampleOrder>,
     assemble: A,
     pieces: Vec<PieceRef>,
     spent: Vec<A::Batch>,
@@ -23,9 +23,9 @@ impl<A: Assemble> NodeBatches<A> {
     ///
     /// # Errors
     /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; what
-    /// [`NodeReader::join`] says.
+    /// [`NodeClient::join`] says.
     pub fn start(
-        order: Arc<dyn Order>,
+        order: Arc<dyn SampleOrder>,
         assemble: A,
         how: LoaderOptions,
         mut node: NodeOptions,
@@ -51,18 +51,18 @@ impl<A: Assemble> NodeBatches<A> {
             how.samples.start = samples_consumed.min(how.samples.end);
             Ok(Box::new(Loader::start(Arc::clone(&of), RawAssemble, how)?))
         });
-        Ok(Self::new(NodeReader::join(node, open)?, order, assemble))
+        Ok(Self::new(NodeClient::join(node, open)?, order, assemble))
     }
 
     /// The order must be the one that the reader reads.
-    pub fn new(reader: NodeReader, order: Arc<dyn Order>, assemble: A) -> Self {
+    pub fn new(reader: NodeClient, order: Arc<dyn SampleOrder>, assemble: A) -> Self {
         NodeBatches { reader, order, assemble, pieces: Vec::new(), spent: Vec::new() }
     }
 
     /// This rank's batch of the next step, or `None` after the last.
     ///
     /// # Errors
-    /// As [`NodeReader::next`], and what the assembler says; [`NodeError::Sample`] if a sample is
+    /// As [`NodeClient::next`], and what the assembler says; [`NodeError::Sample`] if a sample is
     /// not as long as the order has it.
     pub fn next_batch(&mut self) -> Result<Option<A::Batch>> {
         let Some(samples) = self.reader.next()? else { return Ok(None) };

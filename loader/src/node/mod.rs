@@ -7,12 +7,12 @@
 //!
 //! Nothing is left to chance when a process dies, as any may at any time.
 //!
-//! The rank that reads is the one that has the node's [`storage::shared::Door`]. The kernel gives
-//! that to one process at a time and takes it back when that process ends, so there is no lock to
-//! go stale and no vote. Its name is of the job and the user; the memory has no name, and dies with
-//! its last process. A rank whose process ended is dropped, and the others go on. When the reader
-//! ends, the ranks first use up what they have; then one of them takes the door and reads on from
-//! the smallest of the ranks' positions, each of which is one number.
+//! The rank that reads is the one that has the node's [`storage::shared::LocalListener`]. The
+//! kernel gives that to one process at a time and takes it back when that process ends, so there is
+//! no lock to go stale and no vote. Its name is of the job and the user; the memory has no name,
+//! and dies with its last process. A rank whose process ended is dropped, and the others go on.
+//! When the reader ends, the ranks first use up what they have; then one of them takes the door and
+//! reads on from the smallest of the ranks' positions, each of which is one number.
 //!
 //! In reading order: `raw` is what goes from rank to rank, `seat` a rank's side, `owner` the side
 //! that reads, and [`NodeBatches`] makes the batches of a kind out of it.
@@ -26,7 +26,7 @@ mod seat;
 pub use batches::NodeBatches;
 pub use error::NodeError;
 pub use raw::{RawAssemble, RawBatch, Samples};
-pub use seat::NodeReader;
+pub use seat::NodeClient;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,22 +11,22 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use storage::shared::{Door, Peer, RingSender, Tail, ready};
+use storage::shared::{LocalListener, Peer, RingEnd, RingSender, ready};
 
-use super::seat::{Common, HELLO, MISMATCH, REFUSED, TEXT_BYTES_MAX, WELCOME, read_text};
+use super::seat::{HELLO, MISMATCH, NodeContext, REFUSED, TEXT_BYTES_MAX, WELCOME, read_text};
 use super::{Open, RawBatch, SAMPLES_MAX};
 use crate::{Error, Result};
 
 /// Reads for the node until it is dropped.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(super) struct NodeServer {
     leave: Option<Peer>,
     serving: Option<JoinHandle<()>>,
 }
 
 /// When the reading begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(super) enum StartAt {
     /// A job's first reader knows where all ranks begin: where it does.
     AtOnce,
     /// One that takes over asks the others first, for so long as [`GATHER`]; whoever has not come
@@ -39,18 +39,18 @@ const GATHER: Duration = Duration::from_millis(500);
 /// A rank sends its greeting in one piece, at once.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 
-impl Owner {
+impl NodeServer {
     /// `own` is this process's connection to itself.
     pub(super) fn start(
-        door: Door,
-        common: Arc<Common>,
+        door: LocalListener,
+        common: Arc<NodeContext>,
         own: Peer,
         position: u64,
-        begin: Begin,
+        begin: StartAt,
     ) -> Result<Self> {
         let (leave, left) = Peer::pair()?;
         let (bell, rung) = Peer::pair()?;
-        let gather = (begin == Begin::WhenAllAreThere).then(|| Instant::now() + GATHER);
+        let gather = (begin == StartAt::WhenAllAreThere).then(|| Instant::now() + GATHER);
         let options = &common.options;
         log::info!(
             "reading for the {} ranks of job {} on this node, from sample {position} on",
@@ -61,9 +61,9 @@ impl Owner {
         for &block in &options.blocks {
             let ring = Some(RingSender::create(options.geometry())?);
             let block = block as usize;
-            seats.push(Seat { block, peer: None, ring, begin: position, position });
+            seats.push(ClientSlot { block, peer: None, ring, begin: position, position });
         }
-        let desk = Desk {
+        let desk = NodeServerState {
             common,
             door,
             left,
@@ -74,17 +74,17 @@ impl Owner {
             source: None,
             batch: None,
             position,
-            tail: Tail::Open,
+            tail: RingEnd::Open,
         };
         let serving = std::thread::Builder::new()
             .name("node".to_owned())
             .spawn(move || desk.run(own))
             .map_err(|e| storage::Error::from_io("start a thread for", "the node's reader", e))?;
-        Ok(Owner { leave: Some(leave), serving: Some(serving) })
+        Ok(NodeServer { leave: Some(leave), serving: Some(serving) })
     }
 }
 
-impl Drop for Owner {
+impl Drop for NodeServer {
     fn drop(&mut self) {
         // The serving thread sees its end closed, and leaves the door open for another.
         self.leave = None;
@@ -95,23 +95,23 @@ impl Drop for Owner {
 }
 
 /// What the serving thread has before it.
-struct Desk {
-    common: Arc<Common>,
-    door: Door,
+struct NodeServerState {
+    common: Arc<NodeContext>,
+    door: LocalListener,
     left: Peer,
     rung: Peer,
     bell: Arc<Peer>,
-    seats: Vec<Seat>,
+    seats: Vec<ClientSlot>,
     gather: Option<Instant>,
-    source: Option<Source>,
+    source: Option<ReaderThread>,
     /// The step that is being handed out, which begins at `position`.
     batch: Option<RawBatch>,
     position: u64,
-    tail: Tail,
+    tail: RingEnd,
 }
 
 /// A rank's place. One that has no ring is not waited for; one that has no peer has not come yet.
-struct Seat {
+struct ClientSlot {
     block: usize,
     peer: Option<Peer>,
     ring: Option<RingSender>,
@@ -121,9 +121,9 @@ struct Seat {
 }
 
 /// Why a rank is turned away.
-type Refusal = (u8, String);
+type JoinRefusal = (u8, String);
 
-impl Desk {
+impl NodeServerState {
     fn run(mut self, own: Peer) {
         self.welcome(own);
         loop {
@@ -200,7 +200,12 @@ impl Desk {
     }
 
     /// Puts a rank on its seat, with a ring that begins at its position.
-    fn seat(&mut self, rank: u32, position: u64, theirs: &str) -> std::result::Result<(), Refusal> {
+    fn seat(
+        &mut self,
+        rank: u32,
+        position: u64,
+        theirs: &str,
+    ) -> std::result::Result<(), JoinRefusal> {
         if theirs != self.common.fingerprint {
             return Err((MISMATCH, self.common.fingerprint.clone()));
         }
@@ -237,7 +242,7 @@ impl Desk {
     fn begin_anew(&mut self) {
         let there = self.seats.iter().filter(|seat| seat.ring.is_some());
         self.position = there.map(|seat| seat.position).min().unwrap_or(self.position);
-        (self.source, self.batch, self.tail) = (None, None, Tail::Open);
+        (self.source, self.batch, self.tail) = (None, None, RingEnd::Open);
     }
 
     /// Hands out what there is to whoever has room, step after step.
@@ -247,17 +252,17 @@ impl Desk {
                 return;
             }
             self.gather = None;
-            self.seats.iter_mut().filter(|seat| seat.peer.is_none()).for_each(Seat::leave);
+            self.seats.iter_mut().filter(|seat| seat.peer.is_none()).for_each(ClientSlot::leave);
             self.begin_anew();
         }
-        while self.tail == Tail::Open {
+        while self.tail == RingEnd::Open {
             if self.batch.is_none() && !self.fetch() {
                 return;
             }
             match self.step() {
                 Ok(None) => {}
                 Ok(Some(rank)) => return self.note(rank as u32 + 1),
-                Err(e) => return self.close(Tail::Failed(e.to_string())),
+                Err(e) => return self.close(RingEnd::Failed(e.to_string())),
             }
         }
     }
@@ -289,23 +294,23 @@ impl Desk {
     /// Gets the next step, if it was read by now.
     fn fetch(&mut self) -> bool {
         if self.source.is_none() {
-            match Source::start(&self.common.open, self.position, &self.bell) {
+            match ReaderThread::start(&self.common.open, self.position, &self.bell) {
                 Ok(source) => self.source = Some(source),
-                Err(e) => self.close(Tail::Failed(e.to_string())),
+                Err(e) => self.close(RingEnd::Failed(e.to_string())),
             }
         }
         let Some(source) = &self.source else { return false };
         match source.read.try_recv() {
             Ok(Ok(Some(batch))) => self.batch = Some(batch),
-            Ok(Ok(None)) => self.close(Tail::End),
-            Ok(Err(e)) => self.close(Tail::Failed(e.to_string())),
+            Ok(Ok(None)) => self.close(RingEnd::End),
+            Ok(Err(e)) => self.close(RingEnd::Failed(e.to_string())),
             Err(TryRecvError::Empty) => self.note(0),
-            Err(TryRecvError::Disconnected) => self.close(Tail::Failed(Error::Gone.to_string())),
+            Err(TryRecvError::Disconnected) => self.close(RingEnd::Failed(Error::Gone.to_string())),
         }
         self.batch.is_some()
     }
 
-    fn close(&mut self, tail: Tail) {
+    fn close(&mut self, tail: RingEnd) {
         self.seats.iter_mut().filter_map(|seat| seat.ring.as_mut()).for_each(|r| r.close(&tail));
         self.tail = tail;
     }
@@ -316,7 +321,7 @@ impl Desk {
     }
 }
 
-impl Seat {
+impl ClientSlot {
     /// Puts this seat's rows of a step into its ring; `false` if there is no room.
     fn take(&mut self, batch: &RawBatch, micro_batch: usize) -> Result<bool> {
         let Some(ring) = &mut self.ring else { return Ok(true) };
@@ -345,12 +350,12 @@ impl Seat {
 }
 
 /// The reading thread, which ends when nobody wants what it reads.
-struct Source {
+struct ReaderThread {
     read: Receiver<Result<Option<RawBatch>>>,
     spent: Sender<RawBatch>,
 }
 
-impl Source {
+impl ReaderThread {
     fn start(open: &Open, position: u64, bell: &Arc<Peer>) -> Result<Self> {
         // One that waits, one that is read into and one that is handed out.
         let (to_desk, read) = sync_channel(1);
@@ -379,7 +384,7 @@ impl Source {
             .name("node reads".to_owned())
             .spawn(work)
             .map_err(|e| storage::Error::from_io("start a thread for", "the node's reads", e))?;
-        Ok(Source { read, spent })
+        Ok(ReaderThread { read, spent })
     }
 }
 

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use storage::shared::{Door, Peer, RingReceiver, Tail};
+use storage::shared::{LocalListener, Peer, RingEnd, RingReceiver};
 
-use super::owner::{Begin, Owner};
+use super::owner::{NodeServer, StartAt};
 use super::{NodeError, NodeOptions, Open, Samples};
 use crate::Result;
 
@@ -16,9 +16,9 @@ use crate::Result;
 /// its own; when it ends, however that happens, another goes on. What a rank gets does not depend
 /// on who reads, nor on what becomes of the others.
 #[derive(Debug)]
-pub struct NodeReader {
-    common: Arc<Common>,
-    owner: Option<Owner>,
+pub struct NodeClient {
+    common: Arc<NodeContext>,
+    owner: Option<NodeServer>,
     peer: Peer,
     ring: RingReceiver,
     /// In whole steps, also after the last.
@@ -26,7 +26,7 @@ pub struct NodeReader {
 }
 
 /// What a rank's two sides have in common.
-pub(super) struct Common {
+pub(super) struct NodeContext {
     pub(super) options: NodeOptions,
     pub(super) fingerprint: String,
     pub(super) open: Open,
@@ -43,7 +43,7 @@ pub(super) const WELCOME: u8 = b'w';
 pub(super) const MISMATCH: u8 = b'm';
 pub(super) const REFUSED: u8 = b'r';
 
-impl NodeReader {
+impl NodeClient {
     /// Joins the ranks of the node, or is the first of them.
     ///
     /// # Errors
@@ -55,9 +55,9 @@ impl NodeReader {
         let samples_consumed = options.samples_consumed;
         let deadline = Instant::now() + options.wait_max;
         let fingerprint = options.fingerprint();
-        let common = Arc::new(Common { options, fingerprint, open });
-        let (owner, peer, ring) = find(&common, samples_consumed, Begin::AtOnce, deadline)?;
-        Ok(NodeReader { common, owner, peer, ring, samples_consumed })
+        let common = Arc::new(NodeContext { options, fingerprint, open });
+        let (owner, peer, ring) = find(&common, samples_consumed, StartAt::AtOnce, deadline)?;
+        Ok(NodeClient { common, owner, peer, ring, samples_consumed })
     }
 
     /// This rank's samples of the next step, or `None` after the last. Waits for them if they have
@@ -106,10 +106,10 @@ impl NodeReader {
             }
             let pid = self.peer.pid();
             match tail {
-                Tail::End => return Ok(false),
-                Tail::Failed(told) => return Err(NodeError::Failed { pid, told }.into()),
-                Tail::Open if !lives => self.find_another(deadline)?,
-                Tail::Open => {
+                RingEnd::End => return Ok(false),
+                RingEnd::Failed(told) => return Err(NodeError::Failed { pid, told }.into()),
+                RingEnd::Open if !lives => self.find_another(deadline)?,
+                RingEnd::Open => {
                     let now = Instant::now();
                     if now >= deadline {
                         let why = self.why();
@@ -125,7 +125,7 @@ impl NodeReader {
     fn find_another(&mut self, deadline: Instant) -> Result<()> {
         log::info!("process {}, which read for the node, is gone", self.peer.pid());
         self.owner = None;
-        let begin = Begin::WhenAllAreThere;
+        let begin = StartAt::WhenAllAreThere;
         (self.owner, self.peer, self.ring) =
             find(&self.common, self.samples_consumed, begin, deadline)?;
         Ok(())
@@ -142,17 +142,22 @@ impl NodeReader {
     }
 }
 
-type Found = (Option<Owner>, Peer, RingReceiver);
+type Found = (Option<NodeServer>, Peer, RingReceiver);
 
 /// Knocks at the node's door, or takes it if nobody is behind it.
-fn find(common: &Arc<Common>, position: u64, begin: Begin, deadline: Instant) -> Result<Found> {
+fn find(
+    common: &Arc<NodeContext>,
+    position: u64,
+    begin: StartAt,
+    deadline: Instant,
+) -> Result<Found> {
     let start = Instant::now();
     let mut pid = 0;
     loop {
         let (mut owner, mut found) = (None, None);
-        if let Some(door) = Door::open(&common.options.job)? {
+        if let Some(door) = LocalListener::open(&common.options.job)? {
             let (ours, theirs) = Peer::pair()?;
-            owner = Some(Owner::start(door, Arc::clone(common), theirs, position, begin)?);
+            owner = Some(NodeServer::start(door, Arc::clone(common), theirs, position, begin)?);
             found = Some(ours);
         } else if let Some(peer) = Peer::knock(&common.options.job)? {
             found = Some(peer);
@@ -175,7 +180,7 @@ fn find(common: &Arc<Common>, position: u64, begin: Begin, deadline: Instant) ->
 /// Says who we are and gets our ring; `None` if the other ended meanwhile, or did not answer.
 fn greet(
     peer: &Peer,
-    common: &Common,
+    common: &NodeContext,
     position: u64,
     deadline: Instant,
 ) -> Result<Option<RingReceiver>> {
@@ -239,7 +244,7 @@ pub(super) fn read_text(peer: &Peer, limit: Duration) -> io::Result<String> {
 /// An identity of 4096 bytes, 256 blocks and the sizes beside them.
 pub(super) const TEXT_BYTES_MAX: usize = 16 << 10;
 
-impl std::fmt::Debug for Common {
+impl std::fmt::Debug for NodeContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Common").field("options", &self.options).finish_non_exhaustive()
     }

@@ -6,40 +6,40 @@ use std::time::Instant;
 
 use storage::{Buffer, BufferPool, Object};
 
-use super::{Limits, Spot};
+use super::{Limits, PieceLocation};
 use crate::PieceRef;
 
 /// A run of bytes to be read in one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The file, as a place in [`crate::Order::sources`].
+    /// The file, as a place in [`crate::SampleOrder::sources`].
     pub file: u32,
     /// First byte.
     pub offset_bytes: u64,
     /// How many.
     pub len_bytes: u64,
-    /// Which of [`Lot::copies`] it feeds.
+    /// Which of [`StoreReads::copies`] it feeds.
     pub copies: Range<usize>,
 }
 
 /// Bytes of an extent that belong to a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct ScatterCopy {
     /// First byte, counted from the start of the extent.
     pub from: usize,
     /// How many.
     pub len: usize,
-    /// First byte in [`Lot::bytes`].
+    /// First byte in [`StoreReads::bytes`].
     pub to: usize,
 }
 
 /// What one store has to bring for a round.
 #[derive(Debug, Default)]
-pub struct Lot {
+pub struct StoreReads {
     /// Ascending by file and place, disjoint.
     pub extents: Vec<Extent>,
     /// Of all extents.
-    pub copies: Vec<Copy>,
+    pub copies: Vec<ScatterCopy>,
     /// The bytes of the samples, piece after piece in sample order, but for those that stay where
     /// they came. Longer if it was once.
     pub bytes: Vec<u8>,
@@ -66,7 +66,7 @@ pub struct Lot {
 
 /// A run of bytes that a sample wants of a file, no longer than a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chunk {
+pub(super) struct PieceRead {
     pub(super) store: usize,
     pub(super) file: u32,
     pub(super) offset: u64,
@@ -76,13 +76,13 @@ pub(super) struct Chunk {
     pub(super) piece: usize,
 }
 
-impl Chunk {
+impl PieceRead {
     fn end(&self) -> u64 {
         self.offset + self.len
     }
 }
 
-impl Lot {
+impl StoreReads {
     /// Copies what came of an extent to its samples.
     ///
     /// # Panics
@@ -91,7 +91,7 @@ impl Lot {
         self.make_room();
         let Extent { len_bytes, copies, .. } = &self.extents[extent];
         assert_eq!(came.len() as u64, *len_bytes, "a reader gives what it was asked for");
-        for &Copy { from, len, to } in &self.copies[copies.clone()] {
+        for &ScatterCopy { from, len, to } in &self.copies[copies.clone()] {
             self.bytes[to..to + len].copy_from_slice(&came[from..from + len]);
         }
     }
@@ -147,7 +147,7 @@ impl Lot {
 
     /// Appends the bytes of a piece, wherever they are. One that is cut goes on at the start of the
     /// next extent.
-    pub(super) fn append(&self, piece: &PieceRef, spot: &Spot, into: &mut Vec<u8>) {
+    pub(super) fn append(&self, piece: &PieceRef, spot: &PieceLocation, into: &mut Vec<u8>) {
         let (mut at, end) = (spot.start, spot.start + piece.len_bytes as usize); // fits: in memory
         if self.kept.is_empty() && at < end {
             return into.extend_from_slice(&self.bytes[at..end]);
@@ -221,7 +221,12 @@ impl Lot {
     }
 
     /// Makes extents of the chunks of one file, which are sorted.
-    pub(super) fn cut(&mut self, chunks: &[Chunk], limits: &Limits, spots: &mut [Spot]) {
+    pub(super) fn cut(
+        &mut self,
+        chunks: &[PieceRead],
+        limits: &Limits,
+        spots: &mut [PieceLocation],
+    ) {
         let mut rest = chunks;
         while let Some(first) = rest.first() {
             let (mut end, mut count) = (first.end(), 1);
@@ -241,10 +246,10 @@ impl Lot {
     /// sector is read twice.
     fn cut_run(
         &mut self,
-        run: &[Chunk],
+        run: &[PieceRead],
         bytes: Range<u64>,
         extent_bytes_max: u64,
-        spots: &mut [Spot],
+        spots: &mut [PieceLocation],
     ) {
         let mut first = 0;
         let mut start = bytes.start;
@@ -262,9 +267,9 @@ impl Lot {
 
     /// Reads what chunks there are between two places of a run, from the first of their bytes to
     /// the last.
-    fn add_extent(&mut self, run: &[Chunk], bytes: Range<u64>, spots: &mut [Spot]) {
-        let within = |chunk: &&Chunk| chunk.offset < bytes.end;
-        let cut = |chunk: &Chunk| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
+    fn add_extent(&mut self, run: &[PieceRead], bytes: Range<u64>, spots: &mut [PieceLocation]) {
+        let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
+        let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
         let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
         let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
         let first = self.copies.len();
@@ -276,7 +281,7 @@ impl Lot {
             if part.start == chunk.offset && chunk.to == spot.start {
                 spot.extent = self.extents.len();
             }
-            self.copies.push(Copy {
+            self.copies.push(ScatterCopy {
                 from: (part.start - start) as usize,   // fits: within an extent
                 len: (part.end - part.start) as usize, // fits: as above
                 to: chunk.to + (part.start - chunk.offset) as usize, // fits: it is in memory

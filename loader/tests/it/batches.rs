@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
-use loader::{Batch, Error, GptBatches, Options};
+use loader::{Batch, Error, GptBatches, GptLoaderOptions};
 use storage::Key;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
@@ -98,7 +98,7 @@ fn equals_the_samples_of_megatron() {
         let index = GptIndex::build(&dataset, which, &config(seq_len, None)).unwrap();
         let golden = &run["splits"][nth];
         assert_eq!(index.sample_count(), golden["len"].as_u64().unwrap());
-        let options = Options {
+        let options = GptLoaderOptions {
             seq_len: seq_len as usize,
             micro_batch: 3,
             samples_consumed: 0,
@@ -132,8 +132,13 @@ fn every_window_dtype_and_start_gives_the_same_stream() {
             let micro_batch = 1 + random.below(9) as usize;
             let samples_consumed = random.below(1500);
             let samples_end = 1500;
-            let options =
-                Options { seq_len: 16, micro_batch, samples_consumed, samples_end, window_batches };
+            let options = GptLoaderOptions {
+                seq_len: 16,
+                micro_batch,
+                samples_consumed,
+                samples_end,
+                window_batches,
+            };
             let loader = GptBatches::start(dataset.clone(), index.clone(), options).unwrap();
             let got = rows(&all(loader));
             assert_eq!(got.len() as u64, samples_end - samples_consumed, "{options:?}");
@@ -152,7 +157,7 @@ fn remembers_one_number() {
     let dataset = corpus(folder.path(), Dtype::U16, 5);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
     let start = |samples_consumed| {
-        let options = Options {
+        let options = GptLoaderOptions {
             seq_len: 8,
             micro_batch: 4,
             samples_consumed,
@@ -174,7 +179,7 @@ fn refuses_what_it_cannot_deliver() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = corpus(folder.path(), Dtype::U16, 6);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
-    let good = Options {
+    let good = GptLoaderOptions {
         seq_len: 8,
         micro_batch: 4,
         samples_consumed: 0,
@@ -183,18 +188,18 @@ fn refuses_what_it_cannot_deliver() {
     };
     let start = |options| GptBatches::start(dataset.clone(), index.clone(), options);
     let samples_end = index.sample_count() + 1;
-    let error = start(Options { samples_end, ..good }).unwrap_err();
+    let error = start(GptLoaderOptions { samples_end, ..good }).unwrap_err();
     assert!(matches!(error, Error::TooFewSamples { .. }), "{error}");
     for bad in [
-        Options { micro_batch: 0, ..good },
-        Options { seq_len: 0, ..good },
-        Options { window_batches: 0, ..good },
-        Options { samples_consumed: 11, ..good },
+        GptLoaderOptions { micro_batch: 0, ..good },
+        GptLoaderOptions { seq_len: 0, ..good },
+        GptLoaderOptions { window_batches: 0, ..good },
+        GptLoaderOptions { samples_consumed: 11, ..good },
     ] {
         assert!(matches!(start(bad).unwrap_err(), Error::Option { .. }), "{bad:?} was accepted");
     }
     // An index for longer samples than the loader was told of.
-    let error = start(Options { seq_len: 7, ..good }).unwrap().next_batch().unwrap_err();
+    let error = start(GptLoaderOptions { seq_len: 7, ..good }).unwrap().next_batch().unwrap_err();
     assert!(matches!(error, Error::SampleLength { got: 9, due: 8, .. }), "{error}");
 }
 
@@ -206,8 +211,13 @@ fn a_file_cut_under_the_run_is_an_error_that_names_it() {
     let bin = folder.path().join("corpus.bin");
     std::fs::OpenOptions::new().write(true).open(&bin).unwrap().set_len(64).unwrap();
     let samples_end = index.sample_count();
-    let options =
-        Options { seq_len: 8, micro_batch: 4, samples_consumed: 0, samples_end, window_batches: 3 };
+    let options = GptLoaderOptions {
+        seq_len: 8,
+        micro_batch: 4,
+        samples_consumed: 0,
+        samples_end,
+        window_batches: 3,
+    };
     let mut loader = GptBatches::start(dataset, index, options).unwrap();
     let error = loop {
         match loader.next_batch() {
@@ -227,7 +237,7 @@ fn can_be_dropped_at_any_time() {
     let dataset = corpus(folder.path(), Dtype::U16, 8);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
     for taken in [0, 1, 5] {
-        let options = Options {
+        let options = GptLoaderOptions {
             seq_len: 8,
             micro_batch: 1,
             samples_consumed: 0,

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use loader::cache::{Cache, CacheOptions, LogOptions, OrderLog, StageOptions, Staged, open};
-use loader::{Near, Order, PieceRef, Result, Source};
+use loader::cache::{
+    CacheOptions, LogOptions, NodeCache, OrderLog, StageOptions, StagedFiles, open,
+};
+use loader::{DataFile, PieceRef, Result, SampleCache, SampleOrder};
 use storage::{Key, Storage, sim};
 
 const SAMPLES: u64 = 600;
@@ -22,7 +24,7 @@ impl Random {
 /// Samples of up to three pieces at random places of two files.
 #[derive(Debug)]
 struct Pieces {
-    sources: [Source; 2],
+    sources: [DataFile; 2],
     files: [Vec<u8>; 2],
 }
 
@@ -39,7 +41,7 @@ impl Pieces {
             upload.finish().unwrap();
         }
         let [a, b] = keys;
-        let source = |key, len| Source { store: store.clone(), key, len_bytes: len };
+        let source = |key, len| DataFile { store: store.clone(), key, len_bytes: len };
         Arc::new(Pieces { sources: [source(a, lens[0]), source(b, lens[1])], files })
     }
 
@@ -54,8 +56,8 @@ impl Pieces {
     }
 }
 
-impl Order for Pieces {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for Pieces {
+    fn sources(&self) -> &[DataFile] {
         &self.sources
     }
 
@@ -93,7 +95,7 @@ fn log(folder: &Path, order: &Pieces, options: LogOptions) -> OrderLog {
 
 /// Fetches samples as a loader does: from near if they are there, else from afar. Gives how many
 /// were near, and has seen to it that all were right.
-fn fetch(near: &dyn Near, order: &Pieces, samples: std::ops::Range<u64>) -> u64 {
+fn fetch(near: &dyn SampleCache, order: &Pieces, samples: std::ops::Range<u64>) -> u64 {
     let mut found = 0;
     for sample in samples {
         let due = order.bytes(sample);
@@ -237,8 +239,8 @@ fn leaves_others_what_it_said() {
     const CAPACITY: u64 = 1 << 20;
     let data = tempfile::tempdir().unwrap();
     let order = Pieces::new(data.path());
-    let faults = sim::Faults { capacity_bytes: Some(CAPACITY), ..Default::default() };
-    let disk: Arc<dyn Storage> = Arc::new(sim::SimStore::new(7, faults));
+    let faults = sim::FaultPlan { capacity_bytes: Some(CAPACITY), ..Default::default() };
+    let disk: Arc<dyn Storage> = Arc::new(sim::FaultStore::new(7, faults));
     let options = LogOptions { segment_bytes: 8 << 10, ..LogOptions::default() };
     let log = OrderLog::open(&disk, order.as_ref(), options).unwrap();
     // Each sample again and again: three times what the disk has.
@@ -293,14 +295,14 @@ fn jobs_share_a_folder() {
     assert_eq!(fetch(&log(cache.path(), &order, small()), &order, 60..320), 260);
 }
 
-fn stage(folder: &Path, order: &Arc<Pieces>) -> Staged {
+fn stage(folder: &Path, order: &Arc<Pieces>) -> StagedFiles {
     let options = StageOptions { block_bytes: 64 << 10, bytes_per_s: u64::MAX, salt: 0 };
-    let order: Arc<dyn Order> = order.clone();
-    Staged::open(&posix(folder), &order, options).unwrap()
+    let order: Arc<dyn SampleOrder> = order.clone();
+    StagedFiles::open(&posix(folder), &order, options).unwrap()
 }
 
 /// Waits until all blocks are there. Bounded by the harness: a stager that stops short hangs here.
-fn wait_for(staged: &Staged) {
+fn wait_for(staged: &StagedFiles) {
     while staged.progress().0 < staged.progress().1 {
         std::thread::yield_now();
     }
@@ -354,12 +356,12 @@ fn a_wrong_block_is_not_served() {
 fn the_limit_decides_between_files_and_samples() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let pieces = Pieces::new(data.path());
-    let order: Arc<dyn Order> = pieces.clone();
+    let order: Arc<dyn SampleOrder> = pieces.clone();
     let all = 150_000 + 70_001;
     for (limit_bytes, files_fit) in [(all, true), (all - 1, false)] {
         let options = CacheOptions { limit_bytes, salt: 3 };
         let cache = open(&posix(cache.path()), &order, options).unwrap();
-        assert_eq!(matches!(cache, Cache::Files(_)), files_fit);
+        assert_eq!(matches!(cache, NodeCache::Files(_)), files_fit);
         fetch(cache.near().as_ref(), &pieces, 0..SAMPLES);
         cache.checkpointed(10);
     }

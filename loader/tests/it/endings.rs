@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use loader::{
-    Error, Loader, LoaderOptions, Order, PieceRef, RawAssemble, RawBatch, Result, Source,
+    DataFile, Error, Loader, LoaderOptions, PieceRef, RawAssemble, RawBatch, Result, SampleOrder,
 };
 use storage::Key;
 
@@ -15,7 +15,7 @@ const SAMPLES: u64 = 4096;
 /// Samples in the order of their file, one of which is trouble.
 #[derive(Debug)]
 struct Troubled {
-    source: [Source; 1],
+    source: [DataFile; 1],
     sample: u64,
     trouble: Trouble,
 }
@@ -27,8 +27,8 @@ enum Trouble {
     Fails(AtomicU64),
 }
 
-impl Order for Troubled {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for Troubled {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 
@@ -65,7 +65,7 @@ fn start(sample: u64, trouble: Trouble) -> (tempfile::TempDir, Loader<RawAssembl
     let key = Key::new("samples").unwrap();
     let bytes: Vec<u8> = (0..SAMPLES).flat_map(sample_bytes).collect();
     storage::write_all(store.as_ref(), &key, &bytes).unwrap();
-    let source = [Source { store, key, len_bytes: SAMPLES * SAMPLE_BYTES }];
+    let source = [DataFile { store, key, len_bytes: SAMPLES * SAMPLE_BYTES }];
     let order = Arc::new(Troubled { source, sample, trouble });
     let mut options = LoaderOptions::new(1, 0..SAMPLES);
     options.timeout = Duration::from_secs(60);

@@ -11,11 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use loader::{
-    Error, Loader, LoaderOptions, Order, PieceRef, RawAssemble, RawBatch, Result, Source,
+    DataFile, Error, Loader, LoaderOptions, PieceRef, RawAssemble, RawBatch, Result, SampleOrder,
 };
-use storage::server::{Fault, Rule, S3Server};
-use storage::sim::{Faults, FaultyStore, ReadFaults, SimStore};
-use storage::{Key, RemoteCause, Storage, Watch, open_url, write_all};
+use storage::server::{Fault, FaultRule, S3Server};
+use storage::sim::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
+use storage::{Key, RemoteErrorKind, Storage, StuckReads, open_url, write_all};
 
 use crate::nfs_server::Nfs;
 
@@ -25,10 +25,10 @@ const FILE_BYTES: u64 = SAMPLES * SAMPLE_BYTES;
 
 /// Samples from the front and from the end in turns, so that all of the file is wanted at once.
 #[derive(Debug)]
-struct InTurns([Source; 1]);
+struct InTurns([DataFile; 1]);
 
-impl Order for InTurns {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for InTurns {
+    fn sources(&self) -> &[DataFile] {
         &self.0
     }
 
@@ -70,7 +70,7 @@ fn start_with(
     timeout: Duration,
     retry_pauses: [Duration; 3],
 ) -> Loader<RawAssemble> {
-    let source = Source { store, key: key(), len_bytes: FILE_BYTES };
+    let source = DataFile { store, key: key(), len_bytes: FILE_BYTES };
     let mut options = LoaderOptions::new(16, 0..SAMPLES);
     (options.timeout, options.retry_pauses) = (timeout, retry_pauses);
     options.window_bytes = 64 << 10;
@@ -116,8 +116,9 @@ fn on_disk(folder: &Path) -> Arc<dyn Storage> {
 
 #[test]
 fn short_and_interrupted_reads_are_carried_through() {
-    let faults = Faults { short_per_mille: 300, interrupted_per_mille: 100, ..Faults::default() };
-    let store = Arc::new(SimStore::new(3, faults));
+    let faults =
+        FaultPlan { short_per_mille: 300, interrupted_per_mille: 100, ..FaultPlan::default() };
+    let store = Arc::new(FaultStore::new(3, faults));
     write_all(&*store, &key(), &contents()).unwrap();
     read_on(&mut start(store), 0).unwrap();
 }
@@ -126,9 +127,9 @@ fn short_and_interrupted_reads_are_carried_through() {
 #[test]
 fn a_device_that_fails_is_named() {
     let store = |faults| {
-        let inner = Arc::new(SimStore::new(3, Faults::default()));
+        let inner = Arc::new(FaultStore::new(3, FaultPlan::default()));
         write_all(&*inner, &key(), &contents()).unwrap();
-        Arc::new(FaultyStore::new(inner, 5, faults))
+        Arc::new(ReadFaultLayer::new(inner, 5, faults))
     };
     // Four in a row would end a read, and who meets which depends on the threads.
     let passing = ReadFaults { io_per_mille: 10, stale_per_mille: 10, ..ReadFaults::default() };
@@ -176,16 +177,16 @@ fn a_file_that_is_not_the_one_it_was() {
 fn each_failure_of_a_bucket_is_told_apart() {
     let slow = Duration::from_millis(250);
     for (fault, due) in [
-        (Fault::Expired, RemoteCause::Expired),
-        (Fault::Denied, RemoteCause::Denied),
-        (Fault::ClockSkew, RemoteCause::ClockSkew),
-        (Fault::SlowDown, RemoteCause::SlowDown),
-        (Fault::InternalError, RemoteCause::Server),
-        (Fault::Stall, RemoteCause::Stalled),
-        (Fault::Drip(10, slow), RemoteCause::Drip),
-        (Fault::Reset, RemoteCause::Reset),
-        (Fault::Truncate, RemoteCause::Truncated),
-        (Fault::WrongRange, RemoteCause::WrongLength),
+        (Fault::Expired, RemoteErrorKind::Expired),
+        (Fault::Denied, RemoteErrorKind::Denied),
+        (Fault::ClockSkew, RemoteErrorKind::ClockSkew),
+        (Fault::SlowDown, RemoteErrorKind::SlowDown),
+        (Fault::InternalError, RemoteErrorKind::Server),
+        (Fault::Stall, RemoteErrorKind::Stalled),
+        (Fault::Drip(10, slow), RemoteErrorKind::Drip),
+        (Fault::Reset, RemoteErrorKind::Reset),
+        (Fault::Truncate, RemoteErrorKind::Truncated),
+        (Fault::WrongRange, RemoteErrorKind::WrongLength),
     ] {
         let server = S3Server::start().unwrap();
         // Only what stalls is given up soon, and not so soon that a busy machine is taken for it.
@@ -193,7 +194,7 @@ fn each_failure_of_a_bucket_is_told_apart() {
         let url = server.url("run") + &format!("&tries=2&stall={stall}&hedge=off");
         let store = open_url(&url).unwrap();
         write_all(&*store, &key(), &contents()).unwrap();
-        let error = broken_by(store, || server.inject(Rule::every(1, fault).of("GET")));
+        let error = broken_by(store, || server.inject(FaultRule::every(1, fault).of("GET")));
         let Error::Storage(storage::Error::Remote(remote)) = &error else { panic!("{error}") };
         assert_eq!(remote.cause, due, "{fault:?}: {error}");
         let text = error.to_string();
@@ -219,7 +220,7 @@ fn an_object_that_is_gone_or_another() {
         let is_due = match &error {
             Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,
             Error::Storage(storage::Error::Remote(remote)) => {
-                is_replaced && remote.cause == RemoteCause::Replaced
+                is_replaced && remote.cause == RemoteErrorKind::Replaced
             }
             _ => false,
         };
@@ -238,13 +239,15 @@ fn a_server_that_is_not_reached_is_told_apart() {
     // No name server is asked for a label of more than 63 letters.
     let nameless = format!("http://{}.invalid", "a".repeat(64));
     for (from, to, due) in [
-        (&*endpoint, &*nameless, RemoteCause::Dns),
-        (&*endpoint, &*closed, RemoteCause::Unreachable),
-        (&*endpoint, &*endpoint.replace("http:", "https:"), RemoteCause::Tls),
-        ("s3://test/", "s3://absent/", RemoteCause::NoBucket),
+        (&*endpoint, &*nameless, RemoteErrorKind::Dns),
+        (&*endpoint, &*closed, RemoteErrorKind::Unreachable),
+        (&*endpoint, &*endpoint.replace("http:", "https:"), RemoteErrorKind::Tls),
+        ("s3://test/", "s3://absent/", RemoteErrorKind::NoBucket),
     ] {
         let proxies = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
-        if due == RemoteCause::Dns && proxies.iter().any(|name| std::env::var_os(name).is_some()) {
+        if due == RemoteErrorKind::Dns
+            && proxies.iter().any(|name| std::env::var_os(name).is_some())
+        {
             eprintln!("SKIPPED: a name without an address: a proxy would look it up");
             continue;
         }
@@ -321,7 +324,7 @@ fn services_nfs_a_server_that_hangs_is_named() {
         loader.next_batch().unwrap().unwrap();
         nfs.server("hang");
         let error = read_on(&mut loader, 16).unwrap_err();
-        panic!("told: {error}, watched: {:?}", Watch::story());
+        panic!("told: {error}, watched: {:?}", StuckReads::story());
     }
     let folder = nfs.folder_on(&nfs.other());
     let store = on_disk(folder.path());

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use loader::{
-    Assemble, BatchSource, NodeBatches, NodeError, NodeOptions, NodeReader, Open, Order, PieceRef,
-    RawBatch, Result, Sample, Source,
+    Assemble, BatchSource, DataFile, NodeBatches, NodeClient, NodeError, NodeOptions, Open,
+    PieceRef, RawBatch, Result, Sample, SampleOrder,
 };
 
 /// A small generator with a seed, so that a failing run can be made again.
@@ -125,7 +125,7 @@ fn as_rank() {
     let blocks: Vec<u32> = told.map(|block| block.parse().unwrap()).collect();
     let count = blocks.iter().max().unwrap() + 1;
     let options = NodeOptions { samples_consumed, ..options(job, rank, &blocks) };
-    let mut reader = NodeReader::join(options, open(count.into(), u64::MAX)).unwrap();
+    let mut reader = NodeClient::join(options, open(count.into(), u64::MAX)).unwrap();
     let mut random = Random(u64::from(rank));
     let mut out = std::io::stdout().lock();
     writeln!(out, "\njoined").unwrap();
@@ -322,9 +322,9 @@ fn the_memory_is_shared() {
 #[test]
 fn ranks_that_differ_are_told_how() {
     let job = job("differ");
-    let first = NodeReader::join(options(&job, 0, &[0, 1]), open(2, u64::MAX)).unwrap();
+    let first = NodeClient::join(options(&job, 0, &[0, 1]), open(2, u64::MAX)).unwrap();
     assert!(first.is_reader());
-    let join = |options| NodeReader::join(options, open(2, u64::MAX));
+    let join = |options| NodeClient::join(options, open(2, u64::MAX));
     let good = options(&job, 1, &[0, 1]);
     let seed = NodeOptions { identity: "corpus, seed 4321".to_owned(), ..good.clone() };
     let error = join(seed).unwrap_err();
@@ -361,8 +361,8 @@ fn ranks_that_differ_are_told_how() {
 fn a_failed_read_reaches_every_rank_after_what_came_before() {
     let job = job("fails");
     let bad = 9 * STEP + NODE_FIRST * MICRO_BATCH;
-    let mut a = NodeReader::join(options(&job, 0, &[0, 1]), open(2, bad)).unwrap();
-    let mut b = NodeReader::join(options(&job, 1, &[0, 1]), open(2, bad)).unwrap();
+    let mut a = NodeClient::join(options(&job, 0, &[0, 1]), open(2, bad)).unwrap();
+    let mut b = NodeClient::join(options(&job, 1, &[0, 1]), open(2, bad)).unwrap();
     for _ in 0..9 {
         assert!(a.next().unwrap().is_some() && b.next().unwrap().is_some());
     }
@@ -374,7 +374,7 @@ fn a_failed_read_reaches_every_rank_after_what_came_before() {
     }
     // A sample larger than was said is named, with its size.
     let small = NodeOptions { sample_bytes_max: 64, ..options(&format!("{job}2"), 0, &[0]) };
-    let mut reader = NodeReader::join(small, open(1, u64::MAX)).unwrap();
+    let mut reader = NodeClient::join(small, open(1, u64::MAX)).unwrap();
     let text = reader.next().unwrap_err().to_string();
     assert!(text.contains("sample_bytes_max is too small"), "{text}");
 }
@@ -384,7 +384,7 @@ fn whoever_does_not_come_is_named() {
     let job = job("late");
     let wait_max = Duration::from_secs(3);
     let first = NodeOptions { wait_max, ..options(&job, 0, &[0, 1]) };
-    let mut reader = NodeReader::join(first, open(2, u64::MAX)).unwrap();
+    let mut reader = NodeClient::join(first, open(2, u64::MAX)).unwrap();
     // Its own slots, and then it waits for the other.
     let mut count = 0;
     let error = loop {
@@ -395,7 +395,7 @@ fn whoever_does_not_come_is_named() {
     };
     assert!(count >= 2 && error.contains("rank 1, which has not joined"), "{count}: {error}");
     // It was late, and goes on from the beginning.
-    let mut late = NodeReader::join(options(&job, 1, &[0, 1]), open(2, u64::MAX)).unwrap();
+    let mut late = NodeClient::join(options(&job, 1, &[0, 1]), open(2, u64::MAX)).unwrap();
     // The slot of the first is given back with the second.
     assert!(late.next().unwrap().is_some() && late.next().unwrap().is_some());
     assert!(reader.next().unwrap().is_some());
@@ -416,7 +416,7 @@ fn a_stuck_read_holds_up_nobody() {
     let held = std::sync::Mutex::new(Some(held));
     let stuck: Open = Arc::new(move |_| Ok(Box::new(Stuck(held.lock().unwrap().take().unwrap()))));
     let first = NodeOptions { wait_max: Duration::from_secs(3), ..options(&job("stuck"), 0, &[0]) };
-    let mut reader = NodeReader::join(first, stuck).unwrap();
+    let mut reader = NodeClient::join(first, stuck).unwrap();
     let text = reader.next().unwrap_err().to_string();
     assert!(text.contains("it waits for its own reads"), "{text}");
     drop(reader);
@@ -429,8 +429,8 @@ struct Lengths {
     wrong: u64,
 }
 
-impl Order for Lengths {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for Lengths {
+    fn sources(&self) -> &[DataFile] {
         &[]
     }
 
@@ -472,7 +472,7 @@ impl Assemble for Hashes {
 #[test]
 fn batches_are_made_of_what_the_node_reads() {
     let start = |of: &str, wrong| {
-        let reader = NodeReader::join(options(&job(of), 0, &[0]), open(1, u64::MAX)).unwrap();
+        let reader = NodeClient::join(options(&job(of), 0, &[0]), open(1, u64::MAX)).unwrap();
         NodeBatches::new(reader, Arc::new(Lengths { wrong }), Hashes)
     };
     let mut batches = start("assemble", u64::MAX);

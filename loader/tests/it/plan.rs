@@ -1,7 +1,7 @@
 //! The plan of a round: every byte once, in ascending requests, near neighbours together.
 
-use loader::plan::{Limits, Outlook, Round};
-use loader::{Error, Order, PieceRef, Source};
+use loader::plan::{Limits, PlanContext, PrefetchRound};
+use loader::{DataFile, Error, PieceRef, SampleOrder};
 use storage::{BufferPool, Key, sim};
 
 const LIMITS: Limits = Limits { gap_bytes: 100, extent_bytes_max: 1000 };
@@ -9,15 +9,15 @@ const LIMITS: Limits = Limits { gap_bytes: 100, extent_bytes_max: 1000 };
 /// Samples whose pieces are written down: (file, offset, length).
 #[derive(Debug)]
 struct Written {
-    sources: Vec<Source>,
+    sources: Vec<DataFile>,
     samples: Vec<Vec<(u32, u64, u64)>>,
 }
 
 impl Written {
     fn new(samples: Vec<Vec<(u32, u64, u64)>>) -> Self {
         let store: std::sync::Arc<dyn storage::Storage> =
-            std::sync::Arc::new(sim::SimStore::new(1, sim::Faults::default()));
-        let source = |name| Source {
+            std::sync::Arc::new(sim::FaultStore::new(1, sim::FaultPlan::default()));
+        let source = |name| DataFile {
             store: store.clone(),
             key: Key::new(name).unwrap(),
             len_bytes: FILE_BYTES as u64,
@@ -26,8 +26,8 @@ impl Written {
     }
 }
 
-impl Order for Written {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for Written {
+    fn sources(&self) -> &[DataFile] {
         &self.sources
     }
 
@@ -71,8 +71,8 @@ fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
 fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32, u64, u64)>> {
     let pool = BufferPool::new(64 << 20);
     let limits = [LIMITS; 2];
-    let outlook = Outlook { order, store_of, limits: &limits, near: None };
-    let mut round = Round::default();
+    let outlook = PlanContext { order, store_of, limits: &limits, near: None };
+    let mut round = PrefetchRound::default();
     // Twice in the same memory: what was there before must not show.
     round.fill(&outlook, std::iter::once(0..order.sample_count() / 2)).unwrap();
     round.fill(&outlook, std::iter::once(0..order.sample_count())).unwrap();
@@ -185,8 +185,8 @@ fn long_requests_are_worth_keeping() {
     ] {
         let mut order = Written::new(vec![pieces]);
         order.sources.iter_mut().for_each(|source| source.len_bytes = 1 << 20);
-        let outlook = Outlook { order: &order, store_of: &[0; 3], limits: &limits, near: None };
-        let mut round = Round::default();
+        let outlook = PlanContext { order: &order, store_of: &[0; 3], limits: &limits, near: None };
+        let mut round = PrefetchRound::default();
         round.fill(&outlook, std::iter::once(0..1)).unwrap();
         let lot = round.lots[0].as_ref().unwrap();
         assert_eq!(lot.is_worth_keeping(), due, "{:?}", order.samples);
@@ -199,8 +199,8 @@ fn pieces_outside_of_their_file_are_refused() {
     for piece in bad {
         let order = Written::new(vec![vec![(0, 0, 5)], vec![piece]]);
         let outlook =
-            Outlook { order: &order, store_of: &[0, 0, 0], limits: &[LIMITS], near: None };
-        let error = Round::default().fill(&outlook, std::iter::once(0..2)).unwrap_err();
+            PlanContext { order: &order, store_of: &[0, 0, 0], limits: &[LIMITS], near: None };
+        let error = PrefetchRound::default().fill(&outlook, std::iter::once(0..2)).unwrap_err();
         assert!(matches!(error, Error::PieceOutside { sample: 1, .. }), "{error}");
     }
 }

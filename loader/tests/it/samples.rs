@@ -12,9 +12,9 @@ use loader::batch::{
     BertAssemble, BertBatch, BertConfig, GptAssemble, GptConfig, Masking, NgramLengths, T5Assemble,
     T5Batch, T5Config, Vocabulary, pad_id,
 };
-use loader::{Assemble, Batch, MaskedOrder, Order, Origin, PieceRef, Sample};
+use loader::{Assemble, Batch, MaskedOrder, PieceRef, Sample, SampleOrder, SampleOrigin};
 use serde_json::Value;
-use storage::{Key, Read};
+use storage::{Key, RangeRead};
 
 /// What the stand-in for a tokenizer has in `megatron_samples.py`.
 const EOS: i64 = 5;
@@ -46,7 +46,7 @@ impl Corpus {
         builder.finish().unwrap();
         let dataset = Arc::new(IndexedDataset::open(&store, &key).unwrap());
         let mut bin = vec![0; dataset.bin().len_bytes() as usize];
-        dataset.bin().read_many(&mut [Read { offset: 0, buf: &mut bin }]).unwrap();
+        dataset.bin().read_many(&mut [RangeRead { offset: 0, buf: &mut bin }]).unwrap();
         Corpus { dataset, bin, _folder: folder }
     }
 }
@@ -104,7 +104,7 @@ fn check_gpt(corpus: &Corpus, index: &GptIndex, config: &GptConfig, case: &Value
                 pieces.push(PieceRef { file: 0, offset_bytes, len_bytes });
                 bytes.extend(&corpus.bin[offset_bytes as usize..][..len_bytes as usize]);
             }
-            let origin = Origin { dataset: 0, sample: number };
+            let origin = SampleOrigin { dataset: 0, sample: number };
             let sample = Sample { number, origin, pieces: &pieces, bytes: &bytes };
             assemble.set_row(&mut batch, nth, &sample).unwrap();
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::common::{Folded, Random, cases, flag, number};
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::batch::{EncDecAssemble, EncDecBatch, EncDecConfig};
-use loader::{Assemble, EncDecOrder, Error, Order, PieceRef, Sample};
-use storage::{Key, Read};
+use loader::{Assemble, EncDecOrder, Error, PieceRef, Sample, SampleOrder};
+use storage::{Key, RangeRead};
 
 /// What the stand-in for a tokenizer has in `cpm2_samples.py`.
 const VOCAB: u64 = 1000;
@@ -80,7 +80,7 @@ fn read(datasets: &[Arc<IndexedDataset>; 3], order: &EncDecOrder, number: u64) -
     let mut bytes = Vec::new();
     for piece in &pieces {
         let mut buf = vec![0; piece.len_bytes as usize];
-        let reads = &mut [Read { offset: piece.offset_bytes, buf: &mut buf }];
+        let reads = &mut [RangeRead { offset: piece.offset_bytes, buf: &mut buf }];
         datasets[piece.file as usize].bin().read_many(reads).unwrap();
         bytes.extend(buf);
     }

@@ -13,5 +13,5 @@ mod run;
 mod sweep;
 
 pub use page::{BASE_STYLE, RUNS_MAX, escaped, html};
-pub use run::{Line, PerfLine, RunRecord};
+pub use run::{LogRow, PerfLine, RunRecord};
 pub use sweep::Sweep;

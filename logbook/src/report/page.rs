@@ -1,11 +1,11 @@
 use std::fmt::Write as _;
 
 use recipe::config::{Config, LrStyle};
-use recipe::plan::{Known, Plan};
+use recipe::plan::{PlanInputs, RunPlan};
 use recipe::text::{thousands, time_text};
 
 use super::chart::{Chart, Scale};
-use super::{Line, RunRecord};
+use super::{LogRow, RunRecord};
 
 /// What this page has beside what all have.
 const STYLE: &str = include_str!("page.css");
@@ -20,7 +20,7 @@ const SCRIPT: &str = include_str!("page.js");
 pub const RUNS_MAX: usize = 8;
 
 /// A number of a line of the log.
-type Of = fn(&Line) -> Option<f64>;
+type Of = fn(&LogRow) -> Option<f64>;
 
 /// Title, what its axis counts, how that goes, and what is drawn over the steps.
 const CHARTS: [(&str, &str, Scale, Of); 10] = [
@@ -42,12 +42,12 @@ const CHARTS: [(&str, &str, Scale, Of); 10] = [
     ("Loss scale", "fp16", Scale::Log, |l| l.loss_scale),
 ];
 
-fn share(part: Option<f64>, line: &Line) -> Option<f64> {
+fn share(part: Option<f64>, line: &LogRow) -> Option<f64> {
     line.perf.step_ms.filter(|ms| *ms > 0.0).and_then(|ms| percent(Some(part? / ms)))
 }
 
 /// Of several ranks; one has nobody to wait for.
-fn comm_wait_ms(line: &Line) -> Option<f64> {
+fn comm_wait_ms(line: &LogRow) -> Option<f64> {
     line.perf.comm_wait_ms.filter(|_| line.perf.ranks > Some(1))
 }
 
@@ -102,8 +102,8 @@ pub fn html(runs: &[RunRecord]) -> String {
 }
 
 fn charted(page: &mut String, runs: &[RunRecord], title: &str, unit: &str, scale: Scale, of: Of) {
-    let over_steps = |lines: &[Line], of: Of| {
-        let point = |line: &Line| Some((line.step as f64, of(line)?));
+    let over_steps = |lines: &[LogRow], of: Of| {
+        let point = |line: &LogRow| Some((line.step as f64, of(line)?));
         lines.iter().filter_map(point).collect::<Vec<(f64, f64)>>()
     };
     let is_loss = title == "Loss";
@@ -242,8 +242,8 @@ fn layout(run: &RunRecord) -> String {
     [ranks, Some(cut.to_lowercase())].into_iter().flatten().collect::<Vec<_>>().join(": ")
 }
 
-fn plan(config: &Config) -> Plan {
-    Plan::new(config, &Known::default())
+fn plan(config: &Config) -> RunPlan {
+    RunPlan::new(config, &PlanInputs::default())
 }
 
 fn losses_missing(run: &RunRecord) -> String {

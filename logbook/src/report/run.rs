@@ -18,9 +18,9 @@ pub struct RunRecord {
     /// Its config, if there is one that this version can read.
     pub config: Option<Config>,
     /// Lines of training steps, in their order.
-    pub steps: Vec<Line>,
+    pub steps: Vec<LogRow>,
     /// Lines of evaluations.
-    pub evals: Vec<Line>,
+    pub evals: Vec<LogRow>,
     /// The last step before each restart.
     pub resumes: Vec<u64>,
     /// Lines that could not be read.
@@ -33,7 +33,7 @@ pub struct RunRecord {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[expect(missing_docs, reason = "the fields are those of the log's records")]
 #[serde(default)]
-pub struct Line {
+pub struct LogRow {
     pub step: u64,
     pub tokens: u64,
     pub loss: Option<f64>,
@@ -45,7 +45,7 @@ pub struct Line {
     pub perf: PerfLine,
 }
 
-/// The part of a [`Line`] that the clock has made.
+/// The part of a [`LogRow`] that the clock has made.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[expect(missing_docs, reason = "the fields are those of the log's records")]
 #[serde(default)]
@@ -97,7 +97,7 @@ impl RunRecord {
         let mut line = Vec::new();
         while reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(named)? > 0
         {
-            match serde_json::from_slice::<Line>(&line) {
+            match serde_json::from_slice::<LogRow>(&line) {
                 Ok(line) => self.add(line),
                 Err(_) => self.damaged += 1,
             }
@@ -106,7 +106,7 @@ impl RunRecord {
         Ok(())
     }
 
-    fn add(&mut self, line: Line) {
+    fn add(&mut self, line: LogRow) {
         if line.eval_tokens.is_some() {
             return self.evals.push(line);
         }
@@ -122,7 +122,7 @@ impl RunRecord {
     /// Seconds of training, over all its processes.
     #[must_use]
     pub fn trained_s(&self) -> f64 {
-        let elapsed = |line: &Line| line.perf.elapsed_s.unwrap_or(0.0);
+        let elapsed = |line: &LogRow| line.perf.elapsed_s.unwrap_or(0.0);
         let last = self.steps.last().map_or(0.0, elapsed);
         let ends = self.steps.windows(2).filter(|two| elapsed(&two[1]) < elapsed(&two[0]));
         last + ends.map(|two| elapsed(&two[0])).sum::<f64>()

@@ -6,7 +6,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use logbook::{EvalPerf, EvalRecord, EventLog, JsonLog, Perf, Progress, RunLog, StepRecord, Trace};
+use logbook::{
+    EvalPerf, EvalRecord, EventLog, JsonLog, Perf, ProgressLog, RunLog, StepRecord, Trace,
+};
 use recipe::config::Config;
 use serde_json::Value;
 
@@ -247,7 +249,7 @@ fn a_run_writes_no_file_that_its_config_turned_off() {
 
 #[test]
 fn progress_says_what_matters_in_one_line() {
-    let progress = Progress::new(100, 800);
+    let progress = ProgressLog::new(100, 800);
     let mut record = StepRecord { loss: 5.12341, lr: 3e-4, grad_norm: 1.021, ..step(120) };
     // 20 steps in 2.125 s leave 680 steps in 72.25 s.
     record.perf.elapsed_s = 2.125;
@@ -286,7 +288,7 @@ fn time_left_is_told_in_two_units() {
 fn check_eta(seconds: u64, due: &str) {
     let mut record = step(1);
     record.perf.elapsed_s = seconds as f64;
-    let line = Progress::new(0, 2).step(&record);
+    let line = ProgressLog::new(0, 2).step(&record);
     assert!(line.ends_with(&format!("| eta {due}")), "{line}");
 }
 

@@ -1,18 +1,18 @@
 //! What goes round the threads of a cleaning.
 
-use super::judged::Judged;
-use crate::parcel::Parcel;
-use crate::pump::Load;
+use super::judged::FilteredBatch;
+use crate::parcel::DocumentBatch;
+use crate::pump::PipelineItem;
 
 /// Whole lines of one input, and what is known of them.
 #[derive(Debug, Default)]
-pub(super) struct Block {
-    pub(super) parcel: Parcel,
-    pub(super) judged: Judged,
+pub(super) struct LineBatch {
+    pub(super) parcel: DocumentBatch,
+    pub(super) judged: FilteredBatch,
 }
 
-impl Load for Block {
-    fn parcel(&mut self) -> &mut Parcel {
+impl PipelineItem for LineBatch {
+    fn parcel(&mut self) -> &mut DocumentBatch {
         &mut self.parcel
     }
 

@@ -6,11 +6,11 @@ use super::hash::{HashKey, HashTable, table_bytes};
 /// bytes, its number of 4 and a byte of the table, of which a half to seven eighths are in use: 24
 /// to 48 bytes.
 #[derive(Debug, Default)]
-pub(super) struct Exact {
+pub(super) struct ExactDuplicateIndex {
     first_with: HashTable<4, u32>,
 }
 
-impl Exact {
+impl ExactDuplicateIndex {
     /// The document that had this text first, if it is not this one.
     pub(super) fn find_or_insert(&mut self, hash: u128, document: u32) -> Option<u32> {
         use std::collections::hash_map::Entry;

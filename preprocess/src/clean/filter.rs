@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::char_set::CharSet;
 use super::urls::UrlList;
 use super::{Filters, Reject};
-use crate::tokenizer::Encode;
+use crate::tokenizer::Encoder;
 use crate::{Error, Result, Tokenizer};
 
 /// Characters that a token has at most, taken over a text: as Megatron's `cleanup_dataset.py`.
@@ -17,7 +17,7 @@ const CHARS_PER_TOKEN_MAX: u64 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Cause {
+pub enum DropReason {
     /// Its URL is on the list.
     Url,
     /// It has too few characters.
@@ -44,30 +44,30 @@ pub enum Cause {
     NearDuplicate,
 }
 
-impl Cause {
+impl DropReason {
     /// As it is called in files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Cause::Url => "url",
-            Cause::FewChars => "few-chars",
-            Cause::ManyChars => "many-chars",
-            Cause::RejectedWords => "rejected-words",
-            Cause::FewLetters => "few-letters",
-            Cause::Replacement => "replacement",
-            Cause::OneChar => "one-char",
-            Cause::RepeatedLines => "repeated-lines",
-            Cause::Script => "script",
-            Cause::FewTokens => "few-tokens",
-            Cause::ExactDuplicate => "exact-duplicate",
-            Cause::NearDuplicate => "near-duplicate",
+            DropReason::Url => "url",
+            DropReason::FewChars => "few-chars",
+            DropReason::ManyChars => "many-chars",
+            DropReason::RejectedWords => "rejected-words",
+            DropReason::FewLetters => "few-letters",
+            DropReason::Replacement => "replacement",
+            DropReason::OneChar => "one-char",
+            DropReason::RepeatedLines => "repeated-lines",
+            DropReason::Script => "script",
+            DropReason::FewTokens => "few-tokens",
+            DropReason::ExactDuplicate => "exact-duplicate",
+            DropReason::NearDuplicate => "near-duplicate",
         }
     }
 }
 
 /// [`Filters`] with what they name at hand.
 #[derive(Debug)]
-pub(super) struct Rules {
+pub(super) struct FilterRules {
     filters: Filters,
     rejects: Vec<Reject>,
     scripts: Vec<(CharSet, f64)>,
@@ -75,7 +75,7 @@ pub(super) struct Rules {
     pub(super) urls: Option<UrlList>,
 }
 
-impl Rules {
+impl FilterRules {
     /// # Errors
     /// [`Error::BadOption`] for a script that Unicode does not know; what the tokenizer and the
     /// list of URLs fail with.
@@ -83,7 +83,7 @@ impl Rules {
         let with_share = |min: &super::ScriptMin| Ok((script(&min.script)?, min.share));
         let lower = |reject: &Reject| Reject { words: reject.words.to_lowercase(), ..*reject };
         let spec = filters.tokens_min.as_ref().map(|min| &min.tokenizer);
-        Ok(Rules {
+        Ok(FilterRules {
             filters: filters.clone(),
             rejects: filters.rejects.iter().map(lower).collect(),
             scripts: filters.scripts_min.iter().map(with_share).collect::<Result<_>>()?,
@@ -92,44 +92,44 @@ impl Rules {
         })
     }
 
-    pub(super) fn judge(&self) -> Judge<'_> {
+    pub(super) fn judge(&self) -> FilterWorker<'_> {
         let encoder = self.tokenizer.as_ref().map(|tokenizer| tokenizer.encoder());
-        Judge { rules: self, encoder, ids: Vec::new(), counts: Counts::default() }
+        FilterWorker { rules: self, encoder, ids: Vec::new(), counts: Counts::default() }
     }
 }
 
 /// One worker's use of the rules.
 #[derive(Debug)]
-pub(super) struct Judge<'a> {
-    rules: &'a Rules,
-    encoder: Option<Box<dyn Encode + 'a>>,
+pub(super) struct FilterWorker<'a> {
+    rules: &'a FilterRules,
+    encoder: Option<Box<dyn Encoder + 'a>>,
     ids: Vec<u32>,
     counts: Counts,
 }
 
-impl Judge<'_> {
+impl FilterWorker<'_> {
     /// The first cause to drop a text, but for those that other documents give.
-    pub(super) fn cause(&mut self, text: &str, url: Option<&str>) -> Option<Cause> {
-        let Rules { filters, rejects, scripts, urls, .. } = self.rules;
+    pub(super) fn cause(&mut self, text: &str, url: Option<&str>) -> Option<DropReason> {
+        let FilterRules { filters, rejects, scripts, urls, .. } = self.rules;
         if let (Some(list), Some(url)) = (urls, url)
             && list.has(url)
         {
-            return Some(Cause::Url);
+            return Some(DropReason::Url);
         }
         let chars = self.rules.counts_chars().then(|| text.chars().count() as u64);
         let chars = chars.unwrap_or(0);
         if filters.chars_min.is_some_and(|min| chars < min) {
-            return Some(Cause::FewChars);
+            return Some(DropReason::FewChars);
         }
         if filters.chars_max.is_some_and(|max| chars > max) {
-            return Some(Cause::ManyChars);
+            return Some(DropReason::ManyChars);
         }
         let applies = |reject: &Reject| reject.below_chars.is_none_or(|below| chars < below);
         if rejects.iter().any(applies) {
             let lower = text.to_lowercase();
             let found = |reject: &Reject| applies(reject) && lower.contains(&reject.words);
             if rejects.iter().any(found) {
-                return Some(Cause::RejectedWords);
+                return Some(DropReason::RejectedWords);
             }
         }
         if self.rules.weighs_chars() {
@@ -139,13 +139,13 @@ impl Judge<'_> {
             }
         }
         if filters.repeated_lines_max.is_some_and(|max| repeated_lines(text) > max) {
-            return Some(Cause::RepeatedLines);
+            return Some(DropReason::RepeatedLines);
         }
         let too_few = |(script, min): &(CharSet, f64)| script_share(script, text) < *min;
         if scripts.iter().any(too_few) {
-            return Some(Cause::Script);
+            return Some(DropReason::Script);
         }
-        self.has_few_tokens(text, chars).then_some(Cause::FewTokens)
+        self.has_few_tokens(text, chars).then_some(DropReason::FewTokens)
     }
 
     fn has_few_tokens(&mut self, text: &str, chars: u64) -> bool {
@@ -160,7 +160,7 @@ impl Judge<'_> {
     }
 }
 
-impl Rules {
+impl FilterRules {
     fn counts_chars(&self) -> bool {
         let Filters { chars_min, chars_max, tokens_min, rejects, .. } = &self.filters;
         let rejects = rejects.iter().any(|reject| reject.below_chars.is_some());
@@ -205,18 +205,18 @@ impl Counts {
         }
     }
 
-    fn cause(&self, filters: &Filters) -> Option<Cause> {
+    fn cause(&self, filters: &Filters) -> Option<DropReason> {
         // Counts are exact in an f64: a line has below 2^31 characters.
         let all = self.chars as f64;
         let most = self.ascii.iter().chain(self.beyond.values()).max();
         let most = most.copied().unwrap_or(0) as f64;
         if filters.letters_min.is_some_and(|min| (self.letters as f64) < min * all) {
-            return Some(Cause::FewLetters);
+            return Some(DropReason::FewLetters);
         }
         if filters.replacement_max.is_some_and(|max| self.replacement as f64 > max * all) {
-            return Some(Cause::Replacement);
+            return Some(DropReason::Replacement);
         }
-        filters.one_char_max.is_some_and(|max| most > max * all).then_some(Cause::OneChar)
+        filters.one_char_max.is_some_and(|max| most > max * all).then_some(DropReason::OneChar)
     }
 }
 
@@ -260,8 +260,8 @@ mod tests {
     use super::*;
     use crate::clean::ScriptMin;
 
-    fn check(filters: &Filters, kept: &[&str], dropped: &[&str], cause: Cause) {
-        let rules = Rules::new(filters).unwrap();
+    fn check(filters: &Filters, kept: &[&str], dropped: &[&str], cause: DropReason) {
+        let rules = FilterRules::new(filters).unwrap();
         let mut judge = rules.judge();
         for text in kept {
             assert_eq!(judge.cause(text, None), None, "{text:?}");
@@ -274,22 +274,32 @@ mod tests {
     #[test]
     fn lengths_count_characters() {
         let filters = Filters { chars_min: Some(3), ..Filters::default() };
-        check(&filters, &["abc", "春風又"], &["", "ab", "春風"], Cause::FewChars);
+        check(&filters, &["abc", "春風又"], &["", "ab", "春風"], DropReason::FewChars);
         let filters = Filters { chars_max: Some(3), ..Filters::default() };
-        check(&filters, &["", "春風又"], &["abcd"], Cause::ManyChars);
+        check(&filters, &["", "春風又"], &["abcd"], DropReason::ManyChars);
     }
 
     #[test]
     fn shares_are_of_what_is_no_white_space() {
         let filters = Filters { letters_min: Some(0.5), ..Filters::default() };
-        check(&filters, &["", " \n", "a 1", "春1"], &["a 1 2", "...", "a12"], Cause::FewLetters);
+        check(
+            &filters,
+            &["", " \n", "a 1", "春1"],
+            &["a 1 2", "...", "a12"],
+            DropReason::FewLetters,
+        );
         let filters = Filters { replacement_max: Some(0.25), ..Filters::default() };
-        check(&filters, &["", "abc\u{fffd}"], &["ab \u{fffd}", "\u{fffd}"], Cause::Replacement);
+        check(
+            &filters,
+            &["", "abc\u{fffd}"],
+            &["ab \u{fffd}", "\u{fffd}"],
+            DropReason::Replacement,
+        );
         let filters = Filters { one_char_max: Some(0.5), ..Filters::default() };
-        check(&filters, &["ab", "春風", ""], &["aab", "== =", "春春風"], Cause::OneChar);
+        check(&filters, &["ab", "春風", ""], &["aab", "== =", "春春風"], DropReason::OneChar);
         let filters = Filters { repeated_lines_max: Some(0.5), ..Filters::default() };
         let dropped = ["ab\nab \n\nab", "x\ny\nx\ny\nx"];
-        check(&filters, &["ab\nab", "ab\n\ncd", ""], &dropped, Cause::RepeatedLines);
+        check(&filters, &["ab\nab", "ab\n\ncd", ""], &dropped, DropReason::RepeatedLines);
     }
 
     #[test]
@@ -297,31 +307,31 @@ mod tests {
         let reject = "JavaScript=20".parse().unwrap();
         let filters = Filters { rejects: vec![reject], ..Filters::default() };
         let kept = ["java script", "enable javascript, please"];
-        check(&filters, &kept, &["JAVASCRIPT", "xjavascriptx"], Cause::RejectedWords);
+        check(&filters, &kept, &["JAVASCRIPT", "xjavascriptx"], DropReason::RejectedWords);
         let filters = Filters { rejects: vec!["a=b".parse().unwrap()], ..Filters::default() };
-        check(&filters, &["a = b"], &["xA=Bx"], Cause::RejectedWords);
+        check(&filters, &["a = b"], &["xA=Bx"], DropReason::RejectedWords);
     }
 
     #[test]
     fn scripts_are_those_of_unicode() {
         let min = |text: &str| vec![text.parse::<ScriptMin>().unwrap()];
         let filters = Filters { scripts_min: min("han=0.5"), ..Filters::default() };
-        check(&filters, &["春a", "123", "𠀀々"], &["春ab", "かな", "abc"], Cause::Script);
+        check(&filters, &["春a", "123", "𠀀々"], &["春ab", "かな", "abc"], DropReason::Script);
         let filters = Filters { scripts_min: min("Latin=0.9"), ..Filters::default() };
-        check(&filters, &["naïve, 12", ""], &["春眠 ab"], Cause::Script);
+        check(&filters, &["naïve, 12", ""], &["春眠 ab"], DropReason::Script);
         for unknown in ["L=0.1", "nothing=0.1", "han}|[=0.1", "=0.1"] {
             let filters = Filters { scripts_min: min(unknown), ..Filters::default() };
-            let error = Rules::new(&filters).unwrap_err().to_string();
+            let error = FilterRules::new(&filters).unwrap_err().to_string();
             assert!(error.starts_with("--min-script: got '"), "{error}");
         }
     }
 
     #[test]
     fn tokens_are_counted_where_characters_do_not_decide() {
-        let tokenizer = crate::Options::new(Vec::new(), "").tokenizer;
+        let tokenizer = crate::PreprocessOptions::new(Vec::new(), "").tokenizer;
         let min = super::super::TokensMin { tokens: 3, tokenizer };
         let filters = Filters { tokens_min: Some(min), ..Filters::default() };
         let long = "a".repeat(24);
-        check(&filters, &["one two three", &long], &["one two", ""], Cause::FewTokens);
+        check(&filters, &["one two three", &long], &["one two", ""], DropReason::FewTokens);
     }
 }

@@ -55,7 +55,7 @@ impl<const WORDS: usize> Hash for HashKey<WORDS> {
 
 /// A table whose keys are hashes.
 pub(super) type HashTable<const WORDS: usize, V> =
-    std::collections::HashMap<HashKey<WORDS>, V, BuildHasherDefault<AsItIs>>;
+    std::collections::HashMap<HashKey<WORDS>, V, BuildHasherDefault<IdentityHasher>>;
 
 /// Bytes that such a table takes: an entry and a byte of control, at most 7 of 8 places used.
 pub(super) fn table_bytes<const WORDS: usize, V>(table: &HashTable<WORDS, V>) -> u64 {
@@ -65,9 +65,9 @@ pub(super) fn table_bytes<const WORDS: usize, V>(table: &HashTable<WORDS, V>) ->
 
 /// Takes the number it is given for its hash.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AsItIs(u64);
+pub(super) struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -4,25 +4,25 @@ use std::ops::Range;
 
 use memchr::memchr;
 
-use super::filter::{Cause, Judge, Rules};
+use super::filter::{DropReason, FilterRules, FilterWorker};
 use super::hash;
 use super::shingle::Shingler;
-use super::sketch::Sketcher;
+use super::sketch::MinHasher;
 use super::{CleanOptions, fix};
-use crate::json::{Fault, TextFinder};
-use crate::parcel::{BUFFER_BYTES_KEPT_MAX, Parcel, Stop, too_long};
+use crate::json::{LineFault, TextFinder};
+use crate::parcel::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
 
 /// What all workers of a run do alike.
 #[derive(Debug)]
-pub(super) struct Work<'a> {
+pub(super) struct CleanSettings<'a> {
     pub(super) options: &'a CleanOptions,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a FilterRules,
 }
 
 /// The lines of a parcel, judged.
 #[derive(Debug, Default)]
-pub(super) struct Judged {
-    pub(super) lines: Vec<Line>,
+pub(super) struct FilteredBatch {
+    pub(super) lines: Vec<FilteredDocument>,
     /// Lines up to here, blank ones included.
     pub(super) line_count: u64,
     pub(super) blank_lines: u64,
@@ -37,54 +37,55 @@ pub(super) struct Judged {
 
 /// One document.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct FilteredDocument {
     /// Where it stands in the parcel, without its newline.
     pub(super) bytes: Range<usize>,
     /// Its number among the lines of the parcel.
     pub(super) nth: u64,
-    /// Where it stands in [`Judged::rewritten`], if it was.
+    /// Where it stands in [`FilteredBatch::rewritten`], if it was.
     pub(super) rewritten: Option<Range<usize>>,
-    /// Where it stands in [`Judged::texts`].
+    /// Where it stands in [`FilteredBatch::texts`].
     pub(super) text: Range<usize>,
-    pub(super) cause: Option<Cause>,
+    pub(super) cause: Option<DropReason>,
     pub(super) hash: u128,
     pub(super) has_bands: bool,
 }
 
-impl Judged {
+impl FilteredBatch {
     /// Empties it for its next round, and gives memory back that an uncommonly long line needed.
     pub(super) fn reset(&mut self) {
-        let Judged { mut lines, mut rewritten, mut texts, mut bands, .. } = std::mem::take(self);
+        let FilteredBatch { mut lines, mut rewritten, mut texts, mut bands, .. } =
+            std::mem::take(self);
         lines.clear();
         rewritten.clear();
         rewritten.shrink_to(BUFFER_BYTES_KEPT_MAX);
         texts.clear();
         texts.shrink_to(BUFFER_BYTES_KEPT_MAX);
         bands.clear();
-        *self = Judged { lines, rewritten, texts, bands, ..Judged::default() };
+        *self = FilteredBatch { lines, rewritten, texts, bands, ..FilteredBatch::default() };
     }
 }
 
 /// One worker's memory.
 #[derive(Debug)]
-pub(super) struct Worker<'a> {
-    work: &'a Work<'a>,
-    judge: Judge<'a>,
-    sketcher: Option<Sketcher>,
+pub(super) struct CleanWorker<'a> {
+    work: &'a CleanSettings<'a>,
+    judge: FilterWorker<'a>,
+    sketcher: Option<MinHasher>,
     finder: TextFinder,
     url_finder: Option<TextFinder>,
     fixed: String,
     folded: String,
 }
 
-impl<'a> Worker<'a> {
-    pub(super) fn new(work: &'a Work<'a>) -> Self {
+impl<'a> CleanWorker<'a> {
+    pub(super) fn new(work: &'a CleanSettings<'a>) -> Self {
         let options = work.options;
         let sketcher = options.near.as_ref().map(|near| {
             let shingler = Shingler::new(near.unit, near.shingle);
-            Sketcher::new(shingler, near.bands, near.rows)
+            MinHasher::new(shingler, near.bands, near.rows)
         });
-        Worker {
+        CleanWorker {
             work,
             judge: work.rules.judge(),
             sketcher,
@@ -96,13 +97,13 @@ impl<'a> Worker<'a> {
     }
 
     /// Judges the lines of a parcel, up to the first bad one.
-    pub(super) fn judge(&mut self, parcel: &mut Parcel, judged: &mut Judged) {
+    pub(super) fn judge(&mut self, parcel: &mut DocumentBatch, judged: &mut FilteredBatch) {
         let mut offset = 0;
         while offset < parcel.bytes.len() {
             let rest = &parcel.bytes[offset..];
             let line = &rest[..memchr(b'\n', rest).unwrap_or(rest.len())];
             if let Err(fault) = self.judge_line(line, offset, judged) {
-                parcel.stop = Some(Stop::Line { offset, fault });
+                parcel.stop = Some(BatchEnd::Line { offset, fault });
                 return;
             }
             judged.line_count += 1;
@@ -115,7 +116,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn judge_line(&mut self, line: &[u8], offset: usize, judged: &mut Judged) -> Result<(), Fault> {
+    fn judge_line(
+        &mut self,
+        line: &[u8],
+        offset: usize,
+        judged: &mut FilteredBatch,
+    ) -> Result<(), LineFault> {
         let options = self.work.options;
         if line.len() as u64 > options.line_bytes_max {
             return Err(too_long(options.line_bytes_max as usize)); // fits: at most 1 GiB
@@ -144,7 +150,7 @@ impl<'a> Worker<'a> {
             text = &self.fixed;
         }
         let cause = self.judge.cause(text, url);
-        let mut found = Line {
+        let mut found = FilteredDocument {
             bytes,
             nth: judged.line_count,
             rewritten,

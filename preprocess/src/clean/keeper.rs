@@ -5,18 +5,18 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::block::Block;
-use super::exact::Exact;
-use super::filter::Cause;
+use super::block::LineBatch;
+use super::exact::ExactDuplicateIndex;
+use super::filter::DropReason;
 use super::hash::fold;
-use super::judged::{Judged, Line};
-use super::near::Near;
-use super::output::{self, Kept, Sink};
+use super::judged::{FilteredBatch, FilteredDocument};
+use super::near::NearDuplicateIndex;
+use super::output::{self, KeptOutputs, LineWriter};
 use super::report::{CleanProgress, CleanReport, CleanedInput, Clusters, Example, Index};
-use super::twice::{Bands, Twice};
+use super::twice::{Bands, DuplicateBands};
 use super::{CleanOptions, NearOptions};
 use crate::input::Input;
-use crate::parcel::{Parcel, Stop};
+use crate::parcel::{BatchEnd, DocumentBatch};
 use crate::{Error, Result};
 
 /// Examples of each cause that a report shows.
@@ -27,8 +27,8 @@ const EXAMPLE_CHARS_MAX: usize = 200;
 
 /// Why a document is dropped, and what it is like.
 #[derive(Clone, Copy, Debug)]
-struct Verdict {
-    cause: Cause,
+struct DropDecision {
+    cause: DropReason,
     of: Option<u32>,
     jaccard: Option<f64>,
 }
@@ -36,7 +36,7 @@ struct Verdict {
 /// A dropped document as it is written.
 #[derive(Serialize)]
 struct DroppedLine<'a> {
-    cause: Cause,
+    cause: DropReason,
     file: &'a str,
     line: u64,
     document: u64,
@@ -82,7 +82,7 @@ impl Tally {
     }
 
     /// Counts a block whose documents were taken, or fails as it says.
-    fn end_block(&mut self, parcel: &mut Parcel, judged: &Judged) -> Result<()> {
+    fn end_block(&mut self, parcel: &mut DocumentBatch, judged: &FilteredBatch) -> Result<()> {
         let input = &mut self.inputs[parcel.input_idx];
         input.lines += judged.line_count;
         input.documents += judged.lines.len() as u64;
@@ -90,8 +90,8 @@ impl Tally {
         input.stored_bytes = parcel.stored_bytes;
         match parcel.stop.take() {
             None => Ok(()),
-            Some(Stop::Input(error)) => Err(error),
-            Some(Stop::Line { offset, fault }) => {
+            Some(BatchEnd::Input(error)) => Err(error),
+            Some(BatchEnd::Line { offset, fault }) => {
                 let line = Some(input.lines + 1);
                 let bad_line = parcel.bad_line(&input.name, line, offset, fault);
                 Err(Error::BadLine(Box::new(bad_line)))
@@ -110,29 +110,31 @@ fn short(document: u64, input: &str) -> Result<u32> {
 }
 
 /// The first of two passes: gathers bands.
-pub(super) struct Gatherer {
+pub(super) struct BandCollector {
     pub(super) tally: Tally,
-    exact: Option<Exact>,
+    exact: Option<ExactDuplicateIndex>,
     bands: Bands,
     band_count: usize,
 }
 
-impl Gatherer {
+impl BandCollector {
     pub(super) fn new(options: &CleanOptions, near: &NearOptions, tally: Tally) -> Result<Self> {
-        let exact = options.exact.then(Exact::default);
+        let exact = options.exact.then(ExactDuplicateIndex::default);
         let bands = Bands::create(near.bands, near.scratch.as_deref())?;
-        Ok(Gatherer { tally, exact, bands, band_count: near.bands })
+        Ok(BandCollector { tally, exact, bands, band_count: near.bands })
     }
 
-    pub(super) fn take(&mut self, block: &mut Block) -> Result<()> {
-        let Block { parcel, judged } = block;
+    pub(super) fn take(&mut self, block: &mut LineBatch) -> Result<()> {
+        let LineBatch { parcel, judged } = block;
         let mut bands = judged.bands.chunks_exact(self.band_count);
         for line in &judged.lines {
             let hashes = line.has_bands.then(|| bands.next()).flatten();
             let document = short(self.tally.documents, &self.tally.inputs[parcel.input_idx].name)?;
             self.tally.documents += 1;
             let passed = line.cause.is_none();
-            let first = |exact: &mut Exact| exact.find_or_insert(line.hash, document).is_none();
+            let first = |exact: &mut ExactDuplicateIndex| {
+                exact.find_or_insert(line.hash, document).is_none()
+            };
             if passed
                 && self.exact.as_mut().is_none_or(first)
                 && let Some(hashes) = hashes
@@ -143,20 +145,20 @@ impl Gatherer {
         self.tally.end_block(parcel, judged)
     }
 
-    pub(super) fn finish(self) -> Result<(Twice, u64)> {
+    pub(super) fn finish(self) -> Result<(DuplicateBands, u64)> {
         let scratch_bytes = self.bands.scratch_bytes();
         Ok((self.bands.find()?, scratch_bytes))
     }
 }
 
 /// The outputs of a run, being written.
-pub(super) struct Keeper {
+pub(super) struct CleanWriter {
     pub(super) tally: Tally,
-    exact: Option<Exact>,
-    near: Option<Near>,
+    exact: Option<ExactDuplicateIndex>,
+    near: Option<NearDuplicateIndex>,
     band_count: usize,
-    kept: Kept,
-    dropped: Option<Sink>,
+    kept: KeptOutputs,
+    dropped: Option<LineWriter>,
     report: CleanReport,
     /// Near duplicates, with what was kept in their place.
     place_of: HashMap<u32, u32>,
@@ -168,15 +170,15 @@ pub(super) struct Keeper {
     seen: Option<(u64, u64)>,
 }
 
-impl Keeper {
+impl CleanWriter {
     pub(super) fn create(options: &CleanOptions, tally: Tally) -> Result<Self> {
-        Ok(Keeper {
+        Ok(CleanWriter {
             tally,
-            exact: options.exact.then(Exact::default),
+            exact: options.exact.then(ExactDuplicateIndex::default),
             near: None,
             band_count: options.near.as_ref().map_or(1, |near| near.bands),
-            kept: Kept::create(options)?,
-            dropped: options.dropped.as_deref().map(Sink::create_named).transpose()?,
+            kept: KeptOutputs::create(options)?,
+            dropped: options.dropped.as_deref().map(LineWriter::create_named).transpose()?,
             report: CleanReport { workers: options.workers, ..CleanReport::default() },
             place_of: HashMap::new(),
             dropped_for: HashMap::new(),
@@ -190,15 +192,15 @@ impl Keeper {
     pub(super) fn look_for_near(
         &mut self,
         options: &NearOptions,
-        twice: Option<Twice>,
+        twice: Option<DuplicateBands>,
     ) -> Result<()> {
         self.seen = twice.as_ref().map(|twice| (twice.rows, twice.sum));
-        self.near = Some(Near::new(options, twice)?);
+        self.near = Some(NearDuplicateIndex::new(options, twice)?);
         Ok(())
     }
 
-    pub(super) fn take(&mut self, block: &mut Block) -> Result<()> {
-        let Block { parcel, judged } = block;
+    pub(super) fn take(&mut self, block: &mut LineBatch) -> Result<()> {
+        let LineBatch { parcel, judged } = block;
         let mut bands = judged.bands.chunks_exact(self.band_count);
         for line in &judged.lines {
             let hashes = line.has_bands.then(|| bands.next()).flatten();
@@ -217,13 +219,13 @@ impl Keeper {
 
     fn judge(
         &mut self,
-        line: &Line,
+        line: &FilteredDocument,
         hashes: Option<&[u64]>,
-        judged: &Judged,
+        judged: &FilteredBatch,
         input_idx: usize,
-    ) -> Result<Option<Verdict>> {
+    ) -> Result<Option<DropDecision>> {
         if let Some(cause) = line.cause {
-            return Ok(Some(Verdict { cause, of: None, jaccard: None }));
+            return Ok(Some(DropDecision { cause, of: None, jaccard: None }));
         }
         if self.exact.is_none() && self.near.is_none() {
             return Ok(None);
@@ -233,8 +235,8 @@ impl Keeper {
         if let Some(first) = first {
             let kept = self.place_of.get(&first).copied().unwrap_or(first);
             *self.dropped_for.entry(kept).or_default() += 1;
-            let cause = Cause::ExactDuplicate;
-            return Ok(Some(Verdict { cause, of: Some(first), jaccard: None }));
+            let cause = DropReason::ExactDuplicate;
+            return Ok(Some(DropDecision { cause, of: Some(first), jaccard: None }));
         }
         let (Some(near), Some(hashes)) = (&mut self.near, hashes) else { return Ok(None) };
         let text = &judged.texts[line.text.clone()];
@@ -245,11 +247,17 @@ impl Keeper {
             self.place_of.insert(document, alike.document);
             *self.dropped_for.entry(alike.document).or_default() += 1;
             let (of, jaccard) = (Some(alike.document), Some(alike.jaccard));
-            Verdict { cause: Cause::NearDuplicate, of, jaccard }
+            DropDecision { cause: DropReason::NearDuplicate, of, jaccard }
         }))
     }
 
-    fn keep(&mut self, line: &Line, bytes: &[u8], judged: &Judged, input_idx: usize) -> Result<()> {
+    fn keep(
+        &mut self,
+        line: &FilteredDocument,
+        bytes: &[u8],
+        judged: &FilteredBatch,
+        input_idx: usize,
+    ) -> Result<()> {
         self.tally.kept += 1;
         self.tally.inputs[input_idx].kept += 1;
         self.report.kept_bytes += bytes.len() as u64;
@@ -260,12 +268,12 @@ impl Keeper {
 
     fn drop(
         &mut self,
-        verdict: Verdict,
-        line: &Line,
+        verdict: DropDecision,
+        line: &FilteredDocument,
         bytes: &[u8],
         input_idx: usize,
     ) -> Result<()> {
-        let Verdict { cause, of, jaccard } = verdict;
+        let DropDecision { cause, of, jaccard } = verdict;
         let input = &mut self.tally.inputs[input_idx];
         *input.dropped.entry(cause).or_default() += 1;
         let dropped = self.report.dropped.entry(cause).or_default();
@@ -307,12 +315,12 @@ impl Keeper {
         report.json_bytes = progress.json_bytes;
         if self.exact.is_some() || self.near.is_some() {
             report.clusters = Some(Clusters::new(self.dropped_for.into_values()));
-            let exact = self.exact.as_ref().map_or(0, Exact::table_bytes);
+            let exact = self.exact.as_ref().map_or(0, ExactDuplicateIndex::table_bytes);
             let near = self.near.as_ref();
             report.index = Some(Index {
                 compared_pairs: near.map_or(0, |near| near.compared),
-                table_bytes: exact + near.map_or(0, Near::table_bytes),
-                scratch_bytes: scratch_bytes + near.map_or(0, Near::scratch_bytes),
+                table_bytes: exact + near.map_or(0, NearDuplicateIndex::table_bytes),
+                scratch_bytes: scratch_bytes + near.map_or(0, NearDuplicateIndex::scratch_bytes),
             });
         }
         report.inputs = self.tally.inputs;

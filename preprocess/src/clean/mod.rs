@@ -32,20 +32,20 @@ mod urls;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-pub use filter::Cause;
+pub use filter::DropReason;
 pub use options::{
     CleanOptions, Filters, Measure, NearOptions, Reject, ScriptMin, ShingleUnit, SplitOptions,
     TokensMin, UrlOptions,
 };
 pub use report::{CleanProgress, CleanReport, CleanedInput, Clusters, Dropped, Example, Index};
 
-use crate::input::{Cutter, Format, InputOptions, expand};
+use crate::input::{Format, InputChunker, InputOptions, expand};
 use crate::pump::pump;
 use crate::{Error, Result};
-use block::Block;
-use filter::Rules;
-use judged::{Work, Worker};
-use keeper::{Gatherer, Keeper, Tally};
+use block::LineBatch;
+use filter::FilterRules;
+use judged::{CleanSettings, CleanWorker};
+use keeper::{BandCollector, CleanWriter, Tally};
 
 /// Copies the lines that pass, and tells of the others.
 ///
@@ -87,23 +87,25 @@ pub fn clean_until(
 ) -> Result<CleanReport> {
     let start = Instant::now();
     options.check()?;
-    let rules = Rules::new(&options.filters)?;
+    let rules = FilterRules::new(&options.filters)?;
     // It writes the lines that it keeps.
     let lines = InputOptions { format: Format::JsonLines, ..InputOptions::default() };
     let inputs = expand(&options.inputs, &lines, "")?;
-    let work = Work { options, rules: &rules };
+    let work = CleanSettings { options, rules: &rules };
     // fits: checked to be at most 1 GiB
     let line_bytes_max = options.line_bytes_max as usize;
-    let cutter =
-        || Cutter::new(inputs.clone(), options.block_bytes, line_bytes_max).ahead(options.workers);
+    let cutter = || {
+        InputChunker::new(inputs.clone(), options.block_bytes, line_bytes_max)
+            .ahead(options.workers)
+    };
     let two_passes = options.near.as_ref().filter(|near| near.two_passes);
     let passes = if two_passes.is_some() { 2 } else { 1 };
     // Begun before the first pass, so that a name that is taken shows before the work.
-    let mut keeper = Keeper::create(options, Tally::new(&inputs, passes, passes))?;
+    let mut keeper = CleanWriter::create(options, Tally::new(&inputs, passes, passes))?;
     let mut scratch_bytes = 0;
     let mut twice = None;
     if let Some(near) = two_passes {
-        let mut gatherer = Gatherer::new(options, near, Tally::new(&inputs, 1, passes))?;
+        let mut gatherer = BandCollector::new(options, near, Tally::new(&inputs, 1, passes))?;
         judge(cutter(), &work, stop, &mut |block| {
             gatherer.take(block)?;
             progress(&gatherer.tally.progress());
@@ -126,16 +128,16 @@ pub fn clean_until(
 
 /// Judges what is cut on all workers and hands it to `take`, in order.
 fn judge(
-    cutter: Cutter,
-    work: &Work<'_>,
+    cutter: InputChunker,
+    work: &CleanSettings<'_>,
     stop: &AtomicBool,
-    take: &mut dyn FnMut(&mut Block) -> Result<()>,
+    take: &mut dyn FnMut(&mut LineBatch) -> Result<()>,
 ) -> Result<()> {
     let worker = || {
-        let mut worker = Worker::new(work);
-        move |block: &mut Block| worker.judge(&mut block.parcel, &mut block.judged)
+        let mut worker = CleanWorker::new(work);
+        move |block: &mut LineBatch| worker.judge(&mut block.parcel, &mut block.judged)
     };
-    let mut take = |block: &mut Block| {
+    let mut take = |block: &mut LineBatch| {
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { take(block) }
     };
     pump(cutter, work.options.workers, stop, worker, &mut take)

@@ -9,9 +9,9 @@
 use std::collections::VecDeque;
 
 use super::hash::{HashKey, HashTable, table_bytes};
-use super::scratch::Scratch;
+use super::scratch::TextSpool;
 use super::shingle::Shingler;
-use super::twice::Twice;
+use super::twice::DuplicateBands;
 use super::{Measure, NearOptions};
 use crate::Result;
 
@@ -25,7 +25,7 @@ const SET_BYTES_LOG2_MAX: u32 = 20;
 
 /// A document that was kept, and where its text is.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct IndexedDocument {
     document: u32,
     place: u64,
     text_bytes: u32,
@@ -35,16 +35,16 @@ struct Kept {
 /// control in the table of every band, a half to seven eighths of which are in use, and its place:
 /// 20 bands take 320 to 610 bytes. With two passes, only bands that another document has too count.
 #[derive(Debug)]
-pub(super) struct Near {
+pub(super) struct NearDuplicateIndex {
     jaccard: f64,
     measure: Measure,
     shingler: Shingler,
     bands: Vec<HashTable<2, u32>>,
-    kept: Vec<Kept>,
-    scratch: Scratch,
-    cache: Cache,
+    kept: Vec<IndexedDocument>,
+    scratch: TextSpool,
+    cache: ShingleSetCache,
     /// Which bands are worth a look, if they were counted before.
-    twice: Option<Twice>,
+    twice: Option<DuplicateBands>,
     text: Vec<u8>,
     candidates: Vec<u32>,
     pub(super) compared: u64,
@@ -52,21 +52,21 @@ pub(super) struct Near {
 
 /// An earlier document, and how much alike it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Alike {
+pub(super) struct NearMatch {
     pub(super) document: u32,
     pub(super) jaccard: f64,
 }
 
-impl Near {
-    pub(super) fn new(options: &NearOptions, twice: Option<Twice>) -> Result<Self> {
-        Ok(Near {
+impl NearDuplicateIndex {
+    pub(super) fn new(options: &NearOptions, twice: Option<DuplicateBands>) -> Result<Self> {
+        Ok(NearDuplicateIndex {
             jaccard: options.jaccard,
             measure: options.measure,
             shingler: Shingler::new(options.unit, options.shingle),
             bands: (0..options.bands).map(|_| HashTable::default()).collect(),
             kept: Vec::new(),
-            scratch: Scratch::create(options.scratch.as_deref())?,
-            cache: Cache::default(),
+            scratch: TextSpool::create(options.scratch.as_deref())?,
+            cache: ShingleSetCache::default(),
             twice,
             text: Vec::new(),
             candidates: Vec::new(),
@@ -82,7 +82,7 @@ impl Near {
         row: u64,
         text: &str,
         hashes: &[u64],
-    ) -> Result<Option<Alike>> {
+    ) -> Result<Option<NearMatch>> {
         let counts = |band: usize| self.twice.as_ref().is_none_or(|twice| twice.has(row, band));
         self.candidates.clear();
         let mut new = 0;
@@ -105,7 +105,7 @@ impl Near {
         let place = self.scratch.append(text.as_bytes())?;
         let nth_kept = self.kept.len() as u32; // fits: there are fewer than documents
         let text_bytes = text.len() as u32; // fits: a line is at most 1 GiB
-        self.kept.push(Kept { document, place, text_bytes });
+        self.kept.push(IndexedDocument { document, place, text_bytes });
         for (nth, (band, &hash)) in self.bands.iter_mut().zip(hashes).enumerate() {
             if self.twice.as_ref().is_none_or(|twice| twice.has(row, nth)) {
                 band.entry(HashKey::of_64(hash)).or_insert(nth_kept);
@@ -114,7 +114,7 @@ impl Near {
         Ok(None)
     }
 
-    fn compare(&mut self, text: &str) -> Result<Option<Alike>> {
+    fn compare(&mut self, text: &str) -> Result<Option<NearMatch>> {
         if self.candidates.is_empty() {
             return Ok(None);
         }
@@ -130,7 +130,7 @@ impl Near {
             self.compared += 1;
             let jaccard = own.alike(other, self.measure);
             if jaccard >= self.jaccard {
-                return Ok(Some(Alike { document: kept.document, jaccard }));
+                return Ok(Some(NearMatch { document: kept.document, jaccard }));
             }
         }
         Ok(None)
@@ -138,8 +138,8 @@ impl Near {
 
     pub(super) fn table_bytes(&self) -> u64 {
         let bands: u64 = self.bands.iter().map(table_bytes).sum();
-        let marks = self.twice.as_ref().map_or(0, Twice::table_bytes);
-        bands + marks + (self.kept.capacity() * size_of::<Kept>()) as u64
+        let marks = self.twice.as_ref().map_or(0, DuplicateBands::table_bytes);
+        bands + marks + (self.kept.capacity() * size_of::<IndexedDocument>()) as u64
     }
 
     pub(super) fn scratch_bytes(&self) -> u64 {
@@ -243,7 +243,7 @@ impl Set {
 
 /// The last sets that were compared.
 #[derive(Debug, Default)]
-struct Cache {
+struct ShingleSetCache {
     sets: VecDeque<(u32, Set)>,
     bytes: usize,
 }
@@ -251,7 +251,7 @@ struct Cache {
 /// More are not searched faster than they are made.
 const CACHE_SETS_MAX: usize = 64;
 
-impl Cache {
+impl ShingleSetCache {
     fn get(&self, nth: u32) -> Option<&Set> {
         self.sets.iter().find(|(of, _)| *of == nth).map(|(_, set)| set)
     }
@@ -271,14 +271,19 @@ impl Cache {
 mod tests {
     use super::*;
 
-    fn near(options: &NearOptions) -> Near {
-        Near::new(options, None).unwrap()
+    fn near(options: &NearOptions) -> NearDuplicateIndex {
+        NearDuplicateIndex::new(options, None).unwrap()
     }
 
-    fn add(near: &mut Near, options: &NearOptions, document: u32, text: &str) -> Option<Alike> {
+    fn add(
+        near: &mut NearDuplicateIndex,
+        options: &NearOptions,
+        document: u32,
+        text: &str,
+    ) -> Option<NearMatch> {
         let shingler = Shingler::new(options.unit, options.shingle);
         let mut sketcher =
-            super::super::sketch::Sketcher::new(shingler, options.bands, options.rows);
+            super::super::sketch::MinHasher::new(shingler, options.bands, options.rows);
         let mut hashes = Vec::new();
         assert!(sketcher.bands(text, &mut hashes));
         near.find_or_insert(document, u64::from(document), text, &hashes).unwrap()

@@ -20,20 +20,20 @@ const ZSTD_LEVEL: i32 = 3;
 const SPLIT_NAMES: [&str; 3] = ["_train", "_valid", "_test"];
 
 /// One file of lines, being written.
-pub(super) struct Sink {
+pub(super) struct LineWriter {
     store: Arc<dyn Storage>,
     key: Key,
     /// What was not written yet.
     pending: Vec<u8>,
-    form: Form,
+    form: LineEncoding,
 }
 
-enum Form {
+enum LineEncoding {
     Plain(Box<dyn Upload>),
     Zstd(zstd::Encoder<'static, Writer>),
 }
 
-impl Sink {
+impl LineWriter {
     /// Begins a file that is compressed if its name says so.
     pub(super) fn create(store: Arc<dyn Storage>, key: Key) -> Result<Self> {
         let upload = store.create(&key, 0)?;
@@ -43,17 +43,17 @@ impl Sink {
                 encoder.include_checksum(true)?;
                 Ok(encoder)
             });
-            Form::Zstd(with_sum.map_err(|error| failed(&store.display(&key), error))?)
+            LineEncoding::Zstd(with_sum.map_err(|error| failed(&store.display(&key), error))?)
         } else {
-            Form::Plain(upload)
+            LineEncoding::Plain(upload)
         };
-        Ok(Sink { store, key, pending: Vec::new(), form })
+        Ok(LineWriter { store, key, pending: Vec::new(), form })
     }
 
-    /// As [`Sink::create`], of a name as it stands on a command line.
+    /// As [`LineWriter::create`], of a name as it stands on a command line.
     pub(super) fn create_named(name: &str) -> Result<Self> {
         let (store, key) = storage::locate(name)?;
-        Sink::create(store, key)
+        LineWriter::create(store, key)
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -69,8 +69,8 @@ impl Sink {
 
     fn flush(&mut self) -> Result<()> {
         match &mut self.form {
-            Form::Plain(upload) => upload.write(&self.pending)?,
-            Form::Zstd(encoder) => encoder
+            LineEncoding::Plain(upload) => upload.write(&self.pending)?,
+            LineEncoding::Zstd(encoder) => encoder
                 .write_all(&self.pending)
                 .map_err(|error| failed(&self.store.display(&self.key), error))?,
         }
@@ -81,10 +81,10 @@ impl Sink {
 
     fn finish(mut self) -> Result<(Arc<dyn Storage>, Key, FileEntry)> {
         self.flush()?;
-        let Sink { store, key, form, .. } = self;
+        let LineWriter { store, key, form, .. } = self;
         let entry = match form {
-            Form::Plain(upload) => upload.finish()?,
-            Form::Zstd(encoder) => {
+            LineEncoding::Plain(upload) => upload.finish()?,
+            LineEncoding::Zstd(encoder) => {
                 let writer = encoder.finish();
                 writer.map_err(|error| failed(&store.display(&key), error))?.0.finish()?
             }
@@ -94,7 +94,7 @@ impl Sink {
 }
 
 /// Finishes all files. If one fails, those that were finished go again.
-pub(super) fn finish(sinks: Vec<Sink>) -> Result<Vec<Output>> {
+pub(super) fn finish(sinks: Vec<LineWriter>) -> Result<Vec<Output>> {
     let mut done: Vec<(Arc<dyn Storage>, Key, FileEntry)> = Vec::new();
     for sink in sinks {
         match sink.finish() {
@@ -137,36 +137,36 @@ fn failed(what: &str, error: io::Error) -> Error {
 }
 
 /// The files of what is kept, and which document goes to which.
-pub(super) struct Kept {
-    pub(super) sinks: Vec<Sink>,
+pub(super) struct KeptOutputs {
+    pub(super) sinks: Vec<LineWriter>,
     /// The first draw that is past each file.
     bounds: Vec<u128>,
     seed: u64,
 }
 
-impl Kept {
+impl KeptOutputs {
     pub(super) fn create(options: &CleanOptions) -> Result<Self> {
         let (stem, ending) = stem_and_ending(&options.out);
         let (store, key) = storage::locate(stem)?;
         let Some(split) = &options.split else {
-            let sink = Sink::create(store, key.with_suffix(&ending)?)?;
-            return Ok(Kept { sinks: vec![sink], bounds: vec![1 << 64], seed: 0 });
+            let sink = LineWriter::create(store, key.with_suffix(&ending)?)?;
+            return Ok(KeptOutputs { sinks: vec![sink], bounds: vec![1 << 64], seed: 0 });
         };
         let (mut sinks, mut bounds) = (Vec::new(), Vec::new());
         for (name, bound) in SPLIT_NAMES.into_iter().zip(bounds_of(split)) {
             if bounds.last().copied().unwrap_or(0) < bound {
                 let key = key.with_suffix(&format!("{name}{ending}"))?;
-                sinks.push(Sink::create(Arc::clone(&store), key)?);
+                sinks.push(LineWriter::create(Arc::clone(&store), key)?);
                 bounds.push(bound);
             }
         }
-        Ok(Kept { sinks, bounds, seed: split.seed })
+        Ok(KeptOutputs { sinks, bounds, seed: split.seed })
     }
 
     /// Where a document goes by the hash of its text. Equal texts go to one file, and a text goes
     /// to the same one in whatever company: no validation text gets into the training set when a
     /// corpus grows or its order changes.
-    pub(super) fn sink_of(&mut self, hash: u128) -> &mut Sink {
+    pub(super) fn sink_of(&mut self, hash: u128) -> &mut LineWriter {
         let (low, high) = (hash as u64, (hash >> 64) as u64); // fits: both halves are taken
         let draw = scatter(self.seed ^ low).wrapping_add(high);
         let draw = u128::from(scatter(draw));

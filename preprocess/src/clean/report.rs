@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Cause;
+use super::DropReason;
 use crate::Output;
 
 /// How far a run is.
@@ -45,7 +45,7 @@ pub struct CleanReport {
     /// Documents without the key of the URL, if one was asked for.
     pub without_url: u64,
     /// What was dropped, by cause.
-    pub dropped: BTreeMap<Cause, Dropped>,
+    pub dropped: BTreeMap<DropReason, Dropped>,
     /// Documents that are alike, if duplicates were looked for.
     pub clusters: Option<Clusters>,
     /// What looking for duplicates took.
@@ -107,7 +107,7 @@ pub struct CleanedInput {
     /// Of these, kept.
     pub kept: u64,
     /// Of these, dropped, by cause.
-    pub dropped: BTreeMap<Cause, u64>,
+    pub dropped: BTreeMap<DropReason, u64>,
 }
 
 /// Documents of which one was kept and the others dropped for being like it.

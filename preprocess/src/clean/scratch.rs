@@ -18,7 +18,7 @@ const WRITE_BYTES: usize = 1 << 20;
 const NAMES_MAX: u32 = 64;
 
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(super) struct TextSpool {
     file: File,
     folder: PathBuf,
     /// Bytes in the file; the rest is pending.
@@ -26,11 +26,11 @@ pub(super) struct Scratch {
     pending: Vec<u8>,
 }
 
-impl Scratch {
+impl TextSpool {
     pub(super) fn create(folder: Option<&Path>) -> Result<Self> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = unnamed(&folder).map_err(|error| failed("make", &folder, error))?;
-        Ok(Scratch { file, folder, written: 0, pending: Vec::new() })
+        Ok(TextSpool { file, folder, written: 0, pending: Vec::new() })
     }
 
     /// Appends, and gives the place of the first byte.
@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn reads_what_was_appended_and_leaves_no_name() {
         let folder = tempfile::tempdir().unwrap();
-        let mut scratch = Scratch::create(Some(folder.path())).unwrap();
-        let other = Scratch::create(Some(folder.path())).unwrap();
+        let mut scratch = TextSpool::create(Some(folder.path())).unwrap();
+        let other = TextSpool::create(Some(folder.path())).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let texts: Vec<Vec<u8>> = (0..50).map(|nth| vec![nth; usize::from(nth) * 3001]).collect();
         let places: Vec<u64> = texts.iter().map(|text| scratch.append(text).unwrap()).collect();
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(&bytes, text);
         }
         assert_eq!(other.len_bytes(), 0);
-        let gone = Scratch::create(Some(&folder.path().join("no"))).unwrap_err().to_string();
+        let gone = TextSpool::create(Some(&folder.path().join("no"))).unwrap_err().to_string();
         assert!(gone.contains("--scratch"), "{gone}");
     }
 }

@@ -17,17 +17,17 @@ pub(super) const PLACES_MAX: usize = 1 << (64 - HASH_BITS - 1);
 
 /// Makes the sketches of one text after another, and cuts them into bands.
 #[derive(Debug)]
-pub(super) struct Sketcher {
+pub(super) struct MinHasher {
     shingler: Shingler,
     bands: usize,
     places: Vec<u64>,
 }
 
-impl Sketcher {
+impl MinHasher {
     /// `bands * rows` is at most [`PLACES_MAX`].
     pub(super) fn new(shingler: Shingler, bands: usize, rows: usize) -> Self {
         assert!((1..=PLACES_MAX).contains(&(bands * rows)), "checked with the options");
-        Sketcher { shingler, bands, places: vec![0; bands * rows] }
+        MinHasher { shingler, bands, places: vec![0; bands * rows] }
     }
 
     /// Appends a hash of every band. False: the text has no shingles, and nothing was appended.
@@ -95,8 +95,8 @@ mod tests {
                     let alone = (0..own).map(|nth| format!("o{which}x{run}x{nth}"));
                     shared.chain(alone).collect::<Vec<_>>().join(" ")
                 };
-                let mut first = Sketcher::new(shingler, 1, 128);
-                let mut second = Sketcher::new(shingler, 1, 128);
+                let mut first = MinHasher::new(shingler, 1, 128);
+                let mut second = MinHasher::new(shingler, 1, 128);
                 assert!(first.sketch(&text(1)) && second.sketch(&text(2)));
                 equal += first.places.iter().zip(&second.places).filter(|(a, b)| a == b).count();
             }
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn every_place_is_filled_and_equal_texts_are_equal() {
         let shingler = Shingler::new(ShingleUnit::Char, 5);
-        let mut sketcher = Sketcher::new(shingler, 20, 5);
+        let mut sketcher = MinHasher::new(shingler, 20, 5);
         for text in ["a", "abcdef", "0123456789", &"long text ".repeat(1000)] {
             let mut hashes = Vec::new();
             assert!(sketcher.bands(text, &mut hashes) && sketcher.bands(text, &mut hashes));

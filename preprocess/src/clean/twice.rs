@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::hash::fold;
-use super::scratch::Scratch;
+use super::scratch::TextSpool;
 use crate::Result;
 
 /// Rows that are written at a time, band by band, so that one band can be read without the others:
@@ -14,7 +14,7 @@ const BLOCK_ROWS: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Bands {
     bands: usize,
-    scratch: Scratch,
+    scratch: TextSpool,
     /// Rows that wait for their block to be full, one after another.
     pending: Vec<u64>,
     rows: u64,
@@ -23,7 +23,7 @@ pub(super) struct Bands {
 
 impl Bands {
     pub(super) fn create(bands: usize, folder: Option<&Path>) -> Result<Self> {
-        let scratch = Scratch::create(folder)?;
+        let scratch = TextSpool::create(folder)?;
         Ok(Bands { bands, scratch, pending: Vec::new(), rows: 0, sum: 0 })
     }
 
@@ -48,12 +48,12 @@ impl Bands {
     }
 
     /// Sorts band by band, in 16 bytes a document, and marks what is there twice.
-    pub(super) fn find(mut self) -> Result<Twice> {
+    pub(super) fn find(mut self) -> Result<DuplicateBands> {
         self.flush()?;
         let bands = self.bands as u64;
         // fits: a bit each of what is sorted in memory below
         let marks = vec![0; (self.rows * bands).div_ceil(64) as usize];
-        let mut twice = Twice { bands, marks, rows: self.rows, sum: self.sum };
+        let mut twice = DuplicateBands { bands, marks, rows: self.rows, sum: self.sum };
         let mut column = Vec::new();
         for band in 0..self.bands {
             self.read_band(band, &mut column)?;
@@ -89,7 +89,7 @@ impl Bands {
 
 /// A bit for each band of each document: 20 bands take 2.5 bytes a document.
 #[derive(Debug)]
-pub(super) struct Twice {
+pub(super) struct DuplicateBands {
     bands: u64,
     marks: Vec<u64>,
     pub(super) rows: u64,
@@ -97,7 +97,7 @@ pub(super) struct Twice {
     pub(super) sum: u64,
 }
 
-impl Twice {
+impl DuplicateBands {
     fn mark(&mut self, row: u64, band: usize) {
         let bit = row * self.bands + band as u64;
         self.marks[(bit / 64) as usize] |= 1 << (bit % 64); // fits: within the marks

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 
-use super::foreign::{FOREIGN, Values, Verdict};
+use super::foreign::{FOREIGN, FlagMapping, Values};
 
 /// What was read into a command line of ours.
 #[derive(Debug, Default)]
@@ -85,8 +85,8 @@ pub(crate) fn translate(
             continue;
         };
         match verdict {
-            Verdict::Refused(why) => return Err(format!("{name}: {why}")),
-            Verdict::Implied(why) => out.notes.push(format!("{name} is not needed: {why}")),
+            FlagMapping::Refused(why) => return Err(format!("{name}: {why}")),
+            FlagMapping::Implied(why) => out.notes.push(format!("{name} is not needed: {why}")),
         }
         let most = match values {
             _ if value.is_some() => 0,

@@ -2,7 +2,7 @@
 
 /// What becomes of such a flag.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Verdict {
+pub(super) enum FlagMapping {
     /// What it asks for is so anyway.
     Implied(&'static str),
     /// It would change the result in a way that we cannot follow.
@@ -17,8 +17,8 @@ pub(super) enum Values {
     Many,
 }
 
+use FlagMapping::{Implied, Refused};
 use Values::{Many, One, Zero};
-use Verdict::{Implied, Refused};
 
 const ORDER: &str = "the output is in the order of the input for any number of workers";
 const THREADS: &str = "one process works on all cores; --workers says on how many";
@@ -35,7 +35,7 @@ const WHITE_SPACE: &str = "the model says whether white space is collapsed";
 const CUT: &str = "all documents are written, in order; head -n or shuf choose lines before";
 
 /// In the order of the programs that have them.
-pub(super) const FOREIGN: &[(&str, Values, Verdict)] = &[
+pub(super) const FOREIGN: &[(&str, Values, FlagMapping)] = &[
     // Megatron's.
     ("--partitions", One, Implied(PARTITIONS)),
     ("--keep-sequential-samples", Zero, Implied(ORDER)),

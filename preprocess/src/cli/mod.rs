@@ -8,7 +8,8 @@ use clap::{Parser, ValueEnum};
 use indexed::Dtype;
 use preprocess::objective::{Newlines, Nltk, SentenceSpec};
 use preprocess::{
-    EmptyDocuments, Interrupted, Objective, OnBadLine, Options, Shard, SpanOptions, TokenizerSpec,
+    EmptyDocuments, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard, SpanOptions,
+    TokenizerSpec,
 };
 use storage::ByteSize;
 
@@ -331,12 +332,12 @@ impl Cli {
         }
     }
 
-    pub(crate) fn options(&self) -> Options {
+    pub(crate) fn options(&self) -> PreprocessOptions {
         let out = match (&self.output_path, &self.out) {
             (Some(folder), Some(name)) => format!("{}/{name}", folder.trim_end_matches('/')),
             (_, out) => out.clone().unwrap_or_default(),
         };
-        let mut options = Options::new(self.json_in.clone(), out);
+        let mut options = PreprocessOptions::new(self.json_in.clone(), out);
         let newline = (self.objective == CliObjective::Cpm2).then_some("<n>");
         options.input = self.input.options(newline);
         options.keys.clone_from(&self.json_key);
@@ -384,9 +385,9 @@ impl Cli {
         };
         options.last_of_duplicate_keys = self.last_of_duplicate_keys;
         options.interrupted = match (self.resume, self.restart) {
-            (true, _) => Interrupted::Resume,
-            (_, true) => Interrupted::Restart,
-            _ => Interrupted::Refuse,
+            (true, _) => ResumePolicy::Resume,
+            (_, true) => ResumePolicy::Restart,
+            _ => ResumePolicy::Refuse,
         };
         options.shard = self.shard;
         options.workers = self.workers.unwrap_or(options.workers);

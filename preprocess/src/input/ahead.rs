@@ -11,8 +11,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::frames::{Plan, Unit};
-use super::source::{Failed, read_stream};
+use super::frames::{DecodePlan, Unit};
+use super::source::{DecodeError, read_stream};
 
 /// What is decompressed at a time: about a millisecond of work.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -29,14 +29,14 @@ const CHUNKS_FIRST: usize = 2;
 
 /// What decompresses ahead. When it is dropped its threads end, each with the chunk it is at.
 #[derive(Debug)]
-pub(super) struct Ahead {
-    shared: Arc<Shared>,
+pub(super) struct Decompressor {
+    shared: Arc<DecodeShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    plan: Mutex<Plan>,
-    board: Mutex<Board>,
+struct DecodeShared {
+    plan: Mutex<DecodePlan>,
+    board: Mutex<DecodeQueue>,
     /// There is room on the board, or another unit has become the first.
     room: Condvar,
     /// A chunk or the end of a unit has come.
@@ -45,8 +45,8 @@ struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct Board {
-    lanes: VecDeque<Lane>,
+struct DecodeQueue {
+    lanes: VecDeque<DecodeLane>,
     /// How many lanes were taken away at the front: the number of the first that is here.
     gone: u64,
     /// Chunks in all lanes.
@@ -63,24 +63,24 @@ struct Board {
 
 /// What one unit has given so far.
 #[derive(Debug)]
-struct Lane {
+struct DecodeLane {
     input_idx: usize,
     /// Decompressed bytes to leave out before any of this and the next units of its input.
     skip: u64,
-    chunks: VecDeque<Chunk>,
-    end: Option<Result<(), Failed>>,
+    chunks: VecDeque<DecodedChunk>,
+    end: Option<Result<(), DecodeError>>,
 }
 
 /// Decompressed bytes, some of which may have been taken.
 #[derive(Debug, Default)]
-pub(super) struct Chunk {
+pub(super) struct DecodedChunk {
     bytes: Vec<u8>,
     at: usize,
     /// How far in the file this is, in bytes as stored.
     pub(super) stored: u64,
 }
 
-impl Chunk {
+impl DecodedChunk {
     pub(super) fn is_empty(&self) -> bool {
         self.at == self.bytes.len()
     }
@@ -94,11 +94,11 @@ impl Chunk {
     }
 }
 
-impl Ahead {
+impl Decompressor {
     /// Begins with the first units of a plan.
-    pub(super) fn start(plan: Plan, threads: usize) -> Self {
+    pub(super) fn start(plan: DecodePlan, threads: usize) -> Self {
         let threads = threads.clamp(1, THREADS_MAX);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DecodeShared {
             plan: Mutex::new(plan),
             board: Mutex::default(),
             room: Condvar::new(),
@@ -109,16 +109,20 @@ impl Ahead {
             let shared = Arc::clone(&shared);
             // Nobody waits for them: one may be waiting for a disk.
             thread::spawn(move || {
-                let alarm = Alarm(shared);
+                let alarm = PanicNotifier(shared);
                 while alarm.0.work() {}
             });
         }
-        Ahead { shared }
+        Decompressor { shared }
     }
 
     /// The next chunk of an input, all of whose predecessors have been taken; none at its end.
     /// Takes the last one back, to be filled again.
-    pub(super) fn next(&self, input_idx: usize, last: Chunk) -> Result<Option<Chunk>, Failed> {
+    pub(super) fn next(
+        &self,
+        input_idx: usize,
+        last: DecodedChunk,
+    ) -> Result<Option<DecodedChunk>, DecodeError> {
         let mut board = self.shared.board();
         if last.bytes.capacity() > 0 {
             board.spare.push(last.bytes);
@@ -126,14 +130,14 @@ impl Ahead {
         loop {
             assert!(!board.panicked, "a thread that decompresses panicked");
             match board.step(input_idx) {
-                Step::Chunk(chunk) => {
+                DecodeEvent::Chunk(chunk) => {
                     self.shared.room.notify_all();
                     return Ok(Some(chunk));
                 }
-                Step::Again => self.shared.room.notify_all(),
-                Step::Failed(failed) => return Err(failed),
-                Step::End => return Ok(None),
-                Step::Wait => {
+                DecodeEvent::Again => self.shared.room.notify_all(),
+                DecodeEvent::Failed(failed) => return Err(failed),
+                DecodeEvent::End => return Ok(None),
+                DecodeEvent::Wait => {
                     let news = self.shared.news.wait(board);
                     board = news.unwrap_or_else(PoisonError::into_inner);
                 }
@@ -143,22 +147,22 @@ impl Ahead {
 }
 
 /// What the board has for who reads.
-enum Step {
-    Chunk(Chunk),
+enum DecodeEvent {
+    Chunk(DecodedChunk),
     /// Something was taken away that is not wanted.
     Again,
-    Failed(Failed),
+    Failed(DecodeError),
     End,
     Wait,
 }
 
-impl Board {
-    fn step(&mut self, input_idx: usize) -> Step {
+impl DecodeQueue {
+    fn step(&mut self, input_idx: usize) -> DecodeEvent {
         let lane = match self.lanes.front_mut() {
             Some(lane) if lane.input_idx == input_idx => lane,
-            None if !self.planned => return Step::Wait,
-            _ if self.skip > 0 => return Step::Failed(too_short(self.skip)),
-            _ => return Step::End,
+            None if !self.planned => return DecodeEvent::Wait,
+            _ if self.skip > 0 => return DecodeEvent::Failed(too_short(self.skip)),
+            _ => return DecodeEvent::End,
         };
         self.skip += std::mem::take(&mut lane.skip);
         if let Some(mut chunk) = lane.chunks.pop_front() {
@@ -166,38 +170,38 @@ impl Board {
             chunk.at = usize::try_from(self.skip).unwrap_or(usize::MAX).min(chunk.bytes.len());
             self.skip -= chunk.at as u64;
             if !chunk.is_empty() {
-                return Step::Chunk(chunk);
+                return DecodeEvent::Chunk(chunk);
             }
             self.spare.push(chunk.bytes);
-            return Step::Again;
+            return DecodeEvent::Again;
         }
-        let Some(end) = lane.end.take() else { return Step::Wait };
+        let Some(end) = lane.end.take() else { return DecodeEvent::Wait };
         self.lanes.pop_front();
         self.gone += 1;
-        end.map_or_else(Step::Failed, |()| Step::Again)
+        end.map_or_else(DecodeEvent::Failed, |()| DecodeEvent::Again)
     }
 
-    fn lane(&mut self, lane: u64) -> &mut Lane {
+    fn lane(&mut self, lane: u64) -> &mut DecodeLane {
         // fits: a lane is here until its end has come and was taken.
         &mut self.lanes[(lane - self.gone) as usize]
     }
 }
 
 /// What an input is that has become shorter since it was read before.
-pub(super) fn too_short(missing: u64) -> Failed {
+pub(super) fn too_short(missing: u64) -> DecodeError {
     let told = format!("{missing} bytes fewer than were read of it before, decompressed");
-    Failed { stored: None, source: io::Error::new(io::ErrorKind::UnexpectedEof, told) }
+    DecodeError { stored: None, source: io::Error::new(io::ErrorKind::UnexpectedEof, told) }
 }
 
-impl Drop for Ahead {
+impl Drop for Decompressor {
     fn drop(&mut self) {
         self.shared.board().closed = true;
         self.shared.room.notify_all();
     }
 }
 
-impl Shared {
-    fn board(&self) -> MutexGuard<'_, Board> {
+impl DecodeShared {
+    fn board(&self) -> MutexGuard<'_, DecodeQueue> {
         // Whoever panics says so on the board; what stands there is whole at any time.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,7 +222,7 @@ impl Shared {
     }
 
     /// The next unit and its lane on the board. After one that failed there are no more.
-    fn claim(&self) -> Option<(u64, Result<Unit, Failed>)> {
+    fn claim(&self) -> Option<(u64, Result<Unit, DecodeError>)> {
         // Held while the board is written, so that lanes are in the order of the units.
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         let unit = if self.board().closed { None } else { plan.next() };
@@ -229,19 +233,19 @@ impl Shared {
             return None;
         };
         let skip = unit.as_ref().map_or(0, |unit| unit.skip);
-        board.lanes.push_back(Lane { input_idx, skip, chunks: VecDeque::new(), end: None });
+        board.lanes.push_back(DecodeLane { input_idx, skip, chunks: VecDeque::new(), end: None });
         // Its input may be over, or may at last have begun.
         self.news.notify_all();
         Some((board.gone + board.lanes.len() as u64 - 1, unit))
     }
 
     /// Puts a unit on the board, chunk by chunk. None: nobody wants it.
-    fn decompress(&self, lane: u64, unit: Unit) -> Option<Result<(), Failed>> {
+    fn decompress(&self, lane: u64, unit: Unit) -> Option<Result<(), DecodeError>> {
         if unit.is_big {
             drop(self.wait(|board| board.gone == lane)?);
         }
         let count = unit.bytes.count();
-        let failed = |source| Failed { stored: Some(count.get()), source };
+        let failed = |source| DecodeError { stored: Some(count.get()), source };
         let mut decoder = match unit.codec.decoder(unit.bytes) {
             Ok(decoder) => decoder,
             Err(source) => return Some(Err(failed(source))),
@@ -252,7 +256,7 @@ impl Shared {
             let (len, error) = read_stream(decoder.as_mut(), &mut bytes);
             bytes.truncate(len);
             if len > 0 {
-                self.put(lane, Chunk { bytes, at: 0, stored: count.get() })?;
+                self.put(lane, DecodedChunk { bytes, at: 0, stored: count.get() })?;
             }
             match error {
                 Some(source) => return Some(Err(failed(source))),
@@ -263,7 +267,7 @@ impl Shared {
     }
 
     /// Puts a chunk on the board when there is room. None: nobody wants it.
-    fn put(&self, lane: u64, chunk: Chunk) -> Option<()> {
+    fn put(&self, lane: u64, chunk: DecodedChunk) -> Option<()> {
         let mut board = self.wait(|board| {
             let first = board.gone == lane && board.lanes[0].chunks.len() < CHUNKS_FIRST;
             first || board.chunks < self.chunks_max
@@ -275,7 +279,7 @@ impl Shared {
     }
 
     /// Waits until there is room. None: nobody wants any more.
-    fn wait(&self, is_room: impl Fn(&Board) -> bool) -> Option<MutexGuard<'_, Board>> {
+    fn wait(&self, is_room: impl Fn(&DecodeQueue) -> bool) -> Option<MutexGuard<'_, DecodeQueue>> {
         let mut board = self.board();
         while !board.closed && !is_room(&board) {
             board = self.room.wait(board).unwrap_or_else(PoisonError::into_inner);
@@ -285,9 +289,9 @@ impl Shared {
 }
 
 /// Tells who reads if a thread panics: it would wait for ever otherwise.
-struct Alarm(Arc<Shared>);
+struct PanicNotifier(Arc<DecodeShared>);
 
-impl Drop for Alarm {
+impl Drop for PanicNotifier {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.board().panicked = true;

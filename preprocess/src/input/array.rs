@@ -3,8 +3,8 @@
 
 use memchr::memchr2;
 
-use super::records::Span;
-use crate::json::Fault;
+use super::records::ByteSpan;
+use crate::json::LineFault;
 
 /// A scan of a list that is read in pieces. It looks at each byte once, but for those of an element
 /// that goes on in the next parcel.
@@ -12,11 +12,11 @@ use crate::json::Fault;
 pub(super) struct ArrayScan {
     /// Bytes that have been looked at.
     at: usize,
-    state: State,
+    state: ScanState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ScanState {
     /// Nothing has been seen yet.
     Start,
     /// Behind the bracket that opens the list.
@@ -35,18 +35,22 @@ enum State {
 }
 
 /// What a scan stumbled over, and where.
-pub(super) type Stumble = (usize, Fault);
+pub(super) type ArrayFault = (usize, LineFault);
 
 impl ArrayScan {
     /// Begins at the first byte of a file, or behind an element.
     pub(super) fn new(offset: u64) -> Self {
-        ArrayScan { at: 0, state: if offset == 0 { State::Start } else { State::Behind } }
+        ArrayScan { at: 0, state: if offset == 0 { ScanState::Start } else { ScanState::Behind } }
     }
 
     /// Goes on to the end of the bytes and appends the elements that ended.
-    pub(super) fn scan(&mut self, bytes: &[u8], spans: &mut Vec<Span>) -> Result<(), Stumble> {
+    pub(super) fn scan(
+        &mut self,
+        bytes: &[u8],
+        spans: &mut Vec<ByteSpan>,
+    ) -> Result<(), ArrayFault> {
         while self.at < bytes.len() {
-            if let State::Element { .. } = self.state {
+            if let ScanState::Element { .. } = self.state {
                 self.go_on(bytes, spans);
                 continue;
             }
@@ -56,11 +60,13 @@ impl ArrayScan {
                 continue;
             }
             self.state = match (self.state, byte) {
-                (State::Start, b'[') => State::Opened,
-                (State::Behind, b',') => State::Comma,
-                (State::Opened | State::Behind, b']') => State::Closed,
-                (State::Opened | State::Comma, _) if !matches!(byte, b',' | b']' | b'}') => {
-                    self.state = State::Element { start: self.at, depth: 0, in_string: false };
+                (ScanState::Start, b'[') => ScanState::Opened,
+                (ScanState::Behind, b',') => ScanState::Comma,
+                (ScanState::Opened | ScanState::Behind, b']') => ScanState::Closed,
+                (ScanState::Opened | ScanState::Comma, _)
+                    if !matches!(byte, b',' | b']' | b'}') =>
+                {
+                    self.state = ScanState::Element { start: self.at, depth: 0, in_string: false };
                     continue;
                 }
                 _ => return Err((self.at, self.stumble(char_of(bytes, self.at)))),
@@ -72,12 +78,12 @@ impl ArrayScan {
 
     /// The bytes up to the end of the last element are gone; what is behind it is looked at again.
     pub(super) fn cut(&mut self) {
-        *self = ArrayScan { at: 0, state: State::Behind };
+        *self = ArrayScan { at: 0, state: ScanState::Behind };
     }
 
     /// Whether the list has been closed; if not, what is wrong with a file that ends here.
-    pub(super) fn end(&self) -> Result<(), Stumble> {
-        if self.state == State::Closed {
+    pub(super) fn end(&self) -> Result<(), ArrayFault> {
+        if self.state == ScanState::Closed {
             return Ok(());
         }
         let mut fault = self.stumble("the end of the file".to_owned());
@@ -86,8 +92,8 @@ impl ArrayScan {
     }
 
     /// To the end of the element, if it is there.
-    fn go_on(&mut self, bytes: &[u8], spans: &mut Vec<Span>) {
-        let State::Element { start, mut depth, mut in_string } = self.state else { return };
+    fn go_on(&mut self, bytes: &[u8], spans: &mut Vec<ByteSpan>) {
+        let ScanState::Element { start, mut depth, mut in_string } = self.state else { return };
         while self.at < bytes.len() {
             let rest = &bytes[self.at..];
             if in_string {
@@ -125,24 +131,24 @@ impl ArrayScan {
                 return self.end_element(start, spans);
             }
         }
-        self.state = State::Element { start, depth, in_string };
+        self.state = ScanState::Element { start, depth, in_string };
     }
 
-    fn end_element(&mut self, start: usize, spans: &mut Vec<Span>) {
+    fn end_element(&mut self, start: usize, spans: &mut Vec<ByteSpan>) {
         spans.push(start..self.at);
-        self.state = State::Behind;
+        self.state = ScanState::Behind;
     }
 
-    fn stumble(&self, got: String) -> Fault {
+    fn stumble(&self, got: String) -> LineFault {
         let due = match self.state {
-            State::Start => "a list, '['",
-            State::Opened => "an object or ']'",
-            State::Behind => "',' or ']'",
-            State::Comma => "an object",
-            State::Element { .. } => "the end of the element, and ']'",
-            State::Closed => "nothing after the list",
+            ScanState::Start => "a list, '['",
+            ScanState::Opened => "an object or ']'",
+            ScanState::Behind => "',' or ']'",
+            ScanState::Comma => "an object",
+            ScanState::Element { .. } => "the end of the element, and ']'",
+            ScanState::Closed => "nothing after the list",
         };
-        Fault { column: 0, got, due: due.to_owned(), hint: None }
+        LineFault { column: 0, got, due: due.to_owned(), hint: None }
     }
 }
 

@@ -3,14 +3,14 @@ use std::sync::Arc;
 use memchr::memchr;
 use serde::{Deserialize, Serialize};
 
-use super::ahead::Ahead;
-use super::array::{ArrayScan, Stumble};
-use super::frames::Plan;
-use super::source::Source;
+use super::ahead::Decompressor;
+use super::array::{ArrayFault, ArrayScan};
+use super::frames::DecodePlan;
+use super::source::InputStream;
 use super::text::{Separator, newlines};
-use super::{Input, Shape};
+use super::{Input, RecordFormat};
 use crate::Result;
-use crate::parcel::{Parcel, Stop, too_long};
+use crate::parcel::{BatchEnd, DocumentBatch, too_long};
 
 /// A place between two documents, at which a run may go on. Whoever keeps it need not know what
 /// its offset counts: bytes, decompressed, or rows.
@@ -22,12 +22,12 @@ pub(crate) struct Position {
 
 /// Cuts the inputs, one after another, into parcels of whole documents.
 #[derive(Debug)]
-pub(crate) struct Cutter {
+pub(crate) struct InputChunker {
     inputs: Vec<Input>,
     block_bytes: usize,
     line_bytes_max: usize,
     threads: usize,
-    ahead: Option<Arc<Ahead>>,
+    ahead: Option<Arc<Decompressor>>,
     input_idx: usize,
     open: Option<Open>,
     /// The begin of a document whose end has not been read yet.
@@ -41,7 +41,7 @@ pub(crate) struct Cutter {
 #[derive(Debug)]
 enum Open {
     Bytes {
-        source: Source,
+        source: InputStream,
         scan: ArrayScan,
     },
     #[cfg(feature = "parquet")]
@@ -59,9 +59,9 @@ pub(super) enum Filled {
     Nothing,
 }
 
-impl Cutter {
+impl InputChunker {
     pub(crate) fn new(inputs: Vec<Input>, block_bytes: usize, line_bytes_max: usize) -> Self {
-        Cutter {
+        InputChunker {
             inputs,
             block_bytes,
             line_bytes_max,
@@ -82,8 +82,8 @@ impl Cutter {
         self
     }
 
-    /// Goes on where an earlier run of the same inputs stopped: at [`Parcel::next`] of its last
-    /// parcel.
+    /// Goes on where an earlier run of the same inputs stopped: at [`DocumentBatch::next`] of its
+    /// last parcel.
     #[must_use]
     pub(crate) fn start_at(mut self, position: Position) -> Self {
         self.input_idx = position.input_idx;
@@ -92,8 +92,8 @@ impl Cutter {
     }
 
     /// Fills an empty parcel. False: there is nothing more. A parcel that comes back with
-    /// [`Parcel::stop`] set is the last.
-    pub(crate) fn fill(&mut self, parcel: &mut Parcel) -> bool {
+    /// [`DocumentBatch::stop`] set is the last.
+    pub(crate) fn fill(&mut self, parcel: &mut DocumentBatch) -> bool {
         while self.input_idx < self.inputs.len() {
             parcel.input_idx = self.input_idx;
             parcel.offset = self.offset;
@@ -107,9 +107,9 @@ impl Cutter {
             match filled {
                 Ok(Filled::Nothing) => continue,
                 Ok(Filled::Some | Filled::Last) => {}
-                Err(error) => parcel.stop = Some(Stop::Input(error)),
+                Err(error) => parcel.stop = Some(BatchEnd::Input(error)),
             }
-            if let Some(Stop::Line { offset, .. }) = parcel.stop {
+            if let Some(BatchEnd::Line { offset, .. }) = parcel.stop {
                 // No worker will see it.
                 let before = &parcel.bytes[..offset.min(parcel.bytes.len())];
                 parcel.documents.lines = newlines(before);
@@ -122,7 +122,7 @@ impl Cutter {
         false
     }
 
-    fn fill_from_input(&mut self, parcel: &mut Parcel) -> Result<Filled> {
+    fn fill_from_input(&mut self, parcel: &mut DocumentBatch) -> Result<Filled> {
         if self.open.is_none() && !self.open_input()? {
             return Ok(Filled::Nothing);
         }
@@ -133,7 +133,7 @@ impl Cutter {
         match self.open.as_mut().expect("opened above") {
             Open::Bytes { source, scan } => {
                 parcel.bytes.append(&mut self.rest);
-                let mut block = Block {
+                let mut block = ChunkBuffer {
                     source,
                     scan,
                     rest: &mut self.rest,
@@ -168,7 +168,7 @@ impl Cutter {
             return Ok(false);
         }
         #[cfg(feature = "parquet")]
-        if let Shape::Rows(column) = &input.shape {
+        if let RecordFormat::Rows(column) = &input.shape {
             let reader = super::rows::RowReader::open(input, column, self.offset)?;
             self.open = Some(Open::Rows(Box::new(reader)));
             return Ok(true);
@@ -179,15 +179,15 @@ impl Cutter {
                 let compressed = compressed
                     .filter(|(_, input)| input.codec.is_compressed() && !input.part.is_empty());
                 let inputs = compressed.map(|(at, input)| (at, input.clone())).collect();
-                Arc::new(Ahead::start(Plan::new(inputs, self.offset), self.threads))
+                Arc::new(Decompressor::start(DecodePlan::new(inputs, self.offset), self.threads))
             });
-            Source::ahead(input, self.input_idx, ahead, self.offset)
+            InputStream::ahead(input, self.input_idx, ahead, self.offset)
         } else if part.start > 0 && self.offset == 0 {
             // A line is ours if its first byte is: if there is a newline before it.
             self.offset = part.start - 1;
-            Source::open(input, self.offset)?
+            InputStream::open(input, self.offset)?
         } else {
-            Source::open(input, self.offset)?
+            InputStream::open(input, self.offset)?
         };
         if part.start > self.offset && !self.skip_line(&mut source)? {
             return Ok(false);
@@ -198,7 +198,7 @@ impl Cutter {
     }
 
     /// Reads past the end of a line. False: the input has none.
-    fn skip_line(&mut self, source: &mut Source) -> Result<bool> {
+    fn skip_line(&mut self, source: &mut InputStream) -> Result<bool> {
         loop {
             self.rest.clear();
             if source.read(&mut self.rest, self.block_bytes)?.is_none() {
@@ -216,8 +216,8 @@ impl Cutter {
 }
 
 /// A parcel being filled from a source of bytes.
-struct Block<'a> {
-    source: &'a mut Source,
+struct ChunkBuffer<'a> {
+    source: &'a mut InputStream,
     scan: &'a mut ArrayScan,
     rest: &'a mut Vec<u8>,
     limit: u64,
@@ -225,8 +225,8 @@ struct Block<'a> {
     line_bytes_max: usize,
 }
 
-impl Block<'_> {
-    fn fill(&mut self, parcel: &mut Parcel) -> Result<Filled> {
+impl ChunkBuffer<'_> {
+    fn fill(&mut self, parcel: &mut DocumentBatch) -> Result<Filled> {
         if self.limit == 0 {
             parcel.bytes.clear();
             return Ok(Filled::Nothing);
@@ -251,7 +251,7 @@ impl Block<'_> {
             }
             if parcel.bytes.len() > self.line_bytes_max {
                 let fault = too_long(self.line_bytes_max);
-                parcel.stop = Some(Stop::Line { offset: 0, fault });
+                parcel.stop = Some(BatchEnd::Line { offset: 0, fault });
                 return Ok(Filled::Some);
             }
             searched = parcel.bytes.len();
@@ -266,11 +266,11 @@ impl Block<'_> {
     }
 
     /// Where the last document that is whole ends.
-    fn last_end(&mut self, parcel: &mut Parcel, searched: usize) -> Option<usize> {
-        let Parcel { shape, bytes, spans, stop, .. } = parcel;
+    fn last_end(&mut self, parcel: &mut DocumentBatch, searched: usize) -> Option<usize> {
+        let DocumentBatch { shape, bytes, spans, stop, .. } = parcel;
         match shape {
-            Shape::JsonLines => Separator::Line.last_end(bytes, searched),
-            Shape::Text(rules) => rules.separator.last_end(bytes, searched),
+            RecordFormat::JsonLines => Separator::Line.last_end(bytes, searched),
+            RecordFormat::Text(rules) => rules.separator.last_end(bytes, searched),
             _ => {
                 let scanned = self.scan.scan(bytes, spans);
                 let Some(last) = spans.last() else {
@@ -285,8 +285,8 @@ impl Block<'_> {
     }
 
     /// What is left is the last document, or the end of a list.
-    fn end_of_input(&mut self, parcel: &mut Parcel) -> Filled {
-        if matches!(parcel.shape, Shape::JsonArray) {
+    fn end_of_input(&mut self, parcel: &mut DocumentBatch) -> Filled {
+        if matches!(parcel.shape, RecordFormat::JsonArray) {
             let ended = self.scan.scan(&parcel.bytes, &mut parcel.spans);
             parcel.stop = ended.and_then(|()| self.scan.end()).err().map(stop_at);
         }
@@ -297,6 +297,6 @@ impl Block<'_> {
     }
 }
 
-fn stop_at((offset, fault): Stumble) -> Stop {
-    Stop::Line { offset, fault }
+fn stop_at((offset, fault): ArrayFault) -> BatchEnd {
+    BatchEnd::Line { offset, fault }
 }

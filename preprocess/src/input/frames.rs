@@ -15,7 +15,7 @@ use storage::Object;
 use super::Input;
 use super::ahead::too_short;
 use super::codec::{Codec, is_zstd};
-use super::source::{Failed, read_object};
+use super::source::{DecodeError, read_object};
 use crate::Error;
 
 /// Frames are put together up to this: some milliseconds of work.
@@ -44,7 +44,7 @@ pub(super) struct Unit {
 
 /// The units of all compressed inputs, in order.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct DecodePlan {
     /// Those that are still to come, the next one last.
     inputs: Vec<(usize, Input)>,
     current: Option<Walk>,
@@ -52,16 +52,16 @@ pub(super) struct Plan {
     start: u64,
 }
 
-impl Plan {
+impl DecodePlan {
     /// The compressed inputs, each with its place among all, and where in the first of them to
     /// begin.
     pub(super) fn new(mut inputs: Vec<(usize, Input)>, start: u64) -> Self {
         inputs.reverse();
-        Plan { inputs, current: None, start }
+        DecodePlan { inputs, current: None, start }
     }
 
     /// The next unit, and the input that it is of. After an error there is nothing more.
-    pub(super) fn next(&mut self) -> Option<(usize, Result<Unit, Failed>)> {
+    pub(super) fn next(&mut self) -> Option<(usize, Result<Unit, DecodeError>)> {
         loop {
             if self.current.is_none() {
                 let (input_idx, input) = self.inputs.pop()?;
@@ -90,14 +90,14 @@ impl Plan {
         }
     }
 
-    fn give_up(&mut self, error: Error) -> Failed {
+    fn give_up(&mut self, error: Error) -> DecodeError {
         self.current = None;
         self.inputs.clear();
         let source = match error {
             Error::Storage(error) => io::Error::other(error),
             other => io::Error::other(other.to_string()),
         };
-        Failed { stored: None, source }
+        DecodeError { stored: None, source }
     }
 }
 
@@ -106,7 +106,7 @@ impl Plan {
 struct Walk {
     input_idx: usize,
     codec: Codec,
-    tape: Tape,
+    tape: FileWindow,
     /// Decompressed bytes that are not wanted.
     skip: u64,
     /// A unit has been given.
@@ -136,7 +136,7 @@ struct Frame {
 
 impl Walk {
     fn new(input_idx: usize, input: &Input, start: u64) -> crate::Result<Self> {
-        let tape = Tape { object: input.object()?, start: 0, buf: Vec::new() };
+        let tape = FileWindow { object: input.object()?, start: 0, buf: Vec::new() };
         let codec = input.codec;
         Ok(Walk { input_idx, codec, tape, skip: start, begun: false, ended: false })
     }
@@ -200,7 +200,7 @@ impl Walk {
 }
 
 /// A frame of Zstandard (RFC 8878, 3.1), if all of it is there and it is not too long.
-fn zstd_frame(tape: &mut Tape, at: usize) -> storage::Result<Option<Frame>> {
+fn zstd_frame(tape: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>> {
     if !tape.reach(at + 8)? || !is_zstd(&tape.buf[at..]) {
         return Ok(None);
     }
@@ -269,7 +269,7 @@ fn zstd_window(frame: &[u8]) -> u64 {
 
 /// A member as bgzip makes it: its length stands in an extra field of its header ("The BGZF
 /// compression format", SAM specification 4.1). None: it is another.
-fn bgzip_member(tape: &mut Tape, at: usize) -> storage::Result<Option<Frame>> {
+fn bgzip_member(tape: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>> {
     if !tape.reach(at + 18)? {
         return Ok(None);
     }
@@ -291,14 +291,14 @@ fn le(bytes: &[u8]) -> u64 {
 
 /// A file, read as far as it was looked at.
 #[derive(Debug)]
-struct Tape {
+struct FileWindow {
     object: Arc<dyn Object>,
     /// Where `buf` begins in the file.
     start: u64,
     buf: Vec<u8>,
 }
 
-impl Tape {
+impl FileWindow {
     /// Reads until there are so many bytes. False: the file ends before.
     fn reach(&mut self, len: usize) -> storage::Result<bool> {
         while self.buf.len() < len {

@@ -2,7 +2,7 @@
 //!
 //! [`expand`] turns what the command line names (files, folders, patterns, pipes) into [`Input`]s,
 //! each looked at before any work begins; [`share_out`] leaves of them what one machine of several
-//! has to do. A [`Cutter`] takes them one after another, whole documents at a time.
+//! has to do. A [`InputChunker`] takes them one after another, whole documents at a time.
 //!
 //! Below it, in reading order: `names` and `glob` find files, `codec` tells what is in them,
 //! `source` gives their bytes, decompressed by `ahead` on other threads in the units that `frames`
@@ -36,10 +36,10 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-pub(crate) use cutter::{Cutter, Position};
+pub(crate) use cutter::{InputChunker, Position};
 pub(crate) use names::expand;
 pub use names::{Format, InputOptions};
-pub(crate) use records::{Record, Records, Shape, Span};
+pub(crate) use records::{ByteSpan, Record, RecordFormat, Records};
 pub(crate) use share::{Share, share_out};
 pub use text::{Separator, TextRules};
 
@@ -56,10 +56,10 @@ pub(crate) struct Input {
     pub(crate) name: String,
     /// Its length as stored, unless it is a stream.
     pub(crate) stored_bytes: Option<u64>,
-    place: Place,
+    place: InputLocation,
     /// What it is stored as. A stream tells when it is opened.
     codec: Codec,
-    shape: Shape,
+    shape: RecordFormat,
     /// Documents that begin in here are wanted, by bytes as stored.
     part: Range<u64>,
     /// From here on, decompressed, it may not be more than so many times as long as stored.
@@ -72,7 +72,7 @@ const WHOLE: Range<u64> = 0..u64::MAX;
 
 /// Where an input is.
 #[derive(Clone, Debug)]
-enum Place {
+enum InputLocation {
     Object {
         store: Arc<dyn Storage>,
         key: Key,
@@ -97,8 +97,8 @@ impl Input {
     /// The same file as another store has it.
     #[cfg(test)]
     pub(crate) fn on(self, other: &Arc<dyn Storage>) -> Input {
-        let Place::Object { key, .. } = self.place else { unreachable!("a file") };
-        Input { place: Place::Object { store: Arc::clone(other), key }, ..self }
+        let InputLocation::Object { key, .. } = self.place else { unreachable!("a file") };
+        Input { place: InputLocation::Object { store: Arc::clone(other), key }, ..self }
     }
 
     /// Bytes as stored that are to be read of it, unless it is a stream.
@@ -115,8 +115,10 @@ impl Input {
     /// The file behind an input that is one.
     fn object(&self) -> Result<Arc<dyn Object>> {
         match &self.place {
-            Place::Object { store, key } => open(store.as_ref(), key, &self.name),
-            Place::Pipe(_) | Place::Stdin => unreachable!("streams are not opened as objects"),
+            InputLocation::Object { store, key } => open(store.as_ref(), key, &self.name),
+            InputLocation::Pipe(_) | InputLocation::Stdin => {
+                unreachable!("streams are not opened as objects")
+            }
         }
     }
 }

@@ -12,7 +12,9 @@ use storage::{Key, Object, Storage};
 
 use super::codec::{Codec, HEAD_BYTES, split_ending};
 use super::source::decompressed_head;
-use super::{Input, Place, STDIN, Shape, TextRules, WHOLE, bad_input, glob, not_a_file};
+use super::{
+    Input, InputLocation, RecordFormat, STDIN, TextRules, WHOLE, bad_input, glob, not_a_file,
+};
 use crate::{Error, Result};
 
 /// What files that hold documents are called, before the ending of a compressed one. Of the files
@@ -102,7 +104,7 @@ pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> 
     }
     let mut seen = HashSet::new();
     for input in &finder.found {
-        let is_stream = !matches!(input.place, Place::Object { .. });
+        let is_stream = !matches!(input.place, InputLocation::Object { .. });
         if !seen.insert(input.identity()) && (is_stream || !options.repeats) {
             let due = match is_stream {
                 true => "a stream once at most",
@@ -118,12 +120,12 @@ impl Input {
     /// What two names of one file have in common, without looking at the disk.
     fn identity(&self) -> PathBuf {
         match &self.place {
-            Place::Object { store, key } => {
+            InputLocation::Object { store, key } => {
                 let name = store.display(key);
                 std::path::absolute(&name).unwrap_or_else(|_| name.into())
             }
-            Place::Pipe(path) => path.clone(),
-            Place::Stdin => "/dev/stdin".into(),
+            InputLocation::Pipe(path) => path.clone(),
+            InputLocation::Stdin => "/dev/stdin".into(),
         }
     }
 }
@@ -141,7 +143,7 @@ struct Finder<'a> {
 
 /// What is under a name.
 enum Look {
-    Stream(Place),
+    Stream(InputLocation),
     File(Arc<dyn Storage>, Key, Arc<dyn Object>),
     Folder,
     Nothing(Error),
@@ -171,13 +173,13 @@ impl Finder<'_> {
 
     fn look(&mut self, name: &str) -> Result<Look> {
         if name == STDIN {
-            return Ok(Look::Stream(Place::Stdin));
+            return Ok(Look::Stream(InputLocation::Stdin));
         }
         // A named pipe must not be opened to look at it: its writer would meet a closed end.
         if let Ok(meta) = fs::metadata(name)
             && (meta.file_type().is_fifo() || meta.file_type().is_char_device())
         {
-            return Ok(Look::Stream(Place::Pipe(name.into())));
+            return Ok(Look::Stream(InputLocation::Pipe(name.into())));
         }
         let located = match self.locate(name) {
             // A list or a pattern of objects may be no name of one.
@@ -301,15 +303,15 @@ impl Finder<'_> {
         let mut head = [0; HEAD_BYTES];
         let len = object.len_bytes().min(head.len() as u64) as usize; // fits: at most 8
         object
-            .read_many(&mut [storage::Read { offset: 0, buf: &mut head[..len] }])
+            .read_many(&mut [storage::RangeRead { offset: 0, buf: &mut head[..len] }])
             .map_err(|error| not_a_file(&name, error))?;
         let codec = Codec::detect(&name, &head[..len])?;
         let mut input = Input {
             name,
             stored_bytes: Some(object.len_bytes()),
-            place: Place::Object { store, key },
+            place: InputLocation::Object { store, key },
             codec,
-            shape: Shape::JsonLines,
+            shape: RecordFormat::JsonLines,
             part: WHOLE,
             expand_free_bytes: EXPAND_FREE_BYTES,
             expand_ratio_max: self.options.expand_ratio_max,
@@ -319,11 +321,11 @@ impl Finder<'_> {
         Ok(())
     }
 
-    fn add_stream(&mut self, name: &str, place: Place) -> Result<()> {
+    fn add_stream(&mut self, name: &str, place: InputLocation) -> Result<()> {
         let shape = match self.options.format {
-            Format::Auto | Format::JsonLines => Shape::JsonLines,
-            Format::JsonArray => Shape::JsonArray,
-            Format::Text => Shape::Text(Arc::clone(&self.text)),
+            Format::Auto | Format::JsonLines => RecordFormat::JsonLines,
+            Format::JsonArray => RecordFormat::JsonArray,
+            Format::Text => RecordFormat::Text(Arc::clone(&self.text)),
             Format::Parquet => {
                 return Err(bad_input(name, "a stream", "a file: Parquet is read from its end"));
             }
@@ -341,42 +343,42 @@ impl Finder<'_> {
         Ok(())
     }
 
-    fn shape(&self, input: &Input) -> Result<Shape> {
+    fn shape(&self, input: &Input) -> Result<RecordFormat> {
         let stem = split_ending(&input.name).0;
         let is_parquet = input.codec == Codec::Parquet;
         match self.options.format {
             Format::Auto | Format::Parquet if is_parquet => self.rows(input),
             Format::Parquet => Err(bad_input(&input.name, "something else", "Parquet")),
             _ if is_parquet => Err(bad_input(&input.name, "Parquet", "what --input-format says")),
-            Format::JsonArray => Ok(Shape::JsonArray),
-            Format::Text => Ok(Shape::Text(Arc::clone(&self.text))),
+            Format::JsonArray => Ok(RecordFormat::JsonArray),
+            Format::Text => Ok(RecordFormat::Text(Arc::clone(&self.text))),
             Format::Auto if stem.ends_with(".txt") => {
                 if starts_with(input, b"{\"")? {
                     let got = "what looks like lines of JSON";
                     let due = "plain text, as it is called; hint: say --input-format jsonl, or txt";
                     return Err(bad_input(&input.name, got, due));
                 }
-                Ok(Shape::Text(Arc::clone(&self.text)))
+                Ok(RecordFormat::Text(Arc::clone(&self.text)))
             }
             Format::Auto if stem.ends_with(".json") && starts_with(input, b"[")? => {
-                Ok(Shape::JsonArray)
+                Ok(RecordFormat::JsonArray)
             }
-            Format::Auto | Format::JsonLines => Ok(Shape::JsonLines),
+            Format::Auto | Format::JsonLines => Ok(RecordFormat::JsonLines),
         }
     }
 
     #[cfg(not(feature = "parquet"))]
     #[expect(clippy::unused_self, reason = "it has a twin that looks at the column")]
-    fn rows(&self, input: &Input) -> Result<Shape> {
+    fn rows(&self, input: &Input) -> Result<RecordFormat> {
         let due = "JSON lines, plain, .zst or .gz; hint: this program was built without the \
                    feature parquet; build it with, or write the file as JSON lines first";
         Err(bad_input(&input.name, "Parquet", due))
     }
 
     #[cfg(feature = "parquet")]
-    fn rows(&self, input: &Input) -> Result<Shape> {
+    fn rows(&self, input: &Input) -> Result<RecordFormat> {
         super::rows::RowReader::open(input, self.column, 0)?;
-        Ok(Shape::Rows(self.column.into()))
+        Ok(RecordFormat::Rows(self.column.into()))
     }
 }
 

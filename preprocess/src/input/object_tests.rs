@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 use storage::{Key, open_url, write_all};
 
 use super::tests::cut;
@@ -10,7 +10,7 @@ use super::*;
 
 fn documents(names: &[String]) -> Vec<String> {
     let inputs = expand(names, &InputOptions::default(), "text").unwrap();
-    cut(Cutter::new(inputs, 1000, 1 << 20)).documents
+    cut(InputChunker::new(inputs, 1000, 1 << 20)).documents
 }
 
 #[test]
@@ -26,8 +26,8 @@ fn objects_folders_and_buckets_are_inputs() {
     put("a.jsonl", texts[..1000].concat().as_bytes());
     put("deep/b.jsonl.zst", &zstd.finish().unwrap());
     put("deep/c.bin", b"not ours");
-    server.inject(Rule::every(5, Fault::Truncate).of("GET"));
-    server.inject(Rule::every(7, Fault::SlowDown));
+    server.inject(FaultRule::every(5, Fault::Truncate).of("GET"));
+    server.inject(FaultRule::every(7, Fault::SlowDown));
 
     let due: Vec<_> = texts.iter().map(|text| text.trim_end().to_owned()).collect();
     assert_eq!(documents(&[server.url("corpus/a.jsonl")]), due[..1000]);

@@ -9,13 +9,13 @@ use memchr::memchr;
 use super::text::{Separator, TextRules, is_blank, newlines, without_return};
 
 /// Where a document stands in the bytes of its parcel.
-pub(crate) type Span = Range<usize>;
+pub(crate) type ByteSpan = Range<usize>;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How the bytes of an input are made of documents.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Shape {
+pub(crate) enum RecordFormat {
     /// An object of JSON on every line.
     #[default]
     JsonLines,
@@ -28,27 +28,27 @@ pub(crate) enum Shape {
     Rows(Arc<str>),
 }
 
-impl Shape {
+impl RecordFormat {
     /// Whether each line is a document, so that an input may be entered after any newline.
     pub(super) fn is_lines(&self) -> bool {
         match self {
-            Shape::JsonLines => true,
-            Shape::Text(rules) => rules.separator == Separator::Line,
-            Shape::JsonArray => false,
+            RecordFormat::JsonLines => true,
+            RecordFormat::Text(rules) => rules.separator == Separator::Line,
+            RecordFormat::JsonArray => false,
             #[cfg(feature = "parquet")]
-            Shape::Rows(_) => false,
+            RecordFormat::Rows(_) => false,
         }
     }
 
     /// Whether a record is an object of JSON that holds the text, or the text itself.
     pub(crate) fn is_json(&self) -> bool {
-        matches!(self, Shape::JsonLines | Shape::JsonArray)
+        matches!(self, RecordFormat::JsonLines | RecordFormat::JsonArray)
     }
 
     /// The text of a record that is no JSON. `scratch` is there to be used again.
     pub(crate) fn text<'a>(&self, record: &'a str, scratch: &'a mut String) -> &'a str {
         match self {
-            Shape::Text(rules) => rules.text(record, scratch),
+            RecordFormat::Text(rules) => rules.text(record, scratch),
             _ => record,
         }
     }
@@ -67,15 +67,15 @@ pub(crate) struct Record<'a> {
 
 /// The row of a table that has no text, not even an empty one.
 #[cfg(feature = "parquet")]
-pub(super) const NO_TEXT: Span = usize::MAX..usize::MAX;
+pub(super) const NO_TEXT: ByteSpan = usize::MAX..usize::MAX;
 
 /// The documents of a parcel, one after another; among them what stands between two separators and
 /// is empty or blank.
 #[derive(Debug)]
 pub(crate) struct Records<'a> {
-    shape: &'a Shape,
+    shape: &'a RecordFormat,
     bytes: &'a [u8],
-    spans: slice::Iter<'a, Span>,
+    spans: slice::Iter<'a, ByteSpan>,
     at: usize,
     /// Lines before the last document that was given, and what it adds to them.
     lines: u64,
@@ -84,9 +84,14 @@ pub(crate) struct Records<'a> {
 
 impl<'a> Records<'a> {
     /// `offset` is where the bytes begin in their input.
-    pub(crate) fn new(shape: &'a Shape, bytes: &'a [u8], spans: &'a [Span], offset: u64) -> Self {
+    pub(crate) fn new(
+        shape: &'a RecordFormat,
+        bytes: &'a [u8],
+        spans: &'a [ByteSpan],
+        offset: u64,
+    ) -> Self {
         // What editors of other systems put before a text is none of it. Before JSON it is refused.
-        let mark = matches!(shape, Shape::Text(_)) && offset == 0;
+        let mark = matches!(shape, RecordFormat::Text(_)) && offset == 0;
         let at = if mark && bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         Records { shape, bytes, spans: spans.iter(), at, lines: 0, lines_next: 0 }
     }
@@ -157,11 +162,11 @@ impl<'a> Iterator for Records<'a> {
         self.lines += std::mem::take(&mut self.lines_next);
         let shape = self.shape;
         let next = match shape {
-            Shape::JsonLines => self.next_line(),
-            Shape::JsonArray => self.next_span(),
-            Shape::Text(rules) => self.next_text(&rules.separator),
+            RecordFormat::JsonLines => self.next_line(),
+            RecordFormat::JsonArray => self.next_span(),
+            RecordFormat::Text(rules) => self.next_text(&rules.separator),
             #[cfg(feature = "parquet")]
-            Shape::Rows(_) => self.next_row(),
+            RecordFormat::Rows(_) => self.next_row(),
         };
         if next.is_none() {
             self.lines += std::mem::take(&mut self.lines_next);

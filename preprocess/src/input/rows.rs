@@ -16,7 +16,7 @@ use super::cutter::Filled;
 use super::records::NO_TEXT;
 use super::source::ObjectRead;
 use super::{Input, bad_input};
-use crate::parcel::Parcel;
+use crate::parcel::DocumentBatch;
 use crate::{Error, Result};
 
 /// Rows that are decoded at a time.
@@ -135,12 +135,16 @@ impl RowReader {
     ///
     /// # Errors
     /// [`Error::BadInput`] for what is no Parquet; there is then no more to be read.
-    pub(super) fn fill(&mut self, parcel: &mut Parcel, block_bytes: usize) -> Result<Filled> {
+    pub(super) fn fill(
+        &mut self,
+        parcel: &mut DocumentBatch,
+        block_bytes: usize,
+    ) -> Result<Filled> {
         let (name, row) = (self.name.clone(), self.row);
         guard(&name, row, || self.fill_block(parcel, block_bytes))
     }
 
-    fn fill_block(&mut self, parcel: &mut Parcel, block_bytes: usize) -> Result<Filled> {
+    fn fill_block(&mut self, parcel: &mut DocumentBatch, block_bytes: usize) -> Result<Filled> {
         let (mut levels, mut values) = (Vec::new(), Vec::new());
         while parcel.bytes.len() < block_bytes {
             if self.pages.is_none() && !self.next_group()? {
@@ -170,7 +174,7 @@ impl RowReader {
         Ok(if parcel.spans.is_empty() { Filled::Nothing } else { Filled::Some })
     }
 
-    fn push(&self, parcel: &mut Parcel, text: Option<&[u8]>) -> Result<()> {
+    fn push(&self, parcel: &mut DocumentBatch, text: Option<&[u8]>) -> Result<()> {
         let Some(text) = text else {
             parcel.spans.push(NO_TEXT);
             return Ok(());
@@ -233,7 +237,7 @@ impl ChunkReader for Chunks {
             return Err(ParquetError::EOF(told));
         };
         let mut buf = vec![0; length];
-        let read = self.0.read_many(&mut [storage::Read { offset: start, buf: &mut buf }]);
+        let read = self.0.read_many(&mut [storage::RangeRead { offset: start, buf: &mut buf }]);
         read.map_err(|error| ParquetError::External(Box::new(error)))?;
         Ok(buf.into())
     }

@@ -11,7 +11,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 
 use super::*;
-use crate::parcel::{Parcel, Stop};
+use crate::parcel::{BatchEnd, DocumentBatch};
 
 /// Rows in groups; a row may have no text.
 fn write(path: &std::path::Path, groups: &[&[Option<&str>]]) {
@@ -41,10 +41,10 @@ fn write_group(group: &mut SerializedRowGroupWriter<'_, File>, rows: &[Option<&s
 }
 
 /// Texts, and after how many rows each parcel went on.
-fn cut(cutter: Cutter) -> (Vec<String>, Vec<(usize, Position)>, u64) {
+fn cut(cutter: InputChunker) -> (Vec<String>, Vec<(usize, Position)>, u64) {
     let mut cutter = cutter;
     let (mut texts, mut places, mut lines) = (Vec::new(), Vec::new(), 0);
-    let mut parcel = Parcel::default();
+    let mut parcel = DocumentBatch::default();
     loop {
         parcel.reset();
         if !cutter.fill(&mut parcel) {
@@ -69,7 +69,7 @@ fn a_column_is_read_from_any_row() {
     let names = [path.display().to_string()];
     let inputs = expand(&names, &InputOptions::default(), "text").unwrap();
     for block_bytes in [1, 64, 1 << 20] {
-        let cutter = || Cutter::new(inputs.clone(), block_bytes, 1000);
+        let cutter = || InputChunker::new(inputs.clone(), block_bytes, 1000);
         let (texts, places, lines) = cut(cutter());
         assert_eq!(texts.len(), 304);
         assert_eq!(
@@ -103,9 +103,9 @@ fn what_is_no_column_of_texts_is_refused() {
         changed[at] ^= 0x40;
         std::fs::write(&path, changed).unwrap();
         let Ok(inputs) = expand(&names, &InputOptions::default(), "text") else { continue };
-        let mut cutter = Cutter::new(inputs, 64, 1000);
-        let mut parcel = Parcel::default();
-        while cutter.fill(&mut parcel) && !matches!(parcel.stop, Some(Stop::Input(_))) {
+        let mut cutter = InputChunker::new(inputs, 64, 1000);
+        let mut parcel = DocumentBatch::default();
+        while cutter.fill(&mut parcel) && !matches!(parcel.stop, Some(BatchEnd::Input(_))) {
             parcel.reset();
         }
     }

@@ -1,4 +1,4 @@
-use super::{Codec, Input, Place, WHOLE, bad_input};
+use super::{Codec, Input, InputLocation, WHOLE, bad_input};
 use crate::{Error, Result};
 
 /// What one machine of several does: share `i` of `n`, counted from 0.
@@ -42,7 +42,7 @@ impl Share {
 pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
     let mut all = 0_u64;
     for input in &*inputs {
-        let (Some(bytes), Place::Object { .. }) = (input.stored_bytes, &input.place) else {
+        let (Some(bytes), InputLocation::Object { .. }) = (input.stored_bytes, &input.place) else {
             let due = "files: a stream cannot be shared out";
             return Err(bad_input(&input.name, "a pipe", due));
         };

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use storage::{ByteSize, Object};
 
-use super::ahead::{Ahead, Chunk};
+use super::ahead::{DecodedChunk, Decompressor};
 use super::codec::{Codec, HEAD_BYTES};
-use super::{Input, Place, bad_input};
+use super::{Input, InputLocation, bad_input};
 use crate::{Error, Result};
 
 /// Requests of 1 MiB, several at a time, keep disks and parallel file systems busy.
@@ -23,7 +23,7 @@ const COMPRESSED_BYTES: usize = 1 << 20;
 
 /// The bytes of one input.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct InputStream {
     name: String,
     bytes: Bytes,
     pub(super) decompressed: bool,
@@ -35,12 +35,12 @@ pub(super) struct Source {
     expand_free_bytes: u64,
     expand_ratio_max: Option<u64>,
     /// Why there will be no more.
-    failed: Option<Failed>,
+    failed: Option<DecodeError>,
 }
 
 /// Where in what is stored a decoder gave up, and why.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(super) struct DecodeError {
     pub(super) stored: Option<u64>,
     pub(super) source: io::Error,
 }
@@ -49,20 +49,20 @@ enum Bytes {
     Object {
         object: Arc<dyn Object>,
         at: u64,
-        fetched: Fetched,
+        fetched: ObjectChunk,
     },
     Stream(Box<dyn io::Read + Send>),
     /// Chunks of this input that other threads decompress.
     Ahead {
-        ahead: Arc<Ahead>,
+        ahead: Arc<Decompressor>,
         input_idx: usize,
-        chunk: Chunk,
+        chunk: DecodedChunk,
     },
 }
 
 /// Bytes of an object from `at` on, some of which have been given out.
 #[derive(Debug, Default)]
-struct Fetched {
+struct ObjectChunk {
     bytes: Vec<u8>,
     given: usize,
 }
@@ -77,43 +77,43 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
-impl Source {
+impl InputStream {
     /// Begins to read a file at a byte, as it is stored, if it is not compressed, or a stream.
     ///
     /// # Errors
     /// What the store or the system says; [`Error::BadInput`] for a stream that is none of ours.
-    pub(super) fn open(input: &Input, offset: u64) -> Result<Source> {
+    pub(super) fn open(input: &Input, offset: u64) -> Result<InputStream> {
         let stored = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&stored);
         let failed = |source| at_start(&input.name, source);
         let (bytes, decompressed) = match &input.place {
-            Place::Object { .. } => {
+            InputLocation::Object { .. } => {
                 let object = input.object()?;
                 if object.len_bytes() < offset {
                     let got = format!("a file of {} bytes", object.len_bytes());
                     let due = format!("more than the {offset} read before");
                     return Err(bad_input(&input.name, got, due));
                 }
-                (Bytes::Object { object, at: offset, fetched: Fetched::default() }, false)
+                (Bytes::Object { object, at: offset, fetched: ObjectChunk::default() }, false)
             }
-            Place::Pipe(path) => {
+            InputLocation::Pipe(path) => {
                 stream(&input.name, File::open(path).map_err(failed)?, count, offset)?
             }
-            Place::Stdin => stream(&input.name, io::stdin(), count, offset)?,
+            InputLocation::Stdin => stream(&input.name, io::stdin(), count, offset)?,
         };
-        Ok(Source::new(input, bytes, decompressed, stored, offset))
+        Ok(InputStream::new(input, bytes, decompressed, stored, offset))
     }
 
     /// Begins to read what other threads decompress, from a byte of it on.
     pub(super) fn ahead(
         input: &Input,
         input_idx: usize,
-        ahead: &Arc<Ahead>,
+        ahead: &Arc<Decompressor>,
         offset: u64,
-    ) -> Source {
+    ) -> InputStream {
         let ahead = Arc::clone(ahead);
-        let bytes = Bytes::Ahead { ahead, input_idx, chunk: Chunk::default() };
-        Source::new(input, bytes, true, Arc::default(), offset)
+        let bytes = Bytes::Ahead { ahead, input_idx, chunk: DecodedChunk::default() };
+        InputStream::new(input, bytes, true, Arc::default(), offset)
     }
 
     fn new(
@@ -122,8 +122,8 @@ impl Source {
         decompressed: bool,
         stored: Arc<AtomicU64>,
         offset: u64,
-    ) -> Source {
-        Source {
+    ) -> InputStream {
+        InputStream {
             name: input.name.clone(),
             bytes,
             decompressed,
@@ -167,7 +167,7 @@ impl Source {
         }
     }
 
-    fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<Failed>) {
+    fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<DecodeError>) {
         match &mut self.bytes {
             Bytes::Object { object, at, fetched } => {
                 let (read, error) = match object.file() {
@@ -178,13 +178,13 @@ impl Source {
                     None => fetched.read(object.as_ref(), at, buf),
                 };
                 self.stored.store(*at, Ordering::Relaxed);
-                let failed = |error| Failed { stored: None, source: io::Error::other(error) };
+                let failed = |error| DecodeError { stored: None, source: io::Error::other(error) };
                 (read, error.map(failed))
             }
             Bytes::Stream(stream) => {
                 let (read, failed) = read_stream(stream.as_mut(), buf);
                 let stored = self.decompressed.then(|| self.stored.load(Ordering::Relaxed));
-                (read, failed.map(|source| Failed { stored, source }))
+                (read, failed.map(|source| DecodeError { stored, source }))
             }
             Bytes::Ahead { ahead, input_idx, chunk } => {
                 let mut len = 0;
@@ -232,7 +232,7 @@ impl Source {
     }
 }
 
-impl Fetched {
+impl ObjectChunk {
     /// As [`read_object`], but what came before an error counts.
     fn read(
         &mut self,
@@ -311,7 +311,7 @@ pub(super) fn read_object(
     let offsets = (*at..).step_by(REQUEST_BYTES);
     let chunks = buf[..len].chunks_mut(REQUEST_BYTES);
     let mut reads: Vec<_> =
-        offsets.zip(chunks).map(|(offset, buf)| storage::Read { offset, buf }).collect();
+        offsets.zip(chunks).map(|(offset, buf)| storage::RangeRead { offset, buf }).collect();
     object.read_many(&mut reads)?;
     *at += len as u64;
     Ok(len)
@@ -332,7 +332,7 @@ pub(super) fn read_stream(stream: &mut dyn io::Read, buf: &mut [u8]) -> (usize, 
 }
 
 /// A decoder hands on what its own input said, wrapped.
-pub(super) fn stream_error(input: &str, offset: u64, failed: Failed) -> Error {
+pub(super) fn stream_error(input: &str, offset: u64, failed: DecodeError) -> Error {
     let input = input.to_owned();
     match failed.source.downcast::<storage::Error>() {
         Ok(error) => Error::Storage(error),
@@ -342,7 +342,7 @@ pub(super) fn stream_error(input: &str, offset: u64, failed: Failed) -> Error {
 
 /// A stream that could not be opened or read from its first byte on.
 fn at_start(input: &str, source: io::Error) -> Error {
-    stream_error(input, 0, Failed { stored: None, source })
+    stream_error(input, 0, DecodeError { stored: None, source })
 }
 
 /// An object as the reader that decoders want.

@@ -10,7 +10,7 @@ use flate2::{Compression, Crc};
 use tempfile::TempDir;
 
 use super::*;
-use crate::parcel::{Parcel, Stop};
+use crate::parcel::{BatchEnd, DocumentBatch};
 
 /// Documents, where each parcel went on, and why it ended early.
 #[derive(Debug, Default)]
@@ -18,14 +18,14 @@ pub(super) struct Cut {
     pub(super) documents: Vec<String>,
     /// After so many documents a run could go on here.
     places: Vec<(usize, Position)>,
-    stop: Option<Stop>,
+    stop: Option<BatchEnd>,
     lines: u64,
 }
 
-pub(super) fn cut(cutter: Cutter) -> Cut {
+pub(super) fn cut(cutter: InputChunker) -> Cut {
     let mut cutter = cutter;
     let mut cut = Cut { places: vec![(0, Position::default())], ..Cut::default() };
-    let mut parcel = Parcel::default();
+    let mut parcel = DocumentBatch::default();
     let mut seq = 0;
     let mut ends = Position::default();
     loop {
@@ -35,7 +35,7 @@ pub(super) fn cut(cutter: Cutter) -> Cut {
         }
         assert_eq!(parcel.seq, seq);
         seq += 1;
-        let Parcel { shape, bytes, spans, offset, input_idx, next, stop, .. } = &mut parcel;
+        let DocumentBatch { shape, bytes, spans, offset, input_idx, next, stop, .. } = &mut parcel;
         if let Some(stop) = stop.take() {
             cut.stop = Some(stop);
             return cut;
@@ -138,7 +138,7 @@ fn every_codec_gives_the_same() {
         let path = write(&folder, name, bytes);
         for block_bytes in [1, 2, 5, 64, 1 << 20] {
             let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
-            let cut = cut(Cutter::new(inputs, block_bytes, 1 << 20));
+            let cut = cut(InputChunker::new(inputs, block_bytes, 1 << 20));
             assert!(cut.stop.is_none(), "{name}: {:?}", cut.stop);
             let due: Vec<_> = LINES.split('\n').filter(|line| !line.trim().is_empty()).collect();
             assert_eq!(cut.documents, due, "{name}, blocks of {block_bytes}");
@@ -151,10 +151,11 @@ fn every_codec_gives_the_same() {
 #[track_caller]
 fn check_resume(paths: &[PathBuf], options: &InputOptions, block_bytes: usize) -> usize {
     let inputs = find(paths, options);
-    let whole = cut(Cutter::new(inputs.clone(), block_bytes, 1 << 20).ahead(3));
+    let whole = cut(InputChunker::new(inputs.clone(), block_bytes, 1 << 20).ahead(3));
     assert!(whole.stop.is_none(), "{:?}", whole.stop);
     for &(before, place) in &whole.places {
-        let cutter = Cutter::new(inputs.clone(), block_bytes, 1 << 20).ahead(2).start_at(place);
+        let cutter =
+            InputChunker::new(inputs.clone(), block_bytes, 1 << 20).ahead(2).start_at(place);
         let rest = cut(cutter);
         assert!(rest.stop.is_none(), "{place:?}: {:?}", rest.stop);
         assert_eq!(rest.documents, whole.documents[before..], "from {place:?}");
@@ -199,7 +200,7 @@ fn a_fault_is_met_again() {
         for (offset, fails) in [(0, true), (line.len(), true), (2 * line.len(), false)] {
             let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
             let position = Position { input_idx: 0, offset: offset as u64 };
-            let cut = cut(Cutter::new(inputs, 1, 1000).start_at(position));
+            let cut = cut(InputChunker::new(inputs, 1, 1000).start_at(position));
             assert_eq!(cut.stop.is_some(), fails, "{name} from {offset}: {:?}", cut.stop);
         }
     }
@@ -211,8 +212,8 @@ fn a_place_behind_the_end_is_refused() {
     for (name, bytes) in codecs(LINES).into_iter().skip(1) {
         let inputs = find(&[write(&folder, name, bytes)], &InputOptions::default());
         let place = Position { input_idx: 0, offset: 1000 };
-        let cut = cut(Cutter::new(inputs, 100, 1 << 20).start_at(place));
-        let Some(Stop::Input(error)) = cut.stop else { panic!("{name}: {:?}", cut.stop) };
+        let cut = cut(InputChunker::new(inputs, 100, 1 << 20).start_at(place));
+        let Some(BatchEnd::Input(error)) = cut.stop else { panic!("{name}: {:?}", cut.stop) };
         assert!(error.to_string().contains("fewer than were read"), "{error}");
     }
 }
@@ -234,7 +235,7 @@ fn shares_are_a_partition() {
     ];
     let inputs = find(&paths, &InputOptions::default());
     let bytes: u64 = inputs.iter().filter_map(|input| input.stored_bytes).sum();
-    let whole = cut(Cutter::new(inputs.clone(), 1000, 1000)).documents;
+    let whole = cut(InputChunker::new(inputs.clone(), 1000, 1000)).documents;
     assert_eq!(whole.len(), 14);
     for n in 1..=bytes + 3 {
         for block_bytes in [1, 4, 1000] {
@@ -244,10 +245,11 @@ fn shares_are_a_partition() {
                 let mut inputs = inputs.clone();
                 share_out(&mut inputs, Share::new(i, n).unwrap()).unwrap();
                 part_bytes += inputs.iter().filter_map(Input::part_bytes).sum::<u64>();
-                let share = cut(Cutter::new(inputs.clone(), block_bytes, 1000));
+                let share = cut(InputChunker::new(inputs.clone(), block_bytes, 1000));
                 assert!(share.stop.is_none(), "{:?}", share.stop);
                 for &(before, place) in &share.places {
-                    let cutter = Cutter::new(inputs.clone(), block_bytes, 1000).start_at(place);
+                    let cutter =
+                        InputChunker::new(inputs.clone(), block_bytes, 1000).start_at(place);
                     assert_eq!(cut(cutter).documents, share.documents[before..], "{i}/{n}");
                 }
                 all.extend(share.documents);
@@ -281,7 +283,7 @@ fn cut_files_are_told() {
             let clean = len == parts[0].len() || is_frame_end(name, &whole, len);
             match &cut.stop {
                 None => assert!(clean, "{name}: {len} of {} bytes pass", whole.len()),
-                Some(Stop::Input(error)) => {
+                Some(BatchEnd::Input(error)) => {
                     let told = error.to_string();
                     assert!(!clean && told.contains(name), "{told}");
                     assert!(told.contains("of the file") && told.contains("cut short"), "{told}");
@@ -308,7 +310,7 @@ fn is_frame_end(name: &str, whole: &[u8], len: usize) -> bool {
 
 fn cut_bytes(folder: &TempDir, name: &str, bytes: &[u8]) -> Cut {
     let inputs = find(&[write(folder, name, bytes)], &InputOptions::default());
-    cut(Cutter::new(inputs, 64, 1 << 20))
+    cut(InputChunker::new(inputs, 64, 1 << 20))
 }
 
 /// A byte changed anywhere is an error, or changes nothing: gzip has a time and a system in its
@@ -330,7 +332,7 @@ fn changed_files_are_told() {
         }
         assert!(told > whole.len() / 3, "{name}: {told} of {}", whole.len());
         let tail = cut_bytes(&folder, name, &[&whole[..], b"more than a header has"].concat());
-        assert!(matches!(tail.stop, Some(Stop::Input(_))), "{name}: {:?}", tail.stop);
+        assert!(matches!(tail.stop, Some(BatchEnd::Input(_))), "{name}: {:?}", tail.stop);
         assert_eq!(tail.documents[..4], due[..4], "{name}");
     }
 }
@@ -355,11 +357,11 @@ fn files_decompressed_ahead_stay_in_order() {
     }
     for threads in [1, 2, 5] {
         let inputs = find(&paths, &InputOptions::default());
-        let cut = cut(Cutter::new(inputs.clone(), 100_000, 1000).ahead(threads));
+        let cut = cut(InputChunker::new(inputs.clone(), 100_000, 1000).ahead(threads));
         assert!(cut.stop.is_none() && cut.documents == due, "{threads} threads");
         // One that is given up does not hang.
-        let mut cutter = Cutter::new(inputs, 1000, 1000).ahead(threads);
-        assert!(cutter.fill(&mut Parcel::default()));
+        let mut cutter = InputChunker::new(inputs, 1000, 1000).ahead(threads);
+        assert!(cutter.fill(&mut DocumentBatch::default()));
     }
 }
 
@@ -381,9 +383,9 @@ fn what_expands_too_much_is_refused() {
             let options = InputOptions { expand_ratio_max: ratio_max, ..InputOptions::default() };
             let mut inputs = find(std::slice::from_ref(&path), &options);
             inputs[0].expand_free_bytes = free_bytes;
-            let cut = cut(Cutter::new(inputs, 1000, 1 << 20));
+            let cut = cut(InputChunker::new(inputs, 1000, 1 << 20));
             assert_eq!(cut.stop.is_none(), passes, "{name}");
-            if let Some(Stop::Input(error)) = cut.stop {
+            if let Some(BatchEnd::Input(error)) = cut.stop {
                 assert!(error.to_string().contains("--expand-max"), "{error}");
             }
         }
@@ -403,7 +405,7 @@ fn texts_end_where_they_should() {
         let path = write(&folder, "a.txt", bytes);
         for block_bytes in 1..bytes.len() + 2 {
             let inputs = find(std::slice::from_ref(&path), &text(separator, None));
-            let cut = cut(Cutter::new(inputs, block_bytes, 1000));
+            let cut = cut(InputChunker::new(inputs, block_bytes, 1000));
             assert_eq!(cut.documents, due, "{separator:?}, blocks of {block_bytes}");
         }
     };
@@ -433,7 +435,7 @@ fn lists_are_taken_apart() {
     let go = |bytes: &str, block_bytes| {
         let path = write(&folder, "a.json", bytes);
         let options = InputOptions { format: Format::JsonArray, ..InputOptions::default() };
-        cut(Cutter::new(find(&[path], &options), block_bytes, 1000))
+        cut(InputChunker::new(find(&[path], &options), block_bytes, 1000))
     };
     let good = " [ {\"a\":\"\\\\\"} ,\n[1,[2]],\"]\\\"\",\n\n7\n,{\"b\":{\"c\":[]}}] \n";
     let due = ["{\"a\":\"\\\\\"}", "[1,[2]]", "\"]\\\"\"", "7", "{\"b\":{\"c\":[]}}"];
@@ -443,7 +445,7 @@ fn lists_are_taken_apart() {
         assert_eq!((cut.documents.as_slice(), cut.lines), (&due.map(str::to_owned)[..], 5));
         for len in 0..good.trim_end().len() {
             let cut = go(&good[..len], block_bytes);
-            let Some(Stop::Line { fault, .. }) = cut.stop else { panic!("{len}: {cut:?}") };
+            let Some(BatchEnd::Line { fault, .. }) = cut.stop else { panic!("{len}: {cut:?}") };
             assert!(fault.hint.unwrap().contains("cut short"), "{fault:?}");
         }
     }
@@ -458,12 +460,14 @@ fn lists_are_taken_apart() {
         ("[{\"a\":\"", "the end of the file", "the end of the element"),
     ] {
         for block_bytes in 1..9 {
-            let Some(Stop::Line { fault, .. }) = go(bad, block_bytes).stop else { panic!("{bad}") };
+            let Some(BatchEnd::Line { fault, .. }) = go(bad, block_bytes).stop else {
+                panic!("{bad}")
+            };
             assert!(fault.got == got && fault.due.contains(due), "{bad}: {fault:?}");
         }
     }
     let long = format!("[\"{}\"]", "a".repeat(3000));
-    let Some(Stop::Line { fault, .. }) = go(&long, 64).stop else { panic!("too long") };
+    let Some(BatchEnd::Line { fault, .. }) = go(&long, 64).stop else { panic!("too long") };
     assert!(fault.due.contains("at most 1000 B"), "{fault:?}");
 }
 
@@ -574,7 +578,7 @@ fn pipes_are_streams() {
             let pipe = pipe.clone();
             move || fs::write(pipe, bytes).unwrap()
         });
-        let cut = cut(Cutter::new(inputs, 10, 1000));
+        let cut = cut(InputChunker::new(inputs, 10, 1000));
         assert!(cut.stop.is_none() && !cut.documents.is_empty(), "{:?}", cut.stop);
         writer.join().unwrap();
         fs::remove_file(&pipe).unwrap();

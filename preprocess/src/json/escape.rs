@@ -2,10 +2,10 @@
 
 use wide::u8x16;
 
-use super::{Fault, Span, fault};
+use super::{LineFault, StringSpan, fault};
 
 /// Writes what a string stands for, its escapes resolved. They have been checked.
-pub(super) fn resolve(line: &str, span: Span, text: &mut String) -> Result<(), Fault> {
+pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result<(), LineFault> {
     text.clear();
     text.reserve(span.end - span.start);
     let bytes = &line.as_bytes()[..span.end];

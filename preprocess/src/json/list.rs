@@ -1,5 +1,5 @@
 use super::escape::resolve;
-use super::{Fault, Scanner, fault, kind_of};
+use super::{LineFault, Scanner, fault, kind_of};
 
 /// The strings of a list, one after another.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl<'a> Texts<'a> {
     }
 
     /// The next one; what is no string is a fault.
-    pub(crate) fn next_text(&mut self) -> Option<Result<&str, Fault>> {
+    pub(crate) fn next_text(&mut self) -> Option<Result<&str, LineFault>> {
         let Texts { line, at, key, text, .. } = self;
         let (bytes, open) = (line.as_bytes(), &mut Vec::new());
         let mut scanner = Scanner { line, bytes, at: *at, open, once: false };
@@ -49,8 +49,8 @@ impl<'a> Texts<'a> {
     }
 
     /// Why it is nothing where one text is due.
-    pub(crate) fn refused(&self, hint: &'static str) -> Fault {
+    pub(crate) fn refused(&self, hint: &'static str) -> LineFault {
         let got = format!("a list under the key '{}'", self.key);
-        Fault { hint: Some(hint), ..fault(self.start, got, "a string") }
+        LineFault { hint: Some(hint), ..fault(self.start, got, "a string") }
     }
 }

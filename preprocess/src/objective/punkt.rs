@@ -13,7 +13,7 @@ mod words;
 use std::ops::Range;
 
 use params::{Params, seen};
-use places::{Place, places};
+use places::{SentenceBreak, places};
 pub(super) use words::is_python_space;
 use words::{is_initial, is_number, words};
 
@@ -82,7 +82,7 @@ impl Punkt {
     pub(super) fn split(&self, text: &str, base: usize, out: &mut Vec<Range<usize>>) {
         let mut sentences = Realign { nltk: self.nltk, text, base, before: None, skip: 0, out };
         let mut start = 0;
-        let mut decide = |place: &Place, context_start: usize| {
+        let mut decide = |place: &SentenceBreak, context_start: usize| {
             if self.has_end(&text[context_start..place.context_end]) {
                 sentences.push(start..place.end);
                 start = place.next_word.unwrap_or(place.end);

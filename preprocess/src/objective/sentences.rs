@@ -30,11 +30,11 @@ pub struct SentenceSpec {
 /// Splits texts into sentences; one serves all threads.
 #[derive(Debug)]
 pub struct Splitter {
-    rule: Rule,
+    rule: SentenceRule,
 }
 
 #[derive(Debug)]
-enum Rule {
+enum SentenceRule {
     Punkt(Box<Punkt>),
     Chinese(Newlines),
     Separator(String),
@@ -54,12 +54,14 @@ impl Splitter {
         }
         let rule = match (lang, &spec.params) {
             ("newline", None) => return Splitter::at("\n", spec),
-            ("chinese", None) => Rule::Chinese(newlines),
+            ("chinese", None) => SentenceRule::Chinese(newlines),
             ("chinese" | "newline", Some(_)) => {
                 return Err(bad("punkt-params", format!("some, with --lang {lang}"), "none"));
             }
-            (_, Some(folder)) => Rule::Punkt(Box::new(Punkt::from_folder(folder, nltk, newlines)?)),
-            ("english", None) => Rule::Punkt(Box::new(Punkt::english(nltk, newlines)?)),
+            (_, Some(folder)) => {
+                SentenceRule::Punkt(Box::new(Punkt::from_folder(folder, nltk, newlines)?))
+            }
+            ("english", None) => SentenceRule::Punkt(Box::new(Punkt::english(nltk, newlines)?)),
             (other, None) => {
                 let due = "english, chinese or newline, or --punkt-params FOLDER with what Punkt \
                            learnt of the language";
@@ -77,7 +79,7 @@ impl Splitter {
             let got = "a separator".to_owned();
             return Err(bad("keep-newlines", got, "a language: what separates is dropped"));
         }
-        Ok(Splitter { rule: Rule::Separator(separator.to_owned()) })
+        Ok(Splitter { rule: SentenceRule::Separator(separator.to_owned()) })
     }
 
     /// Clears `out` and fills it with the sentences of a text, none of them empty, as byte ranges
@@ -85,7 +87,7 @@ impl Splitter {
     pub fn split(&self, text: &str, out: &mut Vec<Range<usize>>) {
         out.clear();
         match &self.rule {
-            Rule::Punkt(punkt) => {
+            SentenceRule::Punkt(punkt) => {
                 let mut base = 0;
                 while base < text.len() {
                     let slice = first_chars(&text[base..], SLICE_CHARS);
@@ -93,8 +95,8 @@ impl Splitter {
                     base += slice.len();
                 }
             }
-            Rule::Chinese(newlines) => chinese::split(text, *newlines, out),
-            Rule::Separator(separator) => {
+            SentenceRule::Chinese(newlines) => chinese::split(text, *newlines, out),
+            SentenceRule::Separator(separator) => {
                 let mut base = 0;
                 for part in text.split(separator.as_str()) {
                     let bare = part.trim_start_matches(is_python_space);

@@ -4,18 +4,18 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use storage::sim::{Fail, Faults, FaultyStore, ReadFaults, SimStore};
+use storage::sim::{FaultKind, FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
 use storage::{Key, Storage, one_line, read_all, write_all};
 
 use super::*;
-use crate::{Interrupted, TokenizerSpec};
+use crate::{ResumePolicy, TokenizerSpec};
 
 const NAMES: [&str; 3] = ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"];
 
 /// A run of six outputs, in several commits, from three inputs.
 struct Fixture {
     _folder: tempfile::TempDir,
-    options: Options,
+    options: PreprocessOptions,
     inputs: Arc<dyn Storage>,
     due: Vec<(String, Vec<u8>)>,
 }
@@ -23,7 +23,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let inputs: Arc<dyn Storage> = Arc::new(SimStore::new(1, Faults::default()));
+        let inputs: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         for (name, first) in NAMES.into_iter().zip([0, 30, 60]) {
             let line = |at| format!("{{\"text\":\"{at} 1 2 3 4 5 6\",\"title\":\"{at}\"}}\n");
             let text: String = (first..first + 30).map(line).collect();
@@ -40,7 +40,7 @@ impl Fixture {
             write_all(&*inputs, &Key::new(name).unwrap(), &bytes).unwrap();
         }
         let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        let mut options = Options::new(NAMES.map(at).to_vec(), at("out"));
+        let mut options = PreprocessOptions::new(NAMES.map(at).to_vec(), at("out"));
         // Texts that are ids need no vocabulary to be made, hundreds of times.
         options.tokenizer =
             TokenizerSpec { kind: "null".into(), vocab_size: Some(1000), ..Default::default() };
@@ -49,14 +49,14 @@ impl Fixture {
         options.block_bytes = Some(700);
         options.commit_every = Duration::ZERO;
         let mut fixture = Fixture { _folder: folder, options, inputs, due: Vec::new() };
-        let store = SimStore::new(2, Faults::default());
-        fixture.run(&store, Interrupted::Refuse).unwrap();
+        let store = FaultStore::new(2, FaultPlan::default());
+        fixture.run(&store, ResumePolicy::Refuse).unwrap();
         fixture.due = visible(&store);
         assert_eq!(fixture.due.len(), 6);
         fixture
     }
 
-    fn run(&self, outputs: &SimStore, interrupted: Interrupted) -> Result<Report> {
+    fn run(&self, outputs: &FaultStore, interrupted: ResumePolicy) -> Result<Report> {
         self.run_on(&[&self.inputs; NAMES.len()], outputs, interrupted)
     }
 
@@ -64,10 +64,10 @@ impl Fixture {
     fn run_on(
         &self,
         disks: &[&Arc<dyn Storage>],
-        outputs: &SimStore,
-        interrupted: Interrupted,
+        outputs: &FaultStore,
+        interrupted: ResumePolicy,
     ) -> Result<Report> {
-        let options = Options { interrupted, ..self.options.clone() };
+        let options = PreprocessOptions { interrupted, ..self.options.clone() };
         let mut prepared = prepare(&options)?;
         prepared.outputs.store = Arc::new(outputs.clone());
         let inputs = prepared.inputs.into_iter().zip(disks);
@@ -77,7 +77,7 @@ impl Fixture {
     }
 
     /// What is under a final name is whole, and a manifest stands only where its files do.
-    fn check_visible(&self, store: &SimStore, case: &str) {
+    fn check_visible(&self, store: &FaultStore, case: &str) {
         let visible = visible(store);
         for (name, bytes) in &visible {
             let due = self.due.iter().find(|(due, _)| due == name);
@@ -94,8 +94,8 @@ impl Fixture {
     }
 
     /// The run is gone on with, and its outputs are those of one that nothing happened to.
-    fn go_on(&self, store: &SimStore, case: &str) {
-        match self.run(store, Interrupted::Resume) {
+    fn go_on(&self, store: &FaultStore, case: &str) {
+        match self.run(store, ResumePolicy::Resume) {
             Ok(_) | Err(Error::Complete { .. }) => {}
             Err(error) => panic!("{case}: gone on with: {error}"),
         }
@@ -106,7 +106,7 @@ impl Fixture {
     }
 }
 
-fn visible(store: &SimStore) -> Vec<(String, Vec<u8>)> {
+fn visible(store: &FaultStore) -> Vec<(String, Vec<u8>)> {
     let list = store.list(&Key::root()).unwrap().into_iter();
     list.map(|entry| (entry.key.as_str().to_owned(), read_all(store, &entry.key).unwrap()))
         .collect()
@@ -115,12 +115,14 @@ fn visible(store: &SimStore) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
     let fixture = Fixture::new();
-    for (how, words) in [(Fail::Io, "Input/output error"), (Fail::NoSpace, "no space left")] {
+    for (how, words) in
+        [(FaultKind::Io, "Input/output error"), (FaultKind::NoSpace, "no space left")]
+    {
         let (mut op, mut failures) = (0, 0);
         loop {
-            let store = SimStore::new(3, Faults::default());
+            let store = FaultStore::new(3, FaultPlan::default());
             store.fail_op(op, how);
-            let outcome = fixture.run(&store, Interrupted::Refuse);
+            let outcome = fixture.run(&store, ResumePolicy::Refuse);
             if store.op_count() <= op {
                 outcome.unwrap();
                 break;
@@ -151,14 +153,14 @@ fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
         for at in (0..len).step_by(100) {
             let faults = ReadFaults { broken: at..at + 1, ..ReadFaults::default() };
             let faulty: Arc<dyn Storage> =
-                Arc::new(FaultyStore::new(Arc::clone(&fixture.inputs), 1, faults));
-            let store = SimStore::new(4, Faults::default());
+                Arc::new(ReadFaultLayer::new(Arc::clone(&fixture.inputs), 1, faults));
+            let store = FaultStore::new(4, FaultPlan::default());
             let case = format!("{name} broken at {at}");
             // All before it are read from a disk that is sound.
             let disks: Vec<_> = (0..NAMES.len())
                 .map(|idx| if idx == input_idx { &faulty } else { &fixture.inputs })
                 .collect();
-            let outcome = fixture.run_on(&disks, &store, Interrupted::Refuse);
+            let outcome = fixture.run_on(&disks, &store, ResumePolicy::Refuse);
             let said = one_line(&outcome.unwrap_err());
             assert!(said.contains(&format!("of sim:/{name}: Input/output error")), "{said}");
             assert!(said.starts_with("read "), "{said}");

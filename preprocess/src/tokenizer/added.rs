@@ -41,7 +41,7 @@ impl AddedToken {
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part<'a> {
+pub(super) enum TextPart<'a> {
     /// An added token, by its id.
     Token(u32),
     /// Text between them; never empty.
@@ -52,12 +52,12 @@ pub(super) enum Part<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Added {
     finder: Option<AhoCorasick>,
-    rules: Vec<Rule>,
+    rules: Vec<MatchRule>,
 }
 
 /// What becomes of a match.
 #[derive(Clone, Copy, Debug)]
-struct Rule {
+struct MatchRule {
     id: u32,
     single_word: bool,
     lstrip: bool,
@@ -72,7 +72,7 @@ impl Added {
         let (mut rules, mut spelled) = (Vec::new(), Vec::new());
         for (token, spelling) in tokens {
             let AddedToken { id, single_word, lstrip, rstrip, .. } = *token;
-            rules.push(Rule { id, single_word, lstrip, rstrip });
+            rules.push(MatchRule { id, single_word, lstrip, rstrip });
             spelled.push(spelling);
         }
         if rules.is_empty() {
@@ -89,7 +89,7 @@ impl Added {
 
     /// Gives the parts of a text in order.
     #[inline]
-    pub(super) fn split<'a>(&self, text: &'a str, mut each: impl FnMut(Part<'a>)) {
+    pub(super) fn split<'a>(&self, text: &'a str, mut each: impl FnMut(TextPart<'a>)) {
         let mut done = 0;
         if let Some(finder) = &self.finder {
             for found in finder.find_iter(text) {
@@ -105,14 +105,14 @@ impl Added {
                     end = text.len() - text[end..].trim_start().len();
                 }
                 if done < start {
-                    each(Part::Text(&text[done..start]));
+                    each(TextPart::Text(&text[done..start]));
                 }
-                each(Part::Token(rule.id));
+                each(TextPart::Token(rule.id));
                 done = end;
             }
         }
         if done < text.len() {
-            each(Part::Text(&text[done..]));
+            each(TextPart::Text(&text[done..]));
         }
     }
 
@@ -125,8 +125,8 @@ impl Added {
         mut encode: impl FnMut(&str, &mut Vec<u32>),
     ) {
         self.split(text, |part| match part {
-            Part::Token(id) => ids.push(id),
-            Part::Text(text) => encode(text, ids),
+            TextPart::Token(id) => ids.push(id),
+            TextPart::Text(text) => encode(text, ids),
         });
     }
 

@@ -1,10 +1,10 @@
 //! The engine of byte-level BPE: cut a text into pieces, and merge the bytes of each.
 
-use super::Encode;
-use super::by_char::{ByChar, Memory};
-use super::cache::{Cache, IDS_MAX, KEY_BYTES_MAX, Key, Place};
+use super::Encoder;
+use super::by_char::{CharMergeBuffers, CharMerger};
+use super::cache::{CacheSlot, IDS_MAX, KEY_BYTES_MAX, Key, PieceCache};
 use super::long_cache::{self, LongCache};
-use super::merge::{Merge, Merger, Scratch};
+use super::merge::{Merge, MergeBuffers, Merger};
 use super::ranks::{self, Ids, Unfit};
 use super::split::{Ends, Pattern, Splitter};
 
@@ -20,7 +20,7 @@ const PIECES_AHEAD: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Bpe {
     merger: Merger,
-    by_char: ByChar,
+    by_char: CharMerger,
     splitter: Splitter,
     pattern: Pattern,
     /// Pieces that are one token, whether or not merges make it; none if merges alone count.
@@ -38,10 +38,10 @@ struct Whole {
 #[derive(Debug)]
 pub(crate) struct BpeEncoder<'a> {
     bpe: &'a Bpe,
-    cache: Cache,
+    cache: PieceCache,
     long_cache: LongCache,
-    scratch: Scratch,
-    memory: Memory,
+    scratch: MergeBuffers,
+    memory: CharMergeBuffers,
     ends: Ends,
 }
 
@@ -71,7 +71,7 @@ impl Bpe {
     }
 
     fn with_merger(merger: Merger, pattern: Pattern, whole: Option<Whole>) -> Self {
-        let by_char = ByChar::new(&merger);
+        let by_char = CharMerger::new(&merger);
         Bpe { merger, by_char, splitter: Splitter::new(), pattern, whole }
     }
 
@@ -88,7 +88,7 @@ impl Bpe {
 
     /// Appends the ids of a text.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let (mut scratch, mut memory) = (Scratch::default(), Memory::new());
+        let (mut scratch, mut memory) = (MergeBuffers::default(), CharMergeBuffers::new());
         let bytes = text.as_bytes();
         let mut start = 0;
         while start < bytes.len() {
@@ -102,10 +102,10 @@ impl Bpe {
     pub(crate) fn encoder(&self) -> BpeEncoder<'_> {
         BpeEncoder {
             bpe: self,
-            cache: Cache::new(),
+            cache: PieceCache::new(),
             long_cache: LongCache::new(),
-            scratch: Scratch::default(),
-            memory: Memory::new(),
+            scratch: MergeBuffers::default(),
+            memory: CharMergeBuffers::new(),
             ends: Ends::new(),
         }
     }
@@ -119,12 +119,12 @@ impl Bpe {
     fn merge(
         &self,
         piece: &[u8],
-        (scratch, memory): (&mut Scratch, &mut Memory),
+        (scratch, memory): (&mut MergeBuffers, &mut CharMergeBuffers),
         ids: &mut Vec<u32>,
     ) {
         if let Some(id) = self.whole.as_ref().and_then(|whole| whole.id(piece)) {
             ids.push(id);
-        } else if !ByChar::is_for(piece)
+        } else if !CharMerger::is_for(piece)
             || !self.by_char.merge(&self.merger, piece, (scratch, memory), ids)
         {
             self.merger.merge(piece, scratch, ids);
@@ -143,7 +143,7 @@ impl Whole {
     }
 }
 
-impl Encode for BpeEncoder<'_> {
+impl Encoder for BpeEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let bytes = text.as_bytes();
         let mut at = 0;
@@ -166,7 +166,7 @@ impl BpeEncoder<'_> {
         let mut len = ids.len();
         for ends in ends.as_slice().chunks(PIECES_AHEAD) {
             // The memory of all is asked for before that of the first is needed.
-            let mut places = [Place::default(); PIECES_AHEAD];
+            let mut places = [CacheSlot::default(); PIECES_AHEAD];
             let mut from = start;
             for (place, &end) in places.iter_mut().zip(ends) {
                 *place = cache.find(Key::at(bytes, from, end));
@@ -185,7 +185,7 @@ impl BpeEncoder<'_> {
                     if piece.len() <= KEY_BYTES_MAX {
                         merge(piece, ids);
                         cache.put(place, &ids[len..]);
-                    } else if piece.len() > long_cache::BYTES_MAX || ByChar::is_for(piece) {
+                    } else if piece.len() > long_cache::BYTES_MAX || CharMerger::is_for(piece) {
                         merge(piece, ids);
                     } else if let Some(found) = long_cache.get(piece) {
                         ids.extend_from_slice(found);

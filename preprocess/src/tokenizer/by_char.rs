@@ -9,7 +9,7 @@
 //! would be alone, and the next merge would cross their border there as well. In the same way every
 //! two neighbours in a text that has been merged may stand side by side.
 
-use super::merge::{Merger, SHORT_BYTES_MAX, Scratch};
+use super::merge::{MergeBuffers, Merger, SHORT_BYTES_MAX};
 
 /// The characters of the table: CJK, most of all, which all have three bytes.
 const FIRST: u32 = 0x3000;
@@ -26,16 +26,16 @@ const GROUPS: usize = 4 * SHORT_BYTES_MAX;
 
 /// What a vocabulary makes of single characters.
 #[derive(Debug)]
-pub(super) struct ByChar {
+pub(super) struct CharMerger {
     /// One more than each of the ids of a character, the first at the bottom.
     units: Box<[u64]>,
     /// Bytes of the tokens, by id; 0 where it is not known.
     lens: Vec<u8>,
 }
 
-/// The memory of [`ByChar::merge`] between calls.
+/// The memory of [`CharMerger::merge`] between calls.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct CharMergeBuffers {
     /// Two ids and the answer, or 0.
     pairs: Box<[u64; PAIRS]>,
     /// Where groups of characters start that were merged as one, in bytes and in ids.
@@ -43,24 +43,24 @@ pub(super) struct Memory {
     pair_ids: Vec<u32>,
 }
 
-impl Memory {
+impl CharMergeBuffers {
     pub(super) fn new() -> Self {
         let pairs = vec![0; PAIRS].into_boxed_slice();
         let pairs = pairs.try_into().expect("so many were made");
-        Memory { pairs, groups: Vec::new(), pair_ids: Vec::new() }
+        CharMergeBuffers { pairs, groups: Vec::new(), pair_ids: Vec::new() }
     }
 }
 
-impl ByChar {
+impl CharMerger {
     pub(super) fn new(merger: &Merger) -> Self {
-        let (mut ids, mut scratch) = (Vec::new(), Scratch::default());
+        let (mut ids, mut scratch) = (Vec::new(), MergeBuffers::default());
         let units = (FIRST..).take(COUNT).map(|code| {
             let code = char::from_u32(code).expect("below the surrogates");
             ids.clear();
             merger.merge(code.encode_utf8(&mut [0; 4]).as_bytes(), &mut scratch, &mut ids);
             ids.iter().rev().fold(0, |unit, &id| (unit << ID_BITS) | u64::from(id + 1))
         });
-        ByChar { units: units.collect(), lens: merger.token_lens().to_vec() }
+        CharMerger { units: units.collect(), lens: merger.token_lens().to_vec() }
     }
 
     /// Whether it is for a piece.
@@ -75,7 +75,7 @@ impl ByChar {
         &self,
         merger: &Merger,
         piece: &[u8],
-        (scratch, memory): (&mut Scratch, &mut Memory),
+        (scratch, memory): (&mut MergeBuffers, &mut CharMergeBuffers),
         ids: &mut Vec<u32>,
     ) -> bool {
         let ids_start = ids.len();
@@ -116,7 +116,7 @@ impl ByChar {
         &self,
         merger: &Merger,
         piece: &[u8],
-        (scratch, memory): (&mut Scratch, &mut Memory),
+        (scratch, memory): (&mut MergeBuffers, &mut CharMergeBuffers),
         ids: &mut Vec<u32>,
     ) -> bool {
         let (chars, rest) = piece.as_chunks::<3>();
@@ -161,7 +161,7 @@ impl ByChar {
         merger: &Merger,
         piece: &[u8],
         at: usize,
-        scratch: &mut Scratch,
+        scratch: &mut MergeBuffers,
         ids: &mut Vec<u32>,
     ) -> usize {
         if let Some(mut unit) = piece[at..].first_chunk().and_then(|char| self.unit(*char)) {
@@ -184,7 +184,7 @@ impl ByChar {
         merger: &Merger,
         (piece, at): (&[u8], usize),
         [left, right]: [u32; 2],
-        (scratch, memory): (&mut Scratch, &mut Memory),
+        (scratch, memory): (&mut MergeBuffers, &mut CharMergeBuffers),
     ) -> bool {
         let key = ((u64::from(left) << ID_BITS) | u64::from(right)) + 1;
         let slot = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIRS.trailing_zeros());
@@ -205,7 +205,7 @@ impl ByChar {
         merger: &Merger,
         (piece, at): (&[u8], usize),
         [left, right]: [u32; 2],
-        (scratch, memory): (&mut Scratch, &mut Memory),
+        (scratch, memory): (&mut MergeBuffers, &mut CharMergeBuffers),
     ) -> Option<bool> {
         let len = |id: u32| usize::from(self.lens[id as usize]);
         let (start, end) = (at.checked_sub(len(left))?, at + len(right));

@@ -18,7 +18,7 @@ const COUNT_SHIFT: u32 = 24;
 
 /// A bounded memory of pieces: each set holds the two pieces that were seen in it last.
 #[derive(Debug)]
-pub(super) struct Cache(Zeros);
+pub(super) struct PieceCache(Zeros);
 
 /// The same, open for looking.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Key {
 
 /// The set where a piece would be.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct CacheSlot {
     key: Key,
     set: u32,
 }
@@ -106,9 +106,9 @@ impl Key {
     }
 }
 
-impl Cache {
+impl PieceCache {
     pub(super) fn new() -> Self {
-        Cache(Zeros::new(SET_COUNT * size_of::<Set>()))
+        PieceCache(Zeros::new(SET_COUNT * size_of::<Set>()))
     }
 
     #[inline]
@@ -122,15 +122,15 @@ impl Cache {
 impl Sets<'_> {
     /// Where a piece is, if it is here; its memory is asked for.
     #[inline]
-    pub(super) fn find(&self, key: Key) -> Place {
+    pub(super) fn find(&self, key: Key) -> CacheSlot {
         let set = key.set_idx() % SET_COUNT;
         storage::prefetch(&self.0[set]);
-        Place { key, set: set as u32 } // fits: there are fewer sets
+        CacheSlot { key, set: set as u32 } // fits: there are fewer sets
     }
 
     /// The ids of a piece, and how many of them count; none if it is not here.
     #[inline]
-    pub(super) fn get(&self, place: Place) -> Option<([u32; IDS_MAX], usize)> {
+    pub(super) fn get(&self, place: CacheSlot) -> Option<([u32; IDS_MAX], usize)> {
         let set = &self.0[place.set as usize % SET_COUNT];
         let [found, ids] = &set[usize::from(Key::of(&set[1][0]).is(place.key))];
         let words = u128::from_le_bytes(*ids);
@@ -142,7 +142,7 @@ impl Sets<'_> {
 
     /// Remembers a piece, in the place of the older of its set, if it can be.
     #[inline]
-    pub(super) fn put(&mut self, Place { key, set }: Place, piece_ids: &[u32]) {
+    pub(super) fn put(&mut self, CacheSlot { key, set }: CacheSlot, piece_ids: &[u32]) {
         let len = key.high >> 56;
         if piece_ids.len() > IDS_MAX || len > KEY_BYTES_MAX as u64 {
             return;

@@ -7,7 +7,7 @@ use storage::Crc64;
 
 use super::jieba::{self, Jieba};
 use super::spm::{self, SentencePiece};
-use super::{Encode, Tokenizer};
+use super::{Encoder, Tokenizer};
 use crate::Result;
 
 /// What stands for a space and for a line's end in a text, since spaces divide words.
@@ -23,11 +23,11 @@ pub struct Cpm1 {
 }
 
 #[derive(Debug)]
-struct Encoder<'a> {
+struct Cpm1Encoder<'a> {
     jieba: &'a Jieba,
-    pieces: spm::Encoder<'a>,
+    pieces: spm::SentencePieceEncoder<'a>,
     words: String,
-    scratch: jieba::Scratch,
+    scratch: jieba::JiebaBuffers,
 }
 
 impl Cpm1 {
@@ -43,17 +43,17 @@ impl Cpm1 {
 
 impl Tokenizer for Cpm1 {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let (mut words, mut scratch) = (String::new(), jieba::Scratch::default());
+        let (mut words, mut scratch) = (String::new(), jieba::JiebaBuffers::default());
         join(&self.jieba, text, &mut words, &mut scratch);
         self.pieces.encode(&words, ids);
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
-        Box::new(Encoder {
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
+        Box::new(Cpm1Encoder {
             jieba: &self.jieba,
-            pieces: spm::Encoder::new(&self.pieces),
+            pieces: spm::SentencePieceEncoder::new(&self.pieces),
             words: String::new(),
-            scratch: jieba::Scratch::default(),
+            scratch: jieba::JiebaBuffers::default(),
         })
     }
 
@@ -97,7 +97,7 @@ impl Tokenizer for Cpm1 {
     }
 }
 
-impl Encode for Encoder<'_> {
+impl Encoder for Cpm1Encoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         join(self.jieba, text, &mut self.words, &mut self.scratch);
         self.pieces.encode(&self.words, ids);
@@ -105,7 +105,7 @@ impl Encode for Encoder<'_> {
 }
 
 /// Fills `words` with those of a text.
-fn join(jieba: &Jieba, text: &str, words: &mut String, scratch: &mut jieba::Scratch) {
+fn join(jieba: &Jieba, text: &str, words: &mut String, scratch: &mut jieba::JiebaBuffers) {
     words.clear();
     jieba.for_each_word(text, scratch, |word| {
         if !words.is_empty() {

@@ -1,7 +1,7 @@
 //! The tokenizer of CPM-2 and those made after it: jieba's words, each cut into the longest tokens
 //! of a vocabulary of Chinese words.
 //!
-//! What models were trained on is kept, mistakes and all: see [`Rules`].
+//! What models were trained on is kept, mistakes and all: see [`EncDecRules`].
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use storage::Crc64;
 
 use super::jieba::{self, Jieba};
 use super::lexicon::{INNER, Lexicon};
-use super::{Encode, Tokenizer};
+use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 
 /// What stands for a space and for a line's end in the vocabulary.
@@ -53,7 +53,7 @@ pub struct EncDec {
     lexicon: Lexicon,
     vocab_file: String,
     kind: EncDecKind,
-    rules: Rules,
+    rules: EncDecRules,
     unknown: u32,
     eod: Option<u32>,
     /// By id: the token has no Han. The original calls these English, and signs are among them.
@@ -62,7 +62,7 @@ pub struct EncDec {
 
 /// What the kinds differ in.
 #[derive(Clone, Copy, Debug)]
-struct Rules {
+struct EncDecRules {
     /// Full-width characters are taken for ASCII.
     half_width: bool,
     /// Inside a word, tokens without Han begin with `##`.
@@ -74,9 +74,9 @@ struct Rules {
 }
 
 #[derive(Debug)]
-struct Encoder<'a> {
+struct EncDecEncoder<'a> {
     of: &'a EncDec,
-    scratch: jieba::Scratch,
+    scratch: jieba::JiebaBuffers,
 }
 
 impl EncDec {
@@ -103,7 +103,7 @@ impl EncDec {
         lexicon.take_for('\n', NEWLINE);
         let filtered = kind != EncDecKind::CpmT5;
         let published = spaces == EncDecSpaces::Published;
-        let rules = Rules {
+        let rules = EncDecRules {
             half_width: kind == EncDecKind::Cpm2,
             inner: filtered,
             dropped: if published { Some(PUBLISHED_SPACE_ID) } else { space }.filter(|_| filtered),
@@ -114,7 +114,7 @@ impl EncDec {
         Ok(EncDec { jieba, lexicon, vocab_file, kind, rules, unknown, eod, latin })
     }
 
-    fn encode_with(&self, text: &str, ids: &mut Vec<u32>, scratch: &mut jieba::Scratch) {
+    fn encode_with(&self, text: &str, ids: &mut Vec<u32>, scratch: &mut jieba::JiebaBuffers) {
         let text = if self.rules.half_width { half_width(text) } else { Cow::Borrowed(text) };
         let mut filter = Filter::new(self, ids);
         self.jieba.for_each_word(&text, scratch, |word| self.cut(word, &mut filter));
@@ -161,11 +161,11 @@ impl EncDec {
 
 impl Tokenizer for EncDec {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.encode_with(text, ids, &mut jieba::Scratch::default());
+        self.encode_with(text, ids, &mut jieba::JiebaBuffers::default());
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
-        Box::new(Encoder { of: self, scratch: jieba::Scratch::default() })
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
+        Box::new(EncDecEncoder { of: self, scratch: jieba::JiebaBuffers::default() })
     }
 
     /// As the original: a space between two tokens without Han, for the encoder dropped one there,
@@ -228,7 +228,7 @@ impl Tokenizer for EncDec {
 
     fn fingerprint(&self) -> String {
         let mut sum = Crc64::new();
-        let Rules { half_width, inner, dropped, twice } = self.rules;
+        let EncDecRules { half_width, inner, dropped, twice } = self.rules;
         sum.update(&[u8::from(half_width), u8::from(inner), u8::from(twice)]);
         sum.update(&dropped.unwrap_or(u32::MAX).to_le_bytes());
         sum.update(&self.jieba.checksum().to_le_bytes());
@@ -242,7 +242,7 @@ impl Tokenizer for EncDec {
     }
 }
 
-impl Encode for Encoder<'_> {
+impl Encoder for EncDecEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         self.of.encode_with(text, ids, &mut self.scratch);
     }
@@ -251,7 +251,7 @@ impl Encode for Encoder<'_> {
 /// Appends ids, without the spaces between two tokens that have no Han.
 struct Filter<'a> {
     latin: &'a [bool],
-    rules: Rules,
+    rules: EncDecRules,
     ids: &'a mut Vec<u32>,
     /// How many there were before the first.
     start: usize,

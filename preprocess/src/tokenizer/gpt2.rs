@@ -6,7 +6,7 @@ use super::keywords::Keywords;
 use super::python::repr_list;
 use super::split::Pattern;
 use super::vocab::{self, Vocab};
-use super::{Encode, Tokenizer};
+use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 
 /// GPT-2's byte-level BPE, with its own vocabulary or another of the same kind.
@@ -25,7 +25,7 @@ pub struct Gpt2 {
 }
 
 #[derive(Debug)]
-struct Encoder<'a> {
+struct Gpt2Encoder<'a> {
     of: &'a Gpt2,
     bpe: BpeEncoder<'a>,
 }
@@ -117,9 +117,13 @@ impl Tokenizer for Gpt2 {
         self.specials.encode(text, ids, |text, ids| self.bpe.encode(text, ids));
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
         let bpe = self.bpe.encoder();
-        if self.specials.is_empty() { Box::new(bpe) } else { Box::new(Encoder { of: self, bpe }) }
+        if self.specials.is_empty() {
+            Box::new(bpe)
+        } else {
+            Box::new(Gpt2Encoder { of: self, bpe })
+        }
     }
 
     fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
@@ -188,9 +192,9 @@ impl Tokenizer for Gpt2 {
     }
 }
 
-impl Encode for Encoder<'_> {
+impl Encoder for Gpt2Encoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
-        let Encoder { of, bpe } = self;
+        let Gpt2Encoder { of, bpe } = self;
         of.specials.encode(text, ids, |text, ids| bpe.encode(text, ids));
     }
 }

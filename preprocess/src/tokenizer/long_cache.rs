@@ -10,21 +10,21 @@ const IDS_MAX: usize = 15;
 
 /// A bounded memory of pieces of ASCII: each is in the one place that its bytes name.
 #[derive(Debug)]
-pub(super) struct LongCache(Box<[Entry; ENTRY_COUNT]>);
+pub(super) struct LongCache(Box<[LongCacheEntry; ENTRY_COUNT]>);
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct LongCacheEntry {
     bytes: [u8; BYTES_MAX],
     ids: [u32; IDS_MAX],
     len: u16,
     count: u16,
 }
 
-const _: () = assert!(size_of::<Entry>() == 128, "an entry is two cache lines");
+const _: () = assert!(size_of::<LongCacheEntry>() == 128, "an entry is two cache lines");
 
 impl LongCache {
     pub(super) fn new() -> Self {
-        let empty = Entry { bytes: [0; BYTES_MAX], ids: [0; IDS_MAX], len: 0, count: 0 };
+        let empty = LongCacheEntry { bytes: [0; BYTES_MAX], ids: [0; IDS_MAX], len: 0, count: 0 };
         let entries = vec![empty; ENTRY_COUNT].into_boxed_slice();
         LongCache(entries.try_into().expect("so many were made"))
     }

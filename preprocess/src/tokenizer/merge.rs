@@ -45,13 +45,13 @@ pub(super) struct Merger {
     /// What the merge of each rank makes.
     merged: Vec<u32>,
     token_lens: Vec<u8>,
-    pairs: Pairs,
+    pairs: PairRanks,
 }
 
 /// The memory of [`Merger::merge`] between calls.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
-    nodes: Vec<Node>,
+pub(super) struct MergeBuffers {
+    nodes: Vec<MergeNode>,
     /// Rank and position of pairs that may have gone since: the lowest rank first, then the
     /// leftmost.
     heap: BinaryHeap<Reverse<(u32, u32)>>,
@@ -59,7 +59,7 @@ pub(super) struct Scratch {
 
 /// A token of a long piece, at the position of its first byte.
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct MergeNode {
     id: u32,
     /// The rank of the pair that it is the left half of, or [`NONE`].
     rank: u32,
@@ -90,7 +90,7 @@ impl Merger {
     ) -> Self {
         assert!(merged.len() <= RANK_LIMIT, "the ranks fit a slot");
         let token_lens = token_lens(&byte_ids, pairs, &merged);
-        let pairs = Pairs::new(pairs);
+        let pairs = PairRanks::new(pairs);
         let byte_pairs = BytePairs::new(&byte_ids, &pairs);
         Merger { byte_ids, byte_pairs, merged, token_lens, pairs }
     }
@@ -123,7 +123,7 @@ impl Merger {
     ///
     /// # Panics
     /// If the piece is 4 GiB or longer.
-    pub(super) fn merge(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
+    pub(super) fn merge(&self, piece: &[u8], scratch: &mut MergeBuffers, ids: &mut Vec<u32>) {
         match piece.len() {
             0..=8 => self.merge_short::<8>(piece, ids),
             9..=16 => self.merge_short::<16>(piece, ids),
@@ -139,11 +139,11 @@ impl Merger {
         short.push_ids(ids);
     }
 
-    fn merge_long(&self, piece: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
+    fn merge_long(&self, piece: &[u8], scratch: &mut MergeBuffers, ids: &mut Vec<u32>) {
         let len = u32::try_from(piece.len()).expect("a piece is shorter than 4 GiB");
-        let Scratch { nodes, heap } = scratch;
+        let MergeBuffers { nodes, heap } = scratch;
         nodes.clear();
-        nodes.extend(piece.iter().zip(0..len).map(|(&byte, i)| Node {
+        nodes.extend(piece.iter().zip(0..len).map(|(&byte, i)| MergeNode {
             id: self.byte_ids[usize::from(byte)],
             rank: NONE,
             prev: i.wrapping_sub(1),
@@ -178,13 +178,18 @@ impl Merger {
             i = nodes[i as usize].next;
         }
         if nodes.capacity() > SCRATCH_NODES_KEPT_MAX {
-            *scratch = Scratch::default();
+            *scratch = MergeBuffers::default();
         }
     }
 
     /// Ranks the pair whose left half is at `left` anew.
-    fn rank_pair(&self, nodes: &mut [Node], heap: &mut BinaryHeap<Reverse<(u32, u32)>>, left: u32) {
-        let Node { id, next, .. } = nodes[left as usize];
+    fn rank_pair(
+        &self,
+        nodes: &mut [MergeNode],
+        heap: &mut BinaryHeap<Reverse<(u32, u32)>>,
+        left: u32,
+    ) {
+        let MergeNode { id, next, .. } = nodes[left as usize];
         let rank = nodes.get(next as usize).map_or(NONE, |right| self.pairs.rank(id, right.id));
         nodes[left as usize].rank = rank;
         if rank != NONE {
@@ -214,7 +219,7 @@ fn token_lens(byte_ids: &[u32; 256], pairs: &[(u32, u32, u32)], merged: &[u32]) 
 struct BytePairs(Vec<[u32; 256]>);
 
 impl BytePairs {
-    fn new(byte_ids: &[u32; 256], pairs: &Pairs) -> Self {
+    fn new(byte_ids: &[u32; 256], pairs: &PairRanks) -> Self {
         BytePairs(
             byte_ids.iter().map(|&left| byte_ids.map(|right| pairs.rank(left, right))).collect(),
         )
@@ -231,7 +236,7 @@ impl BytePairs {
 /// room for is in the next, so that nearly every look is at one, without a branch that depends on
 /// what is there.
 #[derive(Debug)]
-struct Pairs {
+struct PairRanks {
     /// `left`, `right` and rank from the top bit down, or [`EMPTY`].
     buckets: Vec<[u64; BUCKET]>,
     shift: u32,
@@ -242,11 +247,11 @@ const BUCKET: usize = 4;
 /// No pair: its ids would both be [`NO_ID`].
 const EMPTY: u64 = u64::MAX;
 
-impl Pairs {
+impl PairRanks {
     fn new(ranked: &[(u32, u32, u32)]) -> Self {
         let count = (ranked.len() * 2 / BUCKET + 1).next_power_of_two().max(2);
         let shift = u64::BITS - count.trailing_zeros();
-        let mut pairs = Pairs { buckets: vec![[EMPTY; BUCKET]; count], shift };
+        let mut pairs = PairRanks { buckets: vec![[EMPTY; BUCKET]; count], shift };
         for &(left, right, rank) in ranked {
             let pair = key(left, right);
             let mut bucket = pairs.bucket_of(pair);
@@ -330,7 +335,7 @@ mod tests {
                 made.push(merged);
             }
             let merger = Merger::new(std::array::from_fn(|byte| byte as u32), &merges);
-            let mut scratch = Scratch::default();
+            let mut scratch = MergeBuffers::default();
             for len in (1..20).chain([31, 32, 33, 63, 64, 65, 130]) {
                 let piece: Vec<u8> = (0..len).map(|_| next(3) as u8).collect();
                 let due = by_definition(&merges, &piece);

@@ -54,11 +54,11 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
 
     /// Something that encodes many texts, one for each thread.
-    fn encoder(&self) -> Box<dyn Encode + '_>;
+    fn encoder(&self) -> Box<dyn Encoder + '_>;
 
     /// What of a text is nothing that [`Tokenizer::encode`] can take. None: all of it is, as every
     /// text is to all tokenizers but [`Null`].
-    fn refused(&self, text: &str) -> Option<Refused> {
+    fn refused(&self, text: &str) -> Option<EncodeError> {
         let _ = text;
         None
     }
@@ -97,7 +97,7 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
 
 /// Why a text cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct EncodeError {
     /// What came.
     pub got: String,
     /// What was due.
@@ -105,7 +105,7 @@ pub struct Refused {
 }
 
 /// Encodes one text after another. What it remembers changes its speed, never its ids.
-pub trait Encode: fmt::Debug {
+pub trait Encoder: fmt::Debug {
     /// Appends the ids of a text.
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>);
 }

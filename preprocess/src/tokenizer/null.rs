@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::{Encode, Refused, Tokenizer, TokenizerSpec};
+use super::{EncodeError, Encoder, Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
 
 /// What the command line and Megatron call it.
@@ -52,15 +52,15 @@ impl Tokenizer for Null {
         ids.extend(text.split_ascii_whitespace().map_while(|word| self.id(word)));
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
         Box::new(self)
     }
 
-    fn refused(&self, text: &str) -> Option<Refused> {
+    fn refused(&self, text: &str) -> Option<EncodeError> {
         let word = text.split_ascii_whitespace().find(|word| self.id(word).is_none())?;
         let shown: String = word.chars().take(40).collect();
         let due = format!("ids below {}, spaces between them", self.vocab_size);
-        Some(Refused { got: format!("'{shown}' in the text"), due })
+        Some(EncodeError { got: format!("'{shown}' in the text"), due })
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
@@ -112,7 +112,7 @@ impl Tokenizer for Null {
     }
 }
 
-impl Encode for &Null {
+impl Encoder for &Null {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         Tokenizer::encode(*self, text, ids);
     }

@@ -18,7 +18,7 @@ use super::python::repr_list;
 use super::ranks::Unfit;
 use super::read::{bad, read_bytes};
 use super::split::Pattern;
-use super::{Encode, Tokenizer, TokenizerSpec};
+use super::{Encoder, Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
 
 /// What the command line and Megatron call it.
@@ -132,7 +132,7 @@ struct Listed {
 
 /// What a file says, before it is made an engine.
 #[derive(Debug, Default)]
-struct Parts {
+struct VocabParts {
     /// Ids and bytes.
     tokens: Vec<(u32, Vec<u8>)>,
     specials: Vec<AddedToken>,
@@ -167,7 +167,7 @@ impl Tiktoken {
         Tiktoken::new(model, parts, pattern, spec.eod_token.as_deref())
     }
 
-    fn new(model: &str, parts: Parts, pattern: Pattern, eod: Option<&str>) -> Result<Self> {
+    fn new(model: &str, parts: VocabParts, pattern: Pattern, eod: Option<&str>) -> Result<Self> {
         let unfit = |unfit: Unfit| bad(model, unfit.got, &unfit.due);
         let ranked = parts.tokens.iter().map(|(id, token)| (token.as_slice(), *id));
         let bpe = Bpe::from_ranks(ranked, pattern).map_err(unfit)?;
@@ -206,7 +206,7 @@ impl Tiktoken {
 }
 
 /// What OpenAI's file says: the lines, and which vocabulary they are.
-fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(Parts, Pattern)> {
+fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabParts, Pattern)> {
     let text = str::from_utf8(bytes).map_err(|e| {
         bad(model, format!("a byte at {} that is no UTF-8", e.valid_up_to()), "text")
     })?;
@@ -226,7 +226,7 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(Parts, P
     let published = PUBLISHED.iter().find(|one| {
         one.token_count == tokens.len() && asked.is_none_or(|pattern| pattern == one.pattern)
     });
-    let mut parts = Parts { tokens, ..Parts::default() };
+    let mut parts = VocabParts { tokens, ..VocabParts::default() };
     if let Some(Published { pattern, specials, eod, .. }) = published {
         parts.eod = Some(*eod);
         parts.specials = specials.iter().map(|(name, id)| AddedToken::special(*id, name)).collect();
@@ -249,7 +249,7 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(Parts, P
 }
 
 /// What Megatron's list says, with the special tokens that Megatron puts before it.
-fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<Parts> {
+fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabParts> {
     let listed: Vec<Listed> = serde_json::from_slice(bytes)
         .map_err(|e| bad(model, e.to_string(), "a list of rank, token_bytes and token_str"))?;
     let special_count = spec.tiktoken_num_special_tokens.unwrap_or(MEGATRON_SPECIAL_COUNT);
@@ -290,7 +290,7 @@ fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<Parts> {
     arguments.push(("special_tokens", listed));
     let specials = (0..).zip(&names).map(|(id, name)| AddedToken::special(id, name)).collect();
     let eod = names.iter().position(|name| name == "</s>").map(|id| id as u32); // fits: a special
-    Ok(Parts { tokens, specials, recognized: true, eod, arguments })
+    Ok(VocabParts { tokens, specials, recognized: true, eod, arguments })
 }
 
 /// The names of Megatron's special tokens: given ones, or its own, then numbered ones.
@@ -355,7 +355,7 @@ impl Tokenizer for Tiktoken {
         self.specials.encode(text, ids, |text, ids| self.bpe.encode(text, ids));
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
         Box::new(TiktokenEncoder { tiktoken: self, bpe: self.bpe.encoder() })
     }
 
@@ -402,7 +402,7 @@ impl Tokenizer for Tiktoken {
     }
 }
 
-impl Encode for TiktokenEncoder<'_> {
+impl Encoder for TiktokenEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let TiktokenEncoder { tiktoken, bpe } = self;
         tiktoken.specials.encode(text, ids, |text, ids| bpe.encode(text, ids));

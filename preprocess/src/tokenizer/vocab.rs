@@ -87,7 +87,7 @@ impl Vocab {
     }
 
     /// `ids` gives every token below its length an id of its own.
-    fn new(ids: &HashMap<String, u32>, files: &Files<'_>) -> Result<Self> {
+    fn new(ids: &HashMap<String, u32>, files: &VocabFiles<'_>) -> Result<Self> {
         let chars = byte_chars();
         let mut byte_ids = [0; 256];
         for (byte, (id, char)) in byte_ids.iter_mut().zip(chars).enumerate() {
@@ -166,7 +166,7 @@ pub(super) fn built_in() -> Vocab {
 pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
     let vocab = read_text(vocab_file)?;
     let text = read_text(merge_file)?;
-    let files = Files { vocab: vocab_file, merges: merge_file, text: &text };
+    let files = VocabFiles { vocab: vocab_file, merges: merge_file, text: &text };
     let ids: HashMap<String, u32> = serde_json::from_str(&vocab)
         .map_err(|e| files.vocab(e.to_string(), "a JSON object from token to id"))?;
     if ids.len() >= ID_LIMIT {
@@ -200,13 +200,13 @@ pub(super) fn read_text(file: &str) -> Result<String> {
 }
 
 /// The names of the files, for messages, and the text of the merges.
-struct Files<'a> {
+struct VocabFiles<'a> {
     vocab: &'a str,
     merges: &'a str,
     text: &'a str,
 }
 
-impl Files<'_> {
+impl VocabFiles<'_> {
     fn vocab(&self, got: String, due: &str) -> Error {
         Error::BadVocab { file: self.vocab.to_owned(), line: None, got, due: due.to_owned() }
     }
@@ -231,7 +231,7 @@ fn merge_lines(text: &str) -> impl Iterator<Item = (u64, &str)> {
 fn merges(
     ids: &HashMap<String, u32>,
     byte_ids: &[u32; 256],
-    files: &Files<'_>,
+    files: &VocabFiles<'_>,
 ) -> Result<Vec<Merge>> {
     let mut made = vec![false; ids.len()];
     for &id in byte_ids {

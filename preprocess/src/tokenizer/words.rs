@@ -7,7 +7,7 @@ use storage::Crc64;
 
 use super::jieba::{self, Jieba};
 use super::lexicon::Lexicon;
-use super::{Encode, Tokenizer};
+use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 
 /// Every word that jieba cuts is a token, or unknown.
@@ -20,9 +20,9 @@ pub struct JiebaWords {
 }
 
 #[derive(Debug)]
-struct Encoder<'a> {
+struct JiebaWordsEncoder<'a> {
     of: &'a JiebaWords,
-    scratch: jieba::Scratch,
+    scratch: jieba::JiebaBuffers,
 }
 
 impl JiebaWords {
@@ -43,7 +43,7 @@ impl JiebaWords {
         Ok(JiebaWords { jieba, lexicon, vocab_file: vocab_file.to_owned(), unknown })
     }
 
-    fn encode_with(&self, text: &str, ids: &mut Vec<u32>, scratch: &mut jieba::Scratch) {
+    fn encode_with(&self, text: &str, ids: &mut Vec<u32>, scratch: &mut jieba::JiebaBuffers) {
         self.jieba.for_each_word(text, scratch, |word| {
             ids.push(self.lexicon.id(word).unwrap_or(self.unknown));
         });
@@ -52,11 +52,11 @@ impl JiebaWords {
 
 impl Tokenizer for JiebaWords {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.encode_with(text, ids, &mut jieba::Scratch::default());
+        self.encode_with(text, ids, &mut jieba::JiebaBuffers::default());
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
-        Box::new(Encoder { of: self, scratch: jieba::Scratch::default() })
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
+        Box::new(JiebaWordsEncoder { of: self, scratch: jieba::JiebaBuffers::default() })
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
@@ -97,7 +97,7 @@ impl Tokenizer for JiebaWords {
     }
 }
 
-impl Encode for Encoder<'_> {
+impl Encoder for JiebaWordsEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         self.of.encode_with(text, ids, &mut self.scratch);
     }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Random, print_seed};
 use preprocess::clean::{
-    Cause, CleanOptions, CleanReport, Filters, Measure, NearOptions, ShingleUnit, UrlOptions, clean,
+    CleanOptions, CleanReport, DropReason, Filters, Measure, NearOptions, ShingleUnit, UrlOptions,
+    clean,
 };
 use serde_json::{Value, json};
 
@@ -109,7 +110,7 @@ fn exact_duplicates_are_those_of_a_set() {
     let report = run(&options);
     assert_eq!(lines(&case.path("out.jsonl")), due);
     assert_eq!((report.documents, report.kept), (600, due.len() as u64));
-    assert_eq!(report.dropped[&Cause::ExactDuplicate].documents, 600 - due.len() as u64);
+    assert_eq!(report.dropped[&DropReason::ExactDuplicate].documents, 600 - due.len() as u64);
     assert_eq!(report.inputs[0].lines, 200);
 }
 
@@ -258,7 +259,7 @@ fn urls_on_the_list_are_dropped() {
     options.filters.urls = Some(UrlOptions { file, key: "url".to_owned() });
     let report = run(&options);
     assert_eq!(lines(&case.path("out.jsonl")), all[1..]);
-    assert_eq!((report.without_url, report.dropped[&Cause::Url].documents), (1, 1));
+    assert_eq!((report.without_url, report.dropped[&DropReason::Url].documents), (1, 1));
 }
 
 /// Of one text and a part of it the smaller set is all common.
@@ -376,12 +377,12 @@ fn the_report_adds_up() {
     let line_bytes: usize = all.iter().map(String::len).sum();
     assert_eq!(report.kept_bytes + bytes, line_bytes as u64);
     assert_eq!(report.outputs[0].bytes, report.kept_bytes + report.kept);
-    let counts: BTreeMap<Cause, u64> =
+    let counts: BTreeMap<DropReason, u64> =
         report.dropped.iter().map(|(cause, dropped)| (*cause, dropped.documents)).collect();
     assert_eq!(report.inputs[0].dropped, counts);
-    let example = &report.dropped[&Cause::FewChars].examples[0];
+    let example = &report.dropped[&DropReason::FewChars].examples[0];
     let text: Value = serde_json::from_str(&all[example.document as usize]).unwrap();
     assert!(text["text"].as_str().unwrap().chars().count() < 100);
     let json = serde_json::to_value(&report).unwrap();
-    assert_eq!(json["dropped"]["few-chars"]["documents"], counts[&Cause::FewChars]);
+    assert_eq!(json["dropped"]["few-chars"]["documents"], counts[&DropReason::FewChars]);
 }

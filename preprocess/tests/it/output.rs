@@ -5,15 +5,17 @@ use std::sync::Arc;
 use crate::common::{Random, print_seed};
 use indexed::IndexedDataset;
 use preprocess::objective::SentenceSpec;
-use preprocess::{EmptyDocuments, Objective, Options, Report, TokenizerSpec, open_tokenizer, run};
+use preprocess::{
+    EmptyDocuments, Objective, PreprocessOptions, Report, TokenizerSpec, open_tokenizer, run,
+};
 use storage::{Key, Manifest, Storage};
 
-fn options(inputs: &[&Path], folder: &Path) -> Options {
+fn options(inputs: &[&Path], folder: &Path) -> PreprocessOptions {
     let inputs = inputs.iter().map(|path| path.display().to_string()).collect();
-    Options::new(inputs, folder.join("out").display().to_string())
+    PreprocessOptions::new(inputs, folder.join("out").display().to_string())
 }
 
-fn go(options: &Options) -> Report {
+fn go(options: &PreprocessOptions) -> Report {
     run(options, &mut |_| {}).unwrap()
 }
 
@@ -41,7 +43,7 @@ fn three_documents_by_hand() {
     let input = folder.path().join("in.jsonl");
     std::fs::write(&input, "{\"text\":\"Hello world\"}\n{\"text\":\"\"}\n\n{\"text\":\"!\"}")
         .unwrap();
-    let report = go(&Options { append_eod: true, ..options(&[&input], folder.path()) });
+    let report = go(&PreprocessOptions { append_eod: true, ..options(&[&input], folder.path()) });
     let [bin, idx, _] = outputs(folder.path());
     assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03, 0x50, 0xc4, 0x00, 0x00, 0x50, 0xc4]);
     let mut due = b"MMIDIDX\0\0".to_vec();
@@ -96,7 +98,7 @@ fn every_number_of_workers_gives_the_same() {
     for (workers, block_bytes) in [(1, None), (2, Some(5000)), (3, Some(64)), (7, Some(100_000))] {
         let out = tempfile::tempdir().unwrap();
         let base = options(&inputs, out.path());
-        let report = go(&Options { workers, block_bytes, append_eod: true, ..base });
+        let report = go(&PreprocessOptions { workers, block_bytes, append_eod: true, ..base });
         assert_eq!(report.documents, texts.len() as u64);
         let got = outputs(out.path());
         let due = first.get_or_insert_with(|| got.clone());
@@ -173,9 +175,10 @@ fn progress_ends_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     std::fs::write(&input, line("a few words").repeat(5000)).unwrap();
-    let mut last = preprocess::Progress::default();
+    let mut last = preprocess::PreprocessProgress::default();
     let mut calls = 0;
-    let options = Options { block_bytes: Some(9999), ..options(&[&input], folder.path()) };
+    let options =
+        PreprocessOptions { block_bytes: Some(9999), ..options(&[&input], folder.path()) };
     run(&options, &mut |progress| {
         assert!(progress.documents > last.documents || calls == 0);
         last = *progress;
@@ -200,7 +203,7 @@ fn keys_and_sentences_by_hand() {
     let keys = vec!["text".to_owned(), "title".to_owned()];
     let objective = Objective::Sentences(SentenceSpec::default());
     let options = options(&[&input], folder.path());
-    let report = go(&Options { append_eod: true, keys, objective, ..options });
+    let report = go(&PreprocessOptions { append_eod: true, keys, objective, ..options });
     assert_eq!((report.documents, report.documents_empty, report.sequences), (2, 1, 4));
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
     let open = |key: &str| {
@@ -229,7 +232,8 @@ fn empty_documents_as_asked() {
         let out_prefix = folder.path().join(format!("{documents}-{}/out", lens.len()));
         let base = options(&[&input], folder.path());
         let out_prefix = out_prefix.display().to_string();
-        let report = go(&Options { append_eod: true, empty_documents, out_prefix, ..base });
+        let report =
+            go(&PreprocessOptions { append_eod: true, empty_documents, out_prefix, ..base });
         let folder = folder.path().join(format!("{documents}-{}", lens.len()));
         let (_, dataset) = open(&folder);
         assert_eq!(dataset.document_count(), documents, "{empty_documents:?}");
@@ -250,7 +254,7 @@ fn one_long_document_is_one_document() {
     for workers in [1, 3] {
         let out = folder.path().join(workers.to_string());
         let out_prefix = out.join("out").display().to_string();
-        go(&Options { workers, out_prefix, ..options(&[&input], folder.path()) });
+        go(&PreprocessOptions { workers, out_prefix, ..options(&[&input], folder.path()) });
         files.push([outputs(&out)[0].clone(), outputs(&out)[1].clone()]);
     }
     assert!(files[0] == files[1], "the parts are not the whole");

@@ -377,7 +377,8 @@ fn an_input_that_grew_too_late_is_left_out() {
     fs::write(last, [&good[..], b"bad\n"].concat()).unwrap();
     let folder = run.folder.path().join("out");
     let inputs = run.inputs.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
-    let mut options = preprocess::Options::new(inputs, folder.join("p").to_str().unwrap());
+    let mut options =
+        preprocess::PreprocessOptions::new(inputs, folder.join("p").to_str().unwrap());
     options.keys = vec!["text".to_owned(), "title".to_owned()];
     options.append_eod = true;
     options.block_bytes = Some(1);

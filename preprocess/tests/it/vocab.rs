@@ -57,7 +57,7 @@ fn no_end_no_append() {
     std::fs::write(at("v.json"), vocab(&[])).unwrap();
     std::fs::write(at("m.txt"), "").unwrap();
     std::fs::write(at("in.jsonl"), "bad").unwrap();
-    let mut options = preprocess::Options::new(vec![at("in.jsonl")], at("out"));
+    let mut options = preprocess::PreprocessOptions::new(vec![at("in.jsonl")], at("out"));
     options.tokenizer.vocab_file = Some(at("v.json"));
     options.tokenizer.merge_file = Some(at("m.txt"));
     options.append_eod = true;

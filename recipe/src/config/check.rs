@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::node::Refusal;
+use super::node::KeyError;
 use super::{Budget, Config, ConfigError, LrStyle, Offload, Part};
 
 /// What a config counts (steps, samples, tokens) stays below 2^53, so that it is exact in a float,
@@ -23,7 +23,7 @@ impl Config {
         Ok(self.checked()?)
     }
 
-    pub(super) fn checked(&self) -> Result<(), Refusal> {
+    pub(super) fn checked(&self) -> Result<(), KeyError> {
         self.check_run()?;
         self.model.checked()?;
         self.check_data()?;
@@ -36,7 +36,7 @@ impl Config {
         self.check_lengths()
     }
 
-    fn check_run(&self) -> Result<(), Refusal> {
+    fn check_run(&self) -> Result<(), KeyError> {
         let run = &self.run;
         not_empty("run.dir", &run.dir)?;
         within("run.seed", run.seed, 0..=u64::from(u32::MAX))?;
@@ -57,7 +57,7 @@ impl Config {
         }
     }
 
-    fn check_batch(&self) -> Result<(), Refusal> {
+    fn check_batch(&self) -> Result<(), KeyError> {
         let batch = &self.batch;
         within("batch.global", batch.global, 1..=1 << 24)?;
         within("batch.micro", batch.micro, 1..=1 << 16)?;
@@ -97,7 +97,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_offload(&self) -> Result<(), Refusal> {
+    fn check_offload(&self) -> Result<(), KeyError> {
         if self.optim.offload != Offload::None && self.parallel.zero > 1 {
             let problem = format!("goes with parallel.zero 0 and 1, got {}", self.parallel.zero);
             return Err(refused("optim.offload", problem));
@@ -105,7 +105,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_rhythm(&self) -> Result<(), Refusal> {
+    fn check_rhythm(&self) -> Result<(), KeyError> {
         let checkpoint = &self.checkpoint;
         checkpoint.dir.as_ref().map_or(Ok(()), |dir| not_empty("checkpoint.dir", dir))?;
         not_empty("checkpoint.load", &checkpoint.load.to_string())?;
@@ -142,7 +142,7 @@ impl Config {
     }
 
     /// What the budget, the batch and the learning rate must say together.
-    fn check_lengths(&self) -> Result<(), Refusal> {
+    fn check_lengths(&self) -> Result<(), KeyError> {
         let samples = Some(self.samples_of_budget()).filter(|samples| *samples <= COUNT_MAX);
         let tokens = samples.and_then(|n| n.checked_mul(self.model.tokens_per_sample()));
         if tokens.is_none_or(|tokens| tokens > COUNT_MAX) {
@@ -175,17 +175,17 @@ pub(super) fn within<T: Copy + PartialOrd + Display>(
     key: &str,
     value: T,
     due: RangeInclusive<T>,
-) -> Result<(), Refusal> {
+) -> Result<(), KeyError> {
     if due.contains(&value) {
         return Ok(());
     }
     Err(refused(key, format!("got {value}, due {} to {}", due.start(), due.end())))
 }
 
-pub(super) fn not_empty(key: &str, text: &str) -> Result<(), Refusal> {
+pub(super) fn not_empty(key: &str, text: &str) -> Result<(), KeyError> {
     if text.is_empty() { Err(refused(key, "is empty")) } else { Ok(()) }
 }
 
-pub(super) fn refused(key: &str, problem: impl Display) -> Refusal {
-    Refusal::new(key, problem)
+pub(super) fn refused(key: &str, problem: impl Display) -> KeyError {
+    KeyError::new(key, problem)
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{not_empty, refused, within};
-use super::node::Refusal;
+use super::node::KeyError;
 use super::values;
 use super::{Config, Corpus, Family, MaskLengths, Objective, Size, SplitText};
 
@@ -221,7 +221,7 @@ impl Config {
         }
     }
 
-    pub(super) fn check_data(&self) -> Result<(), Refusal> {
+    pub(super) fn check_data(&self) -> Result<(), KeyError> {
         let data = &self.data;
         if data.train.is_empty() || data.train.len() > CORPORA_MAX {
             let problem = format!("got {} corpora, due 1 to {CORPORA_MAX}", data.train.len());
@@ -257,7 +257,7 @@ impl Config {
     }
 
     /// What the objective, its keys and the shape of the model must say together.
-    fn check_objective(&self) -> Result<(), Refusal> {
+    fn check_objective(&self) -> Result<(), KeyError> {
         let (data, model, objective) = (&self.data, &self.model, self.objective());
         let fits = match model.family {
             Family::Gpt => objective == Objective::Lm,
@@ -291,7 +291,7 @@ impl Config {
         }
     }
 
-    fn check_hiding(&self) -> Result<(), Refusal> {
+    fn check_hiding(&self) -> Result<(), KeyError> {
         let (data, model) = (&self.data, &self.model);
         if data.mask_prob == 0.0 {
             return Err(refused("data.mask_prob", "is 0: nothing is hidden to be learned"));

@@ -6,14 +6,14 @@
 //! need not take it out. A value that is the default says nothing.
 
 use super::check::refused;
-use super::node::Refusal;
+use super::node::KeyError;
 use super::{
-    AnnealStyle, Config, ConfigError, Dtype, Family, FloorMode, Load, LossScaleConfig, LrConfig,
-    LrStyle, Part, Positions, Warmup, WarmupShape, data, model,
+    AnnealStyle, Config, ConfigError, Dtype, Family, FloorMode, LoadFrom, LossScaleConfig,
+    LrConfig, LrStyle, Part, Positions, Warmup, WarmupShape, data, model,
 };
 
 /// Whether a key is given and has no effect, its name, and the reason.
-type Idle = (bool, &'static str, &'static str);
+type UnusedKey = (bool, &'static str, &'static str);
 
 impl Config {
     /// Keys that are given and wait for another key to have an effect, each with the reason.
@@ -21,7 +21,7 @@ impl Config {
     pub fn idle(&self) -> Vec<String> {
         let (precision, checkpoint) = (&self.precision, &self.checkpoint);
         let scales = precision.loss_scale != LossScaleConfig::default();
-        let names_one = matches!(checkpoint.load, Load::Path(_));
+        let names_one = matches!(checkpoint.load, LoadFrom::Path(_));
         let keys = [
             (
                 scales && precision.dtype != Dtype::Fp16,
@@ -45,7 +45,7 @@ impl Config {
     }
 
     /// Refuses keys of another model or objective than the run has.
-    pub(super) fn check_foreign(&self) -> Result<(), Refusal> {
+    pub(super) fn check_foreign(&self) -> Result<(), KeyError> {
         let (model, data, objective) = (&self.model, &self.data, self.objective());
         let turns = model.positions() == Positions::Rope;
         let is_relative = model.positions() == Positions::RelativeBias;
@@ -74,7 +74,7 @@ impl Config {
 
 impl LrConfig {
     /// `rises` if there is a warm-up.
-    fn idle(&self, rises: bool) -> [Idle; 8] {
+    fn idle(&self, rises: bool) -> [UnusedKey; 8] {
         use LrStyle::{Constant, Cosine, Exponential, Linear, RangeTest, Wsd};
         let is_of = |styles: &[LrStyle]| styles.contains(&self.style);
         let is_test = self.style == RangeTest;

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::node::{Node, Refusal};
+use super::node::{KeyError, TomlNode};
 use super::{Config, ConfigError};
 
 /// A config is a page; what is larger is some other file.
@@ -164,13 +164,13 @@ fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
 fn merged(
     file: &str,
     layers: &[Layer],
-    check: impl Fn(&Config) -> Result<(), Refusal>,
+    check: impl Fn(&Config) -> Result<(), KeyError>,
 ) -> Result<Config, ConfigError> {
     let mut all = Table::new();
     for layer in layers {
         merge(&mut all, layer.table.clone(), "");
     }
-    let config = Config::deserialize(Node(Value::Table(all)));
+    let config = Config::deserialize(TomlNode(Value::Table(all)));
     config.and_then(|config| check(&config).map(|()| config)).map_err(|refusal| {
         let key = refusal.key();
         let owner = layers.iter().rev().find(|layer| holds(&layer.table, &key));
@@ -201,8 +201,8 @@ fn holds(table: &Table, key: &str) -> bool {
     }
 }
 
-impl From<Refusal> for ConfigError {
-    fn from(refusal: Refusal) -> Self {
+impl From<KeyError> for ConfigError {
+    fn from(refusal: KeyError) -> Self {
         let key = refusal.key();
         let (problem, hint) = (refusal.problem, refusal.hint);
         ConfigError::Key { file: "in memory".to_owned(), key, problem, hint }

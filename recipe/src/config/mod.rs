@@ -36,9 +36,9 @@ pub use model::{InitConfig, ModelConfig};
 pub use node::nearest;
 pub use optim::{LossScaleConfig, LrConfig, OptimConfig, PrecisionConfig};
 pub use parallel::{Division, ParallelConfig, RecomputeConfig};
-pub use resume::{Difference, Effect};
+pub use resume::{Difference, ResumeEffect};
 pub use values::{
-    Budget, Corpus, LOCAL_RANK, Length, Load, Offload, Size, SplitText, WallTime, Warmup,
+    Budget, Corpus, LOCAL_RANK, Length, LoadFrom, Offload, Size, SplitText, WallTime, Warmup,
 };
 pub use words::{
     Activation, AnnealStyle, ComputeOn, Dtype, Family, FloorMode, LrStyle, MaskLengths, Norm,
@@ -181,7 +181,7 @@ pub struct CheckpointConfig {
     pub drain_to: Option<String>,
     /// Where to start: `"auto"` goes on from the newest complete checkpoint in `dir` if there is
     /// one, `"none"` starts anew, anything else is the folder of one checkpoint. Default: `"auto"`.
-    pub load: Load,
+    pub load: LoadFrom,
     /// What is taken from the checkpoint in `load`: `"model"`, `"optim"`, `"data"`, `"rng"` and
     /// `"schedule"`; `["model"]` starts a run of its own from those weights, once: with checkpoints
     /// of its own it goes on from them. Default: all. Either all or `["model"]`.
@@ -251,7 +251,7 @@ impl Default for CheckpointConfig {
             every: EveryConfig::default(),
             keep: KeepConfig::default(),
             background: true,
-            load: Load::default(),
+            load: LoadFrom::default(),
             agent: false,
             grace: WallTime(Duration::from_secs(25)),
             drain_to: None,

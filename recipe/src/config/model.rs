@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{refused, within};
-use super::node::Refusal;
+use super::node::KeyError;
 use super::{Activation, Family, Norm, Positions};
 
 /// Rows of the word embedding come in this many: matrix units want whole tiles, and 128 is what
@@ -248,7 +248,7 @@ impl ModelConfig {
         self.attention_dropout = Some(self.attention_dropout());
     }
 
-    pub(super) fn checked(&self) -> Result<(), Refusal> {
+    pub(super) fn checked(&self) -> Result<(), KeyError> {
         within("model.layers", self.layers, 1..=1024)?;
         within("model.hidden", self.hidden, 1..=1 << 17)?;
         within("model.heads", self.heads, 1..=1024)?;
@@ -274,7 +274,7 @@ impl ModelConfig {
         self.check_family()
     }
 
-    fn check_family(&self) -> Result<(), Refusal> {
+    fn check_family(&self) -> Result<(), KeyError> {
         let family = self.family;
         match (family, self.dec_len) {
             (Family::T5, None) => {

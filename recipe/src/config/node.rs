@@ -16,16 +16,16 @@ use toml::Value;
 
 /// What is wrong with one key.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct KeyError {
     /// Innermost first: the walk adds the parents on its way out.
     path: Vec<String>,
     pub problem: String,
     pub hint: Option<String>,
 }
 
-impl Refusal {
+impl KeyError {
     pub(super) fn new(key: &str, problem: impl fmt::Display) -> Self {
-        Refusal { path: vec![key.to_owned()], problem: problem.to_string(), hint: None }
+        KeyError { path: vec![key.to_owned()], problem: problem.to_string(), hint: None }
     }
 
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -44,33 +44,33 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.key(), self.problem)
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for KeyError {}
 
-impl de::Error for Refusal {
+impl de::Error for KeyError {
     fn custom<T: fmt::Display>(problem: T) -> Self {
-        Refusal { path: Vec::new(), problem: problem.to_string(), hint: None }
+        KeyError { path: Vec::new(), problem: problem.to_string(), hint: None }
     }
 
     fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
-        Refusal::new(key, "unknown key").hint(nearest(key, known))
+        KeyError::new(key, "unknown key").hint(nearest(key, known))
     }
 
     fn missing_field(key: &'static str) -> Self {
-        Refusal::new(key, "is missing, and has no default")
+        KeyError::new(key, "is missing, and has no default")
     }
 
     fn unknown_variant(value: &str, known: &'static [&'static str]) -> Self {
-        Refusal::custom(format!("got '{value}', due {}", known.join(" or ")))
+        KeyError::custom(format!("got '{value}', due {}", known.join(" or ")))
     }
 
     fn invalid_type(got: Unexpected<'_>, due: &dyn Expected) -> Self {
-        Refusal::custom(format!("got {}, due {}", got_text(got), due_text(&due.to_string())))
+        KeyError::custom(format!("got {}, due {}", got_text(got), due_text(&due.to_string())))
     }
 
     fn invalid_value(got: Unexpected<'_>, due: &dyn Expected) -> Self {
@@ -78,7 +78,7 @@ impl de::Error for Refusal {
     }
 
     fn invalid_length(got: usize, due: &dyn Expected) -> Self {
-        Refusal::custom(format!("got a list of {got}, due {due}"))
+        KeyError::custom(format!("got a list of {got}, due {due}"))
     }
 }
 
@@ -134,9 +134,9 @@ fn edits(from: &str, to: &str) -> usize {
 }
 
 /// A value of the merged table.
-pub(super) struct Node(pub Value);
+pub(super) struct TomlNode(pub Value);
 
-impl<'de> IntoDeserializer<'de, Refusal> for Node {
+impl<'de> IntoDeserializer<'de, KeyError> for TomlNode {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -144,10 +144,10 @@ impl<'de> IntoDeserializer<'de, Refusal> for Node {
     }
 }
 
-impl<'de> Deserializer<'de> for Node {
-    type Error = Refusal;
+impl<'de> Deserializer<'de> for TomlNode {
+    type Error = KeyError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
         match self.0 {
             Value::String(text) => visitor.visit_string(text),
             Value::Integer(number) => visitor.visit_i64(number),
@@ -161,7 +161,7 @@ impl<'de> Deserializer<'de> for Node {
         }
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyError> {
         visitor.visit_some(self)
     }
 
@@ -169,7 +169,7 @@ impl<'de> Deserializer<'de> for Node {
         self,
         _name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Refusal> {
+    ) -> Result<V::Value, KeyError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -178,7 +178,7 @@ impl<'de> Deserializer<'de> for Node {
         _name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Refusal> {
+    ) -> Result<V::Value, KeyError> {
         let due = || format!("exactly one of {}", variants.join(", "));
         match self.0 {
             Value::String(text) => visitor.visit_enum(text.into_deserializer()),
@@ -213,7 +213,7 @@ fn unexpected(value: &Value) -> Unexpected<'_> {
     }
 }
 
-fn visit_list<'de, V: Visitor<'de>>(items: Vec<Value>, visitor: V) -> Result<V::Value, Refusal> {
+fn visit_list<'de, V: Visitor<'de>>(items: Vec<Value>, visitor: V) -> Result<V::Value, KeyError> {
     let count = items.len();
     let mut list = Items { items: items.into_iter(), taken: 0 };
     let value = visitor.visit_seq(&mut list)?;
@@ -230,16 +230,16 @@ struct Items {
 }
 
 impl<'de> SeqAccess<'de> for &mut Items {
-    type Error = Refusal;
+    type Error = KeyError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(
         &mut self,
         seed: T,
-    ) -> Result<Option<T::Value>, Refusal> {
+    ) -> Result<Option<T::Value>, KeyError> {
         let Some(item) = self.items.next() else { return Ok(None) };
         let place = self.taken.to_string();
         self.taken += 1;
-        seed.deserialize(Node(item)).map(Some).map_err(|refusal| refusal.within(&place))
+        seed.deserialize(TomlNode(item)).map(Some).map_err(|refusal| refusal.within(&place))
     }
 }
 
@@ -249,20 +249,20 @@ struct Entries {
 }
 
 impl<'de> MapAccess<'de> for Entries {
-    type Error = Refusal;
+    type Error = KeyError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
         &mut self,
         seed: K,
-    ) -> Result<Option<K::Value>, Refusal> {
+    ) -> Result<Option<K::Value>, KeyError> {
         self.current = self.entries.next();
         let Some((key, _)) = &self.current else { return Ok(None) };
         seed.deserialize(StrDeserializer::new(key)).map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Refusal> {
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, KeyError> {
         let (key, value) = self.current.take().expect("serde asks for the key first");
-        seed.deserialize(Node(value)).map_err(|refusal| refusal.within(&key))
+        seed.deserialize(TomlNode(value)).map_err(|refusal| refusal.within(&key))
     }
 }
 
@@ -273,35 +273,35 @@ struct OneKey {
 }
 
 impl<'de> EnumAccess<'de> for OneKey {
-    type Error = Refusal;
+    type Error = KeyError;
     type Variant = Self;
 
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Refusal> {
-        let variant = seed.deserialize(StrDeserializer::<Refusal>::new(&self.name))?;
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), KeyError> {
+        let variant = seed.deserialize(StrDeserializer::<KeyError>::new(&self.name))?;
         Ok((variant, self))
     }
 }
 
 impl<'de> VariantAccess<'de> for OneKey {
-    type Error = Refusal;
+    type Error = KeyError;
 
-    fn unit_variant(self) -> Result<(), Refusal> {
+    fn unit_variant(self) -> Result<(), KeyError> {
         Err(de::Error::invalid_type(Unexpected::Map, &"a text in quotes"))
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Refusal> {
-        seed.deserialize(Node(self.value)).map_err(|refusal| refusal.within(&self.name))
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, KeyError> {
+        seed.deserialize(TomlNode(self.value)).map_err(|refusal| refusal.within(&self.name))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, visitor: V) -> Result<V::Value, Refusal> {
-        Node(self.value).deserialize_any(visitor)
+    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, visitor: V) -> Result<V::Value, KeyError> {
+        TomlNode(self.value).deserialize_any(visitor)
     }
 
     fn struct_variant<V: Visitor<'de>>(
         self,
         _fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Refusal> {
-        Node(self.value).deserialize_any(visitor)
+    ) -> Result<V::Value, KeyError> {
+        TomlNode(self.value).deserialize_any(visitor)
     }
 }

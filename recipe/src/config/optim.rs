@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{COUNT_MAX, refused, within};
-use super::node::Refusal;
+use super::node::KeyError;
 use super::{
     AnnealStyle, Dtype, FloorMode, Length, LrStyle, Offload, OptimName, ReduceDtype, Warmup,
     WarmupShape,
@@ -49,7 +49,7 @@ impl Default for LossScaleConfig {
 }
 
 impl PrecisionConfig {
-    pub(super) fn checked(&self) -> Result<(), Refusal> {
+    pub(super) fn checked(&self) -> Result<(), KeyError> {
         let scale = &self.loss_scale;
         within("precision.loss_scale.init", scale.init, 1.0..=f64::from(2_u32.pow(31)) * 2.0)?;
         within("precision.loss_scale.window", scale.window, 0..=COUNT_MAX)?;
@@ -153,7 +153,7 @@ fn default_clip() -> f64 {
 }
 
 impl OptimConfig {
-    pub(super) fn checked(&self) -> Result<(), Refusal> {
+    pub(super) fn checked(&self) -> Result<(), KeyError> {
         for (name, beta) in ["optim.betas.0", "optim.betas.1"].into_iter().zip(self.betas) {
             if !(0.0..1.0).contains(&beta) {
                 return Err(refused(name, format!("got {beta}, due 0 or more, and less than 1")));
@@ -167,7 +167,7 @@ impl OptimConfig {
 }
 
 impl LrConfig {
-    fn checked(&self) -> Result<(), Refusal> {
+    fn checked(&self) -> Result<(), KeyError> {
         within("optim.lr.peak", self.peak, 0.0..=1000.0)?;
         within("optim.lr.floor", self.floor, 0.0..=self.peak)?;
         within("optim.lr.start", self.start, 0.0..=self.peak)?;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::check::{refused, within};
-use super::node::Refusal;
+use super::node::KeyError;
 use super::{ComputeOn, Config, Family, Offload, RecomputeMode, Reduce, Schedule, WallTime};
-use crate::mesh::Share;
+use crate::mesh::MicroBatchShare;
 
 /// `[parallel]`: a world of `dp x tp x pp` ranks, of which `dp` is what is left over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,8 +125,12 @@ impl Config {
 
     /// Which micro-batches of a step each of so many replicas computes.
     #[must_use]
-    pub fn share(&self, replicas: usize) -> Share {
-        if self.parallel.zero >= 2 && replicas > 1 { Share::Stride } else { Share::Run }
+    pub fn share(&self, replicas: usize) -> MicroBatchShare {
+        if self.parallel.zero >= 2 && replicas > 1 {
+            MicroBatchShare::Stride
+        } else {
+            MicroBatchShare::Run
+        }
     }
 
     /// Divides a world of ranks.
@@ -196,7 +200,7 @@ impl Config {
         if refusals.is_empty() { Ok(division) } else { Err(refusals) }
     }
 
-    pub(super) fn check_parallel(&self) -> Result<(), Refusal> {
+    pub(super) fn check_parallel(&self) -> Result<(), KeyError> {
         let parallel = &self.parallel;
         within("parallel.tp", parallel.tp, 1..=1024)?;
         within("parallel.pp", parallel.pp, 1..=1024)?;
@@ -226,7 +230,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_activation_offload(&self) -> Result<(), Refusal> {
+    fn check_activation_offload(&self) -> Result<(), KeyError> {
         let (parallel, key) = (&self.parallel, "parallel.activation_offload");
         let recomputes = parallel.recompute.mode == RecomputeMode::Full || parallel.zero == 3;
         match parallel.activation_offload {
@@ -244,7 +248,7 @@ impl Config {
         }
     }
 
-    fn check_tensor_parallel(&self) -> Result<(), Refusal> {
+    fn check_tensor_parallel(&self) -> Result<(), KeyError> {
         let (model, tp) = (&self.model, self.parallel.tp);
         for (key, size) in [("heads", model.heads), ("ffn", model.ffn())] {
             if !size.is_multiple_of(tp) {
@@ -267,7 +271,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_pipeline(&self) -> Result<(), Refusal> {
+    fn check_pipeline(&self) -> Result<(), KeyError> {
         let (parallel, units) = (&self.parallel, self.model.units());
         let pieces = parallel.pp * parallel.virtual_stages;
         match (parallel.schedule, parallel.virtual_stages) {

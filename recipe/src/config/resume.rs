@@ -8,7 +8,7 @@ use super::{Budget, Config};
 
 /// What another value of a key does to a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum ResumeEffect {
     /// The state does not fit, or the samples come in another order: not the same run any more.
     OtherRun,
     /// The run goes on, but not in the bits of an uninterrupted one.
@@ -25,43 +25,43 @@ pub struct Difference {
     /// The value in this run, as TOML.
     pub here: String,
     /// What the difference does.
-    pub effect: Effect,
+    pub effect: ResumeEffect,
 }
 
 /// Keys, and sections ending in a point, and what another value does; the first that covers a key
 /// counts, and what none covers (folders, logs, saving, evaluation, prefetching) may differ freely.
 /// So may the layout but for tensor parallelism, which divides sums. The budget must be shared: the
 /// number of samples decides how many epochs are shuffled together, and with it their order.
-const EFFECTS: [(&str, Option<Effect>); 29] = [
+const EFFECTS: [(&str, Option<ResumeEffect>); 29] = [
     ("model.init.", None),
-    ("model.dropout", Some(Effect::OtherBits)),
-    ("model.attention_dropout", Some(Effect::OtherBits)),
-    ("model.", Some(Effect::OtherRun)),
-    ("data.train", Some(Effect::OtherRun)),
-    ("data.split", Some(Effect::OtherRun)),
-    ("data.tokenizer", Some(Effect::OtherRun)),
-    ("data.objective", Some(Effect::OtherRun)),
-    ("data.short_seq_prob", Some(Effect::OtherRun)),
-    ("data.sentence_order", Some(Effect::OtherRun)),
-    ("data.special.", Some(Effect::OtherRun)),
-    ("data.mask_prob", Some(Effect::OtherBits)),
-    ("data.mask_ngram_max", Some(Effect::OtherBits)),
-    ("data.mask_lengths", Some(Effect::OtherBits)),
-    ("data.mask_full_words", Some(Effect::OtherBits)),
-    ("data.mask_eod_loss", Some(Effect::OtherBits)),
-    ("data.reset_at_document", Some(Effect::OtherBits)),
-    ("run.seed", Some(Effect::OtherRun)),
-    ("run.budget.", Some(Effect::OtherRun)),
-    ("run.threads", Some(Effect::OtherBits)),
-    ("run.device", Some(Effect::OtherBits)),
-    ("batch.micro", Some(Effect::OtherBits)),
-    ("batch.", Some(Effect::OtherRun)),
-    ("parallel.tp", Some(Effect::OtherBits)),
-    ("parallel.sequence_parallel", Some(Effect::OtherBits)),
-    ("parallel.reduce", Some(Effect::OtherBits)),
-    ("precision.", Some(Effect::OtherBits)),
+    ("model.dropout", Some(ResumeEffect::OtherBits)),
+    ("model.attention_dropout", Some(ResumeEffect::OtherBits)),
+    ("model.", Some(ResumeEffect::OtherRun)),
+    ("data.train", Some(ResumeEffect::OtherRun)),
+    ("data.split", Some(ResumeEffect::OtherRun)),
+    ("data.tokenizer", Some(ResumeEffect::OtherRun)),
+    ("data.objective", Some(ResumeEffect::OtherRun)),
+    ("data.short_seq_prob", Some(ResumeEffect::OtherRun)),
+    ("data.sentence_order", Some(ResumeEffect::OtherRun)),
+    ("data.special.", Some(ResumeEffect::OtherRun)),
+    ("data.mask_prob", Some(ResumeEffect::OtherBits)),
+    ("data.mask_ngram_max", Some(ResumeEffect::OtherBits)),
+    ("data.mask_lengths", Some(ResumeEffect::OtherBits)),
+    ("data.mask_full_words", Some(ResumeEffect::OtherBits)),
+    ("data.mask_eod_loss", Some(ResumeEffect::OtherBits)),
+    ("data.reset_at_document", Some(ResumeEffect::OtherBits)),
+    ("run.seed", Some(ResumeEffect::OtherRun)),
+    ("run.budget.", Some(ResumeEffect::OtherRun)),
+    ("run.threads", Some(ResumeEffect::OtherBits)),
+    ("run.device", Some(ResumeEffect::OtherBits)),
+    ("batch.micro", Some(ResumeEffect::OtherBits)),
+    ("batch.", Some(ResumeEffect::OtherRun)),
+    ("parallel.tp", Some(ResumeEffect::OtherBits)),
+    ("parallel.sequence_parallel", Some(ResumeEffect::OtherBits)),
+    ("parallel.reduce", Some(ResumeEffect::OtherBits)),
+    ("precision.", Some(ResumeEffect::OtherBits)),
     ("optim.offload", None),
-    ("optim.", Some(Effect::OtherBits)),
+    ("optim.", Some(ResumeEffect::OtherBits)),
 ];
 
 impl Config {

@@ -265,7 +265,7 @@ impl<'de> Deserialize<'de> for Offload {
 
 /// Where a run starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Load {
+pub enum LoadFrom {
     /// From the newest complete checkpoint of its own, if there is one.
     #[default]
     Auto,
@@ -275,28 +275,28 @@ pub enum Load {
     Path(String),
 }
 
-impl fmt::Display for Load {
+impl fmt::Display for LoadFrom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Load::Auto => "auto",
-            Load::None => "none",
-            Load::Path(path) => path,
+            LoadFrom::Auto => "auto",
+            LoadFrom::None => "none",
+            LoadFrom::Path(path) => path,
         })
     }
 }
 
-impl Serialize for Load {
+impl Serialize for LoadFrom {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Load {
+impl<'de> Deserialize<'de> for LoadFrom {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Ok(match String::deserialize(from)?.as_str() {
-            "auto" => Load::Auto,
-            "none" => Load::None,
-            path => Load::Path(path.to_owned()),
+            "auto" => LoadFrom::Auto,
+            "none" => LoadFrom::None,
+            path => LoadFrom::Path(path.to_owned()),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{Build, Fate, Imported, KeyFate, Source, float, get, is_off, set, shown};
+use super::{Build, ConfigFormat, Imported, KeyReport, KeyStatus, float, get, is_off, set, shown};
 use crate::config::{Config, ConfigError};
 
 /// Our keys without a default.
@@ -20,7 +20,12 @@ const REQUIRED: [&str; 10] = [
 ];
 
 impl Build {
-    pub(super) fn assemble(&mut self, source: Source, program: Option<&str>, names: &[String]) {
+    pub(super) fn assemble(
+        &mut self,
+        source: ConfigFormat,
+        program: Option<&str>,
+        names: &[String],
+    ) {
         self.model(source, program.unwrap_or(""));
         self.precision();
         self.layout();
@@ -76,21 +81,27 @@ impl Build {
     /// A refusal that belongs to no single key.
     pub(super) fn refuse(&mut self, ours: &str, text: String) {
         let (file, value) = ("together".to_owned(), String::new());
-        self.fates.push(KeyFate { file, key: ours.to_owned(), value, fate: Fate::Refused, text });
+        self.fates.push(KeyReport {
+            file,
+            key: ours.to_owned(),
+            value,
+            fate: KeyStatus::Refused,
+            text,
+        });
     }
 
-    fn model(&mut self, source: Source, program: &str) {
+    fn model(&mut self, source: ConfigFormat, program: &str) {
         let family = [("gpt", "gpt"), ("t5", "t5"), ("enc_dec", "t5"), ("bert", "bert")];
         if let Some((_, family)) = family.iter().find(|(part, _)| program.contains(part)) {
             self.set_if_absent("model.family", *family);
         }
-        if source == Source::Hf && self.ours("model.dec_len").is_some() {
+        if source == ConfigFormat::Hf && self.ours("model.dec_len").is_some() {
             self.set_if_absent("model.family", "t5");
         }
         let family = get(&self.config, "model.family").map_or("gpt".to_owned(), shown);
-        let is_cpm2 = source == Source::Cpm && program.contains("enc_dec");
-        let of_megatron = !program.is_empty() && source != Source::Hf && !is_cpm2;
-        if source == Source::Cpm && of_megatron {
+        let is_cpm2 = source == ConfigFormat::Cpm && program.contains("enc_dec");
+        let of_megatron = !program.is_empty() && source != ConfigFormat::Hf && !is_cpm2;
+        if source == ConfigFormat::Cpm && of_megatron {
             self.cpm1(&family);
         }
         if self.on("exact_gelu") {
@@ -107,7 +118,7 @@ impl Build {
         }
         if get(&self.config, "model.activation").map(shown).as_deref() == Some("swiglu")
             && get(&self.config, "model.family").map(shown).as_deref() == Some("gpt")
-            && source == Source::Hf
+            && source == ConfigFormat::Hf
         {
             self.set("model.norm", "rmsnorm");
             self.set("model.positions", "rope");
@@ -133,11 +144,11 @@ impl Build {
         if let ("bert", Some(types)) = (family.as_str(), self.count("token_types")) {
             self.set("model.token_types", types);
         }
-        if source == Source::Cpm && family == "t5" {
+        if source == ConfigFormat::Cpm && family == "t5" {
             self.set("data.objective", "encdec");
         }
         // What its GPT programs take where they are told none.
-        if of_megatron && source != Source::Cpm && program.contains("pretrain_gpt") {
+        if of_megatron && source != ConfigFormat::Cpm && program.contains("pretrain_gpt") {
             self.tokenizer_of_gpt();
         }
         self.tokenizer();
@@ -169,7 +180,7 @@ impl Build {
     }
 
     /// Megatron's T5 is its GPT with an encoder, and its BERT has the norms of that.
-    fn encoders_of_megatron(&mut self, source: Source, family: &str) {
+    fn encoders_of_megatron(&mut self, source: ConfigFormat, family: &str) {
         if family == "bert" {
             let text = "Megatron's BERT has norms before its blocks, this one after them, as the \
                         original";
@@ -190,7 +201,7 @@ impl Build {
                     .to_owned(),
             );
         }
-        if source == Source::Cpm {
+        if source == ConfigFormat::Cpm {
             self.notes.push(
                 "CPM-1's decoder has one norm before what it reads and before its feed-forward \
                  block; here each has its own"
@@ -358,7 +369,7 @@ impl Build {
             if self.ours("log.every") != Some(steps) {
                 let theirs = self.fates.iter_mut().filter(|key| key.key == "steps_per_print");
                 for key in theirs {
-                    key.fate = Fate::Implied;
+                    key.fate = KeyStatus::Implied;
                     "the program's own interval says it".clone_into(&mut key.text);
                 }
             }
@@ -418,13 +429,13 @@ impl Build {
     }
 
     /// `scripted` if flags of a program say most of it.
-    fn learning_rate(&mut self, source: Source, scripted: bool) {
+    fn learning_rate(&mut self, source: ConfigFormat, scripted: bool) {
         let peak = self.number("peak").or_else(|| self.number("peak_optimizer"));
         if let Some(peak) = peak {
             self.set("optim.lr.peak", peak);
         }
         let style = get(&self.config, "optim.lr.style").map(shown).unwrap_or_default();
-        let first_megatron = source == Source::Cpm || self.facts.contains_key("micro_v1");
+        let first_megatron = source == ConfigFormat::Cpm || self.facts.contains_key("micro_v1");
         let is_cpm2 = self.facts.contains_key("model_file");
         if first_megatron && ["linear", "cosine"].contains(&style.as_str()) {
             match self.warmup_and_decay().filter(|_| is_cpm2) {
@@ -448,12 +459,13 @@ impl Build {
             self.notes.push("CPM-2's exponential decay does not decay: its rate stays".to_owned());
         }
         let by_deepspeed = self.fates.iter().any(|key| key.key == "scheduler.type");
-        let is_alone = source == Source::Deepspeed || self.facts.contains_key("peak_optimizer");
+        let is_alone =
+            source == ConfigFormat::Deepspeed || self.facts.contains_key("peak_optimizer");
         if !by_deepspeed && (scripted || !is_alone) {
             return;
         }
         let scheduled = style != "range-test" && !style.is_empty();
-        if style.is_empty() && source == Source::Deepspeed {
+        if style.is_empty() && source == ConfigFormat::Deepspeed {
             self.set("optim.lr.style", "constant");
         }
         if scheduled && self.fact("warm_from").or(self.fact("decay_steps")).is_some()

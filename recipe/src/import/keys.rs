@@ -24,7 +24,7 @@ const TABLES: [&str; 6] = [
 
 /// What becomes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
+pub(super) enum KeyRule {
     To { ours: &'static str, words: &'static str },
     As { name: &'static str, ours: &'static str },
     On { ours: &'static str, value: &'static str },
@@ -34,16 +34,16 @@ pub(super) enum Rule {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct KeyRow {
     pub(super) key: &'static str,
     pub(super) default: Option<&'static str>,
-    pub(super) rule: Rule,
+    pub(super) rule: KeyRule,
 }
 
 /// The rows of some sections; an earlier one wins.
 #[derive(Debug)]
 pub(super) struct Keys {
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<KeyRow>,
     places: HashMap<&'static str, usize>,
 }
 
@@ -62,8 +62,9 @@ impl Keys {
     }
 
     /// The row of a key, or of a section above it that is followed or refused whole.
-    pub(super) fn find(&self, key: &str) -> Option<&Row> {
-        let whole = |place: &usize| matches!(self.rows[*place].rule, Rule::Ok(_) | Rule::No(_));
+    pub(super) fn find(&self, key: &str) -> Option<&KeyRow> {
+        let whole =
+            |place: &usize| matches!(self.rows[*place].rule, KeyRule::Ok(_) | KeyRule::No(_));
         let exact = self.places.get(key);
         let above = || {
             let parents = key.match_indices('.').filter_map(|(at, _)| self.places.get(&key[..at]));
@@ -77,32 +78,32 @@ impl Keys {
     }
 }
 
-fn section_rows(section: &str) -> impl Iterator<Item = Row> {
+fn section_rows(section: &str) -> impl Iterator<Item = KeyRow> {
     let lines = TABLES.iter().flat_map(|table| table.lines());
     let head = format!("[{section}]");
     let inside = lines.skip_while(move |line| *line != head).skip(1);
     inside.take_while(|line| !line.starts_with('[')).filter_map(row)
 }
 
-fn row(line: &'static str) -> Option<Row> {
+fn row(line: &'static str) -> Option<KeyRow> {
     let line = line.split('#').next()?.trim();
     let (key, rest) = word(line)?;
     let (default, rest) = word(rest)?;
     let (verb, rest) = word(rest)?;
     let (first, after) = rest.split_once(' ').unwrap_or((rest, ""));
     let rule = match verb {
-        "to" => Rule::To { ours: first, words: after },
-        "as" => Rule::As { name: first, ours: after },
+        "to" => KeyRule::To { ours: first, words: after },
+        "as" => KeyRule::As { name: first, ours: after },
         "on" => {
             let (ours, value) = first.split_once('=')?;
-            Rule::On { ours, value }
+            KeyRule::On { ours, value }
         }
-        "is" => Rule::Is { value: first, reason: after },
-        "ok" => Rule::Ok(rest),
-        "no" => Rule::No(rest),
+        "is" => KeyRule::Is { value: first, reason: after },
+        "ok" => KeyRule::Ok(rest),
+        "no" => KeyRule::No(rest),
         _ => return None,
     };
-    Some(Row { key, default: (default != "-").then_some(default), rule })
+    Some(KeyRow { key, default: (default != "-").then_some(default), rule })
 }
 
 fn word(text: &'static str) -> Option<(&'static str, &'static str)> {

@@ -25,11 +25,11 @@ use std::str::FromStr;
 use toml::{Table, Value};
 
 use crate::config::{ConfigError, nearest};
-use keys::{Keys, Row, Rule};
+use keys::{KeyRow, KeyRule, Keys};
 
 /// Whose config it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ConfigFormat {
     /// Megatron-LM's flags, in a launch script or alone.
     Megatron,
     /// CPM-1's or CPM-2's script, with its JSON files.
@@ -44,32 +44,32 @@ pub enum Source {
     Hf,
 }
 
-impl Source {
+impl ConfigFormat {
     /// All of them, by name.
-    pub const NAMES: [(&str, Source); 6] = [
-        ("megatron", Source::Megatron),
-        ("cpm", Source::Cpm),
-        ("deepspeed", Source::Deepspeed),
-        ("paddle", Source::Paddle),
-        ("colossal", Source::Colossal),
-        ("hf", Source::Hf),
+    pub const NAMES: [(&str, ConfigFormat); 6] = [
+        ("megatron", ConfigFormat::Megatron),
+        ("cpm", ConfigFormat::Cpm),
+        ("deepspeed", ConfigFormat::Deepspeed),
+        ("paddle", ConfigFormat::Paddle),
+        ("colossal", ConfigFormat::Colossal),
+        ("hf", ConfigFormat::Hf),
     ];
 }
 
-impl FromStr for Source {
+impl FromStr for ConfigFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Source::NAMES.iter().find(|(name, _)| *name == text);
-        found
-            .map(|(_, source)| *source)
-            .ok_or_else(|| format!("due one of {}", Source::NAMES.map(|(name, _)| name).join(", ")))
+        let found = ConfigFormat::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, source)| *source).ok_or_else(|| {
+            format!("due one of {}", ConfigFormat::NAMES.map(|(name, _)| name).join(", "))
+        })
     }
 }
 
 /// What became of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum KeyStatus {
     /// It is one of our keys, or a part of one.
     Mapped,
     /// It is absent, and its system's default is not ours.
@@ -82,7 +82,7 @@ pub enum Fate {
 
 /// A key of the input.
 #[derive(Clone, Debug, PartialEq)]
-pub struct KeyFate {
+pub struct KeyReport {
     /// The file, or what stands for one.
     pub file: String,
     /// The key, as it is written there.
@@ -90,7 +90,7 @@ pub struct KeyFate {
     /// Its value.
     pub value: String,
     /// What became of it.
-    pub fate: Fate,
+    pub fate: KeyStatus,
     /// Our key, or the reason.
     pub text: String,
 }
@@ -101,7 +101,7 @@ pub struct Imported {
     /// Our keys.
     pub config: Table,
     /// The keys of the input, in the order of their reading.
-    pub fates: Vec<KeyFate>,
+    pub fates: Vec<KeyReport>,
     /// Our keys that the input does not say and that have no default.
     pub missing: Vec<&'static str>,
     /// What a reader should know.
@@ -112,7 +112,7 @@ impl Imported {
     /// Whether every key was followed and nothing is missing.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.missing.is_empty() && self.fates.iter().all(|key| key.fate != Fate::Refused)
+        self.missing.is_empty() && self.fates.iter().all(|key| key.fate != KeyStatus::Refused)
     }
 }
 
@@ -121,7 +121,7 @@ impl Imported {
 /// # Errors
 /// [`ConfigError`] for a file that cannot be read as what it should be.
 pub fn import(
-    source: Source,
+    source: ConfigFormat,
     files: &[String],
     world: Option<u64>,
 ) -> Result<Imported, ConfigError> {
@@ -143,7 +143,7 @@ pub fn import(
 
 /// A key and its value, and where they stand.
 #[derive(Clone, Debug)]
-struct Given {
+struct SourceKey {
     file: String,
     key: String,
     /// How the tables write it.
@@ -156,93 +156,97 @@ struct Build {
     config: Table,
     /// Values that make our keys together, by the names of the tables.
     facts: BTreeMap<&'static str, Value>,
-    fates: Vec<KeyFate>,
+    fates: Vec<KeyReport>,
     notes: Vec<String>,
 }
 
 impl Build {
-    fn follow(&mut self, keys: &Keys, given: &Given) {
+    fn follow(&mut self, keys: &Keys, given: &SourceKey) {
         let (fate, text) = match keys.find(&given.name) {
             Some(row) => self.apply(row, &given.value),
             None if given.value == Value::Array(Vec::new()) => {
-                (Fate::Implied, "nothing is in it".to_owned())
+                (KeyStatus::Implied, "nothing is in it".to_owned())
             }
-            None => (Fate::Refused, format!("unknown key; {}", nearest_of(keys, &given.name))),
+            None => (KeyStatus::Refused, format!("unknown key; {}", nearest_of(keys, &given.name))),
         };
         let (file, key, value) = (given.file.clone(), given.key.clone(), shown(&given.value));
-        self.fates.push(KeyFate { file, key, value, fate, text });
+        self.fates.push(KeyReport { file, key, value, fate, text });
     }
 
     #[expect(clippy::match_same_arms, reason = "the order of the arms says when each applies")]
-    fn apply(&mut self, row: &Row, value: &Value) -> (Fate, String) {
+    fn apply(&mut self, row: &KeyRow, value: &Value) -> (KeyStatus, String) {
         let off = is_off(value);
         let unset = |target: &str| {
             let text = value.to_string();
             let from = text.contains("${").then_some("comes from outside the script; give it");
-            from.map(|reason| (Fate::Refused, format!("{target}: {} {reason}", shown(value))))
+            from.map(|reason| (KeyStatus::Refused, format!("{target}: {} {reason}", shown(value))))
         };
         match row.rule {
             // A file is known by the last part of its name.
-            Rule::As { name: name @ ("file" | "model_file"), ours } if !off => {
+            KeyRule::As { name: name @ ("file" | "model_file"), ours } if !off => {
                 self.facts.insert(name, Value::String(shown(value)));
-                (Fate::Mapped, ours.to_owned())
+                (KeyStatus::Mapped, ours.to_owned())
             }
-            Rule::To { ours, .. } | Rule::As { ours, .. } if unset(ours).is_some() => {
-                unset(ours).unwrap_or((Fate::Refused, String::new()))
+            KeyRule::To { ours, .. } | KeyRule::As { ours, .. } if unset(ours).is_some() => {
+                unset(ours).unwrap_or((KeyStatus::Refused, String::new()))
             }
-            Rule::To { .. } | Rule::As { .. } if value.as_str() == Some("auto") => {
-                (Fate::Implied, "taken from the training arguments".to_owned())
+            KeyRule::To { .. } | KeyRule::As { .. } if value.as_str() == Some("auto") => {
+                (KeyStatus::Implied, "taken from the training arguments".to_owned())
             }
-            Rule::To { .. } | Rule::As { .. }
+            KeyRule::To { .. } | KeyRule::As { .. }
                 if value.as_str().is_some_and(is_null)
                     || value.as_array().is_some_and(Vec::is_empty) =>
             {
-                (Fate::Implied, "not given".to_owned())
+                (KeyStatus::Implied, "not given".to_owned())
             }
-            Rule::To { ours, words } => match translate(words, value) {
+            KeyRule::To { ours, words } => match translate(words, value) {
                 Ok(value) => self.put(ours, value),
-                Err(due) => (Fate::Refused, format!("{ours}: due {due}")),
+                Err(due) => (KeyStatus::Refused, format!("{ours}: due {due}")),
             },
-            Rule::As { name, ours } => match self.facts.get(name) {
+            KeyRule::As { name, ours } => match self.facts.get(name) {
                 Some(other) if other != value => {
-                    (Fate::Refused, format!("{ours}: another key says {}", shown(other)))
+                    (KeyStatus::Refused, format!("{ours}: another key says {}", shown(other)))
                 }
                 _ => {
                     self.facts.insert(name, value.clone());
-                    (Fate::Mapped, ours.to_owned())
+                    (KeyStatus::Mapped, ours.to_owned())
                 }
             },
-            Rule::On { .. } if off => (Fate::Implied, "off".to_owned()),
-            Rule::On { ours, value } => self.put(ours, plain(value)),
-            Rule::Is { value: due, .. } if off || is_same(&plain(due), value) => {
-                (Fate::Implied, "it is so anyway".to_owned())
+            KeyRule::On { .. } if off => (KeyStatus::Implied, "off".to_owned()),
+            KeyRule::On { ours, value } => self.put(ours, plain(value)),
+            KeyRule::Is { value: due, .. } if off || is_same(&plain(due), value) => {
+                (KeyStatus::Implied, "it is so anyway".to_owned())
             }
-            Rule::Is { value: due, reason } => (Fate::Refused, format!("due {due}: {reason}")),
-            Rule::Ok(reason) => (Fate::Implied, reason.to_owned()),
-            Rule::No(_) if off => (Fate::Implied, "off".to_owned()),
-            Rule::No(reason) => (Fate::Refused, reason.to_owned()),
+            KeyRule::Is { value: due, reason } => {
+                (KeyStatus::Refused, format!("due {due}: {reason}"))
+            }
+            KeyRule::Ok(reason) => (KeyStatus::Implied, reason.to_owned()),
+            KeyRule::No(_) if off => (KeyStatus::Implied, "off".to_owned()),
+            KeyRule::No(reason) => (KeyStatus::Refused, reason.to_owned()),
         }
     }
 
-    fn put(&mut self, ours: &str, value: Value) -> (Fate, String) {
+    fn put(&mut self, ours: &str, value: Value) -> (KeyStatus, String) {
         let other = get(&self.config, ours).cloned();
         match other.filter(|other| !is_same(other, &value)) {
-            Some(other) => (Fate::Refused, format!("{ours}: another key says {}", shown(&other))),
+            Some(other) => {
+                (KeyStatus::Refused, format!("{ours}: another key says {}", shown(&other)))
+            }
             None => {
                 set(&mut self.config, ours, value);
-                (Fate::Mapped, ours.to_owned())
+                (KeyStatus::Mapped, ours.to_owned())
             }
         }
     }
 
     /// What absent keys mean to their system, where anything of their section is there.
-    fn defaults(&mut self, keys: &Keys, given: &[Given]) {
+    fn defaults(&mut self, keys: &Keys, given: &[SourceKey]) {
         let sections: Vec<&str> = given.iter().map(|given| section_of(&given.name)).collect();
         for row in &keys.rows {
             let Some(default) = row.default else { continue };
             let known = match row.rule {
-                Rule::To { ours, .. } => get(&self.config, ours).is_some(),
-                Rule::As { name, .. } => self.facts.contains_key(name),
+                KeyRule::To { ours, .. } => get(&self.config, ours).is_some(),
+                KeyRule::As { name, .. } => self.facts.contains_key(name),
                 _ => true,
             };
             let named = given.iter().any(|given| given.name == row.key);
@@ -254,9 +258,9 @@ impl Build {
                 None => plain(default),
             };
             let (fate, text) = self.apply(row, &value);
-            let fate = if fate == Fate::Mapped { Fate::Default } else { fate };
+            let fate = if fate == KeyStatus::Mapped { KeyStatus::Default } else { fate };
             let (file, key) = ("default".to_owned(), row.key.to_owned());
-            self.fates.push(KeyFate { file, key, value: shown(&value), fate, text });
+            self.fates.push(KeyReport { file, key, value: shown(&value), fate, text });
         }
     }
 }

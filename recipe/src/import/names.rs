@@ -1,6 +1,6 @@
 //! What files name and do not spell out: tokenizers, and the models of builders.
 
-use super::{Build, Fate, KeyFate, get, shown};
+use super::{Build, KeyReport, KeyStatus, get, shown};
 
 impl Build {
     /// Its kind and its file, which special tokens are known by.
@@ -34,7 +34,7 @@ impl Build {
         self.set("data.tokenizer", "gpt2");
         let [file, key, value, text] =
             ["default", "tokenizer-type", "GPT2BPETokenizer", "data.tokenizer"].map(str::to_owned);
-        self.fates.push(KeyFate { file, key, value, fate: Fate::Default, text });
+        self.fates.push(KeyReport { file, key, value, fate: KeyStatus::Default, text });
     }
 
     /// GPT-2's own vocabulary is built in; another is known by its two files.

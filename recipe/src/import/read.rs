@@ -4,7 +4,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::{Given, Source, plain, python, shell, yaml};
+use super::{ConfigFormat, SourceKey, plain, python, shell, yaml};
 use crate::config::{ConfigError, read_text};
 
 /// A base, a size, an experiment: more is a cycle in disguise.
@@ -13,9 +13,9 @@ const BASES_MAX: usize = 16;
 /// What the files say.
 #[derive(Debug, Default)]
 pub(super) struct Input {
-    pub(super) given: Vec<Given>,
+    pub(super) given: Vec<SourceKey>,
     /// What says how many ranks there were.
-    pub(super) launch: Vec<Given>,
+    pub(super) launch: Vec<SourceKey>,
     /// The sections of the tables that know the keys.
     pub(super) sections: Vec<&'static str>,
     /// The program that a script starts.
@@ -25,7 +25,7 @@ pub(super) struct Input {
     pub(super) notes: Vec<String>,
 }
 
-pub(super) fn read(source: Source, files: &[String]) -> Result<Input, ConfigError> {
+pub(super) fn read(source: ConfigFormat, files: &[String]) -> Result<Input, ConfigError> {
     let mut input = Input::default();
     for file in files {
         let name = file.rsplit('/').next().unwrap_or(file);
@@ -54,15 +54,15 @@ impl From<String> for Failure {
 }
 
 impl Input {
-    fn add(&mut self, source: Source, file: &str, name: &str) -> Result<(), Failure> {
+    fn add(&mut self, source: ConfigFormat, file: &str, name: &str) -> Result<(), Failure> {
         let text = read_text(file).map_err(Failure::Read)?;
         match source {
-            Source::Paddle => {
+            ConfigFormat::Paddle => {
                 self.sections.push("paddle");
                 let table = with_bases(file, &text, 0)?;
                 self.flatten(name, "", table);
             }
-            Source::Colossal => {
+            ConfigFormat::Colossal => {
                 self.sections.push("colossal");
                 self.flatten(name, "", python::read(&text)?);
             }
@@ -95,18 +95,18 @@ impl Input {
 
     fn push(&mut self, file: &str, key: &str, name: &str, value: Value) {
         let (file, key, name) = (file.to_owned(), key.to_owned(), name.to_owned());
-        self.given.push(Given { file, key, name, value });
+        self.given.push(SourceKey { file, key, name, value });
     }
 
-    fn script(&mut self, source: Source, file: &str, text: &str) -> Result<(), Failure> {
+    fn script(&mut self, source: ConfigFormat, file: &str, text: &str) -> Result<(), Failure> {
         let script = shell::read(text)?;
         if script.command.is_empty() {
             return Err("no command with a Python program, and no flags; due JSON, or a script"
                 .to_owned()
                 .into());
         }
-        self.sections.extend((source == Source::Cpm).then_some("cpm"));
-        self.sections.push(if source == Source::Hf { "training" } else { "megatron" });
+        self.sections.extend((source == ConfigFormat::Cpm).then_some("cpm"));
+        self.sections.push(if source == ConfigFormat::Hf { "training" } else { "megatron" });
         self.notes.extend(script.notes.into_iter().map(|note| format!("{file}: {note}")));
         let is_program = |word: &String| word.ends_with(".py") || word.contains("pretrain_");
         let program = script.command.iter().position(is_program);
@@ -120,10 +120,10 @@ impl Input {
         }
         let counts = ["nproc-per-node", "nnodes", "num-gpus", "num-nodes"];
         for (key, name, value) in launched.iter().filter(|(_, name, _)| counts.contains(&&**name)) {
-            self.launch.push(Given { key: key.clone(), ..launch(file, name, value.clone()) });
+            self.launch.push(SourceKey { key: key.clone(), ..launch(file, name, value.clone()) });
         }
         for (key, name, value) in flags(&script.command[program.map_or(0, |at| at + 1)..]) {
-            let name = if source == Source::Hf { name.replace('-', "_") } else { name };
+            let name = if source == ConfigFormat::Hf { name.replace('-', "_") } else { name };
             // Of a flag that is there twice the last counts, as argparse has it.
             self.given.retain(|given| given.file != file || given.name != name);
             self.push(file, &key, &name, value);
@@ -132,9 +132,9 @@ impl Input {
     }
 }
 
-fn launch(file: &str, name: &str, value: Value) -> Given {
+fn launch(file: &str, name: &str, value: Value) -> SourceKey {
     let (file, key, name) = (file.to_owned(), name.to_owned(), name.to_owned());
-    Given { file, key, name, value }
+    SourceKey { file, key, name, value }
 }
 
 /// `--key value...`, `--key=value` and `--key` alone: as written, as the tables have it, and the
@@ -163,11 +163,11 @@ fn flags(words: &[String]) -> Vec<(String, String, Value)> {
     flags.into_iter().map(|(key, name, values)| (key, name, one(values))).collect()
 }
 
-fn json_sections(source: Source, table: &Table) -> Vec<&'static str> {
-    if source == Source::Cpm && table.contains_key("d_model") {
+fn json_sections(source: ConfigFormat, table: &Table) -> Vec<&'static str> {
+    if source == ConfigFormat::Cpm && table.contains_key("d_model") {
         return vec!["cpm2-model"];
     }
-    if source != Source::Hf {
+    if source != ConfigFormat::Hf {
         return vec!["deepspeed"];
     }
     match table.get("model_type").and_then(Value::as_str) {

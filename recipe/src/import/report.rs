@@ -2,7 +2,7 @@ use std::fmt;
 
 use toml::{Table, Value};
 
-use super::{Fate, Imported, get, shown};
+use super::{Imported, KeyStatus, get, shown};
 
 /// Our sections, in the order of the documentation.
 const SECTIONS: [&str; 10] = [
@@ -41,10 +41,10 @@ impl fmt::Display for Imported {
             writeln!(f, "\n# missing, for no file says it: {}", self.missing.join(", "))?;
         }
         for (fate, title) in [
-            (Fate::Refused, "refused"),
-            (Fate::Mapped, "mapped"),
-            (Fate::Default, "not given: the default there, which is written down here"),
-            (Fate::Implied, "implied"),
+            (KeyStatus::Refused, "refused"),
+            (KeyStatus::Mapped, "mapped"),
+            (KeyStatus::Default, "not given: the default there, which is written down here"),
+            (KeyStatus::Implied, "implied"),
         ] {
             let keys: Vec<_> = self.fates.iter().filter(|key| key.fate == fate).collect();
             if keys.is_empty() {
@@ -67,8 +67,8 @@ impl fmt::Display for Imported {
 
 impl Imported {
     /// What a key became: our key with its value, or the reason.
-    fn right(&self, fate: Fate, text: &str) -> String {
-        let mapped = matches!(fate, Fate::Mapped | Fate::Default);
+    fn right(&self, fate: KeyStatus, text: &str) -> String {
+        let mapped = matches!(fate, KeyStatus::Mapped | KeyStatus::Default);
         match get(&self.config, text).filter(|_| mapped) {
             Some(Value::Table(table)) => format!("{text} = {}", inline(table)),
             Some(value) => format!("{text} = {value}"),

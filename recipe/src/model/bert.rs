@@ -1,6 +1,8 @@
-use ckpt::layout::Split;
+use ckpt::layout::TensorSplit;
 
-use super::parts::{Attention, Cut, FeedForward, Head, Linear, Matrix, Norm, Stored, Style};
+use super::parts::{
+    Attention, FeedForward, Head, Linear, Matrix, MatrixSplit, Norm, Stored, Style,
+};
 use super::spec::{Builder, Init, UseId};
 use super::vocab_split;
 use crate::config::{Activation, ModelConfig};
@@ -59,13 +61,13 @@ impl Bert {
         };
         let split = vocab_split(config, tp);
         let words = table("word", config.vocab, split.clone(), build);
-        let positions = table("position", config.seq_len, Split::Replicate, build);
-        let types = table("token_type", config.token_types, Split::Replicate, build);
+        let positions = table("position", config.seq_len, TensorSplit::Replicate, build);
+        let types = table("token_type", config.token_types, TensorSplit::Replicate, build);
         let norm = Norm::new(build, "bert.embeddings.LayerNorm", config);
         let layers =
             (0..config.layers as usize).map(|at| BertLayer::new(config, at, build)).collect();
         build.is_joined = true;
-        let (stored, cut) = (Stored::OutIn, Cut::Whole);
+        let (stored, cut) = (Stored::OutIn, MatrixSplit::Whole);
         let whole = |outputs| Matrix { inputs: h, outputs, stored, cut, std, bias: true };
         let pooler = Linear::new(build, "bert.pooler.dense", &whole(h));
         let order = Linear::new(build, "cls.seq_relationship", &whole(2));

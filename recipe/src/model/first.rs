@@ -1,4 +1,4 @@
-use ckpt::layout::{Layout, Mesh, Param};
+use ckpt::layout::{DeviceMesh, Layout, Param};
 use ckpt::{Dtype, Group, Region};
 
 use super::{Init, ParamSpec};
@@ -21,7 +21,7 @@ impl ParamSpec {
         };
         let mut values = vec![0.0; count];
         let stream = Stream::new(seed, &self.name);
-        let mesh = Mesh { tp: tp as u64, ..Mesh::default() };
+        let mesh = DeviceMesh { tp: tp as u64, ..DeviceMesh::default() };
         let (name, shape, split) = (self.name.clone(), self.shape_u64(), self.split.clone());
         let param = Param { name, shape: shape.clone(), split, stages: vec![0] };
         let layout = Layout::new(mesh, vec![param], &[(Group::Model, Dtype::F32)])?;

@@ -1,4 +1,4 @@
-use ckpt::layout::Split;
+use ckpt::layout::TensorSplit;
 
 use super::parts::{FeedForward, Head, Linear, Norm, Stored, Style};
 use super::spec::{Builder, Init, UseId};
@@ -51,8 +51,9 @@ impl Gpt {
         let (vocab, seq_len) = (config.vocab as i64, config.seq_len as i64);
         let split = vocab_split(config, tp);
         let wte = build.param("transformer.wte.weight", &[vocab, h], std, split.clone());
-        let wpe = (config.positions() == Positions::Learned)
-            .then(|| build.param("transformer.wpe.weight", &[seq_len, h], std, Split::Replicate));
+        let wpe = (config.positions() == Positions::Learned).then(|| {
+            build.param("transformer.wpe.weight", &[seq_len, h], std, TensorSplit::Replicate)
+        });
         let layers =
             (0..config.layers as usize).map(|at| GptLayer::new(config, at, build)).collect();
         let head = if config.tie_embeddings() {

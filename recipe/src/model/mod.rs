@@ -15,7 +15,7 @@ mod parts;
 mod spec;
 mod t5;
 
-use ckpt::layout::{Param, Split};
+use ckpt::layout::{Param, TensorSplit};
 
 pub use bert::{Bert, BertLayer};
 pub use gpt::{Gpt, GptLayer};
@@ -133,6 +133,6 @@ impl Blueprint {
 }
 
 /// How the vocabulary is cut: padded for all ranks alike.
-fn vocab_split(config: &ModelConfig, tp: u64) -> Split {
-    Split::Padded { rows: config.vocab_rows(tp) * tp }
+fn vocab_split(config: &ModelConfig, tp: u64) -> TensorSplit {
+    TensorSplit::Padded { rows: config.vocab_rows(tp) * tp }
 }

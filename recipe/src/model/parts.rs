@@ -1,6 +1,6 @@
 //! What the families are made of: each part knows which parameters are its own.
 
-use ckpt::layout::Split;
+use ckpt::layout::TensorSplit;
 
 use super::spec::{Builder, Init, UseId};
 use crate::config::{Activation, ModelConfig, Norm as NormKind, Positions};
@@ -16,7 +16,7 @@ pub enum Stored {
 
 /// How tensor parallelism cuts a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum MatrixSplit {
     /// By its outputs, of which there are so many matrices side by side.
     Outputs(i64),
     /// By its inputs.
@@ -42,7 +42,7 @@ pub(super) struct Matrix {
     pub(super) inputs: i64,
     pub(super) outputs: i64,
     pub(super) stored: Stored,
-    pub(super) cut: Cut,
+    pub(super) cut: MatrixSplit,
     pub(super) std: f64,
     pub(super) bias: bool,
 }
@@ -55,12 +55,12 @@ impl Linear {
             Stored::OutIn => ([outputs, inputs], 1, 0),
         };
         let (split, bias_split) = match cut {
-            Cut::Whole => (Split::Replicate, Split::Replicate),
-            Cut::Inputs => (Split::Axis(axis_in), Split::Replicate),
-            Cut::Outputs(1) => (Split::Axis(axis_out), Split::Axis(0)),
-            Cut::Outputs(count) => {
+            MatrixSplit::Whole => (TensorSplit::Replicate, TensorSplit::Replicate),
+            MatrixSplit::Inputs => (TensorSplit::Axis(axis_in), TensorSplit::Replicate),
+            MatrixSplit::Outputs(1) => (TensorSplit::Axis(axis_out), TensorSplit::Axis(0)),
+            MatrixSplit::Outputs(count) => {
                 let blocks = vec![(outputs / count) as u64; count as usize]; // fits: of a shape
-                (Split::fused_along(axis_out, &blocks), Split::fused(&blocks))
+                (TensorSplit::fused_along(axis_out, &blocks), TensorSplit::fused(&blocks))
             }
         };
         let weight = build.param(format!("{name}.weight"), &shape, Init::Normal(spec.std), split);
@@ -83,14 +83,14 @@ pub(super) struct Style<'a> {
 impl Style<'_> {
     /// So many matrices side by side that read the residual stream, of so many outputs in all.
     pub(super) fn reads(&self, build: &mut Builder, name: &str, outputs: i64, of: i64) -> Linear {
-        let (inputs, cut) = (self.config.hidden as i64, Cut::Outputs(of)); // fits: bounded
+        let (inputs, cut) = (self.config.hidden as i64, MatrixSplit::Outputs(of)); // fits: bounded
         let (stored, std, bias) = (self.stored, self.config.init.std, self.config.bias());
         Linear::new(build, name, &Matrix { inputs, outputs, stored, cut, std, bias })
     }
 
     /// A matrix that writes into the residual stream.
     pub(super) fn writes(&self, build: &mut Builder, name: &str, inputs: i64) -> Linear {
-        let (outputs, cut) = (self.config.hidden as i64, Cut::Inputs); // fits: bounded
+        let (outputs, cut) = (self.config.hidden as i64, MatrixSplit::Inputs); // fits: bounded
         let (stored, bias, init) = (self.stored, self.config.bias(), &self.config.init);
         let shrink = if init.scaled_output { (2.0 * self.layers as f64).sqrt() } else { 1.0 };
         let std = init.std / shrink;
@@ -112,9 +112,11 @@ pub struct Norm {
 impl Norm {
     pub(super) fn new(build: &mut Builder, name: &str, config: &ModelConfig) -> Self {
         let hidden = [config.hidden as i64]; // fits: the config bounds it
-        let gain = build.param(format!("{name}.weight"), &hidden, Init::Ones, Split::Replicate);
-        let bias = (config.norm() == NormKind::Layernorm)
-            .then(|| build.param(format!("{name}.bias"), &hidden, Init::Zeros, Split::Replicate));
+        let gain =
+            build.param(format!("{name}.weight"), &hidden, Init::Ones, TensorSplit::Replicate);
+        let bias = (config.norm() == NormKind::Layernorm).then(|| {
+            build.param(format!("{name}.bias"), &hidden, Init::Zeros, TensorSplit::Replicate)
+        });
         Norm { gain, bias, eps: config.norm_eps() }
     }
 }

@@ -1,4 +1,4 @@
-use ckpt::layout::Split;
+use ckpt::layout::TensorSplit;
 
 /// How a parameter begins.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,7 +21,7 @@ pub struct ParamSpec {
     /// Its first values.
     pub init: Init,
     /// How tensor parallelism cuts it.
-    pub split: Split,
+    pub split: TensorSplit,
     /// The units that use it, ascending. The first of them owns it.
     pub units: Vec<usize>,
 }
@@ -52,13 +52,13 @@ impl ParamSpec {
         let tp = tp as i64; // fits: a number of ranks
         let mut shape = self.shape.clone();
         match &self.split {
-            Split::Replicate => {}
-            Split::Axis(axis) => shape[*axis] /= tp,
-            Split::Padded { rows } => shape[0] = *rows as i64 / tp, // fits: rows of memory
-            Split::Fused { axis: 0, .. } => shape[0] /= tp,
-            Split::Fused { .. } if tp == 1 => {}
+            TensorSplit::Replicate => {}
+            TensorSplit::Axis(axis) => shape[*axis] /= tp,
+            TensorSplit::Padded { rows } => shape[0] = *rows as i64 / tp, // fits: rows of memory
+            TensorSplit::Fused { axis: 0, .. } => shape[0] /= tp,
+            TensorSplit::Fused { .. } if tp == 1 => {}
             // Each of the fused matrices is a matrix of its own in the memory of a rank.
-            Split::Fused { axis, blocks, .. } => {
+            TensorSplit::Fused { axis, blocks, .. } => {
                 let count = blocks.len() as i64; // fits: a few
                 shape[*axis] /= count * tp;
                 shape.insert(0, count);
@@ -132,11 +132,11 @@ impl Builder {
         name: impl Into<String>,
         shape: &[i64],
         init: Init,
-        split: Split,
+        split: TensorSplit,
     ) -> UseId {
         let partial = match split {
-            Split::Replicate if self.is_joined => Partial::Always,
-            Split::Replicate => Partial::UnderSequence,
+            TensorSplit::Replicate if self.is_joined => Partial::Always,
+            TensorSplit::Replicate => Partial::UnderSequence,
             _ => Partial::Never,
         };
         let (name, shape) = (name.into(), shape.to_vec());

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use ckpt::layout::Split;
+use ckpt::layout::TensorSplit;
 
 use super::parts::{Attention, FeedForward, Head, Norm, Stored, Style};
 use super::spec::{Builder, Init, UseId};
@@ -79,7 +79,7 @@ impl T5 {
         let is_relative = config.positions() == Positions::RelativeBias;
         let positions = (!is_relative).then(|| {
             let places = config.seq_len.max(config.dec_len.unwrap_or(0)) as i64;
-            build.param("position_embeddings.weight", &[places, h], std, Split::Replicate)
+            build.param("position_embeddings.weight", &[places, h], std, TensorSplit::Replicate)
         });
         let encoder = T5Stack::new("encoder", (words, positions), 0..layers, config, build);
         build.unit = layers;
@@ -145,7 +145,7 @@ impl T5Layer {
             None => {
                 let name = name("0.SelfAttention.relative_attention_bias.weight");
                 let shape = [config.relative_buckets as i64, config.heads as i64];
-                Some(build.param(name, &shape, Init::Normal(config.init.std), Split::Axis(1)))
+                Some(build.param(name, &shape, Init::Normal(config.init.std), TensorSplit::Axis(1)))
             }
         };
         let style = Style { config, stored: Stored::OutIn, layers: layers as u64 };

@@ -25,7 +25,7 @@ pub struct Parameters {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum ParamComponent {
     Words,
     Positions,
     Attention,
@@ -35,27 +35,30 @@ enum Part {
 }
 
 /// What tells the part of a parameter from its name; the first that is in it counts.
-const PARTS: [(&str, Part); 13] = [
-    ("cls.", Part::Head),
-    ("pooler", Part::Head),
-    ("lm_head", Part::Head),
-    ("relative_attention_bias", Part::Positions),
-    ("wpe", Part::Positions),
-    ("position_embeddings", Part::Positions),
-    ("token_type", Part::Positions),
-    ("norm", Part::Norms),
-    ("Norm", Part::Norms),
-    ("ln_", Part::Norms),
-    ("attn", Part::Attention),
-    ("ttention", Part::Attention),
-    ("wte", Part::Words),
+const PARTS: [(&str, ParamComponent); 13] = [
+    ("cls.", ParamComponent::Head),
+    ("pooler", ParamComponent::Head),
+    ("lm_head", ParamComponent::Head),
+    ("relative_attention_bias", ParamComponent::Positions),
+    ("wpe", ParamComponent::Positions),
+    ("position_embeddings", ParamComponent::Positions),
+    ("token_type", ParamComponent::Positions),
+    ("norm", ParamComponent::Norms),
+    ("Norm", ParamComponent::Norms),
+    ("ln_", ParamComponent::Norms),
+    ("attn", ParamComponent::Attention),
+    ("ttention", ParamComponent::Attention),
+    ("wte", ParamComponent::Words),
 ];
 
-impl Part {
+impl ParamComponent {
     fn of(spec: &ParamSpec) -> Self {
         let words = ["shared", "word_embeddings"].iter().any(|name| spec.name.contains(name));
         let found = PARTS.iter().find(|(name, _)| spec.name.contains(name));
-        found.map_or(if words { Part::Words } else { Part::FeedForward }, |(_, part)| *part)
+        found.map_or(
+            if words { ParamComponent::Words } else { ParamComponent::FeedForward },
+            |(_, part)| *part,
+        )
     }
 }
 
@@ -66,13 +69,13 @@ impl Parameters {
         let mut all = Parameters::default();
         for spec in model.params() {
             let count = spec.numel() as u64; // fits: of memory
-            *match Part::of(spec) {
-                Part::Words => &mut all.word_embedding,
-                Part::Positions => &mut all.position_embedding,
-                Part::Attention => &mut all.attention,
-                Part::FeedForward => &mut all.feed_forward,
-                Part::Norms => &mut all.norms,
-                Part::Head => &mut all.head,
+            *match ParamComponent::of(spec) {
+                ParamComponent::Words => &mut all.word_embedding,
+                ParamComponent::Positions => &mut all.position_embedding,
+                ParamComponent::Attention => &mut all.attention,
+                ParamComponent::FeedForward => &mut all.feed_forward,
+                ParamComponent::Norms => &mut all.norms,
+                ParamComponent::Head => &mut all.head,
             } += count;
             all.total += count;
         }
@@ -120,11 +123,11 @@ fn products(config: &Config, model: &Blueprint) -> u128 {
         // Logits are made of the masked tokens alone.
         Family::Bert => (shape.seq_len as f64 * config.data.mask_prob).ceil() as u64,
     };
-    let tokens = |spec: &ParamSpec| match Part::of(spec) {
-        Part::Positions => 0,
-        Part::Words if shape.tie_embeddings() => out_tokens,
-        Part::Words => 0,
-        Part::Head => out_tokens,
+    let tokens = |spec: &ParamSpec| match ParamComponent::of(spec) {
+        ParamComponent::Positions => 0,
+        ParamComponent::Words if shape.tie_embeddings() => out_tokens,
+        ParamComponent::Words => 0,
+        ParamComponent::Head => out_tokens,
         _ if (spec.units[0] as u64) < shape.layers => shape.seq_len,
         _ => shape.dec_len.unwrap_or(0),
     };

@@ -5,12 +5,12 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::memory::{number_bytes, recomputes};
-use super::{Known, StagePlan};
+use super::{PlanInputs, StagePlan};
 use crate::config::{Config, Division, Offload};
 
 /// What moves, of the rank that moves the most.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MovedInputs {
+pub struct ActivationOffloadPlan {
     /// As the config has it: `cpu` or `nvme:` and folders.
     pub place: Offload,
     /// What a step moves away, and as much back; what is needed again before its turn to be
@@ -26,11 +26,11 @@ pub struct MovedInputs {
     pub compute_s_per_step: Option<f64>,
 }
 
-impl MovedInputs {
+impl ActivationOffloadPlan {
     /// `None` where nothing moves. `step_s` is the time of a step without it.
     pub(super) fn of(
         config: &Config,
-        known: &Known,
+        known: &PlanInputs,
         stages: &[StagePlan],
         step_s: Option<f64>,
     ) -> Option<Self> {
@@ -42,7 +42,7 @@ impl MovedInputs {
         let bytes_per_step = most.moved_bytes;
         let on_disk = matches!(place, Offload::Nvme(_));
         let speed = known.disk_bytes_per_s.filter(|speed| on_disk && *speed > 0.0);
-        Some(MovedInputs {
+        Some(ActivationOffloadPlan {
             place,
             bytes_per_step,
             away_bytes: most.away_bytes,

@@ -1,6 +1,6 @@
 //! The peak memory of each stage's ranks.
 
-use ckpt::offload::{Options, SpillOptions};
+use ckpt::offload::{OffloadOptions, SpillOptions};
 use serde::Serialize;
 
 use super::inputs::{input_bytes, kept_bytes, moved_bytes};
@@ -16,7 +16,7 @@ const F32_BYTES: u64 = 4;
 /// Peak memory of one rank by component, in bytes. Weights, gradients and moments are exact, the
 /// rest is an estimate that measured runs agree with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Memory {
+pub struct MemoryPlan {
     /// f32 weights: 4 bytes a parameter, of the slice that this replica has. None where they are
     /// offloaded.
     pub weights: u64,
@@ -66,11 +66,11 @@ pub struct StagePlan {
     /// What of them is away at once, at most.
     pub away_bytes: u64,
     /// Peak memory of one rank.
-    pub memory_bytes: Memory,
+    pub memory_bytes: MemoryPlan,
 }
 
 /// What one rank of a stage has.
-struct Held {
+struct RankParams {
     pieces: Vec<std::ops::Range<usize>>,
     /// Elements of parameters.
     params: u64,
@@ -88,7 +88,7 @@ pub(super) fn stages(config: &Config, model: &Blueprint, division: &Division) ->
     let of_rank = |rank: usize| {
         let pp = division.pp as usize; // fits: at most 1024
         let own: Vec<_> = pieces.iter().skip(rank).step_by(pp).cloned().collect();
-        let held = Held::of(model, own, division.tp as usize);
+        let held = RankParams::of(model, own, division.tp as usize);
         let (bytes, in_flight) = activations(config, division, &held.pieces, rank);
         let (moved_bytes, away_bytes) = moved(config, division, &held.pieces, rank);
         let memory_bytes = memory(config, division, &held, (bytes, away_bytes));
@@ -98,7 +98,7 @@ pub(super) fn stages(config: &Config, model: &Blueprint, division: &Division) ->
     (0..division.pp as usize).map(of_rank).collect()
 }
 
-impl Held {
+impl RankParams {
     fn of(model: &Blueprint, pieces: Vec<std::ops::Range<usize>>, tp: usize) -> Self {
         let here = |unit: usize| pieces.iter().any(|units| units.contains(&unit));
         let elements: Vec<u64> = model
@@ -123,7 +123,7 @@ impl Held {
         let head = head.map(|(it, _)| elements[it.param]).max().filter(|_| here(last));
         let unit_params = of_unit.into_iter().enumerate().filter(|(unit, _)| here(*unit));
         let unit_params = unit_params.map(|(_, count)| count).max().unwrap_or(0);
-        Held { pieces, params, uses, unit_params, head }
+        RankParams { pieces, params, uses, unit_params, head }
     }
 }
 
@@ -138,9 +138,9 @@ pub(super) fn number_bytes(config: &Config) -> u64 {
 fn memory(
     config: &Config,
     division: &Division,
-    held: &Held,
+    held: &RankParams,
     (activations, away): (u64, u64),
-) -> Memory {
+) -> MemoryPlan {
     let (model, parallel) = (&config.model, &config.parallel);
     let number = number_bytes(config);
     let zero = if division.dp > 1 { parallel.zero } else { 0 };
@@ -183,7 +183,7 @@ fn memory(
         (_, 0 | 1) => F32_BYTES * held.uses / 2 + bucket,
         _ => 3 * bucket,
     };
-    let mut all = Memory {
+    let mut all = MemoryPlan {
         weights,
         compute_copy,
         moments,
@@ -224,7 +224,7 @@ fn offloaded(config: &Config, bytes: u64) -> u64 {
     match &config.optim.offload {
         Offload::None => 0,
         Offload::Cpu => bytes,
-        Offload::Nvme(disks) => bytes.min(Options::default().memory_bytes(disks.len())),
+        Offload::Nvme(disks) => bytes.min(OffloadOptions::default().memory_bytes(disks.len())),
     }
 }
 
@@ -237,7 +237,7 @@ fn input_buffers(config: &Config, away: u64) -> u64 {
 }
 
 /// A rank's share of the state, while it is written behind the run.
-fn staging(config: &Config, division: &Division, held: &Held) -> u64 {
+fn staging(config: &Config, division: &Division, held: &RankParams) -> u64 {
     // What is on a disk is saved as it lies there.
     if !config.checkpoint.background || matches!(config.optim.offload, Offload::Nvme(_)) {
         return 0;

@@ -1,6 +1,6 @@
 //! What a run will take, before it takes it: parameters, memory, arithmetic, disk and time.
 //!
-//! A plan is a pure function of the config and of what is [`Known`] about the corpus and the
+//! A plan is a pure function of the config and of what is [`PlanInputs`] about the corpus and the
 //! machine, so it can be made anywhere, for any size. What cannot work is a refusal with its
 //! reason; what will hurt is a warning. Every estimate names its formula, for efficiencies that
 //! come from different formulas cannot be compared.
@@ -18,9 +18,9 @@ use crate::model::Blueprint;
 use crate::schedule::Pipeline;
 
 pub use count::{Flop, Parameters};
-pub use inputs::MovedInputs;
-pub use memory::{Memory, StagePlan};
-pub use offload::Offloaded;
+pub use inputs::ActivationOffloadPlan;
+pub use memory::{MemoryPlan, StagePlan};
+pub use offload::OffloadPlan;
 
 /// Past so many epochs the same text teaches less than new text would (Muennighoff et al. 2023,
 /// "Scaling data-constrained language models").
@@ -28,7 +28,7 @@ const EPOCHS_MANY: f64 = 4.0;
 
 /// What is known besides the config. All of it is optional, and what is absent is not estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Known {
+pub struct PlanInputs {
     /// Tokens of the text of the corpus.
     pub corpus_tokens: Option<u64>,
     /// Memory that each rank has.
@@ -47,7 +47,7 @@ pub struct Known {
 
 /// What a run will take. Shown as a table for people; serialized with units in the keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Plan {
+pub struct RunPlan {
     /// The shape of the model, in words.
     pub model: String,
     /// Numbers that are learned.
@@ -57,19 +57,19 @@ pub struct Plan {
     /// The stages of the pipeline, in order.
     pub stages: Vec<StagePlan>,
     /// Peak memory of the rank that needs the most.
-    pub memory_bytes: Memory,
+    pub memory_bytes: MemoryPlan,
     /// The part of a step that a rank of the pipeline waits for others.
     pub bubble: f64,
     /// Floating-point operations.
     pub flop: Flop,
     /// How long the run is.
-    pub run: Run,
+    pub run: RunLength,
     /// What it writes.
     pub checkpoint: Saving,
     /// What each update moves, where weights and moments are offloaded.
-    pub offload: Option<Offloaded>,
+    pub offload: Option<OffloadPlan>,
     /// What each step moves, where inputs of layers wait elsewhere for the backward pass.
-    pub inputs: Option<MovedInputs>,
+    pub inputs: Option<ActivationOffloadPlan>,
     /// How long it takes, if the speed is known.
     pub time: Option<Time>,
     /// How much of the ranks' arithmetic is used, if both speeds are known.
@@ -84,7 +84,7 @@ pub struct Plan {
 
 /// The length of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Run {
+pub struct RunLength {
     /// Optimizer steps.
     pub steps: u64,
     /// Micro-batches of one step that each replica has.
@@ -130,10 +130,10 @@ pub struct Efficiency {
     pub mfu_6n_6lhs: f64,
 }
 
-impl Plan {
+impl RunPlan {
     /// Plans a checked config.
     #[must_use]
-    pub fn new(config: &Config, known: &Known) -> Self {
+    pub fn new(config: &Config, known: &PlanInputs) -> Self {
         let shape = &config.model;
         let parallel = &config.parallel;
         let model = Blueprint::new(shape, parallel.tp);
@@ -159,12 +159,12 @@ impl Plan {
         let run = run(config, known, &division);
         let time = time(&run, &flop, known, &division, bubble);
         let step_s = time.as_ref().map(|time| run.tokens_per_step as f64 / time.tokens_per_s);
-        let mut plan = Plan {
+        let mut plan = RunPlan {
             model: describe(shape),
             parameters,
             layout,
-            offload: Offloaded::of(config, known, &division, &stages, step_s),
-            inputs: MovedInputs::of(config, known, &stages, step_s),
+            offload: OffloadPlan::of(config, known, &division, &stages, step_s),
+            inputs: ActivationOffloadPlan::of(config, known, &stages, step_s),
             stages,
             memory_bytes: largest.unwrap_or_default(),
             bubble,
@@ -182,7 +182,7 @@ impl Plan {
         plan
     }
 
-    fn refuse(&mut self, config: &Config, known: &Known) {
+    fn refuse(&mut self, config: &Config, known: &PlanInputs) {
         let seq_len = config.model.seq_len;
         if let Some(tokens) = known.corpus_tokens.map(|tokens| training_tokens(config, tokens))
             && tokens <= seq_len as f64
@@ -204,7 +204,7 @@ impl Plan {
         }
     }
 
-    fn warn(&mut self, config: &Config, known: &Known) {
+    fn warn(&mut self, config: &Config, known: &PlanInputs) {
         self.warnings.extend(config.idle());
         let need = self.memory_bytes.total;
         if let Some(have) = known.memory_bytes.filter(|have| need > *have) {
@@ -224,14 +224,14 @@ impl Plan {
                  helps more than more steps"
             ));
         }
-        if self.offload.as_ref().is_some_and(Offloaded::is_behind) {
+        if self.offload.as_ref().is_some_and(OffloadPlan::is_behind) {
             self.warnings.push(
                 "the disk takes longer for an update than the ranks for the rest of a step; hint: \
                  a larger batch.global, parallel.zero = 1 over more replicas, or a faster disk"
                     .to_owned(),
             );
         }
-        if self.inputs.as_ref().is_some_and(MovedInputs::is_behind) {
+        if self.inputs.as_ref().is_some_and(ActivationOffloadPlan::is_behind) {
             self.warnings.push(
                 "the disk takes longer for the inputs of layers than the ranks for all else of a \
                  step; hint: a faster disk, or several in parallel.activation_offload"
@@ -278,12 +278,12 @@ fn describe(model: &ModelConfig) -> String {
     .to_lowercase()
 }
 
-fn run(config: &Config, known: &Known, division: &Division) -> Run {
+fn run(config: &Config, known: &PlanInputs, division: &Division) -> RunLength {
     let tokens = config.samples_total() * config.model.tokens_per_sample();
     // What a decoder says is of the same text.
     let text = config.samples_total() * config.model.seq_len;
     let corpus = known.corpus_tokens.map(|corpus| training_tokens(config, corpus));
-    Run {
+    RunLength {
         steps: config.steps_total(),
         accumulation: division.micro_batches,
         tokens_per_step: config.tokens_per_step(),
@@ -302,7 +302,13 @@ fn saving(config: &Config, parameters: &Parameters) -> Saving {
     Saving { checkpoint_bytes, count, disk_bytes_max: on_disk * checkpoint_bytes }
 }
 
-fn time(run: &Run, flop: &Flop, known: &Known, division: &Division, bubble: f64) -> Option<Time> {
+fn time(
+    run: &RunLength,
+    flop: &Flop,
+    known: &PlanInputs,
+    division: &Division,
+    bubble: f64,
+) -> Option<Time> {
     let measured = known.tokens_per_s.map(|speed| (speed, "the measured tokens/s".to_owned()));
     let (tokens_per_s, basis) = measured.or_else(|| {
         let speed = known.flop_per_s?;
@@ -314,7 +320,7 @@ fn time(run: &Run, flop: &Flop, known: &Known, division: &Division, bubble: f64)
     run_s.is_finite().then_some(Time { tokens_per_s, run_s, basis })
 }
 
-fn efficiency(flop: &Flop, known: &Known, division: &Division) -> Option<Efficiency> {
+fn efficiency(flop: &Flop, known: &PlanInputs, division: &Division) -> Option<Efficiency> {
     let peak = known.flop_per_s.filter(|speed| *speed > 0.0)? * division.world as f64;
     let used = |per_token: u64| Some(known.tokens_per_s? * per_token as f64 / peak);
     Some(Efficiency {

@@ -1,11 +1,11 @@
 use serde::Serialize;
 
-use super::{Known, StagePlan};
+use super::{PlanInputs, StagePlan};
 use crate::config::{Config, Division, Offload};
 
 /// Where an update's weights and moments lie, of the rank that has the most of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Offloaded {
+pub struct OffloadPlan {
     /// As the config has it: `cpu` or `nvme:` and folders.
     pub place: Offload,
     /// f32 weights and both moments: 12 bytes a parameter of the rank's slice.
@@ -23,11 +23,11 @@ pub struct Offloaded {
     pub compute_s_per_step: Option<f64>,
 }
 
-impl Offloaded {
+impl OffloadPlan {
     /// `None` where nothing is offloaded. `step_s` is the time of a step without it.
     pub(super) fn of(
         config: &Config,
-        known: &Known,
+        known: &PlanInputs,
         division: &Division,
         stages: &[StagePlan],
         step_s: Option<f64>,
@@ -43,7 +43,7 @@ impl Offloaded {
         let state_bytes = 12 * params.div_ceil(replicas);
         let disk_s = |speed: f64| 2.0 * state_bytes as f64 / speed;
         let speed = known.disk_bytes_per_s.filter(|speed| on_disk && *speed > 0.0);
-        Some(Offloaded {
+        Some(OffloadPlan {
             place,
             state_bytes,
             disk_bytes: if on_disk { 2 * state_bytes } else { 0 },

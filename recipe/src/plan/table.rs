@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use storage::ByteSize;
 
-use super::Plan;
+use super::RunPlan;
 use crate::text::{thousands, time_text};
 
-impl fmt::Display for Plan {
+impl fmt::Display for RunPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.model)?;
         for (title, rows) in [
@@ -37,7 +37,7 @@ const STAGES_SHOWN_MAX: usize = 16;
 
 type Row = (&'static str, String, String);
 
-impl Plan {
+impl RunPlan {
     fn parameter_rows(&self) -> Vec<Row> {
         let all = &self.parameters;
         let tied = if all.head == 0 { "which is the head too" } else { "" };

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use recipe::config::{Budget, Config, Effect, Length, Load, LrStyle, Warmup};
+use recipe::config::{Budget, Config, Length, LoadFrom, LrStyle, ResumeEffect, Warmup};
 
 const SMALL: &str = r#"
 [run]
@@ -63,7 +63,7 @@ fn defaults_are_what_the_documentation_says() {
     assert_eq!((config.lr_decay_samples(), config.lr_warmup_samples()), (12_800, 128));
     assert_eq!(config.checkpoint_dir(), "runs/small/ckpt");
     assert_eq!((config.checkpoint.every.steps, config.checkpoint.keep.last), (1000, 3));
-    assert_eq!(config.checkpoint.load, Load::Auto);
+    assert_eq!(config.checkpoint.load, LoadFrom::Auto);
     assert_eq!((config.eval.every, config.eval.iters), (1000, 10));
     assert_eq!((config.log.every, config.log.jsonl, config.log.tensorboard), (10, true, true));
     assert_eq!(config.cache_dir(), format!("{}/cache/GPTDataset_indices", config.corpus()));
@@ -245,7 +245,7 @@ fn overrides_win_and_need_no_quotes() {
     assert_eq!((config.lr_decay_samples(), config.lr_warmup_samples()), (800, 32));
     assert_eq!(config.data.split.0, "969,30,1");
     assert_eq!((config.corpus(), config.data.train[0].weight), ("x/y", 2.0));
-    assert_eq!(config.checkpoint.load, Load::Path("runs/old/ckpt/step-000100".to_owned()));
+    assert_eq!(config.checkpoint.load, LoadFrom::Path("runs/old/ckpt/step-000100".to_owned()));
     assert_eq!(config.optim.lr.peak, 2e-4);
 }
 
@@ -354,7 +354,7 @@ fn floats_survive_the_recorded_config_exactly() {
 #[test]
 fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
     let saved = set(&["run.threads=2"]).unwrap().resolved();
-    let check = |changes: &[&str], due: &[(&str, &str, &str, Effect)]| {
+    let check = |changes: &[&str], due: &[(&str, &str, &str, ResumeEffect)]| {
         let changes = [&["run.threads=2"], changes].concat();
         let found = set(&changes).unwrap().differences(&saved);
         let found: Vec<_> = found
@@ -382,7 +382,7 @@ fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
         ],
         &[],
     );
-    check(&["parallel.tp=2"], &[("parallel.tp", "1", "2", Effect::OtherBits)]);
+    check(&["parallel.tp=2"], &[("parallel.tp", "1", "2", ResumeEffect::OtherBits)]);
     let ramp = "batch.rampup={start=8,increment=8,samples=64}";
     let found = set(&["run.threads=2", ramp]).unwrap().differences(&saved);
     assert!(
@@ -398,22 +398,22 @@ fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
             "data.train",
             "[{ path = \"\", weight = 1.0 }]",
             "[{ path = \"\", weight = 1.0 }, { path = \"\", weight = 1.0 }]",
-            Effect::OtherRun,
+            ResumeEffect::OtherRun,
         )],
     );
     check(
         &["model.layers=5", "optim.lr.peak=2e-3", "batch.micro=2"],
         &[
-            ("batch.micro", "4", "2", Effect::OtherBits),
-            ("model.layers", "4", "5", Effect::OtherRun),
-            ("optim.lr.peak", "0.001", "0.002", Effect::OtherBits),
+            ("batch.micro", "4", "2", ResumeEffect::OtherBits),
+            ("model.layers", "4", "5", ResumeEffect::OtherRun),
+            ("optim.lr.peak", "0.001", "0.002", ResumeEffect::OtherBits),
         ],
     );
     check(
         &["run.budget.steps=900", "run.threads=3", "optim.lr.decay.steps=800"],
         &[
-            ("run.budget.samples", "12800", "14400", Effect::OtherRun),
-            ("run.threads", "2", "3", Effect::OtherBits),
+            ("run.budget.samples", "12800", "14400", ResumeEffect::OtherRun),
+            ("run.threads", "2", "3", ResumeEffect::OtherBits),
         ],
     );
 }

@@ -3,14 +3,14 @@
 use std::fs;
 
 use recipe::config::Config;
-use recipe::import::{Fate, Imported, Source, import};
+use recipe::import::{ConfigFormat, Imported, KeyStatus, import};
 use toml::Value;
 
 /// What the files of the folder beside this test give.
 fn read(source: &str, files: &[&str], world: Option<u64>) -> Imported {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
     let files: Vec<String> = files.iter().map(|file| format!("{folder}/{file}")).collect();
-    import(source.parse::<Source>().unwrap(), &files, world).unwrap()
+    import(source.parse::<ConfigFormat>().unwrap(), &files, world).unwrap()
 }
 
 /// What some text gives, in a file of this name.
@@ -19,7 +19,7 @@ fn read_text(source: &str, name: &str, text: &str) -> Result<Imported, String> {
     let file = folder.path().join(name);
     fs::write(&file, text).unwrap();
     let files = [file.to_str().unwrap().to_owned()];
-    import(source.parse::<Source>().unwrap(), &files, None).map_err(|error| error.to_string())
+    import(source.parse::<ConfigFormat>().unwrap(), &files, None).map_err(|error| error.to_string())
 }
 
 /// One of our keys, as TOML.
@@ -38,14 +38,14 @@ fn check(imported: &Imported, due: &[(&str, &str)]) {
     }
 }
 
-fn fate<'a>(imported: &'a Imported, key: &str) -> (Fate, &'a str) {
+fn fate<'a>(imported: &'a Imported, key: &str) -> (KeyStatus, &'a str) {
     let found = imported.fates.iter().find(|fate| fate.key == key);
     let found = found.unwrap_or_else(|| panic!("no fate of {key} in\n{imported}"));
     (found.fate, &found.text)
 }
 
 fn refused(imported: &Imported) -> Vec<&str> {
-    let all = imported.fates.iter().filter(|key| key.fate == Fate::Refused);
+    let all = imported.fates.iter().filter(|key| key.fate == KeyStatus::Refused);
     all.map(|key| key.key.as_str()).collect()
 }
 
@@ -79,8 +79,8 @@ fn cpm1_t5_is_a_batch_of_128() {
         ],
     );
     assert_eq!((refused(&run), &run.missing[..]), (vec![], &["model.vocab"][..]));
-    assert_eq!(fate(&run, "--vocab-file").0, Fate::Implied);
-    assert_eq!(fate(&run, "hidden-dropout"), (Fate::Default, "model.dropout"));
+    assert_eq!(fate(&run, "--vocab-file").0, KeyStatus::Implied);
+    assert_eq!(fate(&run, "hidden-dropout"), (KeyStatus::Default, "model.dropout"));
     // `if ["${recompute}" = ...` lacks a space: the flags behind it never reach the program.
     assert!(run.fates.iter().all(|key| !key.key.contains("checkpoint-activations")));
     let notes = run.notes.join("\n");
@@ -159,7 +159,7 @@ fn cpm2_decays_as_its_program() {
         let file = home.path().join("run.sh").display().to_string();
         fs::write(&file, script.replace("style noam", &format!("style {style}"))).unwrap();
         let others = ["cpm2_model.json", "cpm2_ds.json"].map(|name| format!("{folder}/{name}"));
-        let run = import(Source::Cpm, &[&[file][..], &others].concat(), None).unwrap();
+        let run = import(ConfigFormat::Cpm, &[&[file][..], &others].concat(), None).unwrap();
         assert_eq!(refused(&run), [""; 0], "{run}");
         let config = Config::from_toml("imported", &run.to_toml()).unwrap();
         let rate = recipe::lr::LearningRate::new(&config);
@@ -206,7 +206,7 @@ fn keys_that_nobody_knows_are_refused_with_the_nearest() {
     assert_eq!(refused(&run), names);
     for name in names {
         let due = "unknown key; did you mean 'stage3_param_persistence_threshold'?";
-        assert_eq!(fate(&run, &name), (Fate::Refused, due));
+        assert_eq!(fate(&run, &name), (KeyStatus::Refused, due));
     }
     check(
         &run,
@@ -276,7 +276,7 @@ fn paddle_reads_its_base() {
         ],
     );
     assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
-    assert_eq!(fate(&run, "Model.recompute_granularity"), (Fate::Implied, "not given"));
+    assert_eq!(fate(&run, "Model.recompute_granularity"), (KeyStatus::Implied, "not given"));
     check_runs(&run, "", 8, 2);
 }
 
@@ -291,7 +291,7 @@ fn scripts_of_all_are_read() {
             path.to_str().unwrap().to_owned()
         };
         let files = [write("run.sh", script), write("ds.json", json)];
-        import(source.parse::<Source>().unwrap(), &files, None).unwrap()
+        import(source.parse::<ConfigFormat>().unwrap(), &files, None).unwrap()
     };
     let gpt = "deepspeed --num_nodes 2 --num_gpus 4 pretrain_gpt2.py --num-layers 4 \
                --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
@@ -349,7 +349,7 @@ fn scripts_of_all_are_read() {
     let flags = "--encoder-attn-mask-type padding --tensorboard-log-interval 1 --num-layers";
     let yuan = files("megatron", &gpt.replace("--num-layers", flags), "{}");
     for key in ["--encoder-attn-mask-type", "--tensorboard-log-interval"] {
-        assert_eq!(fate(&yuan, key).0, Fate::Implied, "{key}");
+        assert_eq!(fate(&yuan, key).0, KeyStatus::Implied, "{key}");
     }
 }
 
@@ -370,7 +370,7 @@ fn colossal_is_read_as_data() {
         ],
     );
     assert_eq!((refused(&run), &run.missing[..]), (vec![], &["run.budget", "data.train"][..]));
-    assert_eq!(fate(&run, "TENSOR_SHAPE").0, Fate::Implied);
+    assert_eq!(fate(&run, "TENSOR_SHAPE").0, KeyStatus::Implied);
     // What is imported may take several lines.
     let text = "from a import (B,\n               GPT2_small_pipeline_hybrid)\nimport d\n\
                 SEQ_LEN = 16\nmodel = dict(type=GPT2_small_pipeline_hybrid)\n";
@@ -432,7 +432,10 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     let odd = flags("--micro_batch_size 2 --micro-batch-size 4 --clip_gard 1.0 --num-experts 8");
     check(&odd, &[("batch.micro", "4")]);
     assert!(fate(&odd, "--clip_gard").1.contains("did you mean 'clip-grad'?"));
-    assert_eq!(fate(&odd, "--num-experts"), (Fate::Refused, "mixtures of experts are not there"));
+    assert_eq!(
+        fate(&odd, "--num-experts"),
+        (KeyStatus::Refused, "mixtures of experts are not there")
+    );
     let outside = flags("--micro-batch-size 2 --save $WHERE");
     assert!(fate(&outside, "--save").1.contains("comes from outside the script"), "{outside}");
     let drops = "--micro-batch-size 2 --global-batch-size 2 --hidden-dropout 0.1";
@@ -461,11 +464,11 @@ fn what_is_said_twice_is_said_once() {
     check(&run, &[("log.every", "1")]);
     assert_eq!(
         fate(&run, "steps_per_print"),
-        (Fate::Implied, "the program's own interval says it")
+        (KeyStatus::Implied, "the program's own interval says it")
     );
     let alone = read("deepspeed", &["deepspeed_zero3.json"], None);
     check(&alone, &[("log.every", "10")]);
-    assert_eq!(fate(&alone, "steps_per_print"), (Fate::Mapped, "log.every"));
+    assert_eq!(fate(&alone, "steps_per_print"), (KeyStatus::Mapped, "log.every"));
 
     let folder = tempfile::tempdir().unwrap();
     let both = |flag: &str, json: &str| {
@@ -478,20 +481,20 @@ fn what_is_said_twice_is_said_once() {
             path.to_str().unwrap().to_owned()
         };
         let files = [write("run.sh", &format!("{base} {flag}\n")), write("ds.json", json)];
-        import(Source::Deepspeed, &files, None).unwrap()
+        import(ConfigFormat::Deepspeed, &files, None).unwrap()
     };
     let micro = "{\"train_micro_batch_size_per_gpu\": 8, \"gradient_clipping\": 1.0}";
     let other = both("--batch-size 4 --clip-grad 1", micro);
     check(&other, &[("batch.micro", "4")]);
     let due = "the JSON says 8, --batch-size 4: they are to be equal";
-    assert_eq!(fate(&other, "batch.micro"), (Fate::Refused, due));
+    assert_eq!(fate(&other, "batch.micro"), (KeyStatus::Refused, due));
     // A whole number is that number.
     assert_eq!(refused(&other), ["batch.micro"], "{other}");
     let same = both("--batch-size 8", micro);
     assert_eq!((refused(&same), same.missing.len()), (vec![], 0), "{same}");
     // The default of its program, whose vocabulary is known.
     check(&same, &[("data.tokenizer", "\"gpt2\""), ("model.vocab", "50257")]);
-    assert_eq!(fate(&same, "tokenizer-type").0, Fate::Default);
+    assert_eq!(fate(&same, "tokenizer-type").0, KeyStatus::Default);
 
     let reset = both("--batch-size 8 --reset-position-ids --reset-attention-mask", micro);
     check(&reset, &[("data.reset_at_document", "true")]);

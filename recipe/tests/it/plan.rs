@@ -1,7 +1,7 @@
 //! Plans against published counts, and against arithmetic done by hand.
 
 use recipe::config::Config;
-use recipe::plan::{Known, Plan};
+use recipe::plan::{PlanInputs, RunPlan};
 
 fn config(sets: &[&str]) -> Config {
     let folder = tempfile::tempdir().expect("make a folder");
@@ -30,7 +30,7 @@ fn parameters_are_those_of_the_published_models() {
             &format!("model.heads={heads}"),
             "model.seq_len=1024",
         ]);
-        let plan = Plan::new(&config, &Known::default());
+        let plan = RunPlan::new(&config, &PlanInputs::default());
         assert_eq!(plan.parameters.total, published);
         // In memory the vocabulary of 50,257 has 50,304 rows.
         assert_eq!(plan.stages[0].parameters, published + 47 * hidden);
@@ -40,7 +40,7 @@ fn parameters_are_those_of_the_published_models() {
 
 #[test]
 fn components_add_up() {
-    let plan = Plan::new(&config(&[]), &Known::default());
+    let plan = RunPlan::new(&config(&[]), &PlanInputs::default());
     let all = plan.parameters;
     assert_eq!((all.word_embedding, all.head), (50_257 * 128, 0));
     assert_eq!(all.position_embedding, 64 * 128);
@@ -57,7 +57,7 @@ fn components_add_up() {
 fn memory_is_counted_by_component() {
     let check = |dtype: &str, due: [u64; 6]| {
         let sets = [&format!("precision.dtype={dtype}"), "checkpoint.async=false"];
-        let plan = Plan::new(&config(&sets), &Known::default());
+        let plan = RunPlan::new(&config(&sets), &PlanInputs::default());
         let all = plan.memory_bytes;
         let got = [
             all.weights,
@@ -81,7 +81,7 @@ fn memory_is_counted_by_component() {
     // Two masks of bytes; the weights of attention in f32 before and after theirs.
     let (masks, weights) = (4 * 256 * 2 * 128, 4 * 4 * 4 * 64 * 64);
     for (key, due) in [("dropout", masks + 9 * weights), ("attention_dropout", 9 * weights)] {
-        let plan = Plan::new(&config(&[&format!("model.{key}=0.1")]), &Known::default());
+        let plan = RunPlan::new(&config(&[&format!("model.{key}=0.1")]), &PlanInputs::default());
         assert_eq!(plan.memory_bytes.activations, 4 * kept + due, "{key}");
     }
 }
@@ -90,7 +90,8 @@ fn memory_is_counted_by_component() {
 fn gradients_grow_with_the_depth_of_their_sum() {
     let (n, wte) = (7_240_448, 50_304 * 128);
     for (micro, waiting) in [(16, 0), (8, 1), (4, 2), (2, 3), (1, 4)] {
-        let plan = Plan::new(&config(&[&format!("batch.micro={micro}")]), &Known::default());
+        let plan =
+            RunPlan::new(&config(&[&format!("batch.micro={micro}")]), &PlanInputs::default());
         assert_eq!(plan.memory_bytes.gradients, waiting * 4 * (n + wte), "micro {micro}");
     }
 }
@@ -100,8 +101,11 @@ fn gradients_grow_with_the_depth_of_their_sum() {
 #[test]
 fn each_stage_has_its_own_memory() {
     let plan = |sets: &[&str], world: u64| {
-        let known = Known { world: Some(world), ..Known::default() };
-        Plan::new(&config(&[&["parallel.pp=2", "checkpoint.async=false"], sets].concat()), &known)
+        let known = PlanInputs { world: Some(world), ..PlanInputs::default() };
+        RunPlan::new(
+            &config(&[&["parallel.pp=2", "checkpoint.async=false"], sets].concat()),
+            &known,
+        )
     };
     let (wte, wpe, layer) = (50_304 * 128, 64 * 128, 198_272);
     let both = plan(&[], 2);
@@ -163,7 +167,7 @@ fn memory_is_what_runs_measured() {
     ] {
         let sets: Vec<String> = sets.split_whitespace().map(str::to_owned).collect();
         let config = Config::load(file.to_str().unwrap(), &sets).unwrap();
-        let all = Plan::new(&config, &Known::default()).memory_bytes;
+        let all = RunPlan::new(&config, &PlanInputs::default()).memory_bytes;
         let off = all.total as f64 / (measured_mib * 1048576.0) - 1.0;
         assert!(off.abs() < 0.1, "{sets:?}: {:+.1} %, {all:?}", 100.0 * off);
     }
@@ -187,14 +191,14 @@ fn thousands_of_ranks_are_planned_without_them() {
         "parallel.zero=1",
         "precision.dtype=bf16",
     ]);
-    let known = Known {
+    let known = PlanInputs {
         world: Some(3072),
         tokens_per_s: Some(80e3),
         flop_per_s: Some(312e12),
         memory_bytes: Some(80 << 30),
-        ..Known::default()
+        ..PlanInputs::default()
     };
-    let plan = Plan::new(&trillion, &known);
+    let plan = RunPlan::new(&trillion, &known);
     let layout = plan.layout.unwrap();
     assert_eq!((layout.dp, layout.pp, layout.tp, layout.micro_batches), (6, 64, 8, 512));
     assert_eq!(plan.stages.len(), 64);
@@ -212,8 +216,8 @@ fn thousands_of_ranks_are_planned_without_them() {
 
 #[test]
 fn a_layout_that_does_not_divide_is_refused_and_still_shown() {
-    let known = Known { world: Some(6), ..Known::default() };
-    let plan = Plan::new(&config(&["parallel.tp=4"]), &known);
+    let known = PlanInputs { world: Some(6), ..PlanInputs::default() };
+    let plan = RunPlan::new(&config(&["parallel.tp=4"]), &known);
     assert!(plan.refusals[0].contains("6 ranks are no multiple of tp 4 x pp 1"), "{plan}");
     assert_eq!((plan.layout, plan.stages.len()), (None, 1));
 }
@@ -229,7 +233,7 @@ fn arithmetic_follows_the_named_formulas() {
         "run.budget={tokens=10_000_000_000}",
         "batch.global=512",
     ]);
-    let plan = Plan::new(&config, &Known::default());
+    let plan = RunPlan::new(&config, &PlanInputs::default());
     // GPT-2 124M with nanoGPT's vocabulary: N without positions is 123,689,472.
     assert_eq!(plan.flop.per_token_6n_12lhs, 6 * 123_689_472 + 113_246_208);
     assert_eq!(plan.flop.per_token_6n_6lhs, 6 * 123_689_472 + 56_623_104);
@@ -243,26 +247,26 @@ fn arithmetic_follows_the_named_formulas() {
 #[test]
 fn time_comes_from_the_best_that_is_known() {
     let config = config(&[]);
-    assert_eq!(Plan::new(&config, &Known::default()).time, None);
+    assert_eq!(RunPlan::new(&config, &PlanInputs::default()).time, None);
     // 819,200 tokens in all.
-    let known = Known { tokens_per_s: Some(4096.0), ..Known::default() };
-    let time = Plan::new(&config, &known).time.unwrap();
+    let known = PlanInputs { tokens_per_s: Some(4096.0), ..PlanInputs::default() };
+    let time = RunPlan::new(&config, &known).time.unwrap();
     assert_eq!((time.tokens_per_s, time.run_s), (4096.0, 200.0));
-    let known = Known { flop_per_s: Some(1e11), ..Known::default() };
-    let plan = Plan::new(&config, &known);
+    let known = PlanInputs { flop_per_s: Some(1e11), ..PlanInputs::default() };
+    let plan = RunPlan::new(&config, &known);
     let time = plan.time.as_ref().unwrap();
     let due = plan.flop.per_token_6n_12lhs as f64 * 819_200.0 / 1e11;
     assert!((time.run_s / due - 1.0).abs() < 1e-12, "{} {due}", time.run_s);
     assert!(time.basis.contains("100.0 GFLOP/s a rank: a lower bound"), "{}", time.basis);
     for odd in [0.0, f64::NAN] {
-        let known = Known { tokens_per_s: Some(odd), ..Known::default() };
-        assert_eq!(Plan::new(&config, &known).time, None);
+        let known = PlanInputs { tokens_per_s: Some(odd), ..PlanInputs::default() };
+        assert_eq!(RunPlan::new(&config, &known).time, None);
     }
 }
 
 #[test]
 fn checkpoints_are_counted_with_the_one_being_written() {
-    let saving = |sets: &[&str]| Plan::new(&config(sets), &Known::default()).checkpoint;
+    let saving = |sets: &[&str]| RunPlan::new(&config(sets), &PlanInputs::default()).checkpoint;
     // Of the vocabulary without its padding.
     let one = 12 * 7_234_432;
     let eight = saving(&[]);
@@ -276,8 +280,8 @@ fn checkpoints_are_counted_with_the_one_being_written() {
 #[test]
 fn what_cannot_run_is_refused_with_the_reason() {
     let check = |sets: &[&str], corpus_tokens: u64, due: &[&str]| {
-        let known = Known { corpus_tokens: Some(corpus_tokens), ..Known::default() };
-        let refusals = Plan::new(&config(sets), &known).refusals;
+        let known = PlanInputs { corpus_tokens: Some(corpus_tokens), ..PlanInputs::default() };
+        let refusals = RunPlan::new(&config(sets), &known).refusals;
         assert_eq!(refusals.len(), due.len(), "{sets:?}: {refusals:?}");
         for (refusal, due) in refusals.iter().zip(due) {
             assert!(refusal.contains(due), "{refusal}");
@@ -294,9 +298,12 @@ fn what_cannot_run_is_refused_with_the_reason() {
 
 #[test]
 fn what_will_hurt_is_a_warning() {
-    let known =
-        Known { corpus_tokens: Some(100_000), memory_bytes: Some(64 << 20), ..Known::default() };
-    let plan = Plan::new(&config(&["checkpoint.every.steps=801"]), &known);
+    let known = PlanInputs {
+        corpus_tokens: Some(100_000),
+        memory_bytes: Some(64 << 20),
+        ..PlanInputs::default()
+    };
+    let plan = RunPlan::new(&config(&["checkpoint.every.steps=801"]), &known);
     assert!(plan.refusals.is_empty(), "{:?}", plan.refusals);
     let [memory, epochs, saving] = &plan.warnings[..] else { panic!("{:?}", plan.warnings) };
     assert!(memory.contains("and has 64 MiB; hint: a larger batch.micro"), "{memory}");
@@ -306,9 +313,9 @@ fn what_will_hurt_is_a_warning() {
     let text = plan.to_string();
     assert!(plan.warnings.iter().all(|warning| text.contains(&format!("warning: {warning}"))));
 
-    let enough = Known { corpus_tokens: Some(1 << 30), memory_bytes: Some(1 << 40), ..known };
-    assert!(Plan::new(&config(&[]), &enough).warnings.is_empty());
-    let idle = Plan::new(&config(&["precision.loss_scale.init=2"]), &enough).warnings;
+    let enough = PlanInputs { corpus_tokens: Some(1 << 30), memory_bytes: Some(1 << 40), ..known };
+    assert!(RunPlan::new(&config(&[]), &enough).warnings.is_empty());
+    let idle = RunPlan::new(&config(&["precision.loss_scale.init=2"]), &enough).warnings;
     assert_eq!(idle, ["precision.loss_scale has no effect: precision.dtype is not \"fp16\""]);
 }
 
@@ -325,20 +332,21 @@ fn the_largest_config_is_planned_without_overflow() {
         "batch.micro=65536",
         "run.budget={steps=1}",
     ]);
-    let plan = Plan::new(&config, &Known { memory_bytes: Some(1 << 40), ..Known::default() });
+    let plan =
+        RunPlan::new(&config, &PlanInputs { memory_bytes: Some(1 << 40), ..PlanInputs::default() });
     assert_eq!(plan.memory_bytes.total, u64::MAX);
     assert_eq!(plan.warnings.len(), 2, "{:?}", plan.warnings);
 }
 
 #[test]
 fn the_table_and_the_json_have_the_same_numbers() {
-    let known = Known {
+    let known = PlanInputs {
         corpus_tokens: Some(1_000_000),
         memory_bytes: Some(1 << 40),
         tokens_per_s: Some(4096.0),
-        ..Known::default()
+        ..PlanInputs::default()
     };
-    let plan = Plan::new(&config(&[]), &known);
+    let plan = RunPlan::new(&config(&[]), &known);
     let text = plan.to_string();
     for due in [
         "gpt: 4 layers, hidden 128, 4 heads of 32, ffn 512, vocabulary 50257 in 50304 rows",
@@ -367,9 +375,9 @@ fn the_table_and_the_json_have_the_same_numbers() {
 #[test]
 fn what_is_offloaded_is_moved_by_each_update() {
     let n = 7_240_448;
-    let plan = |sets: &[&str], known: Known| Plan::new(&config(sets), &known);
-    assert_eq!(plan(&[], Known::default()).offload, None);
-    let cpu = plan(&["optim.offload=cpu", "checkpoint.async=false"], Known::default());
+    let plan = |sets: &[&str], known: PlanInputs| RunPlan::new(&config(sets), &known);
+    assert_eq!(plan(&[], PlanInputs::default()).offload, None);
+    let cpu = plan(&["optim.offload=cpu", "checkpoint.async=false"], PlanInputs::default());
     let all = cpu.memory_bytes;
     assert_eq!((all.weights, all.moments, all.compute_copy, all.offload), (0, 0, 4 * n, 12 * n));
     let moved = cpu.offload.unwrap();
@@ -378,7 +386,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
 
     // Half of it each, which is less than the buffers would take; 16 bits are whole, and sliced.
     let sets = ["optim.offload='nvme:/scratch'", "parallel.zero=1", "precision.dtype=bf16"];
-    let speeds = Known { tokens_per_s: Some(1024.0), disk_bytes_per_s: Some(1e8), ..two() };
+    let speeds = PlanInputs { tokens_per_s: Some(1024.0), disk_bytes_per_s: Some(1e8), ..two() };
     let disk = plan(&sets, speeds);
     let all = disk.memory_bytes;
     assert_eq!((all.compute_copy, all.offload, all.staging), (2 * n + n, 6 * n, 0));
@@ -394,9 +402,9 @@ fn what_is_offloaded_is_moved_by_each_update() {
     );
     // Of a larger state the buffers are in memory, as many as the engine has for so many disks.
     let wide = ["model.hidden=2048", "optim.offload='nvme:/a,/b'"];
-    let buffers = plan(&wide, Known::default()).memory_bytes.offload;
-    assert_eq!(buffers, ckpt::offload::Options::default().memory_bytes(2));
-    let slow = plan(&sets, Known { disk_bytes_per_s: Some(8e7), ..speeds });
+    let buffers = plan(&wide, PlanInputs::default()).memory_bytes.offload;
+    assert_eq!(buffers, ckpt::offload::OffloadOptions::default().memory_bytes(2));
+    let slow = plan(&sets, PlanInputs { disk_bytes_per_s: Some(8e7), ..speeds });
     assert!(slow.warnings[0].contains("the disk takes longer for an update"), "{slow}");
 }
 
@@ -405,12 +413,13 @@ fn what_is_offloaded_is_moved_by_each_update() {
 #[test]
 fn inputs_of_layers_are_moved_by_each_step() {
     let (input, sets) = (4 * 64 * 128 * 4, ["parallel.recompute.mode=full"]);
-    let plan = |more: &[&str], known: Known| Plan::new(&config(&[&sets, more].concat()), &known);
-    assert_eq!(plan(&[], Known::default()).inputs, None);
-    let here = plan(&[], Known::default()).memory_bytes;
+    let plan =
+        |more: &[&str], known: PlanInputs| RunPlan::new(&config(&[&sets, more].concat()), &known);
+    assert_eq!(plan(&[], PlanInputs::default()).inputs, None);
+    let here = plan(&[], PlanInputs::default()).memory_bytes;
     let disk = "parallel.activation_offload='nvme:/scratch'";
-    let speeds = Known { tokens_per_s: Some(1024.0), disk_bytes_per_s: Some(1e6), ..two() };
-    let away = plan(&[disk], Known { world: Some(1), ..speeds });
+    let speeds = PlanInputs { tokens_per_s: Some(1024.0), disk_bytes_per_s: Some(1e6), ..two() };
+    let away = plan(&[disk], PlanInputs { world: Some(1), ..speeds });
     let moved = away.inputs.as_ref().unwrap();
     assert_eq!((moved.bytes_per_step, moved.away_bytes), (4 * 3 * input, 3 * input));
     // Less than the buffers have room for.
@@ -422,7 +431,7 @@ fn inputs_of_layers_are_moved_by_each_step() {
 
     // All micro-batches at once, of a longer text.
     let long = ["parallel.schedule=gpipe", "model.seq_len=8192", "model.layers=13"];
-    let away = plan(&[&long[..], &[disk]].concat(), Known::default());
+    let away = plan(&[&long[..], &[disk]].concat(), PlanInputs::default());
     let (all, buffers) = (4 * 12 * 128 * input, ckpt::offload::SpillOptions::default());
     let moved = away.inputs.as_ref().unwrap();
     assert_eq!((moved.bytes_per_step, moved.away_bytes), (all, all));
@@ -433,6 +442,6 @@ fn inputs_of_layers_are_moved_by_each_step() {
     assert_eq!(host.inputs.unwrap().spared_bytes, all / 2);
 }
 
-fn two() -> Known {
-    Known { world: Some(2), ..Known::default() }
+fn two() -> PlanInputs {
+    PlanInputs { world: Some(2), ..PlanInputs::default() }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use recipe::Mismatch;
-use recipe::world::{Keeper, World, expand};
+use recipe::Incompatible;
+use recipe::world::{StoreHost, World, expand};
 
 #[test]
 fn lists_of_hosts_are_those_of_scontrol() {
@@ -37,7 +37,7 @@ fn lists_of_hosts_are_those_of_scontrol() {
     }
 }
 
-fn find(variables: &[(&str, &str)]) -> Result<Option<World>, Mismatch> {
+fn find(variables: &[(&str, &str)]) -> Result<Option<World>, Incompatible> {
     let map: HashMap<&str, &str> = variables.iter().copied().collect();
     World::find(|name| map.get(name).map(|value| (*value).to_owned()))
 }
@@ -65,12 +65,12 @@ fn a_rank_is_what_its_starter_says() {
     assert_eq!(find(&[]).unwrap(), None);
     let world = find(&TORCHRUN).unwrap().unwrap();
     assert_eq!(world.to_string(), "rank 3 of 4, store on a.example:29500");
-    assert_eq!((world.local_rank, world.keeper, world.restart), (1, Keeper::FirstRank, 0));
+    assert_eq!((world.local_rank, world.keeper, world.restart), (1, StoreHost::FirstRank, 0));
 
     // torchrun's agent keeps the store, and says how often it has started the ranks.
     let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "2")];
     let world = find(&[&TORCHRUN[..], &agent].concat()).unwrap().unwrap();
-    assert_eq!((world.keeper, world.restart), (Keeper::Launcher, 2));
+    assert_eq!((world.keeper, world.restart), (StoreHost::Launcher, 2));
 
     let world = find(&SRUN).unwrap().unwrap();
     assert_eq!(world.to_string(), "rank 5 of 12, store on n07:15194");

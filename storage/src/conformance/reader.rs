@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::{Outcome, bytes_of, key};
 use crate::rng::Rng;
 use crate::{
-    Buffer, BufferPool, Came, Error, Object, Reader, ReaderOptions, Storage, Want, write_all,
+    Buffer, BufferPool, Completion, Error, Object, ReadRequest, Reader, ReaderOptions, Storage,
+    write_all,
 };
 
 type Check = fn(&dyn Storage) -> Outcome;
@@ -40,7 +41,7 @@ fn soon() -> Instant {
 }
 
 /// One read, waited for.
-fn read_one(reader: &mut dyn Reader, want: Want) -> Result<Came, Error> {
+fn read_one(reader: &mut dyn Reader, want: ReadRequest) -> Result<Completion, Error> {
     let (mut came, until) = (Vec::new(), soon());
     reader.submit(want);
     while came.is_empty() && Instant::now() < until {
@@ -49,9 +50,9 @@ fn read_one(reader: &mut dyn Reader, want: Want) -> Result<Came, Error> {
     Ok(came.pop().expect("a read comes, or fails, within a minute"))
 }
 
-fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> Want {
+fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> ReadRequest {
     let buf = pool.take(len).expect("the pool has room for the window of a test");
-    Want { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
+    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
 }
 
 fn equals_a_model(store: &dyn Storage) -> Outcome {
@@ -72,7 +73,7 @@ fn equals_a_model(store: &dyn Storage) -> Outcome {
                 let offset = rng.below((bytes.len() - len + 1) as u64);
                 // Also the last bytes of the file, where blocks reach past its end.
                 let offset = if tag % 5 == 0 { (bytes.len() - len) as u64 } else { offset };
-                reader.submit(Want { tag, ..want(&pool, &object, offset, len) });
+                reader.submit(ReadRequest { tag, ..want(&pool, &object, offset, len) });
                 waiting.insert(tag, offset as usize..offset as usize + len);
                 tag += 1;
             }
@@ -145,7 +146,7 @@ fn several_objects(store: &dyn Storage) -> Outcome {
                 reader.reap(soon(), &mut came)?;
             }
             let object = store.open(&key(&format!("f{i}"))?)?;
-            reader.submit(Want { tag: i, ..want(&pool, &object, round, 600) });
+            reader.submit(ReadRequest { tag: i, ..want(&pool, &object, round, 600) });
             due.end += 1;
         }
         while reader.in_flight() > 0 {

@@ -6,13 +6,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::buf::{ALIGN_BYTES, Buf};
-use crate::{Error, Owner, Result, sys};
+use crate::buf::{ALIGN_BYTES, AlignedBuffer};
+use crate::{Error, ProcessIdentity, Result, sys};
 
-/// A folder of our own in which a file system is tried. [`Scratch::remove`] takes it away; that of
-/// a process that died before is removed by the next sweep, as all that begins with `.tmp-`.
+/// A folder of our own in which a file system is tried. [`ProbeFolder::remove`] takes it away; that
+/// of a process that died before is removed by the next sweep, as all that begins with `.tmp-`.
 #[derive(Clone, Debug)]
-pub struct Scratch {
+pub struct ProbeFolder {
     folder: PathBuf,
 }
 
@@ -27,16 +27,16 @@ pub struct Direct {
 
 type Tried<T> = io::Result<T>;
 
-impl Scratch {
+impl ProbeFolder {
     /// Makes the folder in one that is there.
     ///
     /// # Errors
     /// What the file system says.
     pub fn new(parent: &Path) -> Result<Self> {
-        let folder = parent.join(format!(".tmp-doctor-{}", Owner::new()));
+        let folder = parent.join(format!(".tmp-doctor-{}", ProcessIdentity::new()));
         fs::create_dir(&folder)
             .map_err(|e| Error::from_io("make the folder", folder.display().to_string(), e))?;
-        Ok(Scratch { folder })
+        Ok(ProbeFolder { folder })
     }
 
     /// Its name.
@@ -139,7 +139,7 @@ impl Scratch {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).custom_flags(libc::O_DIRECT);
         let file = options.open(self.path("direct"))?;
-        let mut buf = Buf::take();
+        let mut buf = AlignedBuffer::take();
         let mut at = |align: usize| -> Tried<()> {
             buf[..align].fill(7);
             file.write_all_at(&buf[..align], align as u64)?;

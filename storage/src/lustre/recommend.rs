@@ -1,6 +1,6 @@
 //! Which layout suits a file, by what it is for.
 
-use super::Part;
+use super::LayoutComponent;
 use crate::ByteSize;
 
 /// What a file is for.
@@ -19,7 +19,7 @@ pub enum Purpose {
 /// A layout, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recommendation {
-    /// Targets; [`Part::ALL`] for all.
+    /// Targets; [`LayoutComponent::ALL`] for all.
     pub stripe_count: u16,
     /// Bytes on a target before the next has its turn.
     pub stripe_bytes: u32,
@@ -90,7 +90,7 @@ impl Recommendation {
             }
         };
         // All of them, if it is not known how many they are.
-        let stripe_count = u16::try_from(count.min(known)).unwrap_or(Part::ALL);
+        let stripe_count = u16::try_from(count.min(known)).unwrap_or(LayoutComponent::ALL);
         Recommendation { stripe_count, stripe_bytes, why }
     }
 

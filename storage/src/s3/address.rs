@@ -12,13 +12,13 @@ pub(super) struct Address {
     pub(super) bucket: String,
     /// The root of the store: a key, or the root of the bucket.
     pub(super) prefix: Key,
-    pub(super) options: Options,
+    pub(super) options: S3Options,
 }
 
 /// How to get to a bucket. Stores whose bucket and options are equal share connections, credentials
 /// and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Options {
+pub(super) struct S3Options {
     /// A server of one's own. Default: that of the environment, else AWS.
     pub(super) endpoint: Option<String>,
     /// Default: that of the environment or profile, else `us-east-1`.
@@ -50,9 +50,9 @@ const STALL: Duration = Duration::from_secs(10);
 /// With pauses doubling from 0.1 s to 20 s, ten tries outlast a minute of trouble.
 const TRIES: u32 = 10;
 
-impl Default for Options {
+impl Default for S3Options {
     fn default() -> Self {
-        Options {
+        S3Options {
             endpoint: None,
             region: None,
             path_style: None,
@@ -91,7 +91,7 @@ impl Address {
             "" => Key::root(),
             prefix => Key::new(prefix)?,
         };
-        let mut options = Options::default();
+        let mut options = S3Options::default();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             options.set(name, value).map_err(|why| bad(format!("{name}: {why}")))?;
@@ -111,7 +111,7 @@ impl Address {
     }
 }
 
-impl Options {
+impl S3Options {
     fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
         if value.is_empty() {
             return Err(format!("is nothing that can be set so; {DUE}"));
@@ -180,12 +180,12 @@ mod tests {
     fn urls_that_are_read() {
         let plain = Address::parse("s3://corpus").unwrap();
         assert_eq!((plain.bucket.as_str(), plain.prefix.as_str()), ("corpus", ""));
-        assert_eq!(plain.options, Options::default());
+        assert_eq!(plain.options, S3Options::default());
         let all = "s3://b.c/x/表/?endpoint=https://h:1/&region=r&path_style=off&ca=/ca&\
                    credentials=/c&profile=p&depth=7&stall=1500ms&tries=3&hedge=off";
         let all = Address::parse(all).unwrap();
         assert_eq!((all.bucket.as_str(), all.prefix.as_str()), ("b.c", "x/表"));
-        let due = Options {
+        let due = S3Options {
             endpoint: Some("https://h:1".to_owned()),
             region: Some("r".to_owned()),
             path_style: Some(false),

@@ -10,39 +10,39 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-use super::address::Options;
+use super::address::S3Options;
 use super::client::Clients;
-use super::failed::Failed;
+use super::failed::AttemptError;
 use super::limiter::Limiter;
-use super::pace::Pace;
+use super::pace::LatencyTracker;
 use super::runtime::runtime;
 use crate::rng::Rng;
-use crate::{Error, Remote, RemoteCause, Result};
+use crate::{Error, RemoteError, RemoteErrorKind, Result};
 
 /// A bucket behind an endpoint.
 pub(super) struct Bucket {
     pub(super) name: String,
-    pub(super) options: Options,
+    pub(super) options: S3Options,
     pub(super) metrics: Arc<Metrics>,
-    live: Mutex<Option<Arc<Live>>>,
+    live: Mutex<Option<Arc<ProcessBucket>>>,
 }
 
 /// What of a bucket belongs to one process: none of it survives a fork.
-pub(super) struct Live {
+pub(super) struct ProcessBucket {
     process: u32,
     pub(super) runtime: &'static Runtime,
     pub(super) clients: Clients,
     pub(super) bucket: String,
-    pub(super) options: Options,
+    pub(super) options: S3Options,
     pub(super) limiter: Limiter,
-    pub(super) pace: Pace,
+    pub(super) pace: LatencyTracker,
     pub(super) metrics: Arc<Metrics>,
 }
 
 impl Bucket {
     /// The bucket of this name behind these options: always the same one.
-    pub(super) fn of(name: &str, options: &Options) -> Arc<Self> {
-        type Known = HashMap<(String, Options), Arc<Bucket>>;
+    pub(super) fn of(name: &str, options: &S3Options) -> Arc<Self> {
+        type Known = HashMap<(String, S3Options), Arc<Bucket>>;
         static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
@@ -58,7 +58,7 @@ impl Bucket {
     }
 
     /// What this process has of it, made at first use.
-    pub(super) fn live(&self) -> Result<Arc<Live>> {
+    pub(super) fn live(&self) -> Result<Arc<ProcessBucket>> {
         let process = std::process::id();
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(live) = live.as_ref().filter(|live| live.is_here()) {
@@ -68,14 +68,14 @@ impl Bucket {
         let clients = runtime.block_on(Clients::new(&self.options))?;
         let endpoint = clients.endpoint.as_deref().unwrap_or("AWS");
         log::info!("s3://{}: at {endpoint}, {} requests at once", self.name, self.options.depth);
-        let made = Arc::new(Live {
+        let made = Arc::new(ProcessBucket {
             process,
             runtime,
             clients,
             bucket: self.name.clone(),
             options: self.options.clone(),
             limiter: Limiter::new(self.options.depth),
-            pace: Pace::new(),
+            pace: LatencyTracker::new(),
             metrics: Arc::clone(&self.metrics),
         });
         // What a parent had is not dropped: its connections are the parent's to close.
@@ -90,7 +90,7 @@ impl fmt::Debug for Bucket {
     }
 }
 
-impl fmt::Debug for Live {
+impl fmt::Debug for ProcessBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Live").field("bucket", &self.bucket).finish_non_exhaustive()
     }
@@ -104,7 +104,7 @@ pub(super) struct Metrics {
     pub(super) delivered_bytes: AtomicU64,
     pub(super) hedges_sent: AtomicU64,
     pub(super) hedges_won: AtomicU64,
-    retries: [AtomicU64; RemoteCause::ALL.len()],
+    retries: [AtomicU64; RemoteErrorKind::ALL.len()],
 }
 
 pub(super) fn count(what: &AtomicU64, by: u64) {
@@ -121,7 +121,7 @@ impl Metrics {
             ("hedges_sent", &self.hedges_sent),
             ("hedges_won", &self.hedges_won),
         ];
-        let causes = RemoteCause::ALL.iter().zip(&self.retries);
+        let causes = RemoteErrorKind::ALL.iter().zip(&self.retries);
         let retries = causes.map(|(cause, count)| (format!("retries_{}", cause.name()), count));
         let all = plain.into_iter().map(|(name, count)| (name.to_owned(), count));
         let read = |(name, count): (String, &AtomicU64)| (name, count.load(Ordering::Relaxed));
@@ -165,11 +165,11 @@ impl Tries {
     /// After a failed try: waits for the next one, or says that there is none.
     pub(super) async fn again(
         &mut self,
-        live: &Live,
-        failed: Failed,
-    ) -> std::result::Result<(), Failed> {
+        live: &ProcessBucket,
+        failed: AttemptError,
+    ) -> std::result::Result<(), AttemptError> {
         self.made += 1;
-        if failed.cause == RemoteCause::SlowDown {
+        if failed.cause == RemoteErrorKind::SlowDown {
             live.limiter.slow_down(Instant::now());
         }
         let spent = self.made >= live.options.tries || self.waited() >= TOTAL_MAX;
@@ -186,11 +186,11 @@ impl Tries {
     }
 
     /// The error of the last try.
-    pub(super) fn error(&self, doing: &str, what: &str, failed: Failed) -> Error {
+    pub(super) fn error(&self, doing: &str, what: &str, failed: AttemptError) -> Error {
         if failed.is_absent() {
             return Error::NotFound { what: what.to_owned() };
         }
-        Error::Remote(Box::new(Remote {
+        Error::Remote(Box::new(RemoteError {
             doing: doing.to_owned(),
             what: what.to_owned(),
             cause: failed.cause,
@@ -202,7 +202,7 @@ impl Tries {
     }
 }
 
-impl Live {
+impl ProcessBucket {
     /// Whether this is the process that it was made in.
     pub(super) fn is_here(&self) -> bool {
         self.process == std::process::id()
@@ -216,7 +216,7 @@ impl Live {
         mut ask: impl FnMut() -> Asked,
     ) -> Result<T>
     where
-        Asked: Future<Output = std::result::Result<T, Failed>>,
+        Asked: Future<Output = std::result::Result<T, AttemptError>>,
     {
         let mut tries = Tries::default();
         loop {
@@ -235,13 +235,14 @@ impl Live {
         &self,
         tries: &mut Tries,
         max: Duration,
-        asked: impl Future<Output = std::result::Result<T, Failed>>,
-    ) -> std::result::Result<T, Failed> {
+        asked: impl Future<Output = std::result::Result<T, AttemptError>>,
+    ) -> std::result::Result<T, AttemptError> {
         let _permit = self.limiter.enter().await;
         tries.begin();
         count(&self.metrics.requests, 1);
         let answered = tokio::time::timeout(max, asked).await;
-        let late = || Err(Failed::new(RemoteCause::Stalled, format!("no answer in {max:?}")));
+        let late =
+            || Err(AttemptError::new(RemoteErrorKind::Stalled, format!("no answer in {max:?}")));
         let answered = answered.unwrap_or_else(|_| late());
         if answered.is_ok() {
             self.limiter.good();

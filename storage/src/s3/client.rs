@@ -26,7 +26,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 
-use super::address::{self, Options};
+use super::address::{self, S3Options};
 use crate::rng::Rng;
 use crate::{Error, Result};
 
@@ -49,7 +49,7 @@ pub(super) struct Clients {
 
 impl Clients {
     /// Reads the environment and the profiles. Credentials are looked for with the first request.
-    pub(super) async fn new(options: &Options) -> Result<Self> {
+    pub(super) async fn new(options: &S3Options) -> Result<Self> {
         let endpoint = options.endpoint.clone().or_else(endpoint_of_environment);
         let ca =
             options.ca.clone().or_else(|| std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from));
@@ -76,7 +76,7 @@ fn endpoint_of_environment() -> Option<String> {
     of("AWS_ENDPOINT_URL_S3").or_else(|| of("AWS_ENDPOINT_URL"))
 }
 
-async fn load(options: &Options, own_endpoint: bool, connections: Connections) -> SdkConfig {
+async fn load(options: &S3Options, own_endpoint: bool, connections: Connections) -> SdkConfig {
     let defaults = aws_config::defaults(BehaviorVersion::latest());
     let mut loader = defaults.http_client(connections.clone());
     if let Some(region) = options.region.clone().or_else(|| own_endpoint.then(region_of_own)) {
@@ -100,7 +100,7 @@ fn region_of_own() -> String {
 
 /// What a URL names counts for more than keys in the environment.
 #[expect(deprecated, reason = "the names that replace them are in a crate of internals")]
-fn provider(options: &Options, connections: Connections) -> ProfileFileCredentialsProvider {
+fn provider(options: &S3Options, connections: Connections) -> ProfileFileCredentialsProvider {
     use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
     let config = ProviderConfig::without_region().with_http_client(connections);
     let mut provider = ProfileFileCredentialsProvider::builder().configure(&config);
@@ -115,7 +115,7 @@ fn provider(options: &Options, connections: Connections) -> ProfileFileCredentia
 }
 
 fn client(
-    options: &Options,
+    options: &S3Options,
     loaded: &SdkConfig,
     endpoint: Option<&str>,
     connections: Connections,

@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::bucket::Live;
-use super::failed::Failed;
+use super::bucket::ProcessBucket;
+use super::failed::AttemptError;
 use super::object::head;
-use super::put::{self, MARK, S3Upload, Target};
-use crate::{Draft, Error, Key, Mark, Result, Storage, crc64_join, read_small, write_all};
+use super::put::{self, MARK, S3Upload, UploadTarget};
+use crate::{
+    Error, Key, Result, ResumableUpload, Storage, SyncPoint, crc64_join, read_small, write_all,
+};
 
 /// A state has at most 10,000 parts of a hundred bytes or so.
 const STATE_BYTES_MAX: u64 = 8 << 20;
@@ -23,18 +25,18 @@ const STATE_BYTES_MAX: u64 = 8 << 20;
 /// What another process needs to go on.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct State {
+pub(super) struct UploadRecord {
     /// The name of the upload; none before the first part is sent.
     pub(super) upload: Option<String>,
     /// What the object carries when it is there.
     pub(super) mark: String,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<UploadedPart>,
 }
 
 /// A part that the server has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Part {
+pub(super) struct UploadedPart {
     pub(super) number: i32,
     pub(super) etag: Option<String>,
     pub(super) bytes: u64,
@@ -44,14 +46,14 @@ pub(super) struct Part {
 /// Begins a draft: its state is the object that makes it one.
 pub(super) fn begin(
     store: &dyn Storage,
-    live: Arc<Live>,
-    target: Target,
+    live: Arc<ProcessBucket>,
+    target: UploadTarget,
     key: &Key,
-    state: Target,
+    state: UploadTarget,
 ) -> Result<S3Upload> {
     name_others(&live, &target, None);
     let mut upload = S3Upload::new(live, target, 0);
-    let first = State { mark: upload.mark().to_owned(), ..State::default() };
+    let first = UploadRecord { mark: upload.mark().to_owned(), ..UploadRecord::default() };
     write_all(store, key, &to_bytes(&state.name, &first)?)?;
     upload.keep_as(state);
     Ok(upload)
@@ -60,11 +62,11 @@ pub(super) fn begin(
 /// Goes on with the parts before a place.
 pub(super) fn resume(
     store: &dyn Storage,
-    live: Arc<Live>,
-    target: Target,
+    live: Arc<ProcessBucket>,
+    target: UploadTarget,
     key: &Key,
-    state_target: Target,
-    from: Mark,
+    state_target: UploadTarget,
+    from: SyncPoint,
 ) -> Result<S3Upload> {
     let mut state = read(store, key)?;
     cut(&mut state.parts, &state_target.name, from)?;
@@ -93,11 +95,16 @@ pub(super) fn resume(
 }
 
 /// Gives up the parts of a draft, then forgets it.
-pub(super) fn discard(store: &dyn Storage, live: &Live, target: &Target, key: &Key) -> Result<()> {
+pub(super) fn discard(
+    store: &dyn Storage,
+    live: &ProcessBucket,
+    target: &UploadTarget,
+    key: &Key,
+) -> Result<()> {
     let state = match read(store, key) {
         Err(Error::NotFound { .. }) => return Ok(()),
         // What cannot be read names no upload; a life cycle rule finds it.
-        Err(Error::Corrupt { .. }) => State::default(),
+        Err(Error::Corrupt { .. }) => UploadRecord::default(),
         state => state?,
     };
     if let Some(id) = &state.upload {
@@ -110,15 +117,19 @@ pub(super) fn discard(store: &dyn Storage, live: &Live, target: &Target, key: &K
 }
 
 /// Writes the state over what was.
-pub(super) fn write(live: &Live, target: &Target, state: &State) -> Result<()> {
+pub(super) fn write(
+    live: &ProcessBucket,
+    target: &UploadTarget,
+    state: &UploadRecord,
+) -> Result<()> {
     put::replace(live, &target.path, &target.name, &to_bytes(&target.name, state)?)
 }
 
-fn to_bytes(name: &str, state: &State) -> Result<Vec<u8>> {
+fn to_bytes(name: &str, state: &UploadRecord) -> Result<Vec<u8>> {
     serde_json::to_vec(state).map_err(|e| Error::from_io("write", name, e.into()))
 }
 
-fn read(store: &dyn Storage, key: &Key) -> Result<State> {
+fn read(store: &dyn Storage, key: &Key) -> Result<UploadRecord> {
     let bytes = read_small(store, key, STATE_BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|e| {
         let (what, due) = (store.display(key), "the state of a draft".to_owned());
@@ -127,8 +138,8 @@ fn read(store: &dyn Storage, key: &Key) -> Result<State> {
 }
 
 /// Keeps the parts before a place, which must be the end of one, and sum up to it.
-fn cut(parts: &mut Vec<Part>, name: &str, from: Mark) -> Result<()> {
-    let (mut at, mut count) = (Mark::default(), 0);
+fn cut(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()> {
+    let (mut at, mut count) = (SyncPoint::default(), 0);
     for (nth, part) in (1..).zip(parts.iter()) {
         if at.bytes >= from.bytes || part.number != nth {
             break;
@@ -138,7 +149,7 @@ fn cut(parts: &mut Vec<Part>, name: &str, from: Mark) -> Result<()> {
         count += 1;
     }
     if at != from {
-        let sum = |mark: Mark| format!("{} bytes that sum to {:016x}", mark.bytes, mark.crc64);
+        let sum = |mark: SyncPoint| format!("{} bytes that sum to {:016x}", mark.bytes, mark.crc64);
         let (what, offset) = (name.to_owned(), at.bytes.min(from.bytes));
         let (got, due) =
             (format!("parts of {}", sum(at)), format!("{}, as were synced", sum(from)));
@@ -149,7 +160,11 @@ fn cut(parts: &mut Vec<Part>, name: &str, from: Mark) -> Result<()> {
 }
 
 /// The parts that the server has; `None` if it does not know the upload.
-fn parts_of(live: &Live, target: &Target, id: &str) -> Result<Option<HashMap<i32, (String, u64)>>> {
+fn parts_of(
+    live: &ProcessBucket,
+    target: &UploadTarget,
+    id: &str,
+) -> Result<Option<HashMap<i32, (String, u64)>>> {
     let mut parts = HashMap::new();
     let mut next: Option<String> = None;
     loop {
@@ -157,7 +172,7 @@ fn parts_of(live: &Live, target: &Target, id: &str) -> Result<Option<HashMap<i32
         let ask = || async move {
             let list = live.clients.usual.list_parts().bucket(&live.bucket).key(&target.path);
             let list = list.upload_id(id).set_part_number_marker(after.clone());
-            list.send().await.map_err(Failed::of)
+            list.send().await.map_err(AttemptError::of)
         };
         let page = match live.runtime.block_on(live.ask("list the parts of", &target.name, ask)) {
             Err(Error::NotFound { .. }) => return Ok(None),
@@ -178,7 +193,11 @@ fn parts_of(live: &Live, target: &Target, id: &str) -> Result<Option<HashMap<i32
     }
 }
 
-fn compare(state: &State, there: &HashMap<i32, (String, u64)>, target: &Target) -> Result<()> {
+fn compare(
+    state: &UploadRecord,
+    there: &HashMap<i32, (String, u64)>,
+    target: &UploadTarget,
+) -> Result<()> {
     let mut offset = 0;
     for part in &state.parts {
         let due = (bare(part.etag.as_deref()), part.bytes);
@@ -199,7 +218,7 @@ fn compare(state: &State, there: &HashMap<i32, (String, u64)>, target: &Target) 
     Ok(())
 }
 
-fn gone(state: &State, target: &Target) -> Error {
+fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
     let id = state.upload.as_deref().unwrap_or("");
     Error::Corrupt {
         what: target.name.clone(),
@@ -211,10 +230,10 @@ fn gone(state: &State, target: &Target) -> Error {
 
 /// Uploads of this object that nobody finished, other than this one, cost space: they are named, as
 /// it cannot be told whether their writers are at work.
-fn name_others(live: &Live, target: &Target, ours: Option<&str>) {
+fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) {
     let ask = || async {
         let list = live.clients.usual.list_multipart_uploads().bucket(&live.bucket);
-        list.prefix(&target.path).send().await.map_err(Failed::of)
+        list.prefix(&target.path).send().await.map_err(AttemptError::of)
     };
     match live.runtime.block_on(live.ask("list the uploads of", &target.name, ask)) {
         Err(error) => log::info!("{error}; so unfinished uploads are not named"),
@@ -239,8 +258,8 @@ fn bare(etag: Option<&str>) -> &str {
     etag.unwrap_or("").trim_matches('"')
 }
 
-impl Draft for S3Upload {
-    fn sync(&mut self) -> Result<Mark> {
+impl ResumableUpload for S3Upload {
+    fn sync(&mut self) -> Result<SyncPoint> {
         self.sync_parts()
     }
 }

@@ -11,10 +11,10 @@ use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
 
 use super::address::Address;
-use super::bucket::{Bucket, Live, Tries};
-use super::failed::Failed;
-use crate::examine::{BucketFacts, Trial};
-use crate::{Error, Key, Owner, RemoteCause, Result};
+use super::bucket::{Bucket, ProcessBucket, Tries};
+use super::failed::AttemptError;
+use crate::examine::{BucketInfo, ProbeDepth};
+use crate::{Error, Key, ProcessIdentity, RemoteErrorKind, Result};
 
 /// What is written, and what of it is read.
 const BYTES: &[u8] = b"feedline doctor was here";
@@ -24,11 +24,11 @@ const WRONG_SUM: &str = "AAAAAAAAAAA=";
 
 pub(crate) fn examine(
     url: &str,
-    trial: Trial,
+    trial: ProbeDepth,
     doing: &dyn Fn(&'static str),
-) -> Result<BucketFacts> {
+) -> Result<BucketInfo> {
     let Address { bucket, prefix, options } = Address::parse(url)?;
-    let name = prefix.join(&format!(".tmp-doctor-{}", Owner::new()))?;
+    let name = prefix.join(&format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
     let live = Bucket::of(&bucket, &options).live()?;
     let what = format!("s3://{bucket}/{name}");
     let probe = Probe { live: &live, key: &name, what: &what, doing };
@@ -36,22 +36,22 @@ pub(crate) fn examine(
 }
 
 struct Probe<'a> {
-    live: &'a Live,
+    live: &'a ProcessBucket,
     key: &'a Key,
     what: &'a str,
     doing: &'a dyn Fn(&'static str),
 }
 
 impl Probe<'_> {
-    async fn run(&self, trial: Trial) -> BucketFacts {
+    async fn run(&self, trial: ProbeDepth) -> BucketInfo {
         let mut facts =
-            BucketFacts { endpoint: self.live.clients.endpoint.clone(), ..BucketFacts::default() };
+            BucketInfo { endpoint: self.live.clients.endpoint.clone(), ..BucketInfo::default() };
         (self.doing)("look at an object that is not there");
         facts.clock_ahead_s = self.clock().await;
         let listed = self.list().await;
         let is_away = listed.as_ref().is_err_and(is_away);
         facts.tried.push(("list", listed));
-        if trial == Trial::Look || is_away {
+        if trial == ProbeDepth::Look || is_away {
             return facts;
         }
         let put = self.put(false, None).await;
@@ -72,7 +72,7 @@ impl Probe<'_> {
     async fn ask<T>(
         &self,
         doing: &'static str,
-        asked: impl Future<Output = std::result::Result<T, Failed>>,
+        asked: impl Future<Output = std::result::Result<T, AttemptError>>,
     ) -> Result<T> {
         (self.doing)(doing);
         let mut tries = Tries::default();
@@ -95,7 +95,7 @@ impl Probe<'_> {
     async fn list(&self) -> Result<()> {
         let list = self.live.clients.usual.list_objects_v2().bucket(&self.live.bucket);
         let asked = list.prefix(self.key.as_str()).max_keys(1).send();
-        self.ask("list", async { asked.await.map(drop).map_err(Failed::of) }).await
+        self.ask("list", async { asked.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     async fn put(&self, only_new: bool, sum: Option<&str>) -> Result<()> {
@@ -103,15 +103,15 @@ impl Probe<'_> {
         let put = put.key(self.key.as_str()).body(ByteStream::from_static(BYTES));
         let put = put.set_if_none_match(only_new.then(|| "*".to_owned()));
         let asked = put.set_checksum_crc64_nvme(sum.map(str::to_owned)).send();
-        self.ask("write", async { asked.await.map(drop).map_err(Failed::of) }).await
+        self.ask("write", async { asked.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     async fn get(&self, range: Option<&str>, due: &[u8]) -> Result<()> {
         let get = self.live.clients.usual.get_object().bucket(&self.live.bucket);
         let asked = get.key(self.key.as_str()).set_range(range.map(str::to_owned)).send();
         let got = self.ask("read", async {
-            let body = asked.await.map_err(Failed::of)?.body.collect().await;
-            body.map(AggregatedBytes::into_bytes).map_err(|e| Failed::of_body(&e))
+            let body = asked.await.map_err(AttemptError::of)?.body.collect().await;
+            body.map(AggregatedBytes::into_bytes).map_err(|e| AttemptError::of_body(&e))
         });
         let got = got.await?;
         if got == due {
@@ -124,15 +124,15 @@ impl Probe<'_> {
     async fn delete(&self) -> Result<()> {
         let delete = self.live.clients.usual.delete_object().bucket(&self.live.bucket);
         let asked = delete.key(self.key.as_str()).send();
-        self.ask("delete", async { asked.await.map(drop).map_err(Failed::of) }).await
+        self.ask("delete", async { asked.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     /// Whether parts can be uploaded, and whether a name that is taken refuses them.
     async fn parts(&self) -> (Option<String>, Option<bool>) {
         let create = self.live.clients.usual.create_multipart_upload().bucket(&self.live.bucket);
         let asked = create.key(self.key.as_str()).send();
-        let begun =
-            self.ask("begin an upload of parts of", async { asked.await.map_err(Failed::of) });
+        let begun = self
+            .ask("begin an upload of parts of", async { asked.await.map_err(AttemptError::of) });
         let id = match begun.await {
             Ok(begun) => begun.upload_id().unwrap_or_default().to_owned(),
             Err(error) => return (Some(error.to_string()), None),
@@ -143,8 +143,9 @@ impl Probe<'_> {
             let abort = self.live.clients.usual.abort_multipart_upload();
             let abort = abort.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(&id);
             let asked = abort.send();
-            let aborted =
-                self.ask("give up", async { asked.await.map(drop).map_err(Failed::of) }).await;
+            let aborted = self
+                .ask("give up", async { asked.await.map(drop).map_err(AttemptError::of) })
+                .await;
             if let Err(error) = aborted {
                 return (Some(error.to_string()), refused);
             }
@@ -157,7 +158,8 @@ impl Probe<'_> {
         let part = self.live.clients.usual.upload_part().bucket(&self.live.bucket);
         let part = part.key(self.key.as_str()).upload_id(id).part_number(1);
         let asked = part.body(ByteStream::from_static(BYTES)).send();
-        let sent = self.ask("write a part of", async { asked.await.map_err(Failed::of) }).await?;
+        let sent =
+            self.ask("write a part of", async { asked.await.map_err(AttemptError::of) }).await?;
         let part = CompletedPart::builder().part_number(1);
         let part = part.set_e_tag(sent.e_tag().map(str::to_owned)).build();
         let complete = self.live.clients.usual.complete_multipart_upload();
@@ -166,7 +168,8 @@ impl Probe<'_> {
             .if_none_match("*")
             .multipart_upload(CompletedMultipartUpload::builder().parts(part).build());
         let asked = complete.send();
-        self.ask("join the parts of", async { asked.await.map(drop).map_err(Failed::of) }).await
+        self.ask("join the parts of", async { asked.await.map(drop).map_err(AttemptError::of) })
+            .await
     }
 
     /// Whether a rule removes parts that nobody joined; `None` if that may not be asked.
@@ -182,7 +185,7 @@ impl Probe<'_> {
                 Some(rules.rules().iter().any(aborts))
             }
             Err(error) => {
-                let failed = Failed::of(error);
+                let failed = AttemptError::of(error);
                 failed.came.contains("NoSuchLifecycleConfiguration").then_some(false)
             }
         }
@@ -194,7 +197,7 @@ fn refuses(outcome: &Result<()>) -> Option<bool> {
     match outcome {
         Ok(()) => Some(false),
         Err(Error::Remote(remote)) => match remote.cause {
-            RemoteCause::Replaced | RemoteCause::Refused => Some(true),
+            RemoteErrorKind::Replaced | RemoteErrorKind::Refused => Some(true),
             _ => None,
         },
         Err(_) => None,
@@ -203,7 +206,7 @@ fn refuses(outcome: &Result<()>) -> Option<bool> {
 
 /// Whether nobody answers, so that there is nothing more to be asked.
 fn is_away(error: &Error) -> bool {
-    use RemoteCause as C;
+    use RemoteErrorKind as C;
     let Error::Remote(remote) = error else { return false };
     let away =
         [C::Unreachable, C::Dns, C::Tls, C::Stalled, C::NoBucket, C::NoCredentials, C::Expired];

@@ -8,25 +8,25 @@ use aws_sdk_s3::operation::RequestId as _;
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 
 use super::client::NameUnknown;
-use crate::RemoteCause as Cause;
+use crate::RemoteErrorKind;
 
 /// One try that failed.
 #[derive(Clone, Debug)]
-pub(super) struct Failed {
-    pub(super) cause: Cause,
+pub(super) struct AttemptError {
+    pub(super) cause: RemoteErrorKind,
     /// The status of the answer; 0 if there was none.
     pub(super) status: u16,
     pub(super) came: String,
     pub(super) request_id: Option<String>,
 }
 
-impl Failed {
-    pub(super) fn new(cause: Cause, came: impl Into<String>) -> Self {
-        Failed { cause, status: 0, came: came.into(), request_id: None }
+impl AttemptError {
+    pub(super) fn new(cause: RemoteErrorKind, came: impl Into<String>) -> Self {
+        AttemptError { cause, status: 0, came: came.into(), request_id: None }
     }
 
     pub(super) fn is_absent(&self) -> bool {
-        self.status == 404 && self.cause != Cause::NoBucket
+        self.status == 404 && self.cause != RemoteErrorKind::NoBucket
     }
 
     /// The condition of the request did not hold.
@@ -44,8 +44,8 @@ impl Failed {
     /// What a body broke off with.
     pub(super) fn of_body(error: &(dyn StdError + 'static)) -> Self {
         let mut failed = Self::of_network(error);
-        if failed.cause == Cause::Other {
-            failed.cause = Cause::Reset;
+        if failed.cause == RemoteErrorKind::Other {
+            failed.cause = RemoteErrorKind::Reset;
         }
         failed
     }
@@ -56,29 +56,29 @@ impl Failed {
         let told = error_of::<io::Error>(error).map(io::Error::kind);
         let holds = |words: &[&str]| words.iter().any(|word| said.contains(word));
         let cause = if error_of::<NameUnknown>(error).is_some() {
-            Cause::Dns
+            RemoteErrorKind::Dns
         } else if holds(&["redential"]) {
-            Cause::NoCredentials
+            RemoteErrorKind::NoCredentials
         } else if holds(&["certificate", "received corrupt message", "TLS", "fatal alert"]) {
-            Cause::Tls
+            RemoteErrorKind::Tls
         } else if holds(&["connection closed before message completed", "end of file before"]) {
-            Cause::Truncated
+            RemoteErrorKind::Truncated
         } else {
             match told {
                 Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable) => {
-                    Cause::Unreachable
+                    RemoteErrorKind::Unreachable
                 }
-                Some(io::ErrorKind::UnexpectedEof) => Cause::Truncated,
+                Some(io::ErrorKind::UnexpectedEof) => RemoteErrorKind::Truncated,
                 Some(
                     io::ErrorKind::ConnectionReset
                     | io::ErrorKind::BrokenPipe
                     | io::ErrorKind::ConnectionAborted,
-                ) => Cause::Reset,
-                Some(io::ErrorKind::TimedOut) => Cause::Stalled,
-                _ => Cause::Other,
+                ) => RemoteErrorKind::Reset,
+                Some(io::ErrorKind::TimedOut) => RemoteErrorKind::Stalled,
+                _ => RemoteErrorKind::Other,
             }
         };
-        Failed::new(cause, said)
+        AttemptError::new(cause, said)
     }
 
     /// What an operation of the SDK gave.
@@ -101,21 +101,21 @@ impl Failed {
                 // A body that breaks off, or is no XML, such as the page of a proxy.
                 let said = "the answer is not that of an S3 server";
                 let mut failed = Self::of_answer(status, "", said, id);
-                if failed.cause == Cause::Other {
-                    failed.cause = Cause::Truncated;
+                if failed.cause == RemoteErrorKind::Other {
+                    failed.cause = RemoteErrorKind::Truncated;
                 }
                 failed
             }
             SdkError::DispatchFailure(dispatch) => {
                 let mut failed = Self::of_network(&error);
-                if failed.cause == Cause::Other && dispatch.is_timeout() {
-                    failed.cause = Cause::Unreachable;
-                } else if failed.cause == Cause::Other && dispatch.is_io() {
-                    failed.cause = Cause::Reset;
+                if failed.cause == RemoteErrorKind::Other && dispatch.is_timeout() {
+                    failed.cause = RemoteErrorKind::Unreachable;
+                } else if failed.cause == RemoteErrorKind::Other && dispatch.is_io() {
+                    failed.cause = RemoteErrorKind::Reset;
                 }
                 failed
             }
-            SdkError::TimeoutError(_) => Failed::new(Cause::Stalled, chain(&error)),
+            SdkError::TimeoutError(_) => AttemptError::new(RemoteErrorKind::Stalled, chain(&error)),
             _ => Self::of_network(&error),
         }
     }
@@ -124,24 +124,28 @@ impl Failed {
     fn of_answer(status: u16, code: &str, message: &str, request_id: Option<&str>) -> Self {
         let cause = match (code, status) {
             ("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired", _) => {
-                Cause::Expired
+                RemoteErrorKind::Expired
             }
             ("RequestTimeTooSkewed" | "RequestExpired" | "RequestInTheFuture", _) => {
-                Cause::ClockSkew
+                RemoteErrorKind::ClockSkew
             }
-            ("NoSuchBucket", _) => Cause::NoBucket,
+            ("NoSuchBucket", _) => RemoteErrorKind::NoBucket,
             ("PermanentRedirect" | "AuthorizationHeaderMalformed", _) | (_, 301 | 307) => {
-                Cause::WrongRegion
+                RemoteErrorKind::WrongRegion
             }
             ("SlowDown" | "SlowDownRead" | "SlowDownWrite" | "RequestLimitExceeded", _)
-            | (_, 429 | 503) => Cause::SlowDown,
-            ("RequestTimeout" | "InternalError", _) | (_, 500 | 502 | 504) => Cause::Server,
-            ("OperationAborted" | "ConditionalRequestConflict", _) | (_, 409) => Cause::Conflict,
-            (_, 401 | 403) => Cause::Denied,
-            (_, 412) => Cause::Replaced,
-            (_, 416) => Cause::Range,
-            (_, 400..) => Cause::Refused,
-            _ => Cause::Other,
+            | (_, 429 | 503) => RemoteErrorKind::SlowDown,
+            ("RequestTimeout" | "InternalError", _) | (_, 500 | 502 | 504) => {
+                RemoteErrorKind::Server
+            }
+            ("OperationAborted" | "ConditionalRequestConflict", _) | (_, 409) => {
+                RemoteErrorKind::Conflict
+            }
+            (_, 401 | 403) => RemoteErrorKind::Denied,
+            (_, 412) => RemoteErrorKind::Replaced,
+            (_, 416) => RemoteErrorKind::Range,
+            (_, 400..) => RemoteErrorKind::Refused,
+            _ => RemoteErrorKind::Other,
         };
         let mut came = format!("status {status}");
         for part in [code, message] {
@@ -150,7 +154,7 @@ impl Failed {
                 came.push_str(part);
             }
         }
-        Failed { cause, status, came, request_id: request_id.map(str::to_owned) }
+        AttemptError { cause, status, came, request_id: request_id.map(str::to_owned) }
     }
 }
 
@@ -190,29 +194,29 @@ mod tests {
     #[test]
     fn answers_are_told_apart() {
         for (status, code, due) in [
-            (400, "ExpiredToken", Cause::Expired),
-            (403, "RequestTimeTooSkewed", Cause::ClockSkew),
-            (403, "AccessDenied", Cause::Denied),
-            (403, "", Cause::Denied),
-            (404, "NoSuchBucket", Cause::NoBucket),
-            (301, "PermanentRedirect", Cause::WrongRegion),
-            (503, "SlowDown", Cause::SlowDown),
-            (503, "", Cause::SlowDown),
-            (500, "InternalError", Cause::Server),
-            (400, "RequestTimeout", Cause::Server),
-            (409, "OperationAborted", Cause::Conflict),
-            (412, "PreconditionFailed", Cause::Replaced),
-            (416, "InvalidRange", Cause::Range),
-            (400, "InvalidArgument", Cause::Refused),
+            (400, "ExpiredToken", RemoteErrorKind::Expired),
+            (403, "RequestTimeTooSkewed", RemoteErrorKind::ClockSkew),
+            (403, "AccessDenied", RemoteErrorKind::Denied),
+            (403, "", RemoteErrorKind::Denied),
+            (404, "NoSuchBucket", RemoteErrorKind::NoBucket),
+            (301, "PermanentRedirect", RemoteErrorKind::WrongRegion),
+            (503, "SlowDown", RemoteErrorKind::SlowDown),
+            (503, "", RemoteErrorKind::SlowDown),
+            (500, "InternalError", RemoteErrorKind::Server),
+            (400, "RequestTimeout", RemoteErrorKind::Server),
+            (409, "OperationAborted", RemoteErrorKind::Conflict),
+            (412, "PreconditionFailed", RemoteErrorKind::Replaced),
+            (416, "InvalidRange", RemoteErrorKind::Range),
+            (400, "InvalidArgument", RemoteErrorKind::Refused),
         ] {
-            let failed = Failed::of_answer(status, code, "", Some("r-1"));
+            let failed = AttemptError::of_answer(status, code, "", Some("r-1"));
             assert_eq!(failed.cause, due, "{status} {code}");
             assert_eq!(failed.request_id.as_deref(), Some("r-1"));
         }
-        assert!(Failed::of_answer(404, "NoSuchKey", "", None).is_absent());
-        assert!(!Failed::of_answer(404, "NoSuchBucket", "", None).is_absent());
+        assert!(AttemptError::of_answer(404, "NoSuchKey", "", None).is_absent());
+        assert!(!AttemptError::of_answer(404, "NoSuchBucket", "", None).is_absent());
         for (status, due) in [(0, true), (200, true), (412, false), (429, false), (503, true)] {
-            let failed = Failed::of_answer(status, "InternalError", "", None);
+            let failed = AttemptError::of_answer(status, "InternalError", "", None);
             assert_eq!(failed.is_ambiguous(), due, "{status}");
         }
     }
@@ -220,14 +224,14 @@ mod tests {
     #[test]
     fn what_the_network_says_is_told_apart() {
         for (kind, due) in [
-            (io::ErrorKind::ConnectionReset, Cause::Reset),
-            (io::ErrorKind::ConnectionRefused, Cause::Unreachable),
-            (io::ErrorKind::UnexpectedEof, Cause::Truncated),
-            (io::ErrorKind::TimedOut, Cause::Stalled),
+            (io::ErrorKind::ConnectionReset, RemoteErrorKind::Reset),
+            (io::ErrorKind::ConnectionRefused, RemoteErrorKind::Unreachable),
+            (io::ErrorKind::UnexpectedEof, RemoteErrorKind::Truncated),
+            (io::ErrorKind::TimedOut, RemoteErrorKind::Stalled),
         ] {
-            assert_eq!(Failed::of_body(&io::Error::from(kind)).cause, due);
+            assert_eq!(AttemptError::of_body(&io::Error::from(kind)).cause, due);
         }
         let tls = io::Error::other("invalid peer certificate: UnknownIssuer");
-        assert_eq!(Failed::of_body(&tls).cause, Cause::Tls);
+        assert_eq!(AttemptError::of_body(&tls).cause, RemoteErrorKind::Tls);
     }
 }

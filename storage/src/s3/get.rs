@@ -9,11 +9,11 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::operation::RequestId as _;
 use aws_sdk_s3::primitives::ByteStream;
 
-use super::bucket::{Live, Tries, count};
-use super::failed::Failed;
-use crate::{RemoteCause, Result};
+use super::bucket::{ProcessBucket, Tries, count};
+use super::failed::AttemptError;
+use crate::{RemoteErrorKind, Result};
 
-type Tried<T> = std::result::Result<T, Failed>;
+type AttemptResult<T> = std::result::Result<T, AttemptError>;
 
 /// A body that brings less than this within the time of a stall only drips: it would take ten
 /// minutes for a mebibyte.
@@ -41,7 +41,7 @@ struct Filled<'a> {
 /// Fills a buffer from a range that lies within the object. Gives the bytes that were moved for
 /// that, also if it fails.
 pub(super) async fn fill(
-    live: &Live,
+    live: &ProcessBucket,
     object: &Opened,
     offset: u64,
     buf: &mut [u8],
@@ -72,7 +72,7 @@ pub(super) async fn fill(
 }
 
 struct Get<'a> {
-    live: &'a Live,
+    live: &'a ProcessBucket,
     object: &'a Opened,
     offset: u64,
     len: usize,
@@ -82,7 +82,7 @@ struct Get<'a> {
 
 impl Get<'_> {
     /// One try, when it is allowed. Of a first one, the time it took counts.
-    async fn once(&self, tries: &mut Tries, due: Option<Instant>) -> Tried<()> {
+    async fn once(&self, tries: &mut Tries, due: Option<Instant>) -> AttemptResult<()> {
         let _permit = self.live.limiter.enter().await;
         tries.begin();
         let made = tries.made();
@@ -95,7 +95,7 @@ impl Get<'_> {
     }
 
     /// A request, and a second one if the first is late.
-    async fn hedged(&self, made: u32, due: Option<Instant>) -> Tried<()> {
+    async fn hedged(&self, made: u32, due: Option<Instant>) -> AttemptResult<()> {
         let live = self.live;
         // What is in trouble by itself is made again soon enough: only first tries are hedged.
         let slack = due.map(|due| due.saturating_duration_since(Instant::now()));
@@ -131,7 +131,7 @@ impl Get<'_> {
     }
 
     /// Asks for what is not there yet, and takes it as it comes.
-    async fn request(&self, client: &Client) -> Tried<()> {
+    async fn request(&self, client: &Client) -> AttemptResult<()> {
         let mut at = self.done();
         let (mut body, id) = self.open(client, at).await?;
         let stall = self.live.options.stall;
@@ -139,18 +139,22 @@ impl Get<'_> {
         while self.done() < self.len {
             let next = tokio::time::timeout(stall, body.next()).await;
             let before = at;
-            let because = |mut failed: Failed| {
+            let because = |mut failed: AttemptError| {
                 failed.request_id.clone_from(&id);
                 failed.came = format!("{}, after {before} of {} bytes", failed.came, self.len);
                 failed
             };
-            let stalled = || Failed::new(RemoteCause::Stalled, format!("nothing for {stall:?}"));
+            let stalled =
+                || AttemptError::new(RemoteErrorKind::Stalled, format!("nothing for {stall:?}"));
             let chunk = match next.map_err(|_| because(stalled()))? {
-                None => return Err(because(Failed::new(RemoteCause::Truncated, "it ended"))),
-                Some(chunk) => chunk.map_err(|e| because(Failed::of_body(&e)))?,
+                None => {
+                    return Err(because(AttemptError::new(RemoteErrorKind::Truncated, "it ended")));
+                }
+                Some(chunk) => chunk.map_err(|e| because(AttemptError::of_body(&e)))?,
             };
             if chunk.len() > self.len - at {
-                let more = Failed::new(RemoteCause::WrongLength, "more bytes than asked for");
+                let more =
+                    AttemptError::new(RemoteErrorKind::WrongLength, "more bytes than asked for");
                 return Err(because(more));
             }
             self.take(at, &chunk);
@@ -159,7 +163,7 @@ impl Get<'_> {
                 let came = at - window.1;
                 if came < DRIP_BYTES.min(self.len - at) {
                     let told = format!("{came} bytes in {:?}", window.0.elapsed());
-                    return Err(because(Failed::new(RemoteCause::Drip, told)));
+                    return Err(because(AttemptError::new(RemoteErrorKind::Drip, told)));
                 }
                 window = (Instant::now(), at);
             }
@@ -168,7 +172,11 @@ impl Get<'_> {
     }
 
     /// The begin of an answer: that it is of this object and this range.
-    async fn open(&self, client: &Client, at: usize) -> Tried<(ByteStream, Option<String>)> {
+    async fn open(
+        &self,
+        client: &Client,
+        at: usize,
+    ) -> AttemptResult<(ByteStream, Option<String>)> {
         let (object, live) = (self.object, self.live);
         let (first, end) = (self.offset + at as u64, self.offset + self.len as u64);
         let asked = client
@@ -181,18 +189,18 @@ impl Get<'_> {
         count(&live.metrics.requests, 1);
         let stalled = |_| {
             let told = format!("no answer in {:?}", live.options.stall);
-            Failed::new(RemoteCause::Stalled, told)
+            AttemptError::new(RemoteErrorKind::Stalled, told)
         };
         let answer = tokio::time::timeout(live.options.stall, asked).await.map_err(stalled)?;
-        let answer = answer.map_err(Failed::of)?;
+        let answer = answer.map_err(AttemptError::of)?;
         let id = answer.request_id().map(str::to_owned);
         let wrong = |cause, came: String| {
             let request_id = id.clone();
-            Err(Failed { request_id, ..Failed::new(cause, came) })
+            Err(AttemptError { request_id, ..AttemptError::new(cause, came) })
         };
         if answer.e_tag().is_some_and(|etag| etag != object.etag) {
             let came = format!("ETag {}, due {}", answer.e_tag().unwrap_or(""), object.etag);
-            return wrong(RemoteCause::Replaced, came);
+            return wrong(RemoteErrorKind::Replaced, came);
         }
         let due = format!("bytes {first}-{}/{}", end - 1, object.len_bytes);
         let whole = first == 0 && end == object.len_bytes;
@@ -201,7 +209,7 @@ impl Get<'_> {
             None if whole => {}
             range => {
                 let came = format!("range {:?}, due {due}", range.unwrap_or("none"));
-                return wrong(RemoteCause::WrongLength, came);
+                return wrong(RemoteErrorKind::WrongLength, came);
             }
         }
         Ok((answer.body, id))

@@ -13,12 +13,12 @@ const CUT_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Limiter {
     permits: Semaphore,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
     max: usize,
 }
 
 #[derive(Debug)]
-struct State {
+struct LimiterState {
     /// What is allowed, in fractions.
     limit: f64,
     /// Permits that exist, taken or not.
@@ -35,7 +35,7 @@ pub(super) struct Permit<'a> {
 
 impl Limiter {
     pub(super) fn new(max: usize) -> Self {
-        let state = State { limit: max as f64, made: max, cut: None };
+        let state = LimiterState { limit: max as f64, made: max, cut: None };
         Limiter { permits: Semaphore::new(max), state: Mutex::new(state), max }
     }
 
@@ -49,7 +49,7 @@ impl Limiter {
         self.state().limit as usize // fits: at most `max`
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LimiterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,15 +3,15 @@
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 
-use super::bucket::Live;
-use super::failed::Failed;
+use super::bucket::ProcessBucket;
+use super::failed::AttemptError;
 use crate::{Error, Result};
 
 /// Objects in one request to delete, as S3 has it.
 const DELETES_MAX: usize = 1000;
 
 /// Keys and lengths of all objects whose key begins so.
-pub(super) fn all(live: &Live, below: &str, name: &str) -> Result<Vec<(String, u64)>> {
+pub(super) fn all(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     pages(live, below, None, name, |page| {
         for object in page.contents() {
@@ -23,7 +23,7 @@ pub(super) fn all(live: &Live, below: &str, name: &str) -> Result<Vec<(String, u
 }
 
 /// The components that follow, each once, sorted.
-pub(super) fn names(live: &Live, below: &str, name: &str) -> Result<Vec<String>> {
+pub(super) fn names(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     pages(live, below, Some("/"), name, |page| {
         let objects = page.contents().iter().filter_map(|object| object.key());
@@ -39,7 +39,7 @@ pub(super) fn names(live: &Live, below: &str, name: &str) -> Result<Vec<String>>
 }
 
 fn pages(
-    live: &Live,
+    live: &ProcessBucket,
     below: &str,
     delimiter: Option<&str>,
     name: &str,
@@ -51,7 +51,7 @@ fn pages(
         let ask = || async move {
             let list = live.clients.usual.list_objects_v2().bucket(&live.bucket).prefix(below);
             let list = list.set_delimiter(delimiter.map(str::to_owned));
-            list.set_continuation_token(token.clone()).send().await.map_err(Failed::of)
+            list.set_continuation_token(token.clone()).send().await.map_err(AttemptError::of)
         };
         let page = live.runtime.block_on(live.ask("list", name, ask))?;
         take(&page);
@@ -64,11 +64,17 @@ fn pages(
 }
 
 /// Deletes objects, a thousand at a time.
-pub(super) fn delete(live: &Live, paths: &[String], name: &str) -> Result<()> {
+pub(super) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Result<()> {
     let client = &live.clients.usual;
     if let [path] = paths {
         let ask = || async {
-            client.delete_object().bucket(&live.bucket).key(path).send().await.map_err(Failed::of)
+            client
+                .delete_object()
+                .bucket(&live.bucket)
+                .key(path)
+                .send()
+                .await
+                .map_err(AttemptError::of)
         };
         return live.runtime.block_on(live.ask("delete", name, ask)).map(drop);
     }
@@ -80,7 +86,7 @@ pub(super) fn delete(live: &Live, paths: &[String], name: &str) -> Result<()> {
             delete.map_err(|e| Error::from_io("delete", name, std::io::Error::other(e)))?;
         let ask = || async {
             let asked = client.delete_objects().bucket(&live.bucket).delete(delete.clone());
-            asked.send().await.map_err(Failed::of)
+            asked.send().await.map_err(AttemptError::of)
         };
         let done = live.runtime.block_on(live.ask("delete", name, ask))?;
         if let Some(left) = done.errors().first() {

@@ -32,13 +32,13 @@ pub mod server;
 use std::sync::Arc;
 
 use address::Address;
-use bucket::{Bucket, Live};
+use bucket::{Bucket, ProcessBucket};
 
 pub(crate) use examine::examine;
 
 use crate::{
-    Draft, Engine, Entry, Error, Key, Mark, Object, Profile, Reader, ReaderOptions, Result,
-    Storage, Upload, temporary,
+    Error, IoEngine, Key, Object, ObjectMeta, Profile, Reader, ReaderOptions, Result,
+    ResumableUpload, Storage, SyncPoint, Upload, temporary,
 };
 
 /// Whether this URL is for us.
@@ -68,7 +68,7 @@ impl S3 {
         let Address { bucket, prefix, options } = address;
         let profile = Profile {
             file_system: "s3".to_owned(),
-            engine: Engine::Pread,
+            engine: IoEngine::Pread,
             engine_why: "requests over HTTP are neither".to_owned(),
             direct: false,
             align_bytes: 1,
@@ -91,13 +91,13 @@ impl S3 {
         if path.is_empty() { path } else { path + "/" }
     }
 
-    fn live(&self) -> Result<Arc<Live>> {
+    fn live(&self) -> Result<Arc<ProcessBucket>> {
         self.bucket.live()
     }
 
-    fn target(&self, key: &Key) -> put::Target {
+    fn target(&self, key: &Key) -> put::UploadTarget {
         let (path, name) = (self.path(key), self.display(key));
-        put::Target { path, name, file_name: key.name().to_owned() }
+        put::UploadTarget { path, name, file_name: key.name().to_owned() }
     }
 
     /// Where the state of a draft is.
@@ -121,7 +121,7 @@ impl Storage for S3 {
         Ok(Box::new(put::S3Upload::new(live, target, len_bytes_max)))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         let below = self.below(folder);
         let root = self.below(&Key::root()).len();
         let live = self.live()?;
@@ -132,7 +132,7 @@ impl Storage for S3 {
                 log::warn!("s3://{}/{path}: passed over, no name of ours", self.bucket.name);
             }
             let key = key.filter(|key| !temporary::is_hidden(key.name()))?;
-            Some(Entry { key, bytes })
+            Some(ObjectMeta { key, bytes })
         });
         let mut entries: Vec<_> = entries.collect();
         entries.sort_by(|a, b| a.key.cmp(&b.key));
@@ -193,7 +193,7 @@ impl Storage for S3 {
         &self.profile
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         let (live, target, state) = (self.live()?, self.target(key), Self::draft_key(key)?);
         if object::head(&live, &target.path, &target.name)?.is_some() {
             return Err(Error::Exists { what: target.name });
@@ -202,7 +202,7 @@ impl Storage for S3 {
         Ok(Box::new(draft))
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let (target, state) = (self.target(key), Self::draft_key(key)?);
         let state_target = self.target(&state);
         Ok(Box::new(draft::resume(self, self.live()?, target, &state, state_target, from)?))

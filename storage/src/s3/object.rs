@@ -6,18 +6,22 @@ use aws_sdk_s3::operation::head_object::HeadObjectOutput;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
-use super::bucket::{Bucket, Live};
-use super::failed::Failed;
+use super::bucket::{Bucket, ProcessBucket};
+use super::failed::AttemptError;
 use super::get::{self, Opened, PIECE_BYTES};
 use crate::local_copy::map_copy;
-use crate::{Error, Map, Object, Read, RemoteCause, Result};
+use crate::{Error, Map, Object, RangeRead, RemoteErrorKind, Result};
 
 /// Looks at an object; `None` if it is not there, or its bucket is not.
-pub(super) fn head(live: &Live, path: &str, name: &str) -> Result<Option<HeadObjectOutput>> {
+pub(super) fn head(
+    live: &ProcessBucket,
+    path: &str,
+    name: &str,
+) -> Result<Option<HeadObjectOutput>> {
     let client = &live.clients.usual;
     let ask = || async {
         let asked = client.head_object().bucket(&live.bucket).key(path).send().await;
-        match asked.map_err(Failed::of) {
+        match asked.map_err(AttemptError::of) {
             Ok(head) => Ok(Some(head)),
             Err(failed) if failed.is_absent() => Ok(None),
             // An answer to HEAD has no body and so no code: the same question as a GET has both.
@@ -31,13 +35,13 @@ pub(super) fn head(live: &Live, path: &str, name: &str) -> Result<Option<HeadObj
 }
 
 /// What a GET says to what HEAD did not explain.
-async fn why_not(live: &Live, path: &str) -> Option<Failed> {
+async fn why_not(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
     let get = live.clients.usual.get_object().bucket(&live.bucket).key(path).range("bytes=0-0");
-    get.send().await.err().map(Failed::of)
+    get.send().await.err().map(AttemptError::of)
 }
 
 /// Opens an object, and says why it cannot be.
-pub(super) fn open(live: &Live, path: String, name: String) -> Result<Opened> {
+pub(super) fn open(live: &ProcessBucket, path: String, name: String) -> Result<Opened> {
     let Some(head) = head(live, &path, &name)? else {
         // Without this a bucket that does not exist would be an object that does not exist.
         let ask = || async { why_not(live, &path).await.map_or(Ok(()), Err) };
@@ -65,7 +69,7 @@ impl S3Object {
         S3Object { bucket: Arc::clone(bucket), opened: Arc::new(opened) }
     }
 
-    pub(super) fn live(&self) -> Result<Arc<Live>> {
+    pub(super) fn live(&self) -> Result<Arc<ProcessBucket>> {
         self.bucket.live()
     }
 }
@@ -88,7 +92,7 @@ impl Object for S3Object {
         self.opened.len_bytes
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         let opened = &*self.opened;
         for read in &*reads {
             opened.check(read.offset, read.buf.len())?;
@@ -126,6 +130,6 @@ impl Object for S3Object {
 }
 
 /// Whether an error says that an upload of another was there first.
-pub(super) fn is_taken(failed: &Failed) -> bool {
-    failed.is_unmet() && failed.cause == RemoteCause::Replaced
+pub(super) fn is_taken(failed: &AttemptError) -> bool {
+    failed.is_unmet() && failed.cause == RemoteErrorKind::Replaced
 }

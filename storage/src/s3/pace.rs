@@ -25,10 +25,10 @@ const CLASSES: usize = 16;
 
 /// What was measured, and what is left of the budget.
 #[derive(Debug)]
-pub(super) struct Pace(Mutex<State>);
+pub(super) struct LatencyTracker(Mutex<LatencyState>);
 
 #[derive(Debug)]
-struct State {
+struct LatencyState {
     classes: [Class; CLASSES],
     saved: u32,
 }
@@ -41,13 +41,13 @@ struct Class {
     usual: Times,
 }
 
-impl Pace {
+impl LatencyTracker {
     pub(super) fn new() -> Self {
         let class = Class { recent: Times::new(64), usual: Times::new(4096) };
-        Pace(Mutex::new(State { classes: [class; CLASSES], saved: 0 }))
+        LatencyTracker(Mutex::new(LatencyState { classes: [class; CLASSES], saved: 0 }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LatencyState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_request_is_late_past_the_95th_of_its_size() {
-        let pace = Pace::new();
+        let pace = LatencyTracker::new();
         assert_eq!(pace.late_after(1 << 20, None), None, "nothing is known yet");
         (0..100).for_each(|_| pace.took(1 << 20, MS * 400));
         let late = pace.late_after(1 << 20, None).unwrap();
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn no_hedges_when_everything_is_slow() {
-        let pace = Pace::new();
+        let pace = LatencyTracker::new();
         (0..1000).for_each(|_| pace.took(1 << 20, MS * 10));
         assert!(pace.late_after(1 << 20, None).is_some());
         (0..60).for_each(|_| pace.took(1 << 20, MS * 100));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn one_hedge_for_twenty_requests() {
-        let pace = Pace::new();
+        let pace = LatencyTracker::new();
         assert!(!pace.may_hedge());
         let hedges = (0..1000).filter(|_| {
             pace.took(1, MS);

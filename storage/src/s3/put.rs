@@ -19,13 +19,13 @@ use aws_sdk_s3::primitives::{ByteStream, SdkBody};
 use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use tokio::task::JoinSet;
 
-use super::bucket::{Live, Tries};
-use super::draft::{self, Part, State};
-use super::failed::Failed;
+use super::bucket::{ProcessBucket, Tries};
+use super::draft::{self, UploadRecord, UploadedPart};
+use super::failed::AttemptError;
 use super::list;
 use super::object::{head, is_taken};
 use crate::rng::Rng;
-use crate::{Crc64, Error, FileEntry, Mark, Result, Upload, crc64_join};
+use crate::{Crc64, Error, FileEntry, Result, SyncPoint, Upload, crc64_join};
 
 /// Smaller parts cost requests, larger ones memory.
 const PART_BYTES_MIN: u64 = 16 << 20;
@@ -49,7 +49,7 @@ const ABORT_MAX: Duration = Duration::from_secs(10);
 
 /// What is being written.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct UploadTarget {
     pub(super) path: String,
     pub(super) name: String,
     pub(super) file_name: String,
@@ -58,19 +58,19 @@ pub(super) struct Target {
 /// An upload.
 #[derive(Debug)]
 pub(super) struct S3Upload {
-    live: Arc<Live>,
-    target: Target,
+    live: Arc<ProcessBucket>,
+    target: UploadTarget,
     mark: String,
     len_bytes_max: u64,
     len_bytes: u64,
     /// What was sent in parts.
-    sent: Mark,
+    sent: SyncPoint,
     /// What is not under way yet, and its sum.
     part: Vec<u8>,
     part_sum: Crc64,
     multipart: Option<Multipart>,
     /// Where the state of a draft is.
-    draft: Option<Target>,
+    draft: Option<UploadTarget>,
     first_failure: Option<String>,
 }
 
@@ -78,16 +78,16 @@ pub(super) struct S3Upload {
 struct Multipart {
     id: String,
     begun: u64,
-    under_way: JoinSet<Result<Part>>,
-    parts: Vec<Part>,
+    under_way: JoinSet<Result<UploadedPart>>,
+    parts: Vec<UploadedPart>,
 }
 
 /// Writes a small object over what is there.
-pub(super) fn replace(live: &Live, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
+pub(super) fn replace(live: &ProcessBucket, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
     let ask = || async {
         let body = ByteStream::from(bytes.to_vec());
         let put = live.clients.usual.put_object().bucket(&live.bucket).key(path).body(body);
-        put.send().await.map(drop).map_err(Failed::of)
+        put.send().await.map(drop).map_err(AttemptError::of)
     };
     live.runtime.block_on(live.ask("replace", name, ask))
 }
@@ -102,14 +102,14 @@ fn part_bytes(len_bytes_max: u64, number: u64) -> u64 {
 }
 
 impl S3Upload {
-    pub(super) fn new(live: Arc<Live>, target: Target, len_bytes_max: u64) -> Self {
+    pub(super) fn new(live: Arc<ProcessBucket>, target: UploadTarget, len_bytes_max: u64) -> Self {
         S3Upload {
             live,
             target,
             mark: format!("{:016x}", Rng::from_entropy().next()),
             len_bytes_max,
             len_bytes: 0,
-            sent: Mark::default(),
+            sent: SyncPoint::default(),
             part: Vec::new(),
             part_sum: Crc64::new(),
             multipart: None,
@@ -123,13 +123,13 @@ impl S3Upload {
     }
 
     /// From now on it outlives its writer.
-    pub(super) fn keep_as(&mut self, state: Target) {
+    pub(super) fn keep_as(&mut self, state: UploadTarget) {
         self.draft = Some(state);
     }
 
     /// Takes up the parts of another process.
-    pub(super) fn go_on(&mut self, state: State, from: Mark) {
-        let State { upload, mark, parts } = state;
+    pub(super) fn go_on(&mut self, state: UploadRecord, from: SyncPoint) {
+        let UploadRecord { upload, mark, parts } = state;
         (self.mark, self.sent, self.len_bytes) = (mark, from, from.bytes);
         let begun = parts.len() as u64;
         self.multipart = upload.map(|id| Multipart { id, begun, under_way: JoinSet::new(), parts });
@@ -137,12 +137,12 @@ impl S3Upload {
 
     /// Of all bytes so far.
     fn crc64(&self) -> u64 {
-        let Mark { bytes, crc64 } = self.sent;
+        let SyncPoint { bytes, crc64 } = self.sent;
         crc64_join(crc64, self.part_sum.value(), self.len_bytes - bytes)
     }
 
     /// Makes the parts certain that were sent.
-    pub(super) fn sync_parts(&mut self) -> Result<Mark> {
+    pub(super) fn sync_parts(&mut self) -> Result<SyncPoint> {
         self.write(&[])?;
         let synced = self.wait_for_parts().and_then(|()| self.write_state());
         self.remember(synced)?;
@@ -155,7 +155,7 @@ impl S3Upload {
         };
         multipart.parts.sort_by_key(|part| part.number);
         let (upload, parts) = (Some(multipart.id.clone()), multipart.parts.clone());
-        draft::write(&self.live, target, &State { upload, mark: self.mark.clone(), parts })
+        draft::write(&self.live, target, &UploadRecord { upload, mark: self.mark.clone(), parts })
     }
 
     fn wait_for_parts(&mut self) -> Result<()> {
@@ -217,9 +217,9 @@ impl S3Upload {
         let bytes = self.part.len() as u64;
         let body = SdkBody::from(std::mem::replace(&mut self.part, next));
         let crc64 = std::mem::take(&mut self.part_sum).value();
-        let Mark { bytes: before, crc64: sum } = self.sent;
-        self.sent = Mark { bytes: before + bytes, crc64: crc64_join(sum, crc64, bytes) };
-        let part = Part { number, etag: None, bytes, crc64 };
+        let SyncPoint { bytes: before, crc64: sum } = self.sent;
+        self.sent = SyncPoint { bytes: before + bytes, crc64: crc64_join(sum, crc64, bytes) };
+        let part = UploadedPart { number, etag: None, bytes, crc64 };
         let sent = send(Arc::clone(live), target.clone(), multipart.id.clone(), part, body);
         multipart.under_way.spawn_on(sent, live.runtime.handle());
         Ok(())
@@ -260,7 +260,7 @@ impl S3Upload {
             let body = ByteStream::new(body.try_clone().expect("bytes in memory"));
             let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
             let put = put.key(&self.target.path).metadata(MARK, &self.mark).body(body);
-            put.if_none_match("*").send().await.map(drop).map_err(Failed::of)
+            put.if_none_match("*").send().await.map(drop).map_err(AttemptError::of)
         };
         self.commit(max, ask).await
     }
@@ -272,7 +272,7 @@ impl S3Upload {
             let complete = self.live.clients.usual.complete_multipart_upload();
             let complete = complete.bucket(&self.live.bucket).key(&self.target.path).upload_id(id);
             let complete = complete.multipart_upload(parts.clone()).if_none_match("*");
-            complete.send().await.map(drop).map_err(Failed::of)
+            complete.send().await.map(drop).map_err(AttemptError::of)
         };
         self.commit(max, ask).await
     }
@@ -280,7 +280,7 @@ impl S3Upload {
     /// Makes the request that makes the object visible until its fate is known.
     async fn commit<Asked>(&self, max: Duration, mut ask: impl FnMut() -> Asked) -> Result<bool>
     where
-        Asked: Future<Output = std::result::Result<(), Failed>>,
+        Asked: Future<Output = std::result::Result<(), AttemptError>>,
     {
         let (mut tries, mut unsure) = (Tries::default(), false);
         loop {
@@ -310,7 +310,7 @@ impl S3Upload {
     async fn is_there_and_ours(&self) -> Result<Option<bool>> {
         let ask = || async {
             let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
-            match head.key(&self.target.path).send().await.map_err(Failed::of) {
+            match head.key(&self.target.path).send().await.map_err(AttemptError::of) {
                 Ok(head) => {
                     let mark = head.metadata().and_then(|metadata| metadata.get(MARK));
                     let len = head.content_length().and_then(|len| u64::try_from(len).ok());
@@ -403,7 +403,7 @@ impl Drop for S3Upload {
 }
 
 impl Multipart {
-    fn wait_for_one(&mut self, live: &Live, name: &str) -> Result<()> {
+    fn wait_for_one(&mut self, live: &ProcessBucket, name: &str) -> Result<()> {
         match live.runtime.block_on(self.under_way.join_next()) {
             None => Ok(()),
             Some(Ok(part)) => part.map(|part| self.parts.push(part)),
@@ -412,10 +412,10 @@ impl Multipart {
     }
 }
 
-fn begin(live: &Arc<Live>, target: &Target, mark: &str) -> Result<Multipart> {
+fn begin(live: &Arc<ProcessBucket>, target: &UploadTarget, mark: &str) -> Result<Multipart> {
     let ask = || async {
         let create = live.clients.usual.create_multipart_upload().bucket(&live.bucket);
-        create.key(&target.path).metadata(MARK, mark).send().await.map_err(Failed::of)
+        create.key(&target.path).metadata(MARK, mark).send().await.map_err(AttemptError::of)
     };
     let begun = live.runtime.block_on(live.ask("begin to write", &target.name, ask))?;
     let id = CreateMultipartUploadOutput::upload_id(&begun).ok_or_else(|| Error::Corrupt {
@@ -429,33 +429,33 @@ fn begin(live: &Arc<Live>, target: &Target, mark: &str) -> Result<Multipart> {
 }
 
 /// Has the server forget an upload.
-pub(super) async fn abort(live: &Live, target: &Target, id: &str) -> Result<()> {
+pub(super) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str) -> Result<()> {
     let ask = || async {
         let abort = live.clients.usual.abort_multipart_upload().bucket(&live.bucket);
         let abort = abort.key(&target.path).upload_id(id);
-        abort.send().await.map(drop).map_err(Failed::of)
+        abort.send().await.map(drop).map_err(AttemptError::of)
     };
     live.ask("give up writing", &target.name, ask).await
 }
 
 /// One part, until it is there or given up. Sent twice it is the same part.
 async fn send(
-    live: Arc<Live>,
-    target: Target,
+    live: Arc<ProcessBucket>,
+    target: UploadTarget,
     id: String,
-    part: Part,
+    part: UploadedPart,
     body: SdkBody,
-) -> Result<Part> {
+) -> Result<UploadedPart> {
     let max = live.answer_max(body.bytes().map_or(0, <[u8]>::len));
     let mut tries = Tries::default();
     loop {
         let bytes = ByteStream::new(body.try_clone().expect("bytes in memory"));
         let upload = live.clients.usual.upload_part().bucket(&live.bucket).key(&target.path);
         let sent = upload.upload_id(&id).part_number(part.number).body(bytes).send();
-        match live.once(&mut tries, max, async { sent.await.map_err(Failed::of) }).await {
+        match live.once(&mut tries, max, async { sent.await.map_err(AttemptError::of) }).await {
             Ok(sent) => {
                 let etag = sent.e_tag().map(str::to_owned);
-                return Ok(Part { etag, ..part });
+                return Ok(UploadedPart { etag, ..part });
             }
             Err(failed) => {
                 let again = tries.again(&live, failed).await;

@@ -10,40 +10,43 @@ use futures_util::stream::FuturesUnordered;
 
 use tokio::task::JoinSet;
 
-use super::bucket::Live;
+use super::bucket::ProcessBucket;
 use super::get::{self, Opened, PIECE_BYTES};
 use super::object::S3Object;
-use crate::flying::{Carrier, Done, Flying, Load};
-use crate::{Error, Object, Read, ReaderOptions, Result};
+use crate::flying::{BackendCompletion, BackendRead, InFlightReader, ReadBackend};
+use crate::{Error, Object, RangeRead, ReaderOptions, Result};
 
 /// Carries reads. Dropping it ends the tasks, and their connections and buffers with them.
-pub(super) struct Tasks {
-    live: Arc<Live>,
+pub(super) struct S3Backend {
+    live: Arc<ProcessBucket>,
     tasks: JoinSet<()>,
-    sender: Sender<Done>,
-    done: Receiver<Done>,
+    sender: Sender<BackendCompletion>,
+    done: Receiver<BackendCompletion>,
 }
 
-pub(super) fn reader(live: Arc<Live>, options: &ReaderOptions) -> Flying<Tasks> {
+pub(super) fn reader(
+    live: Arc<ProcessBucket>,
+    options: &ReaderOptions,
+) -> InFlightReader<S3Backend> {
     let depth = options.depth_or(live.options.depth).min(live.options.depth);
     let (sender, done) = channel();
-    Flying::new(Tasks { live, tasks: JoinSet::new(), sender, done }, depth, options)
+    InFlightReader::new(S3Backend { live, tasks: JoinSet::new(), sender, done }, depth, options)
 }
 
-impl fmt::Debug for Tasks {
+impl fmt::Debug for S3Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tasks").field("bucket", &self.live.bucket).finish_non_exhaustive()
     }
 }
 
-impl Carrier for Tasks {
-    fn carry(&mut self, mut load: Load) {
+impl ReadBackend for S3Backend {
+    fn carry(&mut self, mut load: BackendRead) {
         let sender = self.sender.clone();
         let Some(ours) = load.object.as_any().and_then(|any| any.downcast_ref::<S3Object>()) else {
             let handle = self.live.runtime.handle();
             let read = move || {
                 let (offset, buf) = (load.offset, &mut load.buf[..load.len]);
-                let outcome = load.object.read_many(&mut [Read { offset, buf }]);
+                let outcome = load.object.read_many(&mut [RangeRead { offset, buf }]);
                 let moved_bytes = if outcome.is_ok() { load.len as u64 } else { 0 };
                 let _ = sender.send(done(load, moved_bytes, outcome));
             };
@@ -66,7 +69,7 @@ impl Carrier for Tasks {
         self.tasks.spawn_on(task, self.live.runtime.handle());
     }
 
-    fn wait(&mut self, until: Instant, done: &mut Vec<Done>) {
+    fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
         let left = until.saturating_duration_since(Instant::now());
         match self.done.recv_timeout(left) {
             Ok(first) => done.push(first),
@@ -82,7 +85,7 @@ impl Carrier for Tasks {
     }
 }
 
-async fn read(live: &Live, opened: &Opened, load: &mut Load) -> (u64, Result<()>) {
+async fn read(live: &ProcessBucket, opened: &Opened, load: &mut BackendRead) -> (u64, Result<()>) {
     let (offset, due, len) = (load.offset, load.due, load.len);
     if let Err(e) = opened.check(offset, len) {
         return (0, Err(e));
@@ -102,7 +105,7 @@ async fn read(live: &Live, opened: &Opened, load: &mut Load) -> (u64, Result<()>
     (moved_bytes, Ok(()))
 }
 
-fn done(load: Load, moved_bytes: u64, outcome: Result<()>) -> Done {
+fn done(load: BackendRead, moved_bytes: u64, outcome: Result<()>) -> BackendCompletion {
     let data = if outcome.is_ok() { 0..load.len } else { 0..0 };
-    Done { slot: load.slot, buf: load.buf, data, moved_bytes, short_reads: 0, outcome }
+    BackendCompletion { slot: load.slot, buf: load.buf, data, moved_bytes, short_reads: 0, outcome }
 }

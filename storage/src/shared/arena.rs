@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use memmap2::{Advice, MmapMut};
 
-use super::memory::Memory;
+use super::memory::SharedMemory;
 use crate::{Error, Result};
 
 /// Bytes of one length, zeros at first. Their pages are given by the system when they are first
@@ -16,7 +16,7 @@ pub struct Arena(Backing);
 
 enum Backing {
     Own(MmapMut),
-    Shared(Memory),
+    Shared(SharedMemory),
 }
 
 /// Pages that one thread asks for at once: large enough for the largest pages, small enough that
@@ -43,7 +43,7 @@ impl Arena {
     /// [`Error::Io`] if the kernel gives none.
     pub fn new_shared(len: usize) -> Result<Self> {
         let failed = |e| Error::from_io("make", format!("{len} bytes of memory to share"), e);
-        Ok(Arena(Backing::Shared(Memory::create(len.max(1)).map_err(failed)?)))
+        Ok(Arena(Backing::Shared(SharedMemory::create(len.max(1)).map_err(failed)?)))
     }
 
     /// What another process made by [`Arena::new_shared`].
@@ -52,7 +52,7 @@ impl Arena {
     /// [`Error::Io`] if it has another length, or could lose pages.
     pub fn open(fd: OwnedFd, len: usize) -> Result<Self> {
         let failed = |e| Error::from_io("open", format!("{len} bytes of shared memory"), e);
-        Ok(Arena(Backing::Shared(Memory::open(fd, len.max(1)).map_err(failed)?)))
+        Ok(Arena(Backing::Shared(SharedMemory::open(fd, len.max(1)).map_err(failed)?)))
     }
 
     /// What other processes open; none of memory of this process alone.

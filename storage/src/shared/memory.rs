@@ -10,23 +10,23 @@ use std::time::Duration;
 /// Memory of one length that other processes may map as well. It begins with words, all else is
 /// bytes.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct SharedMemory {
     start: NonNull<u8>,
     len: usize,
     fd: OwnedFd,
 }
 
 // SAFETY: the mapping belongs to the value, and nothing in it is bound to a thread.
-unsafe impl Send for Memory {}
+unsafe impl Send for SharedMemory {}
 
 // SAFETY: through a shared reference words are atomic, and bytes are only read.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for SharedMemory {}
 
 /// With these seals no page can vanish from under a mapping, which would be a signal, and nobody
 /// can take the seals off.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-impl Memory {
+impl SharedMemory {
     /// Zeros, which take no memory until they are touched.
     pub(super) fn create(len: usize) -> io::Result<Self> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -69,7 +69,7 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).expect("the kernel maps nothing at zero");
-        Ok(Memory { start, len, fd })
+        Ok(SharedMemory { start, len, fd })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -127,7 +127,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and no slice outlives it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };

@@ -16,7 +16,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::memory::{Memory, wait, wake};
+use super::memory::{SharedMemory, wait, wake};
 use crate::{Error, Result};
 
 /// How large a ring is. Both sides must agree.
@@ -31,7 +31,7 @@ pub struct Geometry {
 
 /// What comes after the last message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tail {
+pub enum RingEnd {
     /// More messages may come.
     Open,
     /// None: the sender has sent all.
@@ -44,7 +44,7 @@ pub enum Tail {
 /// process is gone is for the socket to say.
 #[derive(Debug)]
 pub struct RingSender {
-    memory: Memory,
+    memory: SharedMemory,
     geometry: Geometry,
     sent: u32,
     closed: bool,
@@ -53,7 +53,7 @@ pub struct RingSender {
 /// The side that looks at what came.
 #[derive(Debug)]
 pub struct RingReceiver {
-    memory: Memory,
+    memory: SharedMemory,
     geometry: Geometry,
     taken: u32,
     holds: bool,
@@ -107,7 +107,7 @@ impl RingSender {
     /// # Errors
     /// [`Error::Io`] if the kernel gives none, or the geometry is out of its bounds.
     pub fn create(geometry: Geometry) -> Result<Self> {
-        let memory = Memory::create(geometry.len()?)
+        let memory = SharedMemory::create(geometry.len()?)
             .map_err(|e| Error::from_io("make", "memory to share", e))?;
         // fits: `len` bounds both
         memory.word(AT_SLOTS).store(geometry.slots as u32, Ordering::Relaxed);
@@ -152,11 +152,11 @@ impl RingSender {
     }
 
     /// Says that no more will come, and why. What was sent before stays to be taken.
-    pub fn close(&mut self, tail: &Tail) {
+    pub fn close(&mut self, tail: &RingEnd) {
         let (state, words) = match tail {
-            Tail::Open => return,
-            Tail::End => (END, ""),
-            Tail::Failed(words) => (FAILED, words.as_str()),
+            RingEnd::Open => return,
+            RingEnd::End => (END, ""),
+            RingEnd::Failed(words) => (FAILED, words.as_str()),
         };
         if self.closed {
             return;
@@ -191,7 +191,7 @@ impl RingReceiver {
     /// [`Error::Io`] if it is not what both sides agreed on.
     pub fn open(fd: OwnedFd, geometry: Geometry) -> Result<Self> {
         let open = |e| Error::from_io("open", "shared memory", e);
-        let memory = Memory::open(fd, geometry.len()?).map_err(open)?;
+        let memory = SharedMemory::open(fd, geometry.len()?).map_err(open)?;
         let got =
             [AT_MAGIC, AT_SLOTS, AT_SLOT_BYTES].map(|at| memory.word(at).load(Ordering::Acquire));
         let due = [MAGIC, geometry.slots as u32, geometry.slot_bytes as u32];
@@ -241,14 +241,14 @@ impl RingReceiver {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the state is none that we know, or its words are no text.
-    pub fn tail(&self) -> Result<Tail> {
+    pub fn tail(&self) -> Result<RingEnd> {
         match self.memory.word(AT_STATE).load(Ordering::Acquire) {
-            OPEN => Ok(Tail::Open),
-            END => Ok(Tail::End),
+            OPEN => Ok(RingEnd::Open),
+            END => Ok(RingEnd::End),
             FAILED => {
                 let len = self.memory.word(AT_WORDS_LEN).load(Ordering::Relaxed) as usize;
                 let words = self.memory.bytes(AT_WORDS, len.min(WORDS_MAX));
-                Ok(Tail::Failed(String::from_utf8_lossy(words).into_owned()))
+                Ok(RingEnd::Failed(String::from_utf8_lossy(words).into_owned()))
             }
             state => Err(corrupt(AT_STATE, format!("state {state}"), "0 to 2".to_owned())),
         }
@@ -261,7 +261,7 @@ impl RingReceiver {
     pub fn wait(&self, limit: Duration) -> Result<()> {
         let bell = self.memory.word(AT_BELL);
         let seen = bell.load(Ordering::Acquire);
-        if self.waiting()? == 0 && self.tail()? == Tail::Open {
+        if self.waiting()? == 0 && self.tail()? == RingEnd::Open {
             wait(bell, seen, limit);
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// A name on this machine at which other processes of this user knock. One process has it at a
 /// time; the kernel takes it back when that process ends, however it ends.
 #[derive(Debug)]
-pub struct Door {
+pub struct LocalListener {
     name: String,
     listener: UnixListener,
 }
@@ -23,7 +23,7 @@ pub struct Peer {
     pid: u32,
 }
 
-impl Door {
+impl LocalListener {
     /// Takes a name of this user's, or `None` if another process has it.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Door {
             Err(e) => return Err(fail(e)),
         };
         listener.set_nonblocking(true).map_err(fail)?;
-        Ok(Some(Door { name, listener }))
+        Ok(Some(LocalListener { name, listener }))
     }
 
     /// Who knocked, or `None` if nobody did. Processes of other users are turned away.
@@ -55,7 +55,7 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for LocalListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }

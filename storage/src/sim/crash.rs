@@ -160,7 +160,7 @@ fn apply(folders: &mut Folders, edits: &[Edit]) {
 
 /// A file while the log is replayed.
 #[derive(Default)]
-struct File<'a> {
+struct ReplayedFile<'a> {
     durable: Vec<u8>,
     /// Since the last sync, and whether a failed sync has lost it for good.
     pending: Vec<(&'a Op, bool)>,
@@ -172,10 +172,10 @@ fn files_after(
     kept_per_mille: u32,
     rng: &mut Rng,
 ) -> BTreeMap<Node, Vec<u8>> {
-    let mut files: BTreeMap<Node, File<'_>> = BTreeMap::new();
+    let mut files: BTreeMap<Node, ReplayedFile<'_>> = BTreeMap::new();
     start.walk(TOP, "", &mut |_, node| {
         if let Ok(bytes) = start.file(node) {
-            files.insert(node, File { durable: bytes.clone(), pending: Vec::new() });
+            files.insert(node, ReplayedFile { durable: bytes.clone(), pending: Vec::new() });
         }
     });
     let last_write = log.iter().rposition(|op| matches!(op, Op::Write { .. }));
@@ -183,7 +183,7 @@ fn files_after(
         match op {
             // A file that is never written has no bytes.
             Op::Name { new_file: Some(node), .. } => {
-                files.insert(*node, File::default());
+                files.insert(*node, ReplayedFile::default());
             }
             Op::Write { node, .. } | Op::SetLen { node, .. } => {
                 files.entry(*node).or_default().pending.push((op, false));
@@ -207,7 +207,8 @@ fn files_after(
         }
     }
     let torn = last_write.map(|at| &log[at]);
-    let settle = |(node, file): (Node, File<'_>)| (node, settle(&file, torn, kept_per_mille, rng));
+    let settle =
+        |(node, file): (Node, ReplayedFile<'_>)| (node, settle(&file, torn, kept_per_mille, rng));
     files.into_iter().map(settle).collect()
 }
 
@@ -225,7 +226,12 @@ fn write(content: &mut Vec<u8>, op: &Op) {
 }
 
 /// Some of what is pending.
-fn settle(file: &File<'_>, torn: Option<&Op>, kept_per_mille: u32, rng: &mut Rng) -> Vec<u8> {
+fn settle(
+    file: &ReplayedFile<'_>,
+    torn: Option<&Op>,
+    kept_per_mille: u32,
+    rng: &mut Rng,
+) -> Vec<u8> {
     let mut now = file.durable.clone();
     let mut lens = vec![now.len()];
     for (op, _) in &file.pending {

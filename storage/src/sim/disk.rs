@@ -1,4 +1,5 @@
-//! The disk itself: the operations of [`Disk`] on a tree in memory, each of them written down.
+//! The disk itself: the operations of [`FileSystem`] on a tree in memory, each of them written
+//! down.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -7,38 +8,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::crash::{self, Op};
 use super::tree::{Content, Node, Tree, errno};
-use super::{Fail, Faults};
-use crate::disk::{Disk, DiskFile, Name, Stat};
-use crate::piece::{Failure, Piece};
-use crate::pread::{self, At};
+use super::{FaultKind, FaultPlan};
+use crate::disk::{DirEntry, FileSystem, FsFile, Stat};
+use crate::piece::{Transfer, TransferError};
+use crate::pread::{self, PositionedIo};
 use crate::rng::Rng;
-use crate::{Map, Owner, Profile, Read};
+use crate::{Map, ProcessIdentity, Profile, RangeRead};
 
 /// Where its paths begin.
 pub(super) const ROOT: &str = "sim:";
 
 #[derive(Debug)]
-pub(super) struct SimDisk {
-    state: Arc<Mutex<State>>,
-    faults: Faults,
+pub(super) struct FaultFileSystem {
+    state: Arc<Mutex<FaultDiskState>>,
+    faults: FaultPlan,
     /// Each restart is another process.
-    writer: Owner,
+    writer: ProcessIdentity,
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultDiskState {
     live: Tree,
     /// What was on the disk at the start, all of it durable, and what was done since.
     start: Tree,
     log: Vec<Op>,
-    failing: HashMap<usize, Fail>,
+    failing: HashMap<usize, FaultKind>,
     gone: bool,
     rng: Rng,
 }
 
-impl SimDisk {
-    pub(super) fn new(seed: u64, faults: Faults, tree: Tree, boot: u32) -> Self {
-        let state = State {
+impl FaultFileSystem {
+    pub(super) fn new(seed: u64, faults: FaultPlan, tree: Tree, boot: u32) -> Self {
+        let state = FaultDiskState {
             live: tree.clone(),
             start: tree,
             log: Vec::new(),
@@ -46,14 +47,18 @@ impl SimDisk {
             gone: false,
             rng: Rng::new(seed),
         };
-        SimDisk { state: Arc::new(Mutex::new(state)), faults, writer: Owner::simulated(boot) }
+        FaultFileSystem {
+            state: Arc::new(Mutex::new(state)),
+            faults,
+            writer: ProcessIdentity::simulated(boot),
+        }
     }
 
     pub(super) fn op_count(&self) -> usize {
         lock(&self.state).log.len()
     }
 
-    pub(super) fn fail_op(&self, op: usize, how: Fail) {
+    pub(super) fn fail_op(&self, op: usize, how: FaultKind) {
         lock(&self.state).failing.insert(op, how);
     }
 
@@ -73,13 +78,13 @@ impl SimDisk {
         paths
     }
 
-    fn file(&self, node: Node) -> Arc<dyn DiskFile> {
+    fn file(&self, node: Node) -> Arc<dyn FsFile> {
         let (state, faults) = (Arc::clone(&self.state), self.faults.clone());
         Arc::new(SimFile { state, faults, node })
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<FaultDiskState>) -> MutexGuard<'_, FaultDiskState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -90,16 +95,16 @@ fn parts(path: &Path) -> io::Result<Vec<&str>> {
     Ok(below.split('/').filter(|part| !part.is_empty()).collect())
 }
 
-impl State {
+impl FaultDiskState {
     /// Does one operation that changes the disk, and writes down what became of it.
     fn change<T>(&mut self, act: impl FnOnce(&mut Tree) -> io::Result<(T, Op)>) -> io::Result<T> {
         let planned = self.failing.remove(&self.log.len());
-        self.gone |= planned == Some(Fail::Gone);
+        self.gone |= planned == Some(FaultKind::Gone);
         let outcome = match planned {
             _ if self.gone => Err(errno(libc::EIO)),
-            Some(Fail::NoSpace) => Err(errno(libc::ENOSPC)),
-            Some(Fail::Denied) => Err(errno(libc::EACCES)),
-            Some(Fail::Io | Fail::Gone) => Err(errno(libc::EIO)),
+            Some(FaultKind::NoSpace) => Err(errno(libc::ENOSPC)),
+            Some(FaultKind::Denied) => Err(errno(libc::EACCES)),
+            Some(FaultKind::Io | FaultKind::Gone) => Err(errno(libc::EIO)),
             None => act(&mut self.live),
         };
         let (outcome, op) = match outcome {
@@ -110,7 +115,7 @@ impl State {
         outcome
     }
 
-    fn sync(&mut self, node: Node, faults: &Faults) -> io::Result<()> {
+    fn sync(&mut self, node: Node, faults: &FaultPlan) -> io::Result<()> {
         let lies = faults.sync_lies;
         let synced = self.change(|_| Ok(((), if lies { Op::Failed } else { Op::Sync { node } })));
         if synced.is_err() {
@@ -131,14 +136,14 @@ impl State {
     }
 
     /// Whether a file may grow to a length.
-    fn has_room(&self, node: Node, len_bytes: u64, faults: &Faults) -> io::Result<()> {
+    fn has_room(&self, node: Node, len_bytes: u64, faults: &FaultPlan) -> io::Result<()> {
         let Some(capacity) = faults.capacity_bytes else { return Ok(()) };
         let growth = len_bytes.saturating_sub(self.live.file(node)?.len() as u64);
         if self.used_bytes() + growth > capacity { Err(errno(libc::ENOSPC)) } else { Ok(()) }
     }
 
     /// How many of `len` bytes a transfer moves.
-    fn transferred(&mut self, len: usize, faults: &Faults) -> io::Result<usize> {
+    fn transferred(&mut self, len: usize, faults: &FaultPlan) -> io::Result<usize> {
         if self.gone {
             return Err(errno(libc::EIO));
         }
@@ -153,15 +158,15 @@ impl State {
     }
 }
 
-impl Disk for SimDisk {
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+impl FileSystem for FaultFileSystem {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
         let state = lock(&self.state);
         let node = state.live.find(&parts(path)?)?;
         state.live.file(node)?;
         Ok(self.file(node))
     }
 
-    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+    fn create_new(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
         let parts = parts(path)?;
         let node = lock(&self.state).change(|tree| {
             let (folder, name) = vacant(tree, &parts)?;
@@ -172,7 +177,7 @@ impl Disk for SimDisk {
         Ok(self.file(node))
     }
 
-    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+    fn reopen(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
         self.open(path)
     }
 
@@ -258,11 +263,11 @@ impl Disk for SimDisk {
         })
     }
 
-    fn read_dir(&self, path: &Path) -> io::Result<Vec<Name>> {
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
         let state = lock(&self.state);
         let folder = state.live.folder(state.live.find(&parts(path)?)?)?;
         let is_folder = |node: Node| matches!(state.live.content(node), Content::Folder(_));
-        let name = |(text, node): (&String, &Node)| Name {
+        let name = |(text, node): (&String, &Node)| DirEntry {
             text: text.clone(),
             is_folder: is_folder(*node),
         };
@@ -274,11 +279,11 @@ impl Disk for SimDisk {
         Ok(self.faults.capacity_bytes.map(|capacity| capacity.saturating_sub(used)))
     }
 
-    fn writer(&self) -> Owner {
-        Owner::new().of_process(&self.writer)
+    fn writer(&self) -> ProcessIdentity {
+        ProcessIdentity::new().of_process(&self.writer)
     }
 
-    fn is_alive(&self, writer: &Owner) -> bool {
+    fn is_alive(&self, writer: &ProcessIdentity) -> bool {
         writer.is_same_process(&self.writer)
     }
 
@@ -302,12 +307,12 @@ fn vacant<'p>(tree: &Tree, path: &[&'p str]) -> io::Result<(Node, &'p str)> {
 
 #[derive(Debug)]
 struct SimFile {
-    state: Arc<Mutex<State>>,
-    faults: Faults,
+    state: Arc<Mutex<FaultDiskState>>,
+    faults: FaultPlan,
     node: Node,
 }
 
-impl At for SimFile {
+impl PositionedIo for SimFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut state = lock(&self.state);
         let count = state.transferred(buf.len(), &self.faults)?;
@@ -351,17 +356,17 @@ impl SimFile {
     }
 }
 
-impl DiskFile for SimFile {
+impl FsFile for SimFile {
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(lock(&self.state).live.file(self.node)?.len() as u64)
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<(), Failure> {
-        pread::transfer(self, &mut Piece::of_reads(reads), 1)
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<(), TransferError> {
+        pread::transfer(self, &mut Transfer::of_reads(reads), 1)
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
-        pread::transfer(self, &mut Piece::of_write(offset, bytes, 1), 1)
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TransferError> {
+        pread::transfer(self, &mut Transfer::of_write(offset, bytes, 1), 1)
     }
 
     fn lock(&self) -> io::Result<()> {

@@ -6,8 +6,8 @@ use std::{io, thread};
 
 use crate::rng::Rng;
 use crate::{
-    Draft, Entry, Error, Key, Map, Mark, Object, Profile, Read, Result, Share, Storage, Unsynced,
-    Upload, WorkFile,
+    Error, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, Profile,
+    RangeRead, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// What goes wrong with reads, by itself. By default nothing does.
@@ -32,22 +32,22 @@ pub struct ReadFaults {
 /// use std::sync::Arc;
 /// use storage::{Key, sim};
 ///
-/// let inner = Arc::new(sim::SimStore::new(1, sim::Faults::default()));
+/// let inner = Arc::new(sim::FaultStore::new(1, sim::FaultPlan::default()));
 /// let key = Key::new("a")?;
 /// storage::write_all(&*inner, &key, b"all of it")?;
 /// let faults = sim::ReadFaults { io_per_mille: 1000, ..sim::ReadFaults::default() };
-/// let faulty = sim::FaultyStore::new(inner, 2, faults);
+/// let faulty = sim::ReadFaultLayer::new(inner, 2, faults);
 /// assert!(storage::read_all(&faulty, &key).is_err());
 /// # Ok::<(), storage::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct FaultyStore {
+pub struct ReadFaultLayer {
     inner: Arc<dyn Storage>,
-    plan: Arc<Plan>,
+    plan: Arc<ReadFaultPlan>,
 }
 
 #[derive(Debug)]
-struct Plan {
+struct ReadFaultPlan {
     seed: u64,
     faults: ReadFaults,
     reads: AtomicU64,
@@ -58,18 +58,18 @@ struct Plan {
     released: Condvar,
 }
 
-impl FaultyStore {
+impl ReadFaultLayer {
     /// A store with these faults. The seed decides which reads meet one.
     #[must_use]
     pub fn new(inner: Arc<dyn Storage>, seed: u64, faults: ReadFaults) -> Self {
         let [reads, bytes, failed] = [0; 3].map(AtomicU64::new);
         let (hung, released) = (Mutex::new(0..0), Condvar::new());
-        let plan = Plan { seed, faults, reads, bytes, failed, hung, released };
-        FaultyStore { inner, plan: Arc::new(plan) }
+        let plan = ReadFaultPlan { seed, faults, reads, bytes, failed, hung, released };
+        ReadFaultLayer { inner, plan: Arc::new(plan) }
     }
 
     /// From now on reads that touch these bytes, of whichever object, hang until
-    /// [`FaultyStore::release`].
+    /// [`ReadFaultLayer::release`].
     pub fn hang(&self, bytes: Range<u64>) {
         *self.plan.hung() = bytes;
     }
@@ -99,19 +99,19 @@ impl FaultyStore {
     }
 }
 
-impl Plan {
+impl ReadFaultPlan {
     fn hung(&self) -> MutexGuard<'_, Range<u64>> {
         self.hung.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets one read meet what is planned for it.
-    fn meet(&self, what: &str, read: &Read<'_>) -> Result<()> {
+    fn meet(&self, what: &str, read: &RangeRead<'_>) -> Result<()> {
         let met = self.try_meet(what, read);
         self.failed.fetch_add(u64::from(met.is_err()), Ordering::Relaxed);
         met
     }
 
-    fn try_meet(&self, what: &str, read: &Read<'_>) -> Result<()> {
+    fn try_meet(&self, what: &str, read: &RangeRead<'_>) -> Result<()> {
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(read.buf.len() as u64, Ordering::Relaxed);
         let mut rng = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -136,17 +136,17 @@ impl Plan {
 
 /// An object, or a file without a name, whose writes are passed on.
 #[derive(Debug)]
-struct Faulty<T: ?Sized> {
+struct ReadFaultObject<T: ?Sized> {
     inner: Arc<T>,
-    plan: Arc<Plan>,
+    plan: Arc<ReadFaultPlan>,
 }
 
-impl<T: ?Sized + Object> Object for Faulty<T> {
+impl<T: ?Sized + Object> Object for ReadFaultObject<T> {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         reads.iter().try_for_each(|read| self.plan.meet(&self.inner.display(), read))?;
         self.inner.read_many(reads)
     }
@@ -160,7 +160,7 @@ impl<T: ?Sized + Object> Object for Faulty<T> {
     }
 }
 
-impl WorkFile for Faulty<dyn WorkFile> {
+impl InPlaceFile for ReadFaultObject<dyn InPlaceFile> {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.inner.write_at(offset, bytes)
     }
@@ -174,17 +174,17 @@ impl WorkFile for Faulty<dyn WorkFile> {
     }
 }
 
-impl Storage for FaultyStore {
+impl Storage for ReadFaultLayer {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         let inner = self.inner.open(key)?;
-        Ok(Arc::new(Faulty { inner, plan: Arc::clone(&self.plan) }))
+        Ok(Arc::new(ReadFaultObject { inner, plan: Arc::clone(&self.plan) }))
     }
 
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
         self.inner.create(key, len_bytes_max)
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         self.inner.list(folder)
     }
 
@@ -228,11 +228,11 @@ impl Storage for FaultyStore {
         self.inner.sweep(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.inner.create_draft(key)
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         self.inner.resume_draft(key, from)
     }
 
@@ -244,20 +244,25 @@ impl Storage for FaultyStore {
         self.inner.discard_draft(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.inner.create_work(key, len_bytes)
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         self.inner.open_work(key)
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let inner = self.inner.create_unnamed(folder, len_bytes)?;
-        Ok(Arc::new(Faulty { inner, plan: Arc::clone(&self.plan) }))
+        Ok(Arc::new(ReadFaultObject { inner, plan: Arc::clone(&self.plan) }))
     }
 
-    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+    fn share(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
         self.inner.share(key, from, how)
     }
 

@@ -3,8 +3,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    Draft, Entry, FileEntry, Key, Mark, Object, Profile, Result, Share, Storage, Unsynced, Upload,
-    WorkFile,
+    FileEntry, InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, Profile, Result,
+    ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// Hears of a call: the store below, the name of the method, and the key, which is that of an
@@ -14,19 +14,19 @@ type Hook = dyn Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync;
 /// Another store, which tells of every call that looks for something or changes something: what
 /// the hook says is what the caller gets, unless it says nothing. Clones are the same store.
 #[derive(Clone)]
-pub struct Hooked {
+pub struct HookLayer {
     inner: Arc<dyn Storage>,
     before: Arc<Hook>,
     after: Arc<Hook>,
 }
 
-impl fmt::Debug for Hooked {
+impl fmt::Debug for HookLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
 }
 
-impl Hooked {
+impl HookLayer {
     /// One that tells before each call, which is not made if the hook fails.
     #[expect(clippy::new_ret_no_self, reason = "a store is all that anybody wants of it")]
     pub fn new(
@@ -42,7 +42,7 @@ impl Hooked {
         before: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,
         after: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,
     ) -> Arc<dyn Storage> {
-        Arc::new(Hooked { inner, before: Arc::new(before), after: Arc::new(after) })
+        Arc::new(HookLayer { inner, before: Arc::new(before), after: Arc::new(after) })
     }
 
     fn call<T>(
@@ -58,7 +58,7 @@ impl Hooked {
     }
 }
 
-impl Storage for Hooked {
+impl Storage for HookLayer {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         self.call("open", key, |inner| inner.open(key))
     }
@@ -68,7 +68,7 @@ impl Storage for Hooked {
         Ok(Box::new(HookedUpload { inner, key: key.clone(), store: self.clone() }))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         self.call("list", folder, |inner| inner.list(folder))
     }
 
@@ -112,11 +112,11 @@ impl Storage for Hooked {
         self.inner.sweep(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.inner.create_draft(key)
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         self.inner.resume_draft(key, from)
     }
 
@@ -128,19 +128,24 @@ impl Storage for Hooked {
         self.inner.discard_draft(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.call("create_work", key, |inner| inner.create_work(key, len_bytes))
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         self.call("open_work", key, |inner| inner.open_work(key))
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.call("create_unnamed", folder, |inner| inner.create_unnamed(folder, len_bytes))
     }
 
-    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+    fn share(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
         self.call("share", key, |inner| inner.share(key, from, how))
     }
 
@@ -153,7 +158,7 @@ impl Storage for Hooked {
 struct HookedUpload {
     inner: Box<dyn Upload>,
     key: Key,
-    store: Hooked,
+    store: HookLayer,
 }
 
 impl Upload for HookedUpload {
@@ -189,7 +194,7 @@ impl Upload for HookedUpload {
         store.call("finish", &key, |_| inner.finish())
     }
 
-    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         let HookedUpload { inner, key, store } = *self;
         store.call("finish", &key, |_| inner.finish_in_folder())
     }

@@ -4,11 +4,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::model::Model;
+use super::model::StoreModel;
 
 /// What is taken, and until when.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct QueueModel {
     servers: Vec<Server>,
     /// When the link of this client has carried all that it was given.
     link: u64,
@@ -28,22 +28,28 @@ struct Server {
 
 /// A part of a file that one request is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct ModelRequest {
     pub(super) server: usize,
     pub(super) bytes: u64,
 }
 
-impl Books {
-    pub(super) fn new(model: &Model) -> Self {
+impl QueueModel {
+    pub(super) fn new(model: &StoreModel) -> Self {
         let servers = vec![Server::default(); model.servers.count as usize];
-        Books { servers, link: 0, gate: 0, meta: 0 }
+        QueueModel { servers, link: 0, gate: 0, meta: 0 }
     }
 
     /// A read or write that is asked for at `now` and takes `latency` beside its bytes; gives when
     /// it is done. Bytes keep servers and link busy, latency does not: so one that stalls takes a
     /// place at its server and no one's rate.
-    pub(super) fn transfer(&mut self, model: &Model, piece: Piece, now: u64, latency: u64) -> u64 {
-        let Piece { server, bytes } = piece;
+    pub(super) fn transfer(
+        &mut self,
+        model: &StoreModel,
+        piece: ModelRequest,
+        now: u64,
+        latency: u64,
+    ) -> u64 {
+        let ModelRequest { server, bytes } = piece;
         let gate = model.client.requests_per_s.map_or(0, |rate| nanos(1.0, rate));
         self.gate = self.gate.max(now).saturating_add(gate);
         self.link = self.link.max(now).saturating_add(transfer_ns(bytes, model.client.mb_per_s));
@@ -65,7 +71,7 @@ impl Books {
     }
 
     /// A request about names that begins at `start`, at or after `now`.
-    pub(super) fn name(&mut self, model: &Model, now: u64, start: u64, latency: u64) -> u64 {
+    pub(super) fn name(&mut self, model: &StoreModel, now: u64, start: u64, latency: u64) -> u64 {
         self.meta = self.meta.max(now).saturating_add(nanos(1.0, model.meta.per_s));
         self.meta.max(start).saturating_add(latency)
     }
@@ -73,11 +79,11 @@ impl Books {
 
 /// The requests of a range of a file, and the server of each.
 pub(super) fn pieces(
-    model: &Model,
+    model: &StoreModel,
     file: u64,
     offset: u64,
     len: u64,
-) -> impl Iterator<Item = Piece> + use<> {
+) -> impl Iterator<Item = ModelRequest> + use<> {
     let servers = &model.servers;
     let (stripe, request) =
         (u64::from(servers.stripe_kib) << 10, u64::from(servers.request_kib) << 10);
@@ -95,7 +101,8 @@ pub(super) fn pieces(
             until = until.min((stripe_idx + 1).saturating_mul(stripe));
         }
         let server = (file % count + stripe_idx % stripes) % count;
-        let piece = Piece { server: server as usize, bytes: until - at }; // fits: below the count
+        // fits: below the count
+        let piece = ModelRequest { server: server as usize, bytes: until - at };
         at = until;
         Some(piece)
     })

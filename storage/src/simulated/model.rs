@@ -7,7 +7,7 @@ use crate::{Error, Result};
 /// What a store costs: read from TOML, as `storage/src/simulated/lustre.toml` has it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct StoreModel {
     /// What it is called, as `lustre`.
     pub name: String,
     pub(super) latency_us: Latencies,
@@ -151,7 +151,7 @@ const LATENCY_US_MAX: f64 = 3.6e9;
 /// More servers than any cluster has, of whom each takes some memory.
 const SERVERS_MAX: u32 = 1 << 16;
 
-impl Model {
+impl StoreModel {
     /// The names of those that are built in.
     pub const NAMES: [&'static str; 4] = ["lustre", "ceph", "s3", "nfs"];
 
@@ -190,7 +190,7 @@ impl Model {
             let value = parsed.get("value").cloned().ok_or_else(|| refuse("no value"))?;
             at.insert((*last).to_owned(), value);
         }
-        let model: Model = table.try_into().map_err(|e: toml::de::Error| {
+        let model: StoreModel = table.try_into().map_err(|e: toml::de::Error| {
             bad("the model of a store", e.to_string().trim_end().replace('\n', " "))
         })?;
         model.check().map_err(|why| bad(&format!("the model {}", model.name), why))?;

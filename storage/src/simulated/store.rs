@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::model::Op;
-use super::{Simulation, Ticket};
+use super::{SimulatedCompletion, Simulation};
 use crate::{
-    Draft, Entry, Error, FileEntry, Key, Map, Mark, Object, Profile, Read, Result, Storage,
-    Unsynced, Upload,
+    Error, FileEntry, Key, Map, Object, ObjectMeta, PendingDirSync, Profile, RangeRead, Result,
+    ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// What the name of a simulated file system begins with.
@@ -15,17 +15,17 @@ pub(crate) const MARK: &str = "simulated ";
 
 /// A store with the times of a model.
 #[derive(Debug)]
-pub(super) struct Simulated {
+pub(super) struct SimulationLayer {
     inner: Arc<dyn Storage>,
     sim: Arc<Simulation>,
     profile: Profile,
 }
 
-impl Simulated {
+impl SimulationLayer {
     pub(super) fn new(inner: Arc<dyn Storage>, sim: Arc<Simulation>) -> Self {
         let mut profile = inner.profile().clone();
         profile.file_system = format!("{MARK}{}", sim.model.name);
-        Simulated { inner, sim, profile }
+        SimulationLayer { inner, sim, profile }
     }
 
     /// One request about a name.
@@ -56,7 +56,7 @@ impl Simulated {
             at,
             flying: VecDeque::new(),
             flying_bytes: 0,
-            last: Ticket { done: 0, failure: None },
+            last: SimulatedCompletion { done: 0, failure: None },
         })
     }
 
@@ -74,7 +74,7 @@ impl Simulated {
     }
 }
 
-impl Storage for Simulated {
+impl Storage for SimulationLayer {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         let inner = self.named("open", key, || self.inner.open(key))?;
         Ok(self.object(inner, key))
@@ -85,7 +85,7 @@ impl Storage for Simulated {
         Ok(self.upload(inner, key))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         self.listed(folder, self.inner.list(folder))
     }
 
@@ -139,13 +139,13 @@ impl Storage for Simulated {
         self.named("sweep", folder, || self.inner.sweep(folder))
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.drafts("begin a draft of", key)?;
         let inner = self.named("create", key, || self.inner.create_draft(key))?;
         Ok(self.upload(inner, key))
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         self.drafts("go on with a draft of", key)?;
         let inner = self.named("open", key, || self.inner.resume_draft(key, from))?;
         Ok(self.upload(inner, key))
@@ -154,8 +154,8 @@ impl Storage for Simulated {
     fn resume_draft_by(
         &self,
         key: &Key,
-        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
-    ) -> Result<Box<dyn Draft>> {
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Box<dyn ResumableUpload>> {
         self.drafts("go on with a draft of", key)?;
         let inner = self.named("open", key, || self.inner.resume_draft_by(key, find))?;
         Ok(self.upload(inner, key))
@@ -205,7 +205,7 @@ struct SimObject {
 }
 
 impl SimObject {
-    fn ask(&self, offset: u64, len: u64) -> Ticket {
+    fn ask(&self, offset: u64, len: u64) -> SimulatedCompletion {
         self.sim.transfer(Op::Read, self.file, offset, len)
     }
 }
@@ -215,9 +215,9 @@ impl Object for SimObject {
         self.inner.len_bytes()
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         let asked = reads.iter().map(|read| self.ask(read.offset, read.buf.len() as u64));
-        let Some(ticket) = asked.reduce(Ticket::and) else { return Ok(()) };
+        let Some(ticket) = asked.reduce(SimulatedCompletion::and) else { return Ok(()) };
         let (offset, bytes) = (reads[0].offset, reads.iter().map(|read| read.buf.len()).sum());
         let doing = Reading { offset, bytes };
         self.sim.carry(ticket, doing, || self.display(), || self.inner.read_many(reads))
@@ -264,7 +264,7 @@ struct SimUpload<U: ?Sized> {
     flying: VecDeque<(u64, u64)>,
     flying_bytes: u64,
     /// When all of them are, and whether one fails.
-    last: Ticket,
+    last: SimulatedCompletion,
 }
 
 impl<U: ?Sized + Upload> SimUpload<U> {
@@ -295,7 +295,7 @@ impl<U: ?Sized + Upload> SimUpload<U> {
 
     /// After a failure every call fails.
     fn check(&self, doing: &str) -> Result<()> {
-        let Ticket { failure, .. } = self.last;
+        let SimulatedCompletion { failure, .. } = self.last;
         match failure {
             None => Ok(()),
             Some(_) => self.sim.carry(self.last, doing, || self.name.clone(), || Ok(())),
@@ -303,7 +303,7 @@ impl<U: ?Sized + Upload> SimUpload<U> {
     }
 
     /// Sends the rest and asks to make it durable.
-    fn commit(&mut self) -> Result<Ticket> {
+    fn commit(&mut self) -> Result<SimulatedCompletion> {
         self.send(true)?;
         let start = self.last.done;
         Ok(self.last.and(self.sim.ask(Op::Commit, 1, start)))
@@ -347,15 +347,15 @@ impl<U: ?Sized + Upload> Upload for SimUpload<U> {
         sim.carry(ticket, "finish", || name, || inner.finish())
     }
 
-    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         let ticket = self.commit()?;
         let Self { inner, sim, name, .. } = *self;
         sim.carry(ticket, "finish", || name, || inner.finish_in_folder())
     }
 }
 
-impl<U: ?Sized + Draft> Draft for SimUpload<U> {
-    fn sync(&mut self) -> Result<Mark> {
+impl<U: ?Sized + ResumableUpload> ResumableUpload for SimUpload<U> {
+    fn sync(&mut self) -> Result<SyncPoint> {
         let ticket = self.commit()?;
         let name = self.name.clone();
         let Self { inner, sim, .. } = self;

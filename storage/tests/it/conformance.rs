@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use storage::sim::{Faults, SimStore};
+use storage::sim::{FaultPlan, FaultStore};
 use storage::{Storage, conformance, open_url};
 
 /// A fresh folder for each check below `base`, gone afterwards.
@@ -80,12 +80,13 @@ fn tmpfs() {
 
 #[test]
 fn sim() {
-    both(&|| Arc::new(SimStore::new(1, Faults::default())));
+    both(&|| Arc::new(FaultStore::new(1, FaultPlan::default())));
 }
 
 /// Short transfers and interruptions change nothing.
 #[test]
 fn sim_with_faults() {
-    let faults = Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Faults::default() };
-    both(&|| Arc::new(SimStore::new(2, faults.clone())));
+    let faults =
+        FaultPlan { short_per_mille: 200, interrupted_per_mille: 100, ..FaultPlan::default() };
+    both(&|| Arc::new(FaultStore::new(2, faults.clone())));
 }

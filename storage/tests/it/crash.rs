@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use storage::sim::{Fail, Faults, SimStore};
-use storage::{Error, FileEntry, Key, Manifest, Mark, Result, Storage, read_all, write_all};
+use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::{Error, FileEntry, Key, Manifest, Result, Storage, SyncPoint, read_all, write_all};
 
 const SEEDS: u64 = 40;
 
@@ -19,15 +19,15 @@ fn bytes_of(len: usize, salt: u8) -> Vec<u8> {
 const LENS: [usize; 4] = [0, 3000, 262_144 + 5, 1_048_576];
 
 /// A store that has `old/a` and `old/b`.
-fn furnished(faults: Faults) -> SimStore {
-    let store = SimStore::new(1, faults);
+fn furnished(faults: FaultPlan) -> FaultStore {
+    let store = FaultStore::new(1, faults);
     write_all(&store, &key("old/a"), &bytes_of(700, 1)).unwrap();
     write_all(&store, &key("old/b"), &bytes_of(300_000, 2)).unwrap();
     store
 }
 
 /// What was durable before must be there, bit for bit.
-fn check_old(store: &SimStore, context: &str) {
+fn check_old(store: &FaultStore, context: &str) {
     assert_eq!(read_all(store, &key("old/a")).unwrap(), bytes_of(700, 1), "{context}");
     assert_eq!(read_all(store, &key("old/b")).unwrap(), bytes_of(300_000, 2), "{context}");
 }
@@ -36,9 +36,9 @@ fn check_old(store: &SimStore, context: &str) {
 /// whether
 /// `act` had returned by then.
 fn crash_everywhere(
-    faults: &Faults,
-    act: impl Fn(&SimStore) -> Result<()>,
-    check: impl Fn(&SimStore, bool, &str),
+    faults: &FaultPlan,
+    act: impl Fn(&FaultStore) -> Result<()>,
+    check: impl Fn(&FaultStore, bool, &str),
 ) {
     let store = furnished(faults.clone());
     let first = store.op_count();
@@ -61,7 +61,7 @@ fn crash_everywhere(
     }
 }
 
-fn sweep_all(store: &SimStore, folder: &Key) {
+fn sweep_all(store: &FaultStore, folder: &Key) {
     store.sweep(folder).unwrap();
     for name in store.names(folder).unwrap() {
         if store.open(&folder.join(&name).unwrap()).is_err() {
@@ -70,9 +70,9 @@ fn sweep_all(store: &SimStore, folder: &Key) {
     }
 }
 
-fn check_upload(faults: &Faults, len: usize, known: u64) {
+fn check_upload(faults: &FaultPlan, len: usize, known: u64) {
     let bytes = bytes_of(len, 3);
-    let act = |store: &SimStore| {
+    let act = |store: &FaultStore| {
         let mut upload = store.create(&key("new/deep/c"), known * len as u64)?;
         bytes.chunks(100_000).try_for_each(|chunk| upload.write(chunk))?;
         upload.finish().map(drop)
@@ -90,8 +90,8 @@ fn check_upload(faults: &Faults, len: usize, known: u64) {
 #[test]
 fn an_upload_is_absent_or_whole() {
     for len in LENS {
-        check_upload(&Faults::default(), len, 0);
-        check_upload(&Faults::default(), len, 1);
+        check_upload(&FaultPlan::default(), len, 0);
+        check_upload(&FaultPlan::default(), len, 1);
     }
 }
 
@@ -101,8 +101,8 @@ fn a_lying_disk_is_found_out() {
     let silently = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let lies = [
-        Faults { sync_lies: true, ..Faults::default() },
-        Faults { sync_dir_lies: true, ..Faults::default() },
+        FaultPlan { sync_lies: true, ..FaultPlan::default() },
+        FaultPlan { sync_dir_lies: true, ..FaultPlan::default() },
     ];
     let outcomes =
         lies.map(|lie| catch_unwind(AssertUnwindSafe(|| check_upload(&lie, 262_149, 0))).is_err());
@@ -114,7 +114,7 @@ fn a_lying_disk_is_found_out() {
     );
 }
 
-fn stage(store: &SimStore) -> Result<()> {
+fn stage(store: &FaultStore) -> Result<()> {
     let staged = key(".tmp-step-1");
     let write = |name: &str, len| -> Result<FileEntry> {
         let entry = write_all(store, &staged.join(name)?, &bytes_of(len, 4))?;
@@ -129,7 +129,7 @@ fn stage(store: &SimStore) -> Result<()> {
 
 #[test]
 fn a_published_folder_is_absent_or_whole() {
-    crash_everywhere(&Faults::default(), stage, |after, finished, context| {
+    crash_everywhere(&FaultPlan::default(), stage, |after, finished, context| {
         check_old(after, context);
         if after.names(&key("run")).unwrap().is_empty() {
             assert!(!finished, "{context}: the folder is gone");
@@ -145,8 +145,8 @@ fn a_published_folder_is_absent_or_whole() {
 
 #[test]
 fn a_deleted_object_is_whole_or_gone() {
-    let act = |store: &SimStore| store.delete(&key("old/b"));
-    crash_everywhere(&Faults::default(), act, |after, finished, context| {
+    let act = |store: &FaultStore| store.delete(&key("old/b"));
+    crash_everywhere(&FaultPlan::default(), act, |after, finished, context| {
         assert_eq!(read_all(after, &key("old/a")).unwrap(), bytes_of(700, 1), "{context}");
         match read_all(after, &key("old/b")) {
             Ok(came) => {
@@ -160,8 +160,8 @@ fn a_deleted_object_is_whole_or_gone() {
 
 #[test]
 fn a_deleted_folder_is_whole_or_gone() {
-    let act = |store: &SimStore| store.delete_folder(&key("old"));
-    crash_everywhere(&Faults::default(), act, |after, finished, context| {
+    let act = |store: &FaultStore| store.delete_folder(&key("old"));
+    crash_everywhere(&FaultPlan::default(), act, |after, finished, context| {
         match after.names(&key("old")).unwrap().is_empty() {
             true => assert!(after.list(&Key::root()).unwrap().is_empty(), "{context}"),
             false => {
@@ -173,21 +173,24 @@ fn a_deleted_folder_is_whole_or_gone() {
 }
 
 /// Lets every operation of `act` fail in every way, and calls `check` with what came of it.
-fn fail_everywhere(act: &dyn Fn(&SimStore) -> Result<()>, check: &dyn Fn(&SimStore, bool, &str)) {
-    let counting = furnished(Faults::default());
+fn fail_everywhere(
+    act: &dyn Fn(&FaultStore) -> Result<()>,
+    check: &dyn Fn(&FaultStore, bool, &str),
+) {
+    let counting = furnished(FaultPlan::default());
     let first = counting.op_count();
     act(&counting).unwrap();
-    for how in [Fail::Io, Fail::NoSpace, Fail::Denied, Fail::Gone] {
+    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::Gone] {
         for op in first..counting.op_count() {
-            let store = furnished(Faults::default());
+            let store = furnished(FaultPlan::default());
             store.fail_op(op, how);
             let outcome = act(&store);
             let context = format!("operation {op} failed with {how:?}, which gave {outcome:?}");
             // Of a disk that is gone nothing can be asked before a restart.
-            if how != Fail::Gone {
+            if how != FaultKind::Gone {
                 check(&store, outcome.is_ok(), &context);
             }
-            if how == Fail::NoSpace
+            if how == FaultKind::NoSpace
                 && let Err(e) = &outcome
             {
                 assert!(matches!(e, Error::NoSpace { .. } | Error::Exists { .. }), "{context}");
@@ -204,7 +207,7 @@ fn fail_everywhere(act: &dyn Fn(&SimStore) -> Result<()>, check: &dyn Fn(&SimSto
 fn a_failed_upload_leaves_nothing() {
     for len in [3000, 262_144 + 5] {
         let bytes = bytes_of(len, 5);
-        let act = |store: &SimStore| write_all(store, &key("new/c"), &bytes).map(drop);
+        let act = |store: &FaultStore| write_all(store, &key("new/c"), &bytes).map(drop);
         fail_everywhere(&act, &|store, done, context| {
             check_old(store, context);
             match read_all(store, &key("new/c")) {
@@ -219,13 +222,13 @@ fn a_failed_upload_leaves_nothing() {
 /// Before a crash there is no temporary either, unless its removal is what failed.
 #[test]
 fn a_failed_upload_removes_its_temporary() {
-    let act = |store: &SimStore| write_all(store, &key("new/c"), &bytes_of(300_000, 6)).map(drop);
-    let counting = furnished(Faults::default());
+    let act = |store: &FaultStore| write_all(store, &key("new/c"), &bytes_of(300_000, 6)).map(drop);
+    let counting = furnished(FaultPlan::default());
     let first = counting.op_count();
     act(&counting).unwrap();
     for op in first..counting.op_count() {
-        let store = furnished(Faults::default());
-        store.fail_op(op, Fail::Io);
+        let store = furnished(FaultPlan::default());
+        store.fail_op(op, FaultKind::Io);
         assert!(act(&store).is_err(), "operation {op} failed unseen");
         assert_eq!(store.raw_paths(), ["old", "old/a", "old/b"], "operation {op}");
     }
@@ -247,7 +250,8 @@ fn a_failed_publish_leaves_one_name() {
 
 #[test]
 fn a_full_store_says_so_first() {
-    let store = SimStore::new(1, Faults { capacity_bytes: Some(1 << 20), ..Faults::default() });
+    let store =
+        FaultStore::new(1, FaultPlan { capacity_bytes: Some(1 << 20), ..FaultPlan::default() });
     assert_eq!(store.free_bytes().unwrap(), Some(1 << 20));
     let Err(Error::NoSpace { need_bytes, free_bytes, .. }) = store.create(&key("a"), 2 << 20)
     else {
@@ -268,7 +272,8 @@ fn a_full_store_says_so_first() {
 /// An upload that failed cannot be talked into success.
 #[test]
 fn a_poisoned_upload_stays_so() {
-    let store = SimStore::new(1, Faults { capacity_bytes: Some(1 << 20), ..Faults::default() });
+    let store =
+        FaultStore::new(1, FaultPlan { capacity_bytes: Some(1 << 20), ..FaultPlan::default() });
     let mut upload = store.create(&key("a"), 0).unwrap();
     let failed = (0..40).find_map(|_| upload.write(&bytes_of(1_000_000, 8)).err());
     assert!(matches!(failed, Some(Error::NoSpace { .. })), "{failed:?}");
@@ -283,7 +288,7 @@ fn a_poisoned_upload_stays_so() {
 fn a_draft_survives_every_crash() {
     let (first, rest) = (bytes_of(9_001, 4), bytes_of(300_000, 5));
     let whole = [&first[..], &rest].concat();
-    let store = furnished(Faults::default());
+    let store = furnished(FaultPlan::default());
     let mut draft = store.create_draft(&key("new/d")).unwrap();
     draft.write(&first).unwrap();
     let mark = draft.sync().unwrap();
@@ -306,6 +311,6 @@ fn a_draft_survives_every_crash() {
             assert_eq!(read_all(&after, &key("new/d")).unwrap(), whole, "{context}");
         }
     }
-    let (mark, due) = (Mark { bytes: 9_001, crc64: storage::crc64(&first) }, mark);
+    let (mark, due) = (SyncPoint { bytes: 9_001, crc64: storage::crc64(&first) }, mark);
     assert_eq!(mark, due);
 }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use crate::fuse::{Frozen, NAME};
 use storage::{
-    BufferPool, Came, Error, Key, Object, Reader, ReaderOptions, Stage, Want, Watch, open_url,
+    BufferPool, Completion, Error, Key, Object, ReadRequest, Reader, ReaderOptions, Stage,
+    StuckReads, open_url,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,10 +40,10 @@ fn options(pool: &Arc<BufferPool>) -> ReaderOptions {
 
 fn submit(reader: &mut dyn Reader, pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64) {
     let (object, buf) = (Arc::clone(object), pool.take(600).unwrap());
-    reader.submit(Want { object, offset, len: 600, buf, tag: offset, due: None });
+    reader.submit(ReadRequest { object, offset, len: 600, buf, tag: offset, due: None });
 }
 
-fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Came> {
+fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Completion> {
     let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
     while came.len() < count && Instant::now() < until {
         reader.reap(until, &mut came).unwrap();
@@ -50,7 +51,7 @@ fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Came> {
     came
 }
 
-fn is_right(came: &Came) -> bool {
+fn is_right(came: &Completion) -> bool {
     let mut due = (came.tag..).map(fuse::byte_at);
     came.outcome.is_ok()
         && came.bytes().len() == 600
@@ -108,7 +109,7 @@ fn some_reads_hang_and_the_rest_goes_on() {
             assert!(error.to_string().contains(NAME), "{error}");
             assert!(came.tag >= 3 << 20 && came.buf.is_empty(), "{came:?}");
         }
-        let oldest = Watch::oldest().unwrap();
+        let oldest = StuckReads::oldest().unwrap();
         assert!(oldest.what.ends_with(NAME) && oldest.offset >= 3 << 20, "{oldest}");
         let named = format!("at {} of {}/{NAME}", 3 << 20, frozen.folder.display());
         let until = Instant::now() + PATIENCE;

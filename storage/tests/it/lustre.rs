@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use storage::Error;
-use storage::lustre::{Part, Purpose, Recommendation, Striping};
+use storage::lustre::{LayoutComponent, Purpose, Recommendation, Striping};
 
 const V1: u32 = 0x0bd1_0bd0;
 const V3: u32 = 0x0bd3_0bd0;
@@ -52,7 +52,7 @@ fn composite(parts: &[(u64, u64, u32, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A layout of one part as we write it.
-fn of(part: Part) -> Vec<u8> {
+fn of(part: LayoutComponent) -> Vec<u8> {
     Striping { parts: vec![part] }.to_bytes()
 }
 
@@ -87,13 +87,16 @@ fn layouts_are_told_in_words() {
     for (lov, due) in [
         (plain(V1, 1, 1 << 20, &[7]), "1 stripe of 1 MiB"),
         (plain(V3, 1, 4 << 20, &[7, 8]), "2 stripes of 4 MiB in the pool flash"),
-        (of(Part::whole(Part::ALL, 0)), "stripes on all targets of the default size"),
-        (of(Part::whole(0, 65536)), "the default number of stripes of 64 KiB"),
+        (
+            of(LayoutComponent::whole(LayoutComponent::ALL, 0)),
+            "stripes on all targets of the default size",
+        ),
+        (of(LayoutComponent::whole(0, 65536)), "the default number of stripes of 64 KiB"),
         (
             composite(&[
                 (0, 1 << 20, INITIALISED, plain(V1, 0x100, 1 << 20, &[])),
-                (1 << 20, 1 << 30, 0, of(Part::whole(4, 1 << 20))),
-                (1 << 30, END, 0, of(Part::whole(Part::ALL, 4 << 20))),
+                (1 << 20, 1 << 30, 0, of(LayoutComponent::whole(4, 1 << 20))),
+                (1 << 30, END, 0, of(LayoutComponent::whole(LayoutComponent::ALL, 4 << 20))),
             ]),
             "from 0 B to 1 MiB: on the metadata target; from 1 MiB to 1 GiB: 4 stripes of 1 MiB; \
              from 1 GiB to the end: stripes on all targets of 4 MiB",
@@ -107,7 +110,7 @@ fn layouts_are_told_in_words() {
 /// 1G -c 1 -S 1M -E -1 -c 8 -S 4M` hand to the client.
 #[test]
 fn layouts_are_written_as_lustre_reads_them() {
-    let mut part = Part::whole(2, 8 << 20);
+    let mut part = LayoutComponent::whole(2, 8 << 20);
     let bytes = of(part.clone());
     assert_eq!(bytes[..8], [0xd0, 0x0b, 0xd1, 0x0b, 1, 0, 0, 0]);
     assert_eq!(bytes[8..24], [0; 16]);
@@ -117,12 +120,12 @@ fn layouts_are_written_as_lustre_reads_them() {
     assert_eq!(bytes[..4], [0xd0, 0x0b, 0xd3, 0x0b]);
     assert_eq!(bytes[32..], *b"flash\0\0\0\0\0\0\0\0\0\0\0");
 
-    let mut parts = [Part::whole(1, 1 << 20), Part::whole(8, 4 << 20)];
+    let mut parts = [LayoutComponent::whole(1, 1 << 20), LayoutComponent::whole(8, 4 << 20)];
     (parts[0].end, parts[1].start) = (1 << 30, 1 << 30);
     let grown = Striping { parts: parts.to_vec() };
     let due = composite(&[
-        (0, 1 << 30, 0, of(Part::whole(1, 1 << 20))),
-        (1 << 30, END, 0, of(Part::whole(8, 4 << 20))),
+        (0, 1 << 30, 0, of(LayoutComponent::whole(1, 1 << 20))),
+        (1 << 30, END, 0, of(LayoutComponent::whole(8, 4 << 20))),
     ]);
     assert_eq!(grown.to_bytes(), due);
     assert_eq!(Striping::parse(&due).unwrap(), grown);
@@ -152,11 +155,11 @@ fn what_is_no_layout_is_refused() {
 
 #[test]
 fn what_lustre_would_refuse_is_refused_by_name() {
-    let whole = |count, size| Striping { parts: vec![Part::whole(count, size)] };
+    let whole = |count, size| Striping { parts: vec![LayoutComponent::whole(count, size)] };
     assert_eq!(whole(4, 1 << 20).check(), Ok(()));
-    assert_eq!(whole(Part::ALL, 0).check(), Ok(()));
+    assert_eq!(whole(LayoutComponent::ALL, 0).check(), Ok(()));
     let cut = |at: u64, start: u64, size: u32| {
-        let mut parts = vec![Part::whole(1, size), Part::whole(2, size)];
+        let mut parts = vec![LayoutComponent::whole(1, size), LayoutComponent::whole(2, size)];
         (parts[0].end, parts[1].start) = (at, start);
         Striping { parts }
     };
@@ -186,10 +189,10 @@ fn what_lustre_would_refuse_is_refused_by_name() {
 /// and do nothing.
 #[test]
 fn what_was_granted_is_told_from_what_was_not() {
-    let whole = |count, size| Striping { parts: vec![Part::whole(count, size)] };
+    let whole = |count, size| Striping { parts: vec![LayoutComponent::whole(count, size)] };
     let of_site = whole(1, 1 << 20);
     assert!(whole(8, 4 << 20).grants(&whole(8, 4 << 20)));
-    assert!(whole(16, 4 << 20).grants(&whole(Part::ALL, 4 << 20)));
+    assert!(whole(16, 4 << 20).grants(&whole(LayoutComponent::ALL, 4 << 20)));
     assert!(of_site.grants(&whole(0, 0)) && of_site.grants(&whole(1, 0)));
     assert!(!of_site.grants(&whole(8, 4 << 20)) && !of_site.grants(&whole(1, 4 << 20)));
     assert!(!whole(4, 4 << 20).grants(&whole(8, 4 << 20)));
@@ -199,7 +202,7 @@ fn what_was_granted_is_told_from_what_was_not() {
 fn elsewhere_than_on_lustre_it_is_an_error_that_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("new");
-    let wish = Striping { parts: vec![Part::whole(4, 1 << 20)] };
+    let wish = Striping { parts: vec![LayoutComponent::whole(4, 1 << 20)] };
     for outcome in [
         Striping::of(folder.path()).map(drop),
         wish.set(folder.path()).map(drop),
@@ -221,7 +224,7 @@ fn layouts_are_recommended_by_what_a_file_is_for() {
         let Recommendation { stripe_count, stripe_bytes, why } =
             Recommendation::new(purpose, bytes, nodes, targets);
         assert!(!why.is_empty());
-        let part = Part::whole(stripe_count, stripe_bytes);
+        let part = LayoutComponent::whole(stripe_count, stripe_bytes);
         assert_eq!(Striping { parts: vec![part] }.check(), Ok(()));
         (stripe_count, stripe_bytes >> 10)
     };
@@ -233,7 +236,7 @@ fn layouts_are_recommended_by_what_a_file_is_for() {
     assert_eq!(of(Data, 10 * GIB, 64, Some(32)), (8, 1 << 10));
     assert_eq!(of(Data, 10 * GIB, 64, Some(2)), (2, 1 << 10));
     assert_eq!(of(Data, 500 * GIB, 128, Some(32)), (32, 1 << 10));
-    assert_eq!(of(Data, 500 * GIB, 128, None), (Part::ALL, 1 << 10));
+    assert_eq!(of(Data, 500 * GIB, 128, None), (LayoutComponent::ALL, 1 << 10));
     // Many writers reach all targets; few do not.
     assert_eq!(of(Checkpoint, 3 * GIB, 64, Some(32)), (1, 8 << 10));
     assert_eq!(of(Checkpoint, 3 * GIB, 8, Some(32)), (3, 8 << 10));

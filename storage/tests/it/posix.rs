@@ -8,7 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use storage::sim::Mount;
-use storage::{Engine, Error, Key, Mark, Read, Storage, locate, open_url, read_all, write_all};
+use storage::{
+    Error, IoEngine, Key, RangeRead, Storage, SyncPoint, locate, open_url, read_all, write_all,
+};
 
 fn key(name: &str) -> Key {
     Key::new(name).unwrap()
@@ -61,7 +63,7 @@ fn a_file_without_a_name_is_gone_when_it_is_dropped() {
     assert_eq!((file.len_bytes(), file.names().unwrap()), (3 << 20, 0));
     file.write_at(8192, &[7; 5000]).unwrap();
     let mut buf = [0; 5001];
-    file.read_many(&mut [Read { offset: 8192, buf: &mut buf }]).unwrap();
+    file.read_many(&mut [RangeRead { offset: 8192, buf: &mut buf }]).unwrap();
     assert!(buf[..5000] == [7; 5000] && buf[5000] == 0);
     let error = file.write_at((3 << 20) - 1, &[1, 2]).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
@@ -166,7 +168,7 @@ fn a_file_cut_off_under_us_is_an_error() {
         let mut reads: Vec<_> = bufs
             .iter_mut()
             .enumerate()
-            .map(|(i, buf)| Read { offset: i as u64 * 1_000_000, buf })
+            .map(|(i, buf)| RangeRead { offset: i as u64 * 1_000_000, buf })
             .collect();
         let outcome = object.read_many(&mut reads);
         let seen = matches!(outcome, Err(Error::ShortRead { len_bytes: 5_000_000, .. }));
@@ -251,9 +253,9 @@ fn urls_choose_the_engine() {
     let folder = tempfile::tempdir().unwrap();
     let base = folder.path().display();
     let store = open_url(&format!("file:{base}?engine=pread")).unwrap();
-    assert_eq!(store.profile().engine, Engine::Pread);
+    assert_eq!(store.profile().engine, IoEngine::Pread);
     let (store, name) = locate(&format!("file://{base}/a?engine=pread&direct=off")).unwrap();
-    assert_eq!((store.profile().engine, name.as_str()), (Engine::Pread, "a"));
+    assert_eq!((store.profile().engine, name.as_str()), (IoEngine::Pread, "a"));
     assert!(!store.profile().direct);
     // A plain path is a path, whatever is in it.
     let (store, name) = locate(&format!("{base}/a?engine=none")).unwrap();
@@ -269,16 +271,16 @@ fn a_draft_has_one_writer() {
     let folder = tempfile::tempdir().unwrap();
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     let draft = store.create_draft(&key("a")).unwrap();
-    let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
+    let second = store.resume_draft(&key("a"), SyncPoint::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
     drop(draft);
     // Who looks at it first is its writer by then.
     let mut find = |object: &dyn storage::Object| {
         assert_eq!(object.len_bytes(), 0);
-        let second = store.resume_draft(&key("a"), Mark::default()).unwrap_err();
+        let second = store.resume_draft(&key("a"), SyncPoint::default()).unwrap_err();
         assert!(matches!(second, Error::Locked { .. }), "{second}");
-        Ok(Mark::default())
+        Ok(SyncPoint::default())
     };
     drop(store.resume_draft_by(&key("a"), &mut find).unwrap());
-    drop(store.resume_draft(&key("a"), Mark::default()).unwrap());
+    drop(store.resume_draft(&key("a"), SyncPoint::default()).unwrap());
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use storage::sim::{Faults, FaultyStore, ReadFaults, SimStore};
+use storage::sim::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
 use storage::{
-    BufferPool, Came, Error, Key, Object, Reader, ReaderOptions, Storage, Want, open_url, write_all,
+    BufferPool, Completion, Error, Key, Object, ReadRequest, Reader, ReaderOptions, Storage,
+    open_url, write_all,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -15,13 +16,13 @@ fn bytes_of(len: usize) -> Vec<u8> {
     (0..len as u64 / 8).flat_map(|i| (i * 0x9e37_79b9).to_le_bytes()).collect()
 }
 
-fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> Want {
+fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> ReadRequest {
     let buf = pool.take(len).unwrap();
-    Want { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
+    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
 }
 
 /// Reaps until so many came, or a minute is past.
-fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Came> {
+fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Completion> {
     let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
     while came.len() < count && Instant::now() < until {
         reader.reap(until, &mut came).unwrap();
@@ -35,11 +36,11 @@ fn options(pool: &Arc<BufferPool>) -> ReaderOptions {
     options
 }
 
-fn faulty(faults: ReadFaults, len: usize) -> (FaultyStore, Arc<dyn Object>) {
-    let inner = SimStore::new(5, Faults { short_per_mille: 100, ..Faults::default() });
+fn faulty(faults: ReadFaults, len: usize) -> (ReadFaultLayer, Arc<dyn Object>) {
+    let inner = FaultStore::new(5, FaultPlan { short_per_mille: 100, ..FaultPlan::default() });
     let key = Key::new("a").unwrap();
     write_all(&inner, &key, &bytes_of(len)).unwrap();
-    let store = FaultyStore::new(Arc::new(inner), 6, faults);
+    let store = ReadFaultLayer::new(Arc::new(inner), 6, faults);
     let object = store.open(&key).unwrap();
     (store, object)
 }

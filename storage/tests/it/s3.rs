@@ -8,9 +8,10 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 use storage::{
-    Error, Key, Mark, RemoteCause, Storage, conformance, crc64, open_url, read_all, write_all,
+    Error, Key, RemoteErrorKind, Storage, SyncPoint, conformance, crc64, open_url, read_all,
+    write_all,
 };
 
 /// A fresh folder of a bucket for each check.
@@ -52,7 +53,7 @@ fn the_contract_while_requests_fail() {
         (10, Fault::Reset),
         (10, Fault::WrongRange),
     ] {
-        server.inject(Rule::per_mille(share, seed, fault));
+        server.inject(FaultRule::per_mille(share, seed, fault));
     }
     conformance::run_objects(&folders(&|folder| server.url(folder) + "&hedge=off"));
     conformance::reader::run(&folders(&|folder| server.url(&format!("r/{folder}"))));
@@ -72,7 +73,7 @@ fn a_large_object_is_mapped_from_the_disk() {
     let start = format!("{:x}-", map.as_ptr() as usize);
     let line = maps.lines().find(|line| line.starts_with(&start)).expect("a mapping of its own");
     assert!(line.ends_with("(deleted)"), "{line}");
-    server.inject(Rule::every(1, Fault::Denied).of("GET"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("GET"));
     let denied = store.open(&key("large")).unwrap().map().unwrap_err().to_string();
     assert!(denied.contains("large"), "{denied}");
     store.delete(&key("large")).unwrap();
@@ -104,9 +105,9 @@ fn read_with(server: &S3Server, name: &str, fault: Fault) -> Error {
     let store = open_url(&(server.url("errors") + &options)).unwrap();
     write_all(&*store, &key(name), &[7; 100_000]).unwrap();
     let object = store.open(&key(name)).unwrap();
-    server.inject(Rule::every(1, fault).of("GET"));
+    server.inject(FaultRule::every(1, fault).of("GET"));
     let mut buf = [0; 50_000];
-    let read = object.read_many(&mut [storage::Read { offset: 9, buf: &mut buf }]);
+    let read = object.read_many(&mut [storage::RangeRead { offset: 9, buf: &mut buf }]);
     server.heal();
     read.unwrap_err()
 }
@@ -117,16 +118,16 @@ fn each_failure_has_an_error_of_its_own() {
     let server = S3Server::start().unwrap();
     let slow = Duration::from_millis(250);
     for (fault, due, tries) in [
-        (Fault::SlowDown, RemoteCause::SlowDown, 2),
-        (Fault::InternalError, RemoteCause::Server, 2),
-        (Fault::Expired, RemoteCause::Expired, 1),
-        (Fault::Denied, RemoteCause::Denied, 1),
-        (Fault::ClockSkew, RemoteCause::ClockSkew, 1),
-        (Fault::Stall, RemoteCause::Stalled, 2),
-        (Fault::Drip(100, slow), RemoteCause::Drip, 2),
-        (Fault::WrongRange, RemoteCause::WrongLength, 2),
-        (Fault::Reset, RemoteCause::Reset, 2),
-        (Fault::Truncate, RemoteCause::Truncated, 2),
+        (Fault::SlowDown, RemoteErrorKind::SlowDown, 2),
+        (Fault::InternalError, RemoteErrorKind::Server, 2),
+        (Fault::Expired, RemoteErrorKind::Expired, 1),
+        (Fault::Denied, RemoteErrorKind::Denied, 1),
+        (Fault::ClockSkew, RemoteErrorKind::ClockSkew, 1),
+        (Fault::Stall, RemoteErrorKind::Stalled, 2),
+        (Fault::Drip(100, slow), RemoteErrorKind::Drip, 2),
+        (Fault::WrongRange, RemoteErrorKind::WrongLength, 2),
+        (Fault::Reset, RemoteErrorKind::Reset, 2),
+        (Fault::Truncate, RemoteErrorKind::Truncated, 2),
     ] {
         let error = read_with(&server, &format!("{due:?}"), fault);
         let Error::Remote(remote) = &error else { panic!("{fault:?}: {error}") };
@@ -148,10 +149,10 @@ fn a_body_goes_on_where_it_broke_off() {
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| (i * 7 % 251) as u8).collect();
         write_all(&*store, &key(name), &bytes).unwrap();
         let object = store.open(&key(name)).unwrap();
-        server.inject(Rule::nth(1, fault).of("GET"));
-        server.inject(Rule::nth(2, fault).of("GET"));
+        server.inject(FaultRule::nth(1, fault).of("GET"));
+        server.inject(FaultRule::nth(2, fault).of("GET"));
         let mut buf = vec![0; bytes.len()];
-        object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]).unwrap();
+        object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
         server.heal();
         assert!(buf == bytes, "{fault:?}: it came back changed");
     }
@@ -171,12 +172,12 @@ fn an_object_that_was_replaced_is_not_read_on() {
     let object = store.open(&key("a")).unwrap();
     store.delete(&key("a")).unwrap();
     let mut buf = [0; 10];
-    let gone = object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]);
+    let gone = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
     assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
     write_all(&*store, &key("a"), &[2; 1000]).unwrap();
-    let read = object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]);
+    let read = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
     let Err(Error::Remote(remote)) = read else { panic!("{read:?}") };
-    assert_eq!(remote.cause, RemoteCause::Replaced, "{remote}");
+    assert_eq!(remote.cause, RemoteErrorKind::Replaced, "{remote}");
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn what_is_not_there_is_told_apart() {
         write_all(&*other, &key("a"), &[1]).unwrap_err(),
     ] {
         let Error::Remote(remote) = &error else { panic!("{error}") };
-        assert_eq!(remote.cause, RemoteCause::NoBucket, "{error}");
+        assert_eq!(remote.cause, RemoteErrorKind::NoBucket, "{error}");
     }
 }
 
@@ -206,12 +207,14 @@ fn no_connection_no_name_no_encryption() {
     // No name server is asked for a label of more than 63 letters.
     let nameless = format!("http://{}.invalid", "a".repeat(64));
     for (endpoint, due) in [
-        (&*nameless, RemoteCause::Dns),
-        (&*closed, RemoteCause::Unreachable),
-        (&*https, RemoteCause::Tls),
+        (&*nameless, RemoteErrorKind::Dns),
+        (&*closed, RemoteErrorKind::Unreachable),
+        (&*https, RemoteErrorKind::Tls),
     ] {
         let proxies = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
-        if due == RemoteCause::Dns && proxies.iter().any(|name| std::env::var_os(name).is_some()) {
+        if due == RemoteErrorKind::Dns
+            && proxies.iter().any(|name| std::env::var_os(name).is_some())
+        {
             eprintln!("SKIPPED: a name without an address: a proxy would look it up");
             continue;
         }
@@ -230,17 +233,17 @@ fn credentials_that_are_absent_or_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("credentials");
     for (text, due) in [
-        ("[default]\n", RemoteCause::NoCredentials),
+        ("[default]\n", RemoteErrorKind::NoCredentials),
         (
             "[default]\naws_access_key_id = accesskeyoftests\naws_secret_access_key = guessed\n",
-            RemoteCause::Denied,
+            RemoteErrorKind::Denied,
         ),
     ] {
         std::fs::write(&file, text).unwrap();
         let (endpoint, file) = (server.endpoint(), file.display());
         let options = format!("tries=2&credentials={file}&profile=default");
         let url = format!("s3://test?endpoint={endpoint}&{options}&depth=");
-        let depth = if due == RemoteCause::Denied { 2 } else { 3 }; // another client for each
+        let depth = if due == RemoteErrorKind::Denied { 2 } else { 3 }; // another client for each
         let store = open_url(&format!("{url}{depth}")).unwrap();
         let error = store.open(&key("a")).unwrap_err();
         let Error::Remote(remote) = &error else { panic!("{error}") };
@@ -256,7 +259,7 @@ fn credentials_that_are_absent_or_wrong() {
 fn a_slow_upload_is_not_taken_for_a_stalled_one() {
     let server = S3Server::start().unwrap();
     let store = open_url(&(server.url("slow") + "&stall=3s&tries=1")).unwrap();
-    server.inject(Rule::nth(1, Fault::Delay(std::time::Duration::from_secs(4))).of("PUT"));
+    server.inject(FaultRule::nth(1, Fault::Delay(std::time::Duration::from_secs(4))).of("PUT"));
     write_all(&*store, &key("a"), &vec![3; 8 << 20]).unwrap();
 }
 
@@ -266,13 +269,13 @@ fn a_slow_upload_is_not_taken_for_a_stalled_one() {
 fn an_upload_whose_answer_is_lost_is_still_ours() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("lost")).unwrap();
-    server.inject(Rule::nth(1, Fault::LoseAnswer).of("PUT"));
+    server.inject(FaultRule::nth(1, Fault::LoseAnswer).of("PUT"));
     let small = vec![3; 1000];
     write_all(&*store, &key("small"), &small).unwrap();
     assert_eq!(read_all(&*store, &key("small")).unwrap(), small);
     server.heal();
-    server.inject(Rule::nth(1, Fault::LoseAnswer).of("POST").to("uploadId"));
-    server.inject(Rule::nth(2, Fault::LoseAnswer).of("PUT"));
+    server.inject(FaultRule::nth(1, Fault::LoseAnswer).of("POST").to("uploadId"));
+    server.inject(FaultRule::nth(2, Fault::LoseAnswer).of("PUT"));
     let large = vec![4; 40_000_000];
     write_all(&*store, &key("large"), &large).unwrap();
     assert!(read_all(&*store, &key("large")).unwrap() == large);
@@ -283,7 +286,7 @@ fn an_upload_whose_answer_is_lost_is_still_ours() {
     upload.write(&[5]).unwrap();
     write_all(&*store, &key("contested"), &[6]).unwrap();
     server.heal();
-    server.inject(Rule::nth(1, Fault::InternalError).of("PUT"));
+    server.inject(FaultRule::nth(1, Fault::InternalError).of("PUT"));
     let taken = upload.finish();
     assert!(matches!(taken, Err(Error::Exists { .. })), "{taken:?}");
 }
@@ -293,14 +296,14 @@ fn drafts_go_on(store: &dyn Storage) {
     let all: Vec<u8> =
         (0..37_000_001_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let name = key("deep/draft");
-    let absent = store.resume_draft(&name, Mark::default());
+    let absent = store.resume_draft(&name, SyncPoint::default());
     assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
     let mut draft = store.create_draft(&name).unwrap();
-    assert_eq!(draft.sync().unwrap(), Mark::default());
+    assert_eq!(draft.sync().unwrap(), SyncPoint::default());
     draft.write(&all[..20_000_000]).unwrap();
     let mark = draft.sync().unwrap();
     let due = 16 << 20;
-    assert_eq!(mark, Mark { bytes: due, crc64: crc64(&all[..due as usize]) });
+    assert_eq!(mark, SyncPoint { bytes: due, crc64: crc64(&all[..due as usize]) });
     // What is after the mark is cut off again, sent or not.
     draft.write(&vec![7; 20_000_000]).unwrap();
     draft.sync().unwrap();
@@ -310,9 +313,9 @@ fn drafts_go_on(store: &dyn Storage) {
     let second = store.create_draft(&name);
     assert!(matches!(second, Err(Error::Exists { .. })), "{second:?}");
     for wrong in [
-        Mark { bytes: due + 1, ..mark },
-        Mark { bytes: 9 << 20, ..mark },
-        Mark { crc64: 1, ..mark },
+        SyncPoint { bytes: due + 1, ..mark },
+        SyncPoint { bytes: 9 << 20, ..mark },
+        SyncPoint { crc64: 1, ..mark },
     ] {
         let refused = store.resume_draft(&name, wrong);
         assert!(matches!(refused, Err(Error::Corrupt { .. })), "{wrong:?}: {refused:?}");
@@ -322,7 +325,7 @@ fn drafts_go_on(store: &dyn Storage) {
     draft.write(&all[due as usize..]).unwrap();
     draft.settle().unwrap();
     let whole = draft.sync().unwrap();
-    assert_eq!(whole, Mark { bytes: all.len() as u64, crc64: crc64(&all) });
+    assert_eq!(whole, SyncPoint { bytes: all.len() as u64, crc64: crc64(&all) });
     drop(draft);
     let entry = store.resume_draft(&name, whole).unwrap().finish().unwrap();
     assert_eq!((entry.bytes, entry.crc64), (whole.bytes, whole.crc64));
@@ -337,14 +340,14 @@ fn drafts_go_on_by_whole_parts() {
     drafts_go_on(&*open_url(&server.url("drafts")).unwrap());
     assert_eq!(server.upload_count(), 0);
     for (seed, fault) in (1..).zip([Fault::SlowDown, Fault::LoseAnswer, Fault::InternalError]) {
-        server.inject(Rule::per_mille(100, seed, fault));
+        server.inject(FaultRule::per_mille(100, seed, fault));
     }
     drafts_go_on(&*open_url(&(server.url("faulty") + "&hedge=off")).unwrap());
     assert!(server.fault_count() > 3, "only {} faults", server.fault_count());
 }
 
 /// A draft of some bytes, whose writer is gone.
-fn begin_draft(store: &dyn Storage, name: &Key, bytes: &[u8]) -> Mark {
+fn begin_draft(store: &dyn Storage, name: &Key, bytes: &[u8]) -> SyncPoint {
     let mut draft = store.create_draft(name).unwrap();
     draft.write(bytes).unwrap();
     draft.sync().unwrap()
@@ -399,7 +402,7 @@ fn parts_that_are_not_there_are_missed() {
     store.replace(&state_key, &state).unwrap();
     let told = store.resume_draft(&name, mark).unwrap_err().to_string();
     assert!(told.contains("no multipart upload") && told.contains("life cycle"), "{told}");
-    let mut anew = store.resume_draft(&name, Mark::default()).unwrap();
+    let mut anew = store.resume_draft(&name, SyncPoint::default()).unwrap();
     anew.write(&bytes).unwrap();
     // The name is taken meanwhile: what was to be the draft's stays.
     write_all(&*store, &name, b"taken").unwrap();
@@ -429,10 +432,10 @@ fn late_requests_are_made_again_within_the_budget() {
     let mut buf = [0; 8192];
     // As many as one hedge costs: however slow the machine is, none of these has one.
     for _ in 0..20 {
-        object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]).unwrap();
+        object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
     }
-    server.inject(Rule::nth(1, Fault::Delay(Duration::from_secs(20))).of("GET"));
-    object.read_many(&mut [storage::Read { offset: 0, buf: &mut buf }]).unwrap();
+    server.inject(FaultRule::nth(1, Fault::Delay(Duration::from_secs(20))).of("GET"));
+    object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
     let metrics = store.metrics();
     let of = |name: &str| metrics.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
     assert_eq!((of("hedges_sent"), of("hedges_won")), (1, 1), "{metrics:?}");
@@ -446,7 +449,7 @@ fn a_wrong_byte_is_found_by_its_sum() {
     let store = open_url(&server.url("wrong")).unwrap();
     let entry = write_all(&*store, &key("a"), &[1; 5000]).unwrap();
     entry.verify(&*store, &Key::root()).unwrap();
-    server.inject(Rule::every(1, Fault::WrongByte).of("GET"));
+    server.inject(FaultRule::every(1, Fault::WrongByte).of("GET"));
     let wrong = entry.verify(&*store, &Key::root());
     assert!(matches!(wrong, Err(Error::Corrupt { .. })), "{wrong:?}");
 }
@@ -480,10 +483,10 @@ fn nothing_that_is_said_holds_a_secret() {
     let object = store.open(&key("a")).unwrap();
     let upload = store.create(&key("b"), 0).unwrap();
     said += &format!("{object:?} {upload:?} {}", store.profile());
-    server.inject(Rule::every(1, Fault::Denied));
+    server.inject(FaultRule::every(1, Fault::Denied));
     said += &store.open(&key("a")).unwrap_err().to_string();
     server.heal();
-    server.inject(Rule::every(1, Fault::Truncate).of("GET"));
+    server.inject(FaultRule::every(1, Fault::Truncate).of("GET"));
     said += &format!("{:?}", read_all(&*store, &key("a")).unwrap_err());
     said += &HEARD.0.lock().unwrap();
     assert!(said.contains("s3://test: at http://127.0.0.1"), "the log was not heard");

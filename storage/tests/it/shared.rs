@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use storage::shared::{Door, Geometry, Peer, RingReceiver, RingSender, Tail, ready};
+use storage::shared::{Geometry, LocalListener, Peer, RingEnd, RingReceiver, RingSender, ready};
 
 const GEOMETRY: Geometry = Geometry { slots: 4, slot_bytes: 5000 };
 const LONG: Duration = Duration::from_secs(20);
@@ -69,7 +69,8 @@ fn whoever_waits_is_woken() {
             if let Some(message) = receiver.message().unwrap() {
                 sum += u64::from(u32::from_le_bytes(message.try_into().unwrap()));
                 receiver.release();
-            } else if receiver.tail().unwrap() == Tail::End && receiver.message().unwrap().is_none()
+            } else if receiver.tail().unwrap() == RingEnd::End
+                && receiver.message().unwrap().is_none()
             {
                 return sum;
             } else {
@@ -82,7 +83,7 @@ fn whoever_waits_is_woken() {
             std::thread::yield_now();
         }
     }
-    sender.close(&Tail::End);
+    sender.close(&RingEnd::End);
     assert_eq!(taker.join().unwrap(), 19_999 * 20_000 / 2);
 }
 
@@ -90,15 +91,15 @@ fn whoever_waits_is_woken() {
 fn the_end_comes_after_the_messages_and_says_why() {
     let (mut sender, mut receiver) = ring(GEOMETRY);
     assert!(send(&mut sender, b"last"));
-    assert_eq!(receiver.tail().unwrap(), Tail::Open);
+    assert_eq!(receiver.tail().unwrap(), RingEnd::Open);
     let why = format!("the disk is gone{}", "ü".repeat(4000));
-    sender.close(&Tail::Failed(why.clone()));
-    sender.close(&Tail::End);
+    sender.close(&RingEnd::Failed(why.clone()));
+    sender.close(&RingEnd::End);
     assert!(!send(&mut sender, b"more"), "closed");
     assert_eq!(receiver.message().unwrap(), Some(&b"last"[..]));
     receiver.release();
     assert_eq!(receiver.message().unwrap(), None);
-    let Tail::Failed(got) = receiver.tail().unwrap() else { panic!("no failure") };
+    let RingEnd::Failed(got) = receiver.tail().unwrap() else { panic!("no failure") };
     assert!(why.starts_with(&got) && got.len() > 3000, "{} bytes", got.len());
     receiver.wait(LONG).unwrap();
 }
@@ -146,8 +147,8 @@ fn broken_counters_are_errors() {
 fn a_door_has_one_owner_and_is_gone_with_it() {
     let name = name("door");
     assert!(Peer::knock(&name).unwrap().is_none());
-    let door = Door::open(&name).unwrap().unwrap();
-    assert!(Door::open(&name).unwrap().is_none());
+    let door = LocalListener::open(&name).unwrap().unwrap();
+    assert!(LocalListener::open(&name).unwrap().is_none());
     assert!(door.accept().unwrap().is_none());
     let guest = Peer::knock(&name).unwrap().unwrap();
     assert_eq!(ready(&[door.as_fd()], Some(LONG)).unwrap(), [true]);
@@ -158,7 +159,7 @@ fn a_door_has_one_owner_and_is_gone_with_it() {
     assert!(guest.drain(), "the connection outlives the door");
     drop(host);
     assert!(!guest.drain());
-    drop(Door::open(&name).unwrap().unwrap());
+    drop(LocalListener::open(&name).unwrap().unwrap());
 }
 
 #[test]
@@ -207,7 +208,7 @@ fn other_users_stay_outside() {
         return;
     }
     let name = name("stranger");
-    let door = Door::open(&name).unwrap().unwrap();
+    let door = LocalListener::open(&name).unwrap().unwrap();
     // Root alone can be another user; the file must be one that anybody may run.
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("stranger");

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use storage::simulated::{Model, SimCounters, Simulation};
-use storage::{Error, Key, Object, Read, Storage, conformance, open_url, read_all, write_all};
+use storage::simulated::{SimCounters, Simulation, StoreModel};
+use storage::{Error, Key, Object, RangeRead, Storage, conformance, open_url, read_all, write_all};
 
 /// A store whose requests take a millisecond each, without spread, and 100 MB/s a server.
 const PLAIN: &str = "
@@ -47,7 +47,7 @@ struct Made {
 
 fn made(text: &str, overrides: &[&str], seed: u64) -> Made {
     let folder = tempfile::tempdir().unwrap();
-    let sim = Simulation::counted(Model::parse(text, overrides).unwrap(), seed);
+    let sim = Simulation::counted(StoreModel::parse(text, overrides).unwrap(), seed);
     let plain = open_url(folder.path().to_str().unwrap()).unwrap();
     let store = sim.wrap(Arc::clone(&plain));
     Made { _folder: folder, sim, store, plain }
@@ -70,7 +70,7 @@ impl Made {
 
 fn read(object: &dyn Object, offset: u64, len: usize) -> Result<(), Error> {
     let mut buf = vec![0; len];
-    object.read_many(&mut [Read { offset, buf: &mut buf }])?;
+    object.read_many(&mut [RangeRead { offset, buf: &mut buf }])?;
     assert!(buf.iter().all(|&byte| byte == 7), "other bytes than were written");
     Ok(())
 }
@@ -86,12 +86,12 @@ fn the_contract_is_kept() {
     let make = |text: &str| {
         count.set(count.get() + 1);
         let root = folder.path().join(count.get().to_string());
-        let sim = Simulation::counted(Model::parse(text, &[]).unwrap(), 3);
+        let sim = Simulation::counted(StoreModel::parse(text, &[]).unwrap(), 3);
         sim.wrap(open_url(root.to_str().unwrap()).unwrap())
     };
     conformance::run(&|| make(PLAIN));
     conformance::reader::run(&|| make(PLAIN));
-    conformance::run_objects(&|| make(Model::built_in("s3").unwrap()));
+    conformance::run_objects(&|| make(StoreModel::built_in("s3").unwrap()));
 }
 
 /// A quarter of a disk's answers are known by heart: the median and the 99th percentile of what was
@@ -132,8 +132,8 @@ fn a_server_takes_so_many_requests_at_once() {
         let made = made(PLAIN, &[&format!("servers.in_flight={in_flight}")], 1);
         let object = made.object("a", 4096);
         let mut bufs = [[0; 1]; 8];
-        let mut reads: Vec<Read<'_>> =
-            bufs.iter_mut().map(|buf| Read { offset: 0, buf: &mut buf[..] }).collect();
+        let mut reads: Vec<RangeRead<'_>> =
+            bufs.iter_mut().map(|buf| RangeRead { offset: 0, buf: &mut buf[..] }).collect();
         made.ms(|| object.read_many(&mut reads).unwrap())
     };
     near(of(8), 1.0, 1e-3);
@@ -238,8 +238,8 @@ fn a_stall_holds_up_itself_alone() {
 
 #[test]
 fn models_that_are_built_in_say_what_they_are() {
-    for name in Model::NAMES {
-        let model = Model::named(name).unwrap();
+    for name in StoreModel::NAMES {
+        let model = StoreModel::named(name).unwrap();
         assert_eq!(model.name, name);
         let folder = tempfile::tempdir().unwrap();
         let sim = Simulation::new(model, 1);
@@ -252,14 +252,14 @@ fn models_that_are_built_in_say_what_they_are() {
         assert!(sim.about().contains("not measured"), "{}", sim.about());
         assert!(!store.can_publish(&Key::root()).unwrap());
     }
-    assert!(Model::named("tape").is_none());
+    assert!(StoreModel::named("tape").is_none());
 }
 
 /// In real time a call comes back no sooner than the model has it, and bytes are the same.
 #[test]
 fn real_time_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
-    let sim = Simulation::new(Model::parse(PLAIN, &[]).unwrap(), 1);
+    let sim = Simulation::new(StoreModel::parse(PLAIN, &[]).unwrap(), 1);
     let store = sim.wrap(open_url(folder.path().to_str().unwrap()).unwrap());
     write_all(&*store, &key("a"), b"all of it").unwrap();
     assert_eq!(read_all(&*store, &key("a")).unwrap(), b"all of it");
@@ -288,9 +288,9 @@ fn what_is_no_model_is_refused_by_name() {
         (&["stall=[{of='read', per_million=1}]"], "ms"),
         (&["failure=[{of='read', per_million=1, errno='EOF'}]"], "EOF"),
     ] {
-        let told = Model::parse(PLAIN, overrides).unwrap_err().to_string();
+        let told = StoreModel::parse(PLAIN, overrides).unwrap_err().to_string();
         assert!(told.contains(due), "{overrides:?}: {told}");
     }
-    assert!(Model::parse("name = ", &[]).is_err());
-    assert!(Model::parse("", &[]).unwrap_err().to_string().contains("name"));
+    assert!(StoreModel::parse("name = ", &[]).is_err());
+    assert!(StoreModel::parse("", &[]).unwrap_err().to_string().contains("name"));
 }

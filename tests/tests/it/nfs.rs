@@ -11,7 +11,7 @@ use std::thread;
 
 use crate::nfs_server::Nfs;
 use ckpt::{Checkpoints, Dtype, Group, TensorData};
-use storage::{Error, Key, Mark, Storage, open_url, read_all, write_all};
+use storage::{Error, Key, Storage, SyncPoint, open_url, read_all, write_all};
 
 fn nfs(test: &str) -> Option<Nfs> {
     Nfs::here().inspect_err(|why| tests::skip(test, why)).ok()
@@ -104,7 +104,7 @@ fn services_nfs_what_is_open_is_deleted_later() {
     store.delete_folder(&key("step")).unwrap();
     assert_eq!(store.names(&Key::root()).unwrap(), [] as [&str; 0]);
     let mut read = vec![0; bytes.len()];
-    reader.read_many(&mut [storage::Read { offset: 0, buf: &mut read }]).unwrap();
+    reader.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut read }]).unwrap();
     assert!(read == bytes, "an open file changed");
 
     // As if its process were dead: its mark is of one that never was.
@@ -138,7 +138,7 @@ fn services_nfs_a_draft_has_one_writer_on_all_machines() {
     let mut draft = ours.create_draft(&key("a")).unwrap();
     draft.write(b"ours").unwrap();
     let mark = draft.sync().unwrap();
-    let second = theirs.resume_draft(&key("a"), Mark::default()).unwrap_err();
+    let second = theirs.resume_draft(&key("a"), SyncPoint::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
     drop(draft);
     let mut draft = theirs.resume_draft(&key("a"), mark).unwrap();

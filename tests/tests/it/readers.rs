@@ -24,7 +24,8 @@ fn python(test: &str) -> Option<PathBuf> {
 fn tokenize(folder: &Path) -> String {
     let corpus = tests::root().join("demo/data/corpus.jsonl.zst");
     let prefix = folder.join("corpus").to_str().unwrap().to_owned();
-    let mut options = preprocess::Options::new(vec![corpus.to_str().unwrap().to_owned()], &prefix);
+    let mut options =
+        preprocess::PreprocessOptions::new(vec![corpus.to_str().unwrap().to_owned()], &prefix);
     options.append_eod = true;
     preprocess::run(&options, &mut |_| {}).unwrap();
     format!("{prefix}_text_document")
@@ -211,7 +212,7 @@ fn save_gpt2(folder: &Path) -> ckpt::Checkpoint {
 /// and each has our bytes.
 #[test]
 fn transformers_opens_an_export() {
-    use ckpt::convert::{Bounds, Family, Import, export};
+    use ckpt::convert::{ConvertLimits, Family, Import, export};
     let test = "transformers_opens_an_export";
     let Some(python) = python(test) else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -223,7 +224,7 @@ fn transformers_opens_an_export() {
         let import = Import::of_step(steps.open_step(7).unwrap()).unwrap();
         let config = import.config_json(Family::Gpt2, Some(2)).unwrap();
         let companions = [("config.json".to_owned(), config.to_string().into_bytes())];
-        let bounds = Bounds { shard_bytes_max, ..Bounds::default() };
+        let bounds = ConvertLimits { shard_bytes_max, ..ConvertLimits::default() };
         export(&import, &companions, &store, &Key::new(name).unwrap(), bounds, &|_| ()).unwrap();
         let output = Command::new(&python).arg(&script).arg(folder.path().join(name)).output();
         let output = output.unwrap();

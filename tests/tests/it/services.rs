@@ -10,12 +10,15 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use ckpt::offload::{self, AdamW, Offload, Update, Way, Weights};
-use ckpt::{Blob, Checkpoints, Group, Holding, PlanLimits, Region, SavePlan, TensorSpec, Together};
-use indexed::{
-    Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, SplicePart, Split, splice,
+use ckpt::offload::{self, AdamW, Offload, PublishMethod, Update, WeightsOut};
+use ckpt::{
+    Blob, Checkpoints, Group, HeldRegion, JointSaveOptions, PlanLimits, Region, SavePlan,
+    TensorSpec,
 };
-use loader::{GptBatches, Options};
+use indexed::{
+    Builder, DocumentRange, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split, splice,
+};
+use loader::{GptBatches, GptLoaderOptions};
 use sha2::{Digest, Sha256};
 use storage::{Key, Storage, conformance, open_url};
 
@@ -74,12 +77,12 @@ fn services_xfs_merge_shares_blocks() {
     let Some(mount) = service("services_xfs_merge_shares_blocks", XFS) else { return };
     let folder = tempfile::tempdir_in(&mount).unwrap();
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
-    let write = |name: &str, tokens: u32| -> SplicePart {
+    let write = |name: &str, tokens: u32| -> DocumentRange {
         let mut builder = Builder::create(&store, &key(name), Dtype::I32).unwrap();
         builder.add_sequence(&(0..tokens).collect::<Vec<u32>>()).unwrap();
         builder.end_document().unwrap();
         let bin_crc64 = Some(builder.finish().unwrap().bin.crc64);
-        SplicePart { store: store.clone(), prefix: key(name), documents: None, bin_crc64 }
+        DocumentRange { store: store.clone(), prefix: key(name), documents: None, bin_crc64 }
     };
     // 64 MiB each, all blocks of 4096 bytes; then a little that begins at a block and ends in one.
     let parts = [write("a", 1 << 24), write("b", 1 << 24), write("c", 1001), write("d", 7)];
@@ -169,11 +172,11 @@ fn services_xfs_offload() {
     let layout = offload::bench::layout(4 << 20).unwrap();
     let plan = offload::plan(&layout).unwrap();
     let weights = vec![0x3d; 16 << 20];
-    for prefer in [Way::Clone, Way::Link] {
+    for prefer in [PublishMethod::Clone, PublishMethod::Link] {
         let folder = tempfile::tempdir_in(&mount).unwrap();
         let store = open_url(folder.path().to_str().unwrap()).unwrap();
         let (own, plan) = (Arc::clone(&store), Arc::clone(&plan));
-        let options = offload::Options { prefer, ..offload::Options::default() };
+        let options = offload::OffloadOptions { prefer, ..offload::OffloadOptions::default() };
         let mut state = Offload::on_disk(own, key("state"), plan, &layout, 0, options).unwrap();
         state.fill(&[&weights], 0, ().into()).unwrap();
         let step = |number: u64, state: &mut Offload| {
@@ -185,7 +188,7 @@ fn services_xfs_offload() {
                 eps: 1e-8,
                 grad_divisor: 1.0,
             };
-            let nowhere = Weights { dtype: ckpt::Dtype::F32, bytes: &mut [] };
+            let nowhere = WeightsOut { dtype: ckpt::Dtype::F32, bytes: &mut [] };
             let (grad, grad_dtype) = (&weights[..], ckpt::Dtype::F32);
             let update = Update { grad, grad_dtype, weight_decay: 0.0, weights: nowhere };
             state.step(&adamw, vec![update], ().into()).unwrap();
@@ -219,9 +222,9 @@ fn saves_together(urls: &[&str], can_publish: bool) {
     let holding = |tensor, writer| {
         let mut region = Region::whole(&specs[0].shape);
         region.spans[0] = [(ROWS / WRITERS * writer) as u64, (ROWS / WRITERS) as u64].into();
-        Holding { tensor, region }
+        HeldRegion { tensor, region }
     };
-    let held: Vec<Vec<Holding>> =
+    let held: Vec<Vec<HeldRegion>> =
         (0..WRITERS).map(|writer| (0..2).map(|tensor| holding(tensor, writer)).collect()).collect();
     let plan = SavePlan::new(&specs, &held, PlanLimits::default()).unwrap();
     let tensor = |step: u64| -> Vec<u8> {
@@ -236,7 +239,7 @@ fn saves_together(urls: &[&str], can_publish: bool) {
                 let (plan, token) = (&plan, format!("first-{step}"));
                 scope.spawn(move || {
                     let deadline = std::time::Duration::from_secs(120);
-                    let together = Together { token: &token, writer, deadline };
+                    let together = JointSaveOptions { token: &token, writer, deadline };
                     let name = format!("rng-{writer}");
                     let blobs = [Blob { name: &name, bytes: &[writer as u8] }];
                     let meta = serde_json::json!({ "step": step });
@@ -321,7 +324,7 @@ impl Corpus {
 /// All batches from a sample on, summed up.
 fn stream(dataset: Arc<IndexedDataset>, index: Arc<GptIndex>, samples_consumed: u64) -> String {
     let samples_end = index.sample_count();
-    let options = Options {
+    let options = GptLoaderOptions {
         seq_len: SEQ_LEN,
         micro_batch: 8,
         samples_consumed,

@@ -46,15 +46,15 @@ use storage::simulated::Simulation;
 
 use crate::report::ProgressLine;
 use crate::simulate::Simulate;
-use crew::Crew;
-use guard::Stop;
+use crew::BenchProcesses;
+use guard::StopSignal;
 use need::Need;
 use pattern::Pattern;
-use peer::Pairs;
+use peer::FioPairs;
 use report::{Method, PatternReport, Report, TargetReport};
 use rounds::{Measured, Session, Settings};
-use saves::State;
-use target::Place;
+use saves::WriterBuffers;
+use target::TargetFolder;
 
 /// Where to measure, and what for.
 #[derive(Args, Clone, Debug)]
@@ -143,7 +143,7 @@ pub struct BenchArgs {
 /// What is wrong with the arguments or a target, or that it was interrupted. What was written is
 /// removed in any case; if a target hangs so that it cannot be, the error says what is left.
 pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> {
-    let stop = Stop::at_signals()?;
+    let stop = StopSignal::at_signals()?;
     check(args)?;
     let part = part(args)?;
     let settings = Arc::new(settings(args, part)?);
@@ -221,23 +221,23 @@ fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     part.context("--meet: due --member NTH/COUNT, or srun, which says it")
 }
 
-fn crew(args: &BenchArgs, part: (usize, usize), stop: &Stop) -> Result<Crew> {
+fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
     // A process may prepare for long before it comes.
     let timeout = Duration::from_secs(args.timeout.saturating_mul(10));
     if let Some(folder) = &args.meet {
         // Steps of one job must not meet.
         let ids = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| std::env::var(name).ok());
         let [job, step] = ids.map(|id| id.unwrap_or_else(|| "0".to_owned()));
-        return Crew::join(part, folder, &format!("{job}-{step}"), timeout, stop);
+        return BenchProcesses::join(part, folder, &format!("{job}-{step}"), timeout, stop);
     }
     if args.processes == 1 {
-        return Ok(Crew::alone());
+        return Ok(BenchProcesses::alone());
     }
     let folder = std::env::temp_dir();
     let folder = folder.to_str().context("the temporary folder's name is not UTF-8")?;
     let folder = format!("{}/{}{}", folder, target::FOLDER, drawn());
     fs::create_dir(&folder).with_context(|| format!("make {folder}"))?;
-    let mut crew = Crew::join(part, &folder, "0-0", timeout, stop)?;
+    let mut crew = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
     crew.remove_at_end(&folder);
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     arguments.extend([format!("--meet={folder}"), "--child".to_owned()]);
@@ -266,7 +266,7 @@ fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Setti
     let is_saved = saves.iter().any(|pattern| patterns.contains(pattern));
     let state_bytes = if is_saved { args.checkpoint.0 / members as u64 } else { 0 };
     let state_seed = random::word(args.seed, member as u64);
-    let state = State::new(state_bytes, args.writers, state_seed)?;
+    let state = WriterBuffers::new(state_bytes, args.writers, state_seed)?;
     Ok(Settings {
         need,
         order,
@@ -296,17 +296,17 @@ fn ranks_here(ranks: u64, members: usize) -> usize {
 fn measure(
     args: &BenchArgs,
     settings: &Arc<Settings>,
-    crew: &Crew,
-    stop: &Stop,
-    places: &mut Vec<Arc<Place>>,
+    crew: &BenchProcesses,
+    stop: &StopSignal,
+    places: &mut Vec<Arc<TargetFolder>>,
     line: &mut ProgressLine,
-) -> Result<(Measured, Vec<Pairs>)> {
+) -> Result<(Measured, Vec<FioPairs>)> {
     let id = crew.exchange("id", drawn())?.swap_remove(0);
     for (nth, (url, name, model)) in wanted(args).into_iter().enumerate() {
         let simulate = Simulate { simulate: model, simulate_seed: args.seed };
         let (simulation, id) = (simulate.start()?, format!("{id}-{nth}"));
         let limit = Duration::from_secs(args.timeout);
-        let open = move || Place::open(&name, &url, simulation, &id);
+        let open = move || TargetFolder::open(&name, &url, simulation, &id);
         places.push(Arc::new(stop.guard("open a target", limit, open)?));
     }
     let (settings, stop) = (Arc::clone(settings), stop.clone());
@@ -318,12 +318,12 @@ fn measure(
 /// What a target that hangs has to let go of a folder.
 const REMOVE_WAIT: Duration = Duration::from_secs(20);
 
-fn remove(places: &[Arc<Place>]) -> Result<()> {
+fn remove(places: &[Arc<TargetFolder>]) -> Result<()> {
     let mut left = Vec::new();
     for place in places.iter().filter(|place| place.has_begun()) {
         // Also after an interruption.
         let (place, folder) = (Arc::clone(place), place.folder());
-        let removed = Stop::default().guard("remove", REMOVE_WAIT, move || place.remove());
+        let removed = StopSignal::default().guard("remove", REMOVE_WAIT, move || place.remove());
         if let Err(error) = removed {
             log::debug!("{folder}: {error:#}");
             left.push(folder);
@@ -337,12 +337,12 @@ fn remove(places: &[Arc<Place>]) -> Result<()> {
 fn report(
     args: &BenchArgs,
     settings: &Settings,
-    places: &[Arc<Place>],
-    (measured, peers): (&Measured, &[Pairs]),
+    places: &[Arc<TargetFolder>],
+    (measured, peers): (&Measured, &[FioPairs]),
 ) -> Report {
     let targets = places.iter().zip(measured).zip(peers).map(|((place, measured), peers)| {
         let profile = place.store.profile();
-        let of = |(pattern, runs): (&Pattern, &Vec<pattern::Run>)| {
+        let of = |(pattern, runs): (&Pattern, &Vec<pattern::PatternRun>)| {
             PatternReport::of(*pattern, runs, place.witness, args.seed)
         };
         let model = place.simulation.iter();

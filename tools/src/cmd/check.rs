@@ -4,19 +4,19 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use indexed::{Census, CensusReport, Format, ReadOptions, Source};
+use indexed::{Census, CensusReport, Format, ReadOptions, TokenSource};
 use serde::Serialize;
 use serde_json::Value;
 use storage::{ByteSize, Key, Storage};
 
-use crate::cmd::{Wishes, checkpoints, steps_named, token_manifest};
+use crate::cmd::{FormatHints, checkpoints, steps_named, token_manifest};
 use crate::report::thousands;
-use crate::target::Target;
-use crate::work::{Way, Work};
+use crate::target::InspectTarget;
+use crate::work::{CancellableJob, CountedBytes};
 
 /// What was checked and found. `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-pub struct Verdict {
+pub struct CheckVerdict {
     /// One entry for the token files, or one for each checkpoint.
     pub checked: Vec<Finding>,
 }
@@ -54,26 +54,30 @@ pub struct Eod {
 ///
 /// # Errors
 /// Only if what is there cannot be listed. Whatever is wrong with it is in the verdict.
-pub fn check(target: &Target, wishes: &Wishes, work: &Work) -> Result<Verdict> {
+pub fn check(
+    target: &InspectTarget,
+    wishes: &FormatHints,
+    work: &CancellableJob,
+) -> Result<CheckVerdict> {
     let checked = match target {
-        Target::Tokens { store, prefix } => {
+        InspectTarget::Tokens { store, prefix } => {
             let result = tokens((store, prefix), Format::Mmididx, wishes, work);
             vec![finding(store.display(prefix), result)]
         }
-        Target::Foreign { store, prefix, format } => {
+        InspectTarget::Foreign { store, prefix, format } => {
             let result = tokens((store, prefix), *format, wishes, work);
             vec![finding(format!("{} ({format})", store.display(prefix)), result)]
         }
-        Target::Checkpoint { store, step } => vec![checkpoint(store, *step, work)?],
-        Target::Checkpoints { store } => steps_named(&**store)?
+        InspectTarget::Checkpoint { store, step } => vec![checkpoint(store, *step, work)?],
+        InspectTarget::Checkpoints { store } => steps_named(&**store)?
             .into_iter()
             .map(|step| checkpoint(store, step, work))
             .collect::<Result<_>>()?,
     };
-    Ok(Verdict { checked })
+    Ok(CheckVerdict { checked })
 }
 
-impl Verdict {
+impl CheckVerdict {
     /// Whether everything is whole.
     #[must_use]
     pub fn ok(&self) -> bool {
@@ -100,9 +104,9 @@ fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding 
     }
 }
 
-fn checkpoint(store: &Arc<dyn Storage>, step: u64, work: &Work) -> Result<Finding> {
+fn checkpoint(store: &Arc<dyn Storage>, step: u64, work: &CancellableJob) -> Result<Finding> {
     let verified = checkpoints(store).open_step(step).and_then(|found| {
-        work.begin(format!("check step {step}"), Way::Read, Some(found.size().1));
+        work.begin(format!("check step {step}"), CountedBytes::Read, Some(found.size().1));
         found.verify()
     });
     let result = verified.map_err(anyhow::Error::from).map(|report| {
@@ -118,18 +122,18 @@ fn checkpoint(store: &Arc<dyn Storage>, step: u64, work: &Work) -> Result<Findin
 fn tokens(
     (store, prefix): (&Arc<dyn Storage>, &Key),
     format: Format,
-    wishes: &Wishes,
-    work: &Work,
+    wishes: &FormatHints,
+    work: &CancellableJob,
 ) -> Result<(u64, String, Option<Eod>)> {
     let manifest = token_manifest(&**store, prefix)?;
     let meta = manifest.as_ref().map_or(Value::Null, |manifest| manifest.meta.clone());
     let tokenizer = &meta["tokenizer"];
     let eod = wishes.eod.or_else(|| tokenizer["eod_id"].as_u64()?.try_into().ok());
     let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
-    let source = Source::open(store, prefix, format, &options)?;
+    let source = TokenSource::open(store, prefix, format, &options)?;
     let listed = manifest.iter().flat_map(|manifest| &manifest.files).map(|file| file.bytes);
     let total = listed.fold(0, u64::saturating_add).max(source.token_bytes());
-    work.begin("check", Way::Read, Some(total));
+    work.begin("check", CountedBytes::Read, Some(total));
     let report = Census::take(&source, eod)?;
     let mut bytes = source.token_bytes();
     let mut text = format!(
@@ -179,7 +183,7 @@ fn tokens(
 
 /// All ids are of the vocabulary, but those that mark spans begin where it ends.
 fn check_vocab(
-    source: &Source,
+    source: &TokenSource,
     report: &CensusReport,
     meta: &Value,
     vocab_size: Option<u64>,

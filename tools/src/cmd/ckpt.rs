@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::checkpoints;
 use crate::report::ProgressLine;
-use crate::target::Target;
+use crate::target::InspectTarget;
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
@@ -85,7 +85,7 @@ pub enum CkptVerb {
 
 /// What a verb found: the same for a program and for a person.
 #[derive(Debug)]
-pub struct Answer {
+pub struct CkptOutput {
     /// Whether to print JSON.
     pub json: bool,
     /// For a program.
@@ -96,17 +96,17 @@ pub struct Answer {
     pub ok: bool,
 }
 
-impl Answer {
+impl CkptOutput {
     pub(crate) fn new(json: bool, value: &impl Serialize, text: String, ok: bool) -> Result<Self> {
-        Ok(Answer { json, value: serde_json::to_value(value)?, text, ok })
+        Ok(CkptOutput { json, value: serde_json::to_value(value)?, text, ok })
     }
 }
 
 /// Does what is asked.
 ///
 /// # Errors
-/// If it cannot be done; that what was checked is not so is an [`Answer`].
-pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<Answer> {
+/// If it cannot be done; that what was checked is not so is an [`CkptOutput`].
+pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
     match verb {
         CkptVerb::Ls(args) => ls::run(args),
         CkptVerb::Inspect(args) => inspect::run(args),
@@ -125,13 +125,13 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<Answer> {
 
 /// The step of that name, or of a folder of steps the newest that is complete.
 pub(crate) fn open_step(name: &str) -> Result<Checkpoint> {
-    match Target::find(name)? {
-        Target::Checkpoint { store, step } => Ok(checkpoints(&store).open_step(step)?),
-        Target::Checkpoints { store } => {
+    match InspectTarget::find(name)? {
+        InspectTarget::Checkpoint { store, step } => Ok(checkpoints(&store).open_step(step)?),
+        InspectTarget::Checkpoints { store } => {
             let newest = checkpoints(&store).newest()?;
             newest.with_context(|| format!("{name}: no step in it is complete"))
         }
-        Target::Tokens { .. } | Target::Foreign { .. } => {
+        InspectTarget::Tokens { .. } | InspectTarget::Foreign { .. } => {
             anyhow::bail!("{name}: got token files, due a step-* folder or one that holds such")
         }
     }

@@ -13,8 +13,8 @@ use preprocess::clean::{
 };
 use storage::{ByteSize, Key, Storage};
 
-use crate::cmd::bench::guard::Stop;
-use crate::report::{Facts, table, thousands};
+use crate::cmd::bench::guard::StopSignal;
+use crate::report::{FactTable, table, thousands};
 
 /// What `feedline clean` can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,7 +35,7 @@ pub struct CleanArgs {
     duplicates: Duplicates,
 
     #[command(flatten)]
-    rules: Rules,
+    rules: FilterArgs,
 
     /// Collapse runs of spaces and join lines broken after a word, as Megatron's general_cleaning
     #[arg(long)]
@@ -126,7 +126,7 @@ struct Duplicates {
 }
 
 #[derive(Clone, Debug, clap::Args)]
-struct Rules {
+struct FilterArgs {
     /// Drop texts of fewer characters
     #[arg(long, value_name = "N")]
     min_chars: Option<u64>,
@@ -197,7 +197,7 @@ struct Rules {
 pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
     let report_to = args.report.as_deref().map(free_name).transpose()?;
     let mut reporter = Reporter::new(args.quiet);
-    let stop = Stop::at_signals()?;
+    let stop = StopSignal::at_signals()?;
     let tell = &mut |progress: &CleanProgress| reporter.show(progress);
     let result = clean_until(&args.options(), &stop.0, tell);
     reporter.clear();
@@ -261,7 +261,7 @@ impl Duplicates {
     }
 }
 
-impl Rules {
+impl FilterArgs {
     fn filters(&self) -> Filters {
         let tokenizer = || TokenizerSpec {
             kind: self.tokenizer.clone(),
@@ -288,7 +288,7 @@ impl Rules {
 
 /// The report as a person reads it.
 fn text(report: &CleanReport) -> String {
-    let mut facts = Facts::default();
+    let mut facts = FactTable::default();
     let share = |part: u64| 100.0 * part as f64 / report.documents.max(1) as f64;
     facts.add("documents", thousands(report.documents));
     facts.add("kept", format!("{} ({:.2} %)", thousands(report.kept), share(report.kept)));
@@ -313,14 +313,15 @@ fn text(report: &CleanReport) -> String {
     }
     let mut text = facts.text();
     if !report.dropped.is_empty() {
-        let row = |(cause, dropped): (&preprocess::clean::Cause, &preprocess::clean::Dropped)| {
-            vec![
-                cause.name().to_owned(),
-                thousands(dropped.documents),
-                format!("{:.2}", share(dropped.documents)),
-                ByteSize(dropped.bytes).to_string(),
-            ]
-        };
+        let row =
+            |(cause, dropped): (&preprocess::clean::DropReason, &preprocess::clean::Dropped)| {
+                vec![
+                    cause.name().to_owned(),
+                    thousands(dropped.documents),
+                    format!("{:.2}", share(dropped.documents)),
+                    ByteSize(dropped.bytes).to_string(),
+                ]
+            };
         let rows: Vec<_> = report.dropped.iter().map(row).collect();
         text += &table(&["dropped", "documents", "%", "bytes"], &rows);
     }

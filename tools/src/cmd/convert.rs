@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use indexed::{Dtype, Format, ReadOptions, Source, WriteOptions, Writer};
+use indexed::{Dtype, Format, ReadOptions, TokenSource, WriteOptions, Writer};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, rate_text};
 
 use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
-use crate::report::{Facts, thousands};
-use crate::work::{Way, Work};
+use crate::report::{FactTable, thousands};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// What to convert, and to what.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct ConvertRequest {
     /// A prefix, a file or a folder.
     pub source: String,
     /// The prefix to write.
@@ -62,7 +62,7 @@ pub struct Converted {
 /// # Errors
 /// What is wrong with the source and where, or why the output cannot be written; nothing is left of
 /// it then.
-pub fn convert(request: &Request, work: &Arc<Work>) -> Result<Converted> {
+pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<Converted> {
     let start = Instant::now();
     let (store, key) = work.locate(request.source.trim_end_matches('/'))?;
     let found = Format::detect(&store, &key)?;
@@ -83,7 +83,7 @@ pub fn convert(request: &Request, work: &Arc<Work>) -> Result<Converted> {
     };
     let options =
         ReadOptions { dtype: request.source_dtype, eod: request.eod, ..ReadOptions::default() };
-    let source = Source::open(&store, &prefix, format, &options)
+    let source = TokenSource::open(&store, &prefix, format, &options)
         .with_context(|| format!("read {} as {format}", request.source))?;
     let (out, out_prefix) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
@@ -94,9 +94,9 @@ pub fn convert(request: &Request, work: &Arc<Work>) -> Result<Converted> {
     let options = WriteOptions { dtype: request.dtype };
     let bytes = Some(source.token_bytes());
     // Some formats tell in front how many tokens follow, and some do not tell it at all.
-    work.begin("count", Way::Read, bytes);
+    work.begin("count", CountedBytes::Read, bytes);
     let mut writer = Writer::create(&out, &out_prefix, request.to, &source, &options)?;
-    work.begin("convert", Way::Read, bytes);
+    work.begin("convert", CountedBytes::Read, bytes);
     source.read_into(&mut writer)?;
     let written = writer.finish()?;
     let mut meta = json!({
@@ -137,7 +137,7 @@ impl Converted {
     /// As a person reads it.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("documents", thousands(self.documents));
         if self.documents_dropped > 0 {
             let dropped = thousands(self.documents_dropped);

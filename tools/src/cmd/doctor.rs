@@ -16,9 +16,9 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use storage::Stage;
-use storage::examine::{BucketFacts, MachineFacts, MountFacts};
+use storage::examine::{BucketInfo, HostInfo, MountInfo};
 
-use super::bench::guard::Stop;
+use super::bench::guard::StopSignal;
 
 /// What is to be looked at.
 #[derive(Debug, Args)]
@@ -144,12 +144,12 @@ pub struct Diagnosis {
 /// If a config cannot be read, or that it was interrupted: what was tried is removed first, and
 /// what cannot be is told. Whatever is wrong with a target is among the findings.
 pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
-    let patience = Patience { limit: args.timeout, stop: Stop::at_signals()? };
-    let mut all = of_machine(&MachineFacts::here());
+    let patience = Patience { limit: args.timeout, stop: StopSignal::at_signals()? };
+    let mut all = of_machine(&HostInfo::here());
     if args.target.ends_with(".toml") {
         all.extend(config::look(args, &patience)?);
     } else {
-        all.extend(look(&args.target, args.purpose, Made::ByNobody, &patience));
+        all.extend(look(&args.target, args.purpose, FolderOrigin::ByNobody, &patience));
     }
     if patience.stop.is_set() {
         let hung = all.iter().filter(|finding| finding.what == ANSWERS);
@@ -166,7 +166,7 @@ const ANSWERS: &str = "answers";
 #[derive(Clone, Debug)]
 struct Patience {
     limit: Duration,
-    stop: Stop,
+    stop: StopSignal,
 }
 
 /// What a step has to come to its end when it is told to: one of a file system takes milliseconds.
@@ -180,12 +180,12 @@ impl Patience {
 
 /// Who makes a folder that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Made {
+enum FolderOrigin {
     ByRun,
     ByNobody,
 }
 
-fn look(place: &str, purpose: Purpose, made: Made, patience: &Patience) -> Vec<Finding> {
+fn look(place: &str, purpose: Purpose, made: FolderOrigin, patience: &Patience) -> Vec<Finding> {
     if place.starts_with("s3://") {
         return bucket::look(place, purpose, patience);
     }
@@ -194,13 +194,13 @@ fn look(place: &str, purpose: Purpose, made: Made, patience: &Patience) -> Vec<F
 
 /// What this machine means for a run.
 #[must_use]
-pub fn of_machine(facts: &MachineFacts) -> Vec<Finding> {
+pub fn of_machine(facts: &HostInfo) -> Vec<Finding> {
     machine::judge(facts)
 }
 
 /// What the file system at `place` means for a run.
 #[must_use]
-pub fn of_mount(place: &str, facts: &MountFacts, purpose: Purpose) -> Vec<Finding> {
+pub fn of_mount(place: &str, facts: &MountInfo, purpose: Purpose) -> Vec<Finding> {
     let mut found = Findings::of(place);
     mount::judge(facts, purpose, &mut found);
     found.all
@@ -208,7 +208,7 @@ pub fn of_mount(place: &str, facts: &MountFacts, purpose: Purpose) -> Vec<Findin
 
 /// What a bucket means for a run.
 #[must_use]
-pub fn of_bucket(place: &str, facts: &BucketFacts) -> Vec<Finding> {
+pub fn of_bucket(place: &str, facts: &BucketInfo) -> Vec<Finding> {
     let mut found = Findings::of(place);
     bucket::judge(facts, &mut found);
     found.all

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use indexed::{Census, Format, ReadOptions, Source};
+use indexed::{Census, Format, ReadOptions, TokenSource};
 use serde::Serialize;
 use storage::{ByteSize, Key, Storage};
 
-use crate::cmd::Wishes;
-use crate::report::{Facts, thousands};
-use crate::work::{Way, Work};
+use crate::cmd::FormatHints;
+use crate::report::{FactTable, thousands};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// Token files of another program.
 #[derive(Debug, Serialize)]
@@ -50,12 +50,12 @@ pub struct Foreign {
 pub fn inspect(
     (store, prefix): (&Arc<dyn Storage>, &Key),
     format: Format,
-    wishes: &Wishes,
-    work: &Work,
+    wishes: &FormatHints,
+    work: &CancellableJob,
 ) -> Result<Foreign> {
     let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
-    let source = Source::open(store, prefix, format, &options)?;
-    work.begin("inspect", Way::Read, Some(source.token_bytes()));
+    let source = TokenSource::open(store, prefix, format, &options)?;
+    work.begin("inspect", CountedBytes::Read, Some(source.token_bytes()));
     let report = Census::take(&source, wishes.eod)?;
     Ok(Foreign {
         prefix: source.display().to_owned(),
@@ -78,7 +78,7 @@ impl Foreign {
     /// As a person reads it.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("format", self.format);
         facts.add("documents", thousands(self.documents));
         if self.documents_empty > 0 {

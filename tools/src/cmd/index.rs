@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::report::{table, thousands};
-use crate::work::{Way, Work};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// What to build.
 #[derive(Debug, Args)]
@@ -119,8 +119,8 @@ struct Blend {
 /// # Errors
 /// What is wrong with the settings or a dataset. Orders that were finished by then stay, and are
 /// found by the next run; of the one that was not nothing does.
-pub fn build(args: &IndexBuild, work: &Arc<Work>) -> Result<Indexes> {
-    let mut run = Run { args, tokenizer: Value::Null, orders: Vec::new(), work };
+pub fn build(args: &IndexBuild, work: &Arc<CancellableJob>) -> Result<Indexes> {
+    let mut run = IndexRun { args, tokenizer: Value::Null, orders: Vec::new(), work };
     let built = run.build();
     let kept = run.orders.iter().filter(|order| order.folder.is_some()).count();
     match built {
@@ -131,14 +131,14 @@ pub fn build(args: &IndexBuild, work: &Arc<Work>) -> Result<Indexes> {
     }
 }
 
-struct Run<'a> {
+struct IndexRun<'a> {
     args: &'a IndexBuild,
     tokenizer: Value,
     orders: Vec<OrderRow>,
-    work: &'a Arc<Work>,
+    work: &'a Arc<CancellableJob>,
 }
 
-impl Run<'_> {
+impl IndexRun<'_> {
     fn build(&mut self) -> Result<()> {
         let args = self.args;
         if let Some(file) = &args.tokenizer_from {
@@ -168,7 +168,7 @@ impl Run<'_> {
     /// Tells what is begun: reads and writes count, of which nobody knows how many come.
     fn show(&self, what: &str) {
         let nth = self.orders.len() + 1;
-        self.work.begin(format!("order {nth}, {what}"), Way::Any, None);
+        self.work.begin(format!("order {nth}, {what}"), CountedBytes::Any, None);
     }
 
     fn part(

@@ -12,10 +12,10 @@ use serde_json::Value;
 use storage::{ByteSize, Key, Storage};
 
 use crate::cmd::foreign::{self, Foreign};
-use crate::cmd::{Wishes, checkpoints, steps_named, token_manifest};
-use crate::report::{Facts, table, thousands};
-use crate::target::Target;
-use crate::work::Work;
+use crate::cmd::{FormatHints, checkpoints, steps_named, token_manifest};
+use crate::report::{FactTable, table, thousands};
+use crate::target::InspectTarget;
+use crate::work::CancellableJob;
 
 /// What `inspect` tells; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
@@ -26,13 +26,13 @@ pub enum Inspection {
     /// Token files of another program.
     ForeignTokens(Box<Foreign>),
     /// One checkpoint.
-    Checkpoint(Step),
+    Checkpoint(StepSummary),
     /// A folder of checkpoints.
     Checkpoints {
         /// The folder.
         folder: String,
         /// The newest complete step, from which a run would resume.
-        newest: Option<Step>,
+        newest: Option<StepSummary>,
         /// Every step that has a folder, the oldest first.
         steps: Vec<StepLine>,
     },
@@ -69,7 +69,7 @@ pub struct Tokens {
 
 /// One checkpoint.
 #[derive(Debug, Serialize)]
-pub struct Step {
+pub struct StepSummary {
     /// Its folder.
     pub folder: String,
     /// The training step after which it was saved.
@@ -119,19 +119,23 @@ const FIRST_IDS: usize = 24;
 ///
 /// # Errors
 /// If it cannot be opened, naming what is wrong with it and where.
-pub fn inspect(target: &Target, wishes: &Wishes, work: &Work) -> Result<Inspection> {
+pub fn inspect(
+    target: &InspectTarget,
+    wishes: &FormatHints,
+    work: &CancellableJob,
+) -> Result<Inspection> {
     match target {
-        Target::Foreign { store, prefix, format } => {
+        InspectTarget::Foreign { store, prefix, format } => {
             let found = foreign::inspect((store, prefix), *format, wishes, work)?;
             Ok(Inspection::ForeignTokens(Box::new(found)))
         }
-        Target::Tokens { store, prefix } => {
+        InspectTarget::Tokens { store, prefix } => {
             Ok(Inspection::Tokens(Box::new(tokens(store, prefix)?)))
         }
-        Target::Checkpoint { store, step } => {
+        InspectTarget::Checkpoint { store, step } => {
             Ok(Inspection::Checkpoint(step_of(&checkpoints(store).open_step(*step)?)))
         }
-        Target::Checkpoints { store } => folder(store),
+        InspectTarget::Checkpoints { store } => folder(store),
     }
 }
 
@@ -200,7 +204,7 @@ fn folder(store: &Arc<dyn Storage>) -> Result<Inspection> {
     Ok(Inspection::Checkpoints { folder, newest: newest.as_ref().map(step_of), steps })
 }
 
-pub(crate) fn step_of(checkpoint: &Checkpoint) -> Step {
+pub(crate) fn step_of(checkpoint: &Checkpoint) -> StepSummary {
     let mut groups: BTreeMap<Group, GroupLine> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         let line = groups.entry(tensor.group).or_insert_with(|| GroupLine {
@@ -218,7 +222,7 @@ pub(crate) fn step_of(checkpoint: &Checkpoint) -> Step {
         }
     }
     let (files, bytes) = checkpoint.size();
-    Step {
+    StepSummary {
         folder: checkpoint.display(),
         step: checkpoint.step(),
         files,
@@ -260,7 +264,7 @@ impl StepLine {
 
 impl Tokens {
     fn text(&self) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("documents", thousands(self.documents));
         facts.add("sequences", thousands(self.sequences));
         facts.add("tokens", thousands(self.tokens));
@@ -295,7 +299,7 @@ impl Tokens {
     }
 }
 
-impl Step {
+impl StepSummary {
     pub(crate) fn text(&self) -> String {
         let rows: Vec<_> = self
             .groups
@@ -312,7 +316,7 @@ impl Step {
             .collect();
         let mut text = format!("checkpoint {}\n", self.folder);
         text += &table(&["group", "tensors", "elements", "size", "type"], &rows);
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("files", format!("{}, {}", self.files, ByteSize(self.bytes)));
         facts.add("blobs", self.blobs.join(", "));
         for (key, value) in self.meta.as_object().into_iter().flatten() {

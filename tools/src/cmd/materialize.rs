@@ -15,13 +15,13 @@ use clap::Args;
 use indexed::{Builder, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use serde::Serialize;
 use serde_json::{Value, json};
-use storage::{ByteSize, Key, Read, rate_text};
+use storage::{ByteSize, Key, RangeRead, rate_text};
 
 use crate::cmd::index::tokenizer_of;
 use crate::cmd::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest_only};
-use crate::report::{Facts, thousands};
-use crate::work::{Way, Work};
-use unfinished::Unfinished;
+use crate::report::{FactTable, thousands};
+use crate::work::{CancellableJob, CountedBytes};
+use unfinished::MaterializeResume;
 
 /// What to write.
 #[derive(Debug, Args)]
@@ -95,7 +95,7 @@ const STAGE_BYTES_MAX: u64 = 64 << 20;
 
 /// A run of bytes of the source and where they go in the window.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct CopyPiece {
     offset: u64,
     len: usize,
     place: usize,
@@ -106,19 +106,19 @@ struct Piece {
 ///
 /// # Errors
 /// If the source is damaged, an output exists, or the settings make no order.
-pub fn materialize(args: &Materialize, work: &Arc<Work>) -> Result<Materialized> {
+pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Materialized> {
     let start = Instant::now();
     let name = args.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
     let dataset = IndexedDataset::open_ready(&store, &prefix)?;
     let (out, out_key) = work.locate(&args.output_prefix)?;
     if args.restart {
-        Unfinished::discard(out.as_ref(), &out_key)?;
+        MaterializeResume::discard(out.as_ref(), &out_key)?;
     }
     if let Err(error) = no_manifest_yet(out.as_ref(), &out_key) {
         // It is complete, so that whoever was killed then has left what nobody needs.
         if matches!(error, storage::Error::Exists { .. }) {
-            Unfinished::discard_or_warn(out.as_ref(), &out_key);
+            MaterializeResume::discard_or_warn(out.as_ref(), &out_key);
         }
         return Err(error.into());
     }
@@ -131,13 +131,14 @@ pub fn materialize(args: &Materialize, work: &Arc<Work>) -> Result<Materialized>
     let mut run = order.clone();
     (run["samples"], run["tokens"]) = (samples.into(), dataset.token_count().into());
     run["files"] = json!(manifest.as_ref().map(|manifest| &manifest.files));
-    let mut unfinished = Unfinished::begin(&out, &out_key, dataset.dtype(), run, args.seq_length)?;
+    let mut unfinished =
+        MaterializeResume::begin(&out, &out_key, dataset.dtype(), run, args.seq_length)?;
     let is_there = |sample| tokens_of(&dataset, &index, sample);
     unfinished.tell_present(samples, is_there)?;
     let samples_before = unfinished.samples();
     let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
     let bytes = sample_bytes.saturating_mul(samples - samples_before.min(samples));
-    work.begin("materialize", Way::Written, Some(bytes));
+    work.begin("materialize", CountedBytes::Written, Some(bytes));
     let wrote = write(args, &dataset, &index, samples, &mut unfinished);
     let read_bytes = match wrote {
         Ok(read_bytes) => read_bytes,
@@ -168,7 +169,7 @@ pub fn materialize(args: &Materialize, work: &Arc<Work>) -> Result<Materialized>
     // Without it the files stay as they are, for the same command to go on with.
     let files = [built.bin, built.idx];
     let outputs = write_manifest_only(out.as_ref(), &out_key, &files, meta).with_context(stay)?;
-    Unfinished::discard_or_warn(out.as_ref(), &out_key);
+    MaterializeResume::discard_or_warn(out.as_ref(), &out_key);
     let elapsed_s = start.elapsed().as_secs_f64();
     Ok(Materialized {
         source: name.to_owned(),
@@ -187,7 +188,7 @@ fn write(
     dataset: &IndexedDataset,
     index: &GptIndex,
     samples: u64,
-    into: &mut Unfinished,
+    into: &mut MaterializeResume,
 ) -> Result<u64> {
     let mut window = Window::default();
     let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
@@ -214,11 +215,11 @@ fn tokens_of(dataset: &IndexedDataset, index: &GptIndex, sample: u64) -> Result<
 /// The order, what names it, and where it is kept.
 fn order_of(
     args: &Materialize,
-    work: &Arc<Work>,
+    work: &Arc<CancellableJob>,
     (name, dataset): (&str, &IndexedDataset),
     (store, prefix): (&Arc<dyn storage::Storage>, &Key),
 ) -> Result<(GptIndex, GptIndexConfig, String)> {
-    work.begin("order", Way::Any, None);
+    work.begin("order", CountedBytes::Any, None);
     let tokenizer = args.tokenizer_from.as_deref().map(tokenizer_of).transpose()?;
     let config = GptIndexConfig {
         dataset_path: name.to_owned(),
@@ -244,7 +245,7 @@ struct Window {
     bytes: Vec<u8>,
     /// Tokens of each sample.
     lengths: Vec<u32>,
-    pieces: Vec<Piece>,
+    pieces: Vec<CopyPiece>,
     stage: Vec<u8>,
 }
 
@@ -264,7 +265,7 @@ impl Window {
             let before = place;
             index.for_each_part(dataset, sample, |part, offset| {
                 let len = (part.token_count * item_bytes) as usize; // fits: of one sample
-                self.pieces.push(Piece { offset, len, place });
+                self.pieces.push(CopyPiece { offset, len, place });
                 place += len;
             })?;
             // fits: a sample has at most 2^31 tokens, as the index refuses more
@@ -301,7 +302,7 @@ impl Window {
         let (mut reads, mut rest) = (Vec::with_capacity(extents.len()), self.stage.as_mut_slice());
         for &(offset, end) in &extents {
             let (buf, after) = rest.split_at_mut((end - offset) as usize); // fits: as above
-            reads.push(Read { offset, buf });
+            reads.push(RangeRead { offset, buf });
             rest = after;
         }
         dataset.bin().read_many(&mut reads)?;
@@ -332,7 +333,7 @@ impl Window {
 }
 
 /// As many pieces from `from` on, at least one, as are read at a time.
-fn stage_end(pieces: &[Piece], from: usize) -> usize {
+fn stage_end(pieces: &[CopyPiece], from: usize) -> usize {
     let (mut end, mut total) = (0, 0);
     for (nth, piece) in pieces.iter().enumerate().skip(from) {
         let piece_end = piece.offset + piece.len as u64;
@@ -356,7 +357,7 @@ impl Materialized {
     #[must_use]
     pub fn text(&self) -> String {
         let written: u64 = self.outputs.iter().map(|output| output.bytes).sum();
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("samples", thousands(self.samples));
         if self.samples_before > 0 {
             facts.add("of an interrupted run", thousands(self.samples_before));

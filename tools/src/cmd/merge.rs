@@ -5,24 +5,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use indexed::{IndexedDataset, SplicePart, splice};
+use indexed::{DocumentRange, IndexedDataset, splice};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
 
 use crate::cmd::{Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest};
-use crate::report::{Facts, thousands};
-use crate::work::{Way, Work};
+use crate::report::{FactTable, thousands};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// What to merge, and how.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct MergeRequest {
     /// Prefixes, and folders whose prefixes are merged.
     pub inputs: Vec<String>,
     /// The prefix to write.
     pub out: String,
     /// The order of the prefixes of a folder.
-    pub order: Order,
+    pub order: PrefixOrder,
     /// Whether to require a mode for each sequence, as Megatron's flag does.
     pub multimodal: bool,
     /// Whether to merge some shards of a dataset without the others.
@@ -33,7 +33,7 @@ pub struct Request {
 
 /// The order of the prefixes of a folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum PrefixOrder {
     /// As Megatron's tool sorts them, so that `_10` comes before `_2`.
     #[default]
     Name,
@@ -62,7 +62,7 @@ pub struct Merged {
 }
 
 /// One input.
-struct Source {
+struct MergeInput {
     name: String,
     store: Arc<dyn Storage>,
     prefix: Key,
@@ -74,7 +74,7 @@ struct Source {
 ///
 /// # Errors
 /// If the inputs do not fit together or break their format, naming which; nothing is written then.
-pub fn merge(request: &Request, work: &Arc<Work>) -> Result<Merged> {
+pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merged> {
     let start = Instant::now();
     let sources = find(request, work)?;
     let (out, out_prefix) = work.locate(&request.out)?;
@@ -83,12 +83,12 @@ pub fn merge(request: &Request, work: &Arc<Work>) -> Result<Merged> {
     if !request.partial {
         all_shards(&sources)?;
     }
-    let bytes = sources.iter().map(Source::bytes).sum::<Result<u64>>()?;
+    let bytes = sources.iter().map(MergeInput::bytes).sum::<Result<u64>>()?;
     if request.verify {
-        work.begin("verify", Way::Read, Some(bytes));
+        work.begin("verify", CountedBytes::Read, Some(bytes));
     }
     let parts = sources.iter().map(|source| source.part(request)).collect::<Result<Vec<_>>>()?;
-    work.begin("merge", Way::Written, Some(bytes));
+    work.begin("merge", CountedBytes::Written, Some(bytes));
     let built = splice(&out, &out_prefix, &parts)?;
     let mut meta = common_meta(&sources);
     meta.insert("tool".to_owned(), TOOL.into());
@@ -111,7 +111,7 @@ pub fn merge(request: &Request, work: &Arc<Work>) -> Result<Merged> {
     })
 }
 
-fn find(request: &Request, work: &Arc<Work>) -> Result<Vec<Source>> {
+fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeInput>> {
     let mut sources = Vec::new();
     for input in &request.inputs {
         let bare = input.trim_end_matches('/');
@@ -121,7 +121,7 @@ fn find(request: &Request, work: &Arc<Work>) -> Result<Vec<Source>> {
             .or_else(|error| if bare == "." { work.locate("./.") } else { Err(error) })?;
         let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
         if is_pair {
-            sources.push(Source::open(store, key)?);
+            sources.push(MergeInput::open(store, key)?);
             continue;
         }
         let folder = work.open_url(bare)?;
@@ -131,12 +131,12 @@ fn find(request: &Request, work: &Arc<Work>) -> Result<Vec<Source>> {
         let stems = names.iter().filter_map(|name| name.strip_suffix(".idx"));
         let mut stems: Vec<&str> = stems.filter(|stem| with(stem, ".bin")).collect();
         match request.order {
-            Order::Name => stems.sort_unstable(),
-            Order::Numeric => stems.sort_by(|a, b| numeric(a, b)),
+            PrefixOrder::Name => stems.sort_unstable(),
+            PrefixOrder::Numeric => stems.sort_by(|a, b| numeric(a, b)),
         }
         ensure!(!stems.is_empty(), "{input}: no .bin and .idx of one name are there");
         for stem in stems {
-            sources.push(Source::open(Arc::clone(&folder), Key::new(stem)?)?);
+            sources.push(MergeInput::open(Arc::clone(&folder), Key::new(stem)?)?);
         }
     }
     if sources.is_empty() {
@@ -145,12 +145,12 @@ fn find(request: &Request, work: &Arc<Work>) -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-impl Source {
+impl MergeInput {
     fn open(store: Arc<dyn Storage>, prefix: Key) -> Result<Self> {
         let name = store.display(&prefix);
         let manifest = token_manifest(store.as_ref(), &prefix)?;
         let manifest = manifest.map(|manifest| (manifest.meta, manifest.files));
-        Ok(Source { name, store, prefix, manifest })
+        Ok(MergeInput { name, store, prefix, manifest })
     }
 
     /// Of both files.
@@ -158,7 +158,7 @@ impl Source {
         pair_bytes(self.store.as_ref(), &self.prefix)
     }
 
-    fn part(&self, request: &Request) -> Result<SplicePart> {
+    fn part(&self, request: &MergeRequest) -> Result<DocumentRange> {
         if request.multimodal {
             let has_modes = IndexedDataset::open(&self.store, &self.prefix)?.has_modes();
             ensure!(has_modes, "{}: no modes, due one a sequence by --multimodal", self.name);
@@ -187,21 +187,21 @@ impl Source {
             }
         }
         let (store, prefix) = (Arc::clone(&self.store), self.prefix.clone());
-        Ok(SplicePart { store, prefix, documents: None, bin_crc64 })
+        Ok(DocumentRange { store, prefix, documents: None, bin_crc64 })
     }
 }
 
 /// Shards are of use in their order, and together: a task of an array that failed is not missed
 /// otherwise. They are shards of the same only if the inputs had as many bytes for each.
-fn all_shards(sources: &[Source]) -> Result<()> {
-    let shard = |source: &Source| {
+fn all_shards(sources: &[MergeInput]) -> Result<()> {
+    let shard = |source: &MergeInput| {
         let (meta, _) = source.manifest.as_ref()?;
         let (index, count) = meta["shard"].as_str()?.split_once('/')?;
         let (index, count) = (index.parse::<u64>().ok()?, count.parse::<u64>().ok()?);
         (count > 0).then(|| (index, (count, meta["shard_of_bytes"].as_u64())))
     };
     let mut due = 0;
-    let mut last: Option<(&Source, (u64, Option<u64>))> = None;
+    let mut last: Option<(&MergeInput, (u64, Option<u64>))> = None;
     for source in sources {
         let Some((index, of)) = shard(source) else { continue };
         let (count, bytes) = of;
@@ -235,14 +235,14 @@ fn all_shards(sources: &[Source]) -> Result<()> {
 }
 
 /// Ids of two tokenizers in one file are ids of none.
-fn same_tokenizer(sources: &[Source]) -> Result<()> {
-    let told = |source: &Source| {
+fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
+    let told = |source: &MergeInput| {
         let (meta, _) = source.manifest.as_ref()?;
         let tokenizer = &meta["tokenizer"];
         let facts = json!([tokenizer["name"], tokenizer["fingerprint"], tokenizer["vocab_size"]]);
         (!tokenizer.is_null()).then_some(facts)
     };
-    let mut first: Option<(&Source, Value)> = None;
+    let mut first: Option<(&MergeInput, Value)> = None;
     for source in sources {
         let Some(facts) = told(source) else { continue };
         match &first {
@@ -260,7 +260,7 @@ fn same_tokenizer(sources: &[Source]) -> Result<()> {
 }
 
 /// What all manifests say alike; inputs are joined. Counts are those of the result.
-fn common_meta(sources: &[Source]) -> Map<String, Value> {
+fn common_meta(sources: &[MergeInput]) -> Map<String, Value> {
     let metas: Option<Vec<&Value>> =
         sources.iter().map(|source| source.manifest.as_ref().map(|(meta, _)| meta)).collect();
     let metas = metas.unwrap_or_default();
@@ -309,7 +309,7 @@ impl Merged {
     /// As a person reads it.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("documents", thousands(self.documents));
         facts.add("sequences", thousands(self.sequences));
         facts.add("tokens", thousands(self.tokens));

@@ -9,15 +9,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use ckpt::offload::{self, AdamW, Folder, Offload, Options, StepReport, Update, Weights, bench};
+use ckpt::offload::{
+    self, AdamW, Folder, Offload, OffloadOptions, StepReport, Update, WeightsOut, bench,
+};
 use ckpt::{Checkpoints, Dtype};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use storage::{ByteSize, Key, Storage, Width};
 
 use self::inputs::MovedInputs;
-use super::bench::guard::Stop;
-use super::ckpt::Answer;
+use super::bench::guard::StopSignal;
+use super::ckpt::CkptOutput;
 use super::ckpt::bench::{MemoryWatch, fio, median, remove_file};
 use crate::report::{ProgressLine, table};
 
@@ -111,17 +113,17 @@ struct Measured {
 ///
 /// # Errors
 /// If it cannot be done.
-pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<Answer> {
+pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
     match verb {
         OffloadVerb::Bench(args) => measure(args, line),
         OffloadVerb::Left(args) => left::run(args),
     }
 }
 
-fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
+fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
     inputs::check(args)?;
-    let stop = Stop::at_signals()?;
+    let stop = StopSignal::at_signals()?;
     let own = format!(".bench-offload-{}", std::process::id());
     let folders: Vec<PathBuf> = args.folders.iter().map(|folder| folder.join(&own)).collect();
     let open = |folder: &PathBuf| {
@@ -129,7 +131,8 @@ fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
         Ok(storage::open_url(url)?)
     };
     let stores = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let mut options = Options { buffer_bytes_max: args.buffer_bytes.0, ..Options::default() };
+    let mut options =
+        OffloadOptions { buffer_bytes_max: args.buffer_bytes.0, ..OffloadOptions::default() };
     options.threads = args.threads.unwrap_or(options.threads);
     let mut measured = Measured {
         folders: args.folders.iter().map(|folder| folder.display().to_string()).collect(),
@@ -160,7 +163,7 @@ fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
     }
     stop.check()?;
     outcome?;
-    Answer::new(args.json, &measured, measured.text(), true)
+    CkptOutput::new(args.json, &measured, measured.text(), true)
 }
 
 /// Bytes that an update moves between processor and memory: three arrays both ways, a gradient and
@@ -172,13 +175,13 @@ const DISK_BYTES: f64 = 24.0;
 
 fn host(
     args: &BenchArgs,
-    options: Options,
+    options: OffloadOptions,
     measured: &mut Measured,
-    (stop, line): (&Stop, &mut ProgressLine),
+    (stop, line): (&StopSignal, &mut ProgressLine),
 ) -> Result<()> {
     let layout = bench::layout(args.host_parameters)?;
     let mut state = Offload::in_memory(offload::plan(&layout)?, &layout, 0, options)?;
-    let given = Given::new(&state);
+    let given = SyntheticInputs::new(&state);
     state.fill(&given.weights(&state), 0, ().into())?;
     let mut halves: Vec<Vec<u8>> =
         state.params().iter().map(|param| vec![0; 2 * param.elements]).collect();
@@ -189,7 +192,7 @@ fn host(
         stop.check()?;
         let bytes = 24 * args.host_parameters as usize; // fits: of memory
         let triad = bench::triad(bytes, options.threads, 3)?;
-        let copies = halves.iter_mut().map(|bytes| Weights { dtype: Dtype::BF16, bytes });
+        let copies = halves.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::BF16, bytes });
         let first = state.step(&adamw(round + 1), given.updates(&state, copies), ().into())?;
         let second = state.step(&adamw(round + 1), given.singles(&state), ().into())?;
         if round > 0 {
@@ -211,10 +214,10 @@ fn host(
 
 fn disk(
     args: &BenchArgs,
-    options: Options,
+    options: OffloadOptions,
     (folders, stores): (&[PathBuf], Vec<Arc<dyn Storage>>),
     measured: &mut Measured,
-    (stop, line): (&Stop, &mut ProgressLine),
+    (stop, line): (&StopSignal, &mut ProgressLine),
 ) -> Result<()> {
     let layout = bench::layout(args.parameters)?;
     let watch = MemoryWatch::start()?;
@@ -223,7 +226,7 @@ fn disk(
     let key = Key::new("state")?;
     let homes = stores.into_iter().map(|store| Folder { store, key: key.clone() }).collect();
     let mut state = Offload::on_disks(homes, "bench", plan, &layout, 0, options)?;
-    let (given, state_bytes) = (Given::new(&state), state.state_bytes());
+    let (given, state_bytes) = (SyntheticInputs::new(&state), state.state_bytes());
     line.show("filling the state");
     state.fill(&given.weights(&state), 0, ().into())?;
     let step = |state: &mut Offload, number: u64| -> Result<StepReport> {
@@ -304,20 +307,20 @@ fn numbers() -> impl Iterator<Item = [u8; 4]> {
 }
 
 /// Numbers for the largest parameter, which serve all: nobody looks at the results.
-struct Given {
+struct SyntheticInputs {
     /// In f32.
     weights: Vec<u8>,
     /// In bf16.
     grads: Vec<u8>,
 }
 
-impl Given {
+impl SyntheticInputs {
     fn new(state: &Offload) -> Self {
         let most = state.params().iter().map(|param| param.elements).max().unwrap_or(0);
         let weights: Vec<u8> = numbers().take(most).flatten().collect();
         let upper = |number: &[u8; 4]| [number[2], number[3]];
         let grads = weights.as_chunks().0.iter().flat_map(upper).collect();
-        Given { weights, grads }
+        SyntheticInputs { weights, grads }
     }
 
     fn weights(&self, state: &Offload) -> Vec<&[u8]> {
@@ -327,24 +330,24 @@ impl Given {
     fn updates<'a>(
         &'a self,
         state: &Offload,
-        mut copies: impl Iterator<Item = Weights<'a>>,
+        mut copies: impl Iterator<Item = WeightsOut<'a>>,
     ) -> Vec<Update<'a>> {
-        let update = |param: &offload::Param| Update {
+        let update = |param: &offload::StateParam| Update {
             grad: &self.grads[..2 * param.elements],
             grad_dtype: Dtype::BF16,
             weight_decay: 0.1,
-            weights: copies.next().unwrap_or(Weights { dtype: Dtype::BF16, bytes: &mut [] }),
+            weights: copies.next().unwrap_or(WeightsOut { dtype: Dtype::BF16, bytes: &mut [] }),
         };
         state.params().iter().map(update).collect()
     }
 
     /// The same in f32, and the weights stay where they are.
     fn singles(&self, state: &Offload) -> Vec<Update<'_>> {
-        let update = |param: &offload::Param| Update {
+        let update = |param: &offload::StateParam| Update {
             grad: &self.weights[..4 * param.elements],
             grad_dtype: Dtype::F32,
             weight_decay: 0.1,
-            weights: Weights { dtype: Dtype::F32, bytes: &mut [] },
+            weights: WeightsOut { dtype: Dtype::F32, bytes: &mut [] },
         };
         state.params().iter().map(update).collect()
     }

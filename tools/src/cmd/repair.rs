@@ -8,12 +8,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cmd::{Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest};
-use crate::report::{Facts, thousands};
-use crate::work::{Way, Work};
+use crate::report::{FactTable, thousands};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// What to repair.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct RepairRequest {
     /// The prefix to read.
     pub source: String,
     /// The prefix to write.
@@ -45,13 +45,13 @@ pub struct Repaired {
 ///
 /// # Errors
 /// If not even the header can be read, or the output exists.
-pub fn repair(request: &Request, work: &Arc<Work>) -> Result<Repaired> {
+pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Repaired> {
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
     let (out, key) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &key)?;
     let idx_bytes = store.open(&prefix.with_suffix(".idx")?)?.len_bytes();
-    work.begin("examine", Way::Read, Some(idx_bytes));
+    work.begin("examine", CountedBytes::Read, Some(idx_bytes));
     let repair = Repair::examine(&store, &prefix)?;
     let report = repair.report().clone();
     let mut repaired = Repaired {
@@ -67,7 +67,7 @@ pub fn repair(request: &Request, work: &Arc<Work>) -> Result<Repaired> {
     if repaired.faults.is_empty() {
         return Ok(repaired);
     }
-    work.begin("repair", Way::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
+    work.begin("repair", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let built = repair.write(&out, &key)?;
     // A manifest that no longer fits its files still names their tokenizer.
     let mut meta = match token_manifest(store.as_ref(), &prefix) {
@@ -95,7 +95,7 @@ impl Repaired {
         if self.faults.is_empty() {
             return format!("{}: nothing to repair, so nothing was written\n", self.source);
         }
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         for fault in &self.faults {
             facts.add("found", fault);
         }

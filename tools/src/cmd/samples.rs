@@ -10,16 +10,16 @@ use clap::{Args, ValueEnum};
 use indexed::{BlockShuffle, GptIndex, GptIndexConfig, IndexedDataset, Split, TokenStream};
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{
-    Assemble, Batch, BlockOrder, FileOrder, GptOrder, Loader, LoaderOptions, Metrics, Order, Ranks,
-    RawAssemble, RawBatch,
+    Assemble, Batch, BlockOrder, FileOrder, GptOrder, Loader, LoaderOptions, Metrics, Ranks,
+    RawAssemble, RawBatch, SampleOrder,
 };
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use storage::{ByteSize, Key};
 
-use crate::report::{Facts, thousands};
+use crate::report::{FactTable, thousands};
 use crate::simulate::Simulate;
-use crate::work::{Way, Work};
+use crate::work::{CancellableJob, CountedBytes};
 
 pub use show::{Shown, show};
 
@@ -139,7 +139,7 @@ pub struct Samples {
 ///
 /// # Errors
 /// What the dataset, the index or a read say.
-pub fn samples(args: &SamplesArgs, work: &Arc<Work>) -> Result<Samples> {
+pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples> {
     let begun = Instant::now();
     let (mut store, key) = storage::locate(&args.prefix)?;
     let simulation = args.simulate.start()?;
@@ -147,7 +147,7 @@ pub fn samples(args: &SamplesArgs, work: &Arc<Work>) -> Result<Samples> {
         store = simulation.wrap(store);
     }
     let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
-    work.begin("order", Way::Any, None);
+    work.begin("order", CountedBytes::Any, None);
     let order = order_of(args, &dataset, work)?;
     work.check()?;
     let index_seconds = begun.elapsed().as_secs_f64();
@@ -164,7 +164,7 @@ pub fn samples(args: &SamplesArgs, work: &Arc<Work>) -> Result<Samples> {
     let begun = Instant::now();
     let sample_bytes = args.seq_length.saturating_add(1) * dataset.dtype().item_bytes();
     let count = end.min(total).saturating_sub(args.first) / u64::from(args.ranks).max(1);
-    work.begin("samples", Way::Read, Some(count.saturating_mul(sample_bytes)));
+    work.begin("samples", CountedBytes::Read, Some(count.saturating_mul(sample_bytes)));
     let shown = (work.as_ref(), sample_bytes);
     let (taken, metrics) = if args.raw {
         drain(Loader::start(order, RawAssemble, options)?, args.rate, shown, RawBatch::rows)?
@@ -197,14 +197,14 @@ pub fn samples(args: &SamplesArgs, work: &Arc<Work>) -> Result<Samples> {
 fn drain<A: Assemble>(
     mut loader: Loader<A>,
     rate: Option<f64>,
-    (work, sample_bytes): (&Work, u64),
+    (work, sample_bytes): (&CancellableJob, u64),
     mut rows: impl FnMut(&A::Batch) -> usize,
 ) -> Result<(u64, Metrics)> {
     let (begun, mut taken) = (Instant::now(), 0);
     while let Some(batch) = loader.next_batch()? {
         work.check()?;
         let new = rows(&batch) as u64;
-        work.moved(Way::Read, new * sample_bytes);
+        work.moved(CountedBytes::Read, new * sample_bytes);
         taken += new;
         loader.recycle(batch);
         if let Some(rate) = rate {
@@ -218,8 +218,8 @@ fn drain<A: Assemble>(
 fn order_of(
     args: &SamplesArgs,
     dataset: &Arc<IndexedDataset>,
-    work: &Arc<Work>,
-) -> Result<Arc<dyn Order>> {
+    work: &Arc<CancellableJob>,
+) -> Result<Arc<dyn SampleOrder>> {
     let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
     Ok(match args.order {
         OrderKind::Megatron => {
@@ -243,7 +243,7 @@ fn order_of(
 fn megatron_index(
     args: &SamplesArgs,
     dataset: &IndexedDataset,
-    work: &Arc<Work>,
+    work: &Arc<CancellableJob>,
 ) -> Result<GptIndex> {
     let reached = args.samples.map(|count| args.first.saturating_add(count));
     let config = GptIndexConfig {
@@ -285,7 +285,7 @@ impl Samples {
     #[must_use]
     pub fn text(&self) -> String {
         let metrics = &self.loader;
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         if let Some(about) = &self.simulated {
             facts.add("store", about);
         }

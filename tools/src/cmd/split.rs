@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use indexed::{IndexedDataset, SplicePart, Split, SplitMatrix, splice};
+use indexed::{DocumentRange, IndexedDataset, Split, SplitMatrix, splice};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
 use crate::cmd::{Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest};
 use crate::report::{table, thousands};
-use crate::work::{Way, Work};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// What to split, and how.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct SplitRequest {
     /// The prefix to read.
     pub source: String,
     /// The shares, such as `949,50,1`.
@@ -25,18 +25,18 @@ pub struct Request {
 
 /// What was written; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-pub struct Parts {
+pub struct SplitReport {
     /// The dataset that was read.
     pub source: String,
     /// Its documents.
     pub documents: u64,
     /// The parts that have a share, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SplitOutput>,
 }
 
 /// One part.
 #[derive(Debug, Serialize)]
-pub struct Part {
+pub struct SplitOutput {
     /// `train`, `valid` or `test`.
     pub part: &'static str,
     /// Its first document in the source, and the one after its last.
@@ -54,7 +54,7 @@ pub struct Part {
 ///
 /// # Errors
 /// If the source is damaged, or an output exists; no part is left then.
-pub fn split(request: &Request, work: &Arc<Work>) -> Result<Parts> {
+pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<SplitReport> {
     let shares = SplitMatrix::parse(&request.split)?;
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
@@ -68,17 +68,23 @@ pub fn split(request: &Request, work: &Arc<Work>) -> Result<Parts> {
         no_manifest_yet(out.as_ref(), &key)?;
         targets.push((which, range, out, key));
     }
-    work.begin("split", Way::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
+    work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();
     for (nth, (which, range, out, key)) in targets.iter().enumerate() {
         let (documents, range) = ([range.start, range.end], range.clone());
         if range.is_empty() {
             let part = which.name();
-            parts.push(Part { part, documents, sequences: 0, tokens: 0, outputs: Vec::new() });
+            parts.push(SplitOutput {
+                part,
+                documents,
+                sequences: 0,
+                tokens: 0,
+                outputs: Vec::new(),
+            });
             continue;
         }
         let (store, prefix) = (Arc::clone(&store), prefix.clone());
-        let of = SplicePart { store, prefix, documents: Some(range), bin_crc64: None };
+        let of = DocumentRange { store, prefix, documents: Some(range), bin_crc64: None };
         let mut meta = manifest.as_ref().map_or(json!({}), |manifest| manifest.meta.clone());
         meta["split"] = json!({
             "source": name,
@@ -96,16 +102,16 @@ pub fn split(request: &Request, work: &Arc<Work>) -> Result<Parts> {
             }
         }
     }
-    Ok(Parts { source: name.to_owned(), documents, parts })
+    Ok(SplitReport { source: name.to_owned(), documents, parts })
 }
 /// Writes one part, or nothing of it.
 fn write_part(
     part: &'static str,
     documents: [u64; 2],
     (out, key): (&Arc<dyn Storage>, &Key),
-    of: SplicePart,
+    of: DocumentRange,
     mut meta: Value,
-) -> Result<Part> {
+) -> Result<SplitOutput> {
     let built = splice(out, key, &[of])?;
     meta["tool"] = TOOL.into();
     meta["documents"] = built.documents.into();
@@ -117,7 +123,7 @@ fn write_part(
     }
     let (sequences, tokens) = (built.sequences, built.tokens);
     let outputs = write_manifest(out.as_ref(), key, &[built.bin, built.idx], meta)?;
-    Ok(Part { part, documents, sequences, tokens, outputs })
+    Ok(SplitOutput { part, documents, sequences, tokens, outputs })
 }
 
 /// Removes a part that was written, what makes it whole first.
@@ -130,11 +136,11 @@ fn remove(out: &dyn Storage, key: &Key) {
     }
 }
 
-impl Parts {
+impl SplitReport {
     /// As a person reads it.
     #[must_use]
     pub fn text(&self) -> String {
-        let row = |part: &Part| {
+        let row = |part: &SplitOutput| {
             let [start, end] = part.documents;
             let prefix = part
                 .outputs

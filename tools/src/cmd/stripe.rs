@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use storage::ByteSize;
-use storage::lustre::{Part, Purpose, Recommendation, Striping, target_count};
+use storage::lustre::{LayoutComponent, Purpose, Recommendation, Striping, target_count};
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
@@ -101,7 +101,7 @@ pub struct RecommendArgs {
 
 fn count(text: &str) -> Result<u16, String> {
     match text {
-        "all" => Ok(Part::ALL),
+        "all" => Ok(LayoutComponent::ALL),
         _ => text.parse().map_err(|_| "due a number of targets, or all".to_owned()),
     }
 }
@@ -122,7 +122,7 @@ pub struct Answer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// The parts of the layout; none where the file system's own counts.
-    pub parts: Vec<Told>,
+    pub parts: Vec<ComponentReport>,
     /// Why, or what is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -137,7 +137,7 @@ pub struct Answer {
 
 /// A part of a layout.
 #[derive(Debug, Serialize)]
-pub struct Told {
+pub struct ComponentReport {
     start_bytes: u64,
     /// Absent for the end of the file.
     end_bytes: Option<u64>,
@@ -150,15 +150,15 @@ pub struct Told {
     targets: Vec<u32>,
 }
 
-impl Told {
-    fn of(part: &Part) -> Self {
-        Told {
+impl ComponentReport {
+    fn of(part: &LayoutComponent) -> Self {
+        ComponentReport {
             start_bytes: part.start,
             end_bytes: Some(part.end).filter(|end| *end != u64::MAX),
             stripe_bytes: Some(part.stripe_bytes).filter(|bytes| *bytes > 0),
             stripe_count: match part.stripe_count {
                 0 => None,
-                Part::ALL => Some(-1),
+                LayoutComponent::ALL => Some(-1),
                 count => Some(count.into()),
             },
             pool: part.pool.clone(),
@@ -190,7 +190,7 @@ impl Answer {
             if targets.is_empty() { String::new() } else { format!(" ({})", targets.join(" ")) };
         Answer {
             path: Some(name.clone()),
-            parts: striping.iter().flat_map(|s| &s.parts).map(Told::of).collect(),
+            parts: striping.iter().flat_map(|s| &s.parts).map(ComponentReport::of).collect(),
             why: None,
             set: None,
             ok: true,
@@ -243,8 +243,8 @@ impl SetArgs {
         let asked = if self.part.is_empty() { &[whole][..] } else { &self.part };
         for &(end, stripe_count, stripe_bytes) in asked {
             let pool = self.pool.clone();
-            let whole = Part::whole(stripe_count, stripe_bytes);
-            parts.push(Part { start, end, pool, ..whole });
+            let whole = LayoutComponent::whole(stripe_count, stripe_bytes);
+            parts.push(LayoutComponent { start, end, pool, ..whole });
             start = end;
         }
         Ok(Striping { parts })
@@ -261,14 +261,18 @@ fn recommend(args: &RecommendArgs) -> Answer {
     let targets = args.targets.or_else(target_count);
     let Recommendation { stripe_count, stripe_bytes, why } =
         Recommendation::new(purpose, args.bytes.0, args.nodes, targets);
-    let part = Part::whole(stripe_count, stripe_bytes);
-    let count = if stripe_count == Part::ALL { "all".to_owned() } else { stripe_count.to_string() };
+    let part = LayoutComponent::whole(stripe_count, stripe_bytes);
+    let count = if stripe_count == LayoutComponent::ALL {
+        "all".to_owned()
+    } else {
+        stripe_count.to_string()
+    };
     let size = ByteSize(stripe_bytes.into()).to_string().replace(' ', "");
     let set = format!("feedline stripe set FOLDER --count {count} --size {size}");
     Answer {
         path: None,
         text: format!("{part}: {why}\n{set}\n"),
-        parts: vec![Told::of(&part)],
+        parts: vec![ComponentReport::of(&part)],
         why: Some(why),
         set: Some(set),
         ok: true,

@@ -1,26 +1,26 @@
-//! A store that asks its [`Work`] before each request, and tells it what passed.
+//! A store that asks its [`CancellableJob`] before each request, and tells it what passed.
 
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use storage::{
-    Draft, Entry, FileEntry, Key, Map, Mark, Object, Profile, Read, Reader, ReaderOptions, Result,
-    Share, Storage, Unsynced, Upload, WorkFile,
+    FileEntry, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, Profile,
+    RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-use super::{Way, Work};
+use super::{CancellableJob, CountedBytes};
 
 /// Another store, watched.
 #[derive(Debug)]
-pub(super) struct WatchedStore {
+pub(super) struct ProgressLayer {
     inner: Arc<dyn Storage>,
-    work: Arc<Work>,
+    work: Arc<CancellableJob>,
 }
 
-impl WatchedStore {
-    pub(super) fn new(inner: Arc<dyn Storage>, work: &Arc<Work>) -> Self {
-        WatchedStore { inner, work: Arc::clone(work) }
+impl ProgressLayer {
+    pub(super) fn new(inner: Arc<dyn Storage>, work: &Arc<CancellableJob>) -> Self {
+        ProgressLayer { inner, work: Arc::clone(work) }
     }
 
     fn upload<U: ?Sized + Upload>(&self, inner: Box<U>) -> Box<WatchedUpload<U>> {
@@ -28,12 +28,12 @@ impl WatchedStore {
     }
 
     fn object(&self, inner: Arc<dyn Object>) -> Arc<dyn Object> {
-        Arc::new(Watched { inner, work: Arc::clone(&self.work), way: Way::Read })
+        Arc::new(ProgressObject { inner, work: Arc::clone(&self.work), way: CountedBytes::Read })
     }
 }
 
 /// What taking back needs is always done: to look what is there, to take hold of it, to remove it.
-impl Storage for WatchedStore {
+impl Storage for ProgressLayer {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         Ok(self.object(self.inner.open(key)?))
     }
@@ -43,7 +43,7 @@ impl Storage for WatchedStore {
         Ok(self.upload(self.inner.create(key, len_bytes_max)?))
     }
 
-    fn list(&self, folder: &Key) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
         self.inner.list(folder)
     }
 
@@ -88,20 +88,20 @@ impl Storage for WatchedStore {
         self.inner.sweep(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn Draft>> {
+    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.work.check()?;
         Ok(self.upload(self.inner.create_draft(key)?))
     }
 
-    fn resume_draft(&self, key: &Key, from: Mark) -> Result<Box<dyn Draft>> {
+    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         Ok(self.upload(self.inner.resume_draft(key, from)?))
     }
 
     fn resume_draft_by(
         &self,
         key: &Key,
-        find: &mut dyn FnMut(&dyn Object) -> Result<Mark>,
-    ) -> Result<Box<dyn Draft>> {
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Box<dyn ResumableUpload>> {
         Ok(self.upload(self.inner.resume_draft_by(key, find)?))
     }
 
@@ -113,21 +113,26 @@ impl Storage for WatchedStore {
         self.inner.discard_draft(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.work.check()?;
         self.inner.create_work(key, len_bytes)
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn WorkFile>> {
+    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         self.inner.open_work(key)
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn WorkFile>> {
+    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.work.check()?;
         self.inner.create_unnamed(folder, len_bytes)
     }
 
-    fn share(&self, key: &Key, from: &dyn Object, how: Share) -> Result<Option<Unsynced>> {
+    fn share(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
         self.work.check()?;
         self.inner.share(key, from, how)
     }
@@ -152,22 +157,22 @@ impl Storage for WatchedStore {
 /// An object, whose bytes are told as those that are read, or written: what an upload appends of
 /// one is as good as written.
 #[derive(Debug)]
-struct Watched<O, W> {
+struct ProgressObject<O, W> {
     inner: O,
     work: W,
-    way: Way,
+    way: CountedBytes,
 }
 
-impl<O, W> Object for Watched<O, W>
+impl<O, W> Object for ProgressObject<O, W>
 where
     O: Deref<Target: Object> + fmt::Debug + Send + Sync,
-    W: Deref<Target = Work> + fmt::Debug + Send + Sync,
+    W: Deref<Target = CancellableJob> + fmt::Debug + Send + Sync,
 {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>]) -> Result<()> {
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         self.work.check()?;
         self.inner.read_many(reads)?;
         self.work.moved(self.way, reads.iter().map(|read| read.buf.len() as u64).sum());
@@ -208,7 +213,7 @@ where
 #[derive(Debug)]
 struct WatchedUpload<U: ?Sized> {
     inner: Box<U>,
-    work: Arc<Work>,
+    work: Arc<CancellableJob>,
 }
 
 impl<U: ?Sized + Upload> WatchedUpload<U> {
@@ -216,7 +221,7 @@ impl<U: ?Sized + Upload> WatchedUpload<U> {
     fn write_by<T>(&mut self, bytes: u64, write: impl FnOnce(&mut U) -> Result<T>) -> Result<T> {
         self.work.check()?;
         let written = write(&mut self.inner)?;
-        self.work.moved(Way::Written, bytes);
+        self.work.moved(CountedBytes::Written, bytes);
         Ok(written)
     }
 }
@@ -241,7 +246,7 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
         crc64: Option<u64>,
     ) -> Result<()> {
         self.work.check()?;
-        let from = Watched { inner: object, work: &*self.work, way: Way::Written };
+        let from = ProgressObject { inner: object, work: &*self.work, way: CountedBytes::Written };
         self.inner.write_from(&from, range, crc64)
     }
 
@@ -263,14 +268,14 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
         self.inner.finish()
     }
 
-    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, Unsynced)> {
+    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         self.work.check()?;
         self.inner.finish_in_folder()
     }
 }
 
-impl<U: ?Sized + Draft> Draft for WatchedUpload<U> {
-    fn sync(&mut self) -> Result<Mark> {
+impl<U: ?Sized + ResumableUpload> ResumableUpload for WatchedUpload<U> {
+    fn sync(&mut self) -> Result<SyncPoint> {
         self.inner.sync()
     }
 }

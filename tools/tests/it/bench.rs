@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use storage::Key;
-use storage::examine::MountFacts;
-use storage::server::{Fault, Rule, S3Server};
+use storage::examine::MountInfo;
+use storage::server::{Fault, FaultRule, S3Server};
 use storage::sim::Mount;
-use tools::cmd::bench::target::Place;
+use tools::cmd::bench::target::TargetFolder;
 
 /// As little of everything as there can be.
 const SMALL: [&str; 9] = [
@@ -113,7 +113,7 @@ fn config(folder: &Path) -> String {
     let text: String = (0..200).map(|n| format!("{{\"text\":\"line {n} of a page\"}}\n")).collect();
     fs::write(folder.join("in.jsonl"), text).unwrap();
     let (input, out) = (folder.join("in.jsonl"), folder.join("out"));
-    let options = preprocess::Options::new(vec![name(&input).to_owned()], name(&out));
+    let options = preprocess::PreprocessOptions::new(vec![name(&input).to_owned()], name(&out));
     preprocess::run(&options, &mut |_| {}).unwrap();
     let config = folder.join("run.toml");
     let text = format!(
@@ -204,7 +204,7 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
     let output = bench(&[&server.url_of("other", "bench")], &[]);
     refused(&output, "no such bucket", nowhere.path());
     // Everything is written, and then no read is answered any more.
-    server.inject(Rule::every(1, Fault::Stall).of("GET").to("tokens.bin"));
+    server.inject(FaultRule::every(1, Fault::Stall).of("GET").to("tokens.bin"));
     let hanging = format!("{url}&stall=600s&tries=1");
     let output = bench(&[&hanging], &["--timeout=15", "--patterns=stream"]);
     refused(&output, "stream on s3://test/bench", nowhere.path());
@@ -332,7 +332,7 @@ fn a_target_that_gets_full_is_told_of() {
 #[test]
 fn no_name_leads_out_of_the_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::open("a", name(folder.path()), None, "id").unwrap();
+    let place = TargetFolder::open("a", name(folder.path()), None, "id").unwrap();
     for out in ["..", "../x", "x/../../y", "/etc/x", "", "x//y"] {
         assert!(place.key(out).is_err() && place.path(out).is_none(), "{out:?} was accepted");
     }
@@ -346,7 +346,7 @@ const MEMORY_FREE_MIN: u64 = 512 << 20;
 /// A folder in memory, where there is such a place and it has room.
 pub fn memory_folder() -> Option<tempfile::TempDir> {
     let memory = Path::new("/dev/shm");
-    let facts = MountFacts::of(memory).ok()?;
+    let facts = MountInfo::of(memory).ok()?;
     let has_room = facts.free_bytes.is_some_and(|free| free >= MEMORY_FREE_MIN);
     (facts.file_system == "tmpfs" && has_room).then(|| tempfile::tempdir_in(memory).ok())?
 }
@@ -399,7 +399,7 @@ fn a_target_that_hangs_is_told_of_and_nothing_stays() {
     let (folder, models) = (quick_folder(), tempfile::tempdir().unwrap());
     let model = models.path().join("hung.toml");
     let stall = "\n[[stall]]\nof = \"read\"\nper_million = 1000000\nms = 3600000\n";
-    let text = storage::simulated::Model::built_in("nfs").unwrap().to_owned() + stall;
+    let text = storage::simulated::StoreModel::built_in("nfs").unwrap().to_owned() + stall;
     fs::write(&model, text).unwrap();
     let simulate = format!("--simulate={}", model.display());
     // A run has as long as a request and four times its seconds, so that of the two the request is

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use storage::examine::{MachineFacts, MountFacts, Scratch};
+use storage::examine::{HostInfo, MountInfo, ProbeFolder};
 
 fn bench(targets: &[&str], more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
@@ -42,11 +42,11 @@ fn is_empty(folder: &Path) -> bool {
 
 /// Why the folder is not on a disk with a cache above it that can be gone around, if it is not.
 fn other_than_disk(folder: &Path) -> Option<String> {
-    let kind = MountFacts::of(folder).unwrap().file_system;
+    let kind = MountInfo::of(folder).unwrap().file_system;
     if !["ext4", "xfs", "btrfs", "f2fs"].contains(&kind.as_str()) {
         return Some(format!("the folder is on {kind}: no disk with a cache above"));
     }
-    let scratch = Scratch::new(folder).unwrap();
+    let scratch = ProbeFolder::new(folder).unwrap();
     let direct = scratch.direct();
     scratch.remove().unwrap();
     direct.err().map(|error| format!("the folder has no direct IO: {error}"))
@@ -153,7 +153,7 @@ fn fio_stands_beside_us_with_an_interval() {
     if !tools::fio::is_there() {
         return eprintln!("SKIPPED: there is no fio");
     }
-    if let Some(why) = MachineFacts::here().ring_refused {
+    if let Some(why) = HostInfo::here().ring_refused {
         return eprintln!("SKIPPED: fio is asked for io_uring, which does not work here: {why}");
     }
     let folder = tempfile::tempdir().unwrap();

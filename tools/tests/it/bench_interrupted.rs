@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use storage::examine::{MachineFacts, Scratch};
+use storage::examine::{HostInfo, ProbeFolder};
 
 /// One of them over a folder; what it remembers of the device goes to another.
 fn bench(verb: &str, folder: &Path, cache: &Path, more: &[&str]) -> Command {
@@ -34,11 +34,11 @@ fn fio_cannot() -> Option<String> {
     if !tools::fio::is_there() {
         return None;
     }
-    if let Some(why) = MachineFacts::here().ring_refused {
+    if let Some(why) = HostInfo::here().ring_refused {
         return Some(format!("fio has no io_uring: {why}"));
     }
     let folder = tempfile::tempdir().unwrap();
-    let direct = Scratch::new(folder.path()).unwrap().direct();
+    let direct = ProbeFolder::new(folder.path()).unwrap().direct();
     direct.err().map(|error| format!("fio has no direct IO: {error}"))
 }
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use feed::{AnyBatch, Data, open_corpus};
 use indexed::{Builder, Dtype};
-use loader::{Order, PieceRef, Source};
+use loader::{DataFile, PieceRef, SampleOrder};
 use recipe::config::Config;
-use recipe::mesh::{Mesh, Seat};
+use recipe::mesh::{DeviceMesh, MeshRank};
 use serde_json::Value;
-use storage::{Key, Read};
-use tools::cmd::bench::replay::Folded;
+use storage::{Key, RangeRead};
+use tools::cmd::bench::replay::WrappedOrder;
 
 /// Ids of the vocabulary; the last thirty are sentinels.
 const VOCAB: u32 = 500;
@@ -100,12 +100,12 @@ fn config(folder: &Path, train: &str, keys: &str) -> (Config, String) {
 }
 
 /// The tokens of pieces, as they lie in the files.
-fn tokens_of(order: &dyn Order, pieces: &[PieceRef]) -> Vec<i64> {
+fn tokens_of(order: &dyn SampleOrder, pieces: &[PieceRef]) -> Vec<i64> {
     let mut all = Vec::new();
     for piece in pieces {
-        let Source { store, key, .. } = &order.sources()[piece.file as usize];
+        let DataFile { store, key, .. } = &order.sources()[piece.file as usize];
         let mut bytes = vec![0; piece.len_bytes as usize];
-        let read = Read { offset: piece.offset_bytes, buf: &mut bytes };
+        let read = RangeRead { offset: piece.offset_bytes, buf: &mut bytes };
         store.open(key).unwrap().read_many(&mut [read]).unwrap();
         all.extend(bytes.chunks(2).map(|two| i64::from(u16::from_le_bytes([two[0], two[1]]))));
     }
@@ -167,7 +167,8 @@ fn texts_of(batch: &AnyBatch) -> Vec<(Vec<i64>, bool)> {
 fn check(config: &Config) {
     let order = feed::order_of(config).unwrap();
     let data = Data::new(open_corpus(config).unwrap(), config).unwrap();
-    let mut batches = data.train_batches(config, Seat { mesh: Mesh::ALONE, rank: 0 }, 0).unwrap();
+    let mut batches =
+        data.train_batches(config, MeshRank { mesh: DeviceMesh::ALONE, rank: 0 }, 0).unwrap();
     let (mut read, mut samples) = (Vec::new(), 0);
     loop {
         batches.fill(4, &mut read).unwrap();
@@ -255,15 +256,15 @@ fn a_shorter_file_keeps_neighbours_together() {
     let (config, _) = config(folder.path(), &train, T5);
     let order = feed::order_of(&config).unwrap();
     let source = order.sources()[0].clone();
-    let pieces = |order: &dyn Order, sample| {
+    let pieces = |order: &dyn SampleOrder, sample| {
         let mut pieces = Vec::new();
         order.pieces(sample, &mut pieces).unwrap();
         pieces
     };
-    let whole = Folded::new(Arc::clone(&order), source.clone());
+    let whole = WrappedOrder::new(Arc::clone(&order), source.clone());
     // A third of it.
-    let short = Source { len_bytes: source.len_bytes / 3, ..source };
-    let folded = Folded::new(Arc::clone(&order), short.clone());
+    let short = DataFile { len_bytes: source.len_bytes / 3, ..source };
+    let folded = WrappedOrder::new(Arc::clone(&order), short.clone());
     let (mut kept, mut all) = (0, 0);
     for sample in 0..order.sample_count() {
         let due = pieces(&*order, sample);

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tools::cmd::bench::counters::Witness;
-use tools::cmd::bench::honesty::{Flag, RESIDENT};
+use tools::cmd::bench::counters::CounterSource;
+use tools::cmd::bench::honesty::{RESIDENT, ValidityFlag};
 use tools::cmd::bench::need::Need;
 use tools::cmd::bench::page::html;
-use tools::cmd::bench::pattern::{Pattern, Run};
+use tools::cmd::bench::pattern::{Pattern, PatternRun};
 use tools::cmd::bench::peer::{Agreement, Peer};
 use tools::cmd::bench::random::Random;
 use tools::cmd::bench::report::{Method, PatternReport, Report, TargetReport};
-use tools::cmd::bench::stats::{Beside, Estimate, MARGIN};
+use tools::cmd::bench::stats::{Estimate, MARGIN, RatioEstimate};
 use tools::cmd::bench::target::{not_mounted, path_of};
 
 /// Nearly normal, of mean 0 and deviation 1: the sum of twelve even ones.
@@ -30,7 +30,7 @@ fn told_apart(ratio: f64, noise_share: f64, rounds: usize) -> usize {
             first.push(1000.0 * ratio * drift * (1.0 + noise_share * noise(&mut random)));
             second.push(1000.0 * drift * (1.0 + noise_share * noise(&mut random)));
         }
-        let beside = Beside::of(&first, &second, seed).unwrap();
+        let beside = RatioEstimate::of(&first, &second, seed).unwrap();
         assert!(!beside.told_apart || (beside.ratio > 1.0) == (ratio > 1.0) || ratio == 1.0);
         usize::from(beside.told_apart)
     });
@@ -66,26 +66,31 @@ fn intervals_hold_the_median_and_do_not_move() {
     assert_eq!(Estimate::of(&[], 1), Estimate::default());
     let one = Estimate::of(&[3.0], 1);
     assert_eq!((one.median, one.low, one.high), (3.0, 3.0, 3.0));
-    assert_eq!(Beside::of(&[1.0, 0.0], &[1.0, 1.0], 1), None, "nothing came");
-    assert_eq!(Beside::of(&[], &[], 1), None);
+    assert_eq!(RatioEstimate::of(&[1.0, 0.0], &[1.0, 1.0], 1), None, "nothing came");
+    assert_eq!(RatioEstimate::of(&[], &[], 1), None);
 }
 
 /// A run of a second that did so much.
-fn run(bytes: u64, ops: u64, moved_bytes: u64, ms: u64) -> Run {
-    let mut run = Run { seconds: 1.0, bytes, ops, moved_bytes, cpu_s: 0.05, ..Run::default() };
+fn run(bytes: u64, ops: u64, moved_bytes: u64, ms: u64) -> PatternRun {
+    let mut run =
+        PatternRun { seconds: 1.0, bytes, ops, moved_bytes, cpu_s: 0.05, ..PatternRun::default() };
     (1..=100).for_each(|nth| run.latency.add(Duration::from_micros(ms * 10 * nth)));
     run.timeline = vec![bytes / 100; 100];
     run
 }
 
 /// Six rounds of runs that differ by a thousandth.
-fn rounds(bytes: u64, ops: u64, moved_bytes: u64, ms: u64) -> Vec<Run> {
+fn rounds(bytes: u64, ops: u64, moved_bytes: u64, ms: u64) -> Vec<PatternRun> {
     (0..6).map(|nth| run(bytes + nth * bytes / 1000, ops + nth, moved_bytes, ms)).collect()
 }
 
-fn target(name: &str, file_system: &str, patterns: Vec<(Pattern, Vec<Run>)>) -> TargetReport {
-    let of = |(pattern, runs): (Pattern, Vec<Run>)| {
-        PatternReport::of(pattern, &runs, Witness::Kernel, 1)
+fn target(
+    name: &str,
+    file_system: &str,
+    patterns: Vec<(Pattern, Vec<PatternRun>)>,
+) -> TargetReport {
+    let of = |(pattern, runs): (Pattern, Vec<PatternRun>)| {
+        PatternReport::of(pattern, &runs, CounterSource::Kernel, 1)
     };
     TargetReport {
         name: name.to_owned(),
@@ -95,7 +100,7 @@ fn target(name: &str, file_system: &str, patterns: Vec<(Pattern, Vec<Run>)>) -> 
         mount_point: "/mnt".to_owned(),
         engine: "ring".to_owned(),
         direct: true,
-        witness: Witness::Kernel,
+        witness: CounterSource::Kernel,
         notes: Vec::new(),
         patterns: patterns.into_iter().map(of).collect(),
         peers: Vec::new(),
@@ -122,7 +127,7 @@ fn report(targets: Vec<TargetReport>) -> Report {
 }
 
 /// Reads and saves at so much.
-fn both(samples: u64, save_bytes: u64) -> Vec<(Pattern, Vec<Run>)> {
+fn both(samples: u64, save_bytes: u64) -> Vec<(Pattern, Vec<PatternRun>)> {
     let moved = samples * 4098;
     vec![
         (Pattern::Samples, rounds(samples * 4098, samples, moved, 2)),
@@ -174,7 +179,7 @@ fn a_cache_is_exposed() {
     let wasted = target("/c", "ext4", vec![(Pattern::Stream, rounds(bytes, 900, 4 * bytes, 1))]);
     let report = report(vec![cached, honest, wasted]);
     let flags: Vec<_> = report.targets.iter().map(|of| of.patterns[0].flag).collect();
-    assert_eq!(flags, [Some(Flag::Cached), None, Some(Flag::Amplified)]);
+    assert_eq!(flags, [Some(ValidityFlag::Cached), None, Some(ValidityFlag::Amplified)]);
     let text = report.text();
     assert!(text.contains("/a: stream is CACHED: the device moved 0.02 of what"), "{text}");
     assert!(text.contains("/c: stream is AMPLIFIED: 3.99 bytes were moved"), "{text}");
@@ -190,18 +195,22 @@ fn what_lies_in_the_page_cache_is_no_store() {
         for run in &mut runs {
             run.more.extend(share.map(|share| (RESIDENT.to_owned(), share)));
         }
-        PatternReport::of(Pattern::Stream, &runs, Witness::Requests, 1).flag
+        PatternReport::of(Pattern::Stream, &runs, CounterSource::Requests, 1).flag
     };
-    assert_eq!([of(None), of(Some(0.02)), of(Some(0.97))], [None, None, Some(Flag::Cached)]);
+    assert_eq!(
+        [of(None), of(Some(0.02)), of(Some(0.97))],
+        [None, None, Some(ValidityFlag::Cached)]
+    );
     // Of saves and restores the requests are not counted either, and no ratio is made up.
-    for (share, due) in [(0.02, None), (0.97, Some(Flag::Cached))] {
+    for (share, due) in [(0.02, None), (0.97, Some(ValidityFlag::Cached))] {
         let mut runs = rounds(bytes, 4, 0, 1);
         runs.iter_mut().for_each(|run| run.more.extend([(RESIDENT.to_owned(), share)]));
-        let restore = PatternReport::of(Pattern::Restore, &runs, Witness::Requests, 1);
+        let restore = PatternReport::of(Pattern::Restore, &runs, CounterSource::Requests, 1);
         assert_eq!((restore.moved_per_delivered, restore.flag), (None, due));
     }
-    let memory = PatternReport::of(Pattern::Save, &rounds(bytes, 4, 0, 1), Witness::Memory, 1);
-    assert_eq!(memory.flag, Some(Flag::Memory));
+    let memory =
+        PatternReport::of(Pattern::Save, &rounds(bytes, 4, 0, 1), CounterSource::Memory, 1);
+    assert_eq!(memory.flag, Some(ValidityFlag::Memory));
 }
 
 #[test]

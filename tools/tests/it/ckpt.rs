@@ -6,7 +6,7 @@ use std::process::Command;
 use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
 use serde_json::{Value, json};
 use storage::Key;
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 
 struct Said {
     code: i32,
@@ -244,7 +244,7 @@ fn a_bucket_is_examined_and_verified() {
     assert_eq!(feedline(&["verify", &url]).code, 0);
     let faults = [(Fault::Denied, 2, "not allowed"), (Fault::WrongByte, 1, "DAMAGED")];
     for (fault, code, due) in faults {
-        server.inject(Rule::every(1, fault).of("GET").to("model-00001"));
+        server.inject(FaultRule::every(1, fault).of("GET").to("model-00001"));
         for verb in ["verify", "scrub"] {
             let said = feedline(&[verb, &url]);
             let told = format!("{}{}", said.out, said.err);

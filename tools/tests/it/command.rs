@@ -32,7 +32,8 @@ fn tokens(folder: &Path) -> String {
     let lines: Vec<String> = lines.iter().map(|text| json!({ "text": text }).to_string()).collect();
     std::fs::write(&jsonl, lines.join("\n")).unwrap();
     let out = folder.join("out").to_str().unwrap().to_owned();
-    let mut options = preprocess::Options::new(vec![jsonl.to_str().unwrap().to_owned()], &out);
+    let mut options =
+        preprocess::PreprocessOptions::new(vec![jsonl.to_str().unwrap().to_owned()], &out);
     options.append_eod = true;
     preprocess::run(&options, &mut |_| {}).unwrap();
     format!("{out}_text_document")

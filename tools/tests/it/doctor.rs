@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use ckpt::offload::{self, Folder, Offload, Options};
+use ckpt::offload::{self, Folder, Offload, OffloadOptions};
 use serde_json::Value;
 use storage::Key;
-use storage::examine::{BucketFacts, MachineFacts, MountFacts};
-use storage::server::{Conditions, Fault, Rule, S3Server};
+use storage::examine::{BucketInfo, HostInfo, MountInfo};
+use storage::server::{Conditions, Fault, FaultRule, S3Server};
 use storage::sim::Mount;
 use tools::cmd::doctor::{Finding, Purpose, Severity, of_bucket, of_machine, of_mount};
 
@@ -72,7 +72,7 @@ fn is_empty(folder: &Path) -> bool {
 fn a_folder_is_tried_and_left_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let report = doctor(&[folder.path().to_str().unwrap()]);
-    let kind = MountFacts::of(folder.path()).unwrap().file_system;
+    let kind = MountInfo::of(folder.path()).unwrap().file_system;
     let is_known = ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"].contains(&kind.as_str());
     if !is_known {
         eprintln!("SKIPPED: whether {kind} keeps what a disk does is not known");
@@ -166,7 +166,7 @@ fn what_hangs_is_named() {
     assert!(found.contains("not done after 1 s"), "{found}");
 
     let server = S3Server::start().unwrap();
-    server.inject(Rule::every(1, Fault::Stall).of("GET"));
+    server.inject(FaultRule::every(1, Fault::Stall).of("GET"));
     let url = server.url("run") + "&stall=600s";
     let told = doctor(&[&url, "--timeout", "3s"]);
     let (severity, found) = told.of("answers");
@@ -196,7 +196,7 @@ fn a_bucket_is_tried_and_left_as_it_was() {
 #[test]
 fn what_a_bucket_refuses_is_told() {
     let server = S3Server::start().unwrap();
-    server.inject(Rule::every(1, Fault::Denied).of("PUT"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("PUT"));
     let told = doctor(&[&server.url("run")]);
     assert_eq!((told.code, told.worst()), (1, vec!["put"]));
     assert!(told.of("put").1.contains("not allowed"), "{}", told.of("put").1);
@@ -205,12 +205,12 @@ fn what_a_bucket_refuses_is_told() {
 
     server.heal();
     // To data nothing is written.
-    server.inject(Rule::every(1, Fault::Denied).of("PUT"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("PUT"));
     let told = doctor(&[&server.url("run"), "--for", "data"]);
     assert_eq!((told.worst(), server.fault_count()), (vec![], 1));
 
     server.heal();
-    server.inject(Rule::every(1, Fault::Denied).of("DELETE"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("DELETE"));
     assert!(doctor(&[&server.url("run")]).worst().contains(&"delete"));
     server.heal();
     let told = doctor(&[&server.url_of("nobodys", "run")]);
@@ -224,7 +224,7 @@ fn clocks_that_differ_are_told() {
         [(120, "note", "ahead of"), (-120, "note", "behind"), (4000, "breaks", "ahead of")]
     {
         server.heal();
-        server.inject(Rule::every(1, Fault::Clock(ahead_s)));
+        server.inject(FaultRule::every(1, Fault::Clock(ahead_s)));
         let told = doctor(&[&server.url("run")]);
         let (found, text) = told.of("clocks");
         assert!(found == severity && text.contains(word), "{ahead_s}: {found}: {text}");
@@ -338,23 +338,23 @@ fn mounts_are_judged_by_kind_and_options() {
         ("ext4", "rw,sync", Data, "writes", None),
         ("xfs", "rw,strictatime", Both, "access times", Some(Note)),
     ] {
-        let facts = MountFacts {
+        let facts = MountInfo {
             file_system: kind.to_owned(),
             options: options.split(',').map(str::to_owned).collect(),
-            ..MountFacts::default()
+            ..MountInfo::default()
         };
         let all = of_mount("/a", &facts, purpose);
         assert_eq!(severity(&all, what), due, "{kind} {options} {purpose:?}: {all:#?}");
         let told = |f: &Finding| f.severity < Hurts || (f.cost.is_some() && f.fix.is_some());
         assert!(all.iter().all(told), "a finding without its cost or what mends it: {all:#?}");
     }
-    let facts = |free: u64, files: u64, kib| MountFacts {
+    let facts = |free: u64, files: u64, kib| MountInfo {
         total_bytes: Some(1000),
         free_bytes: Some(free),
         total_files: Some(1_000_000),
         free_files: Some(files),
         read_ahead_kib: Some(kib),
-        ..MountFacts::default()
+        ..MountInfo::default()
     };
     let of =
         |free, files, kib, what| severity(&of_mount("/a", &facts(free, files, kib), Both), what);
@@ -368,15 +368,15 @@ fn mounts_are_judged_by_kind_and_options() {
 
 #[test]
 fn machines_are_judged_by_what_they_allow() {
-    let good = MachineFacts {
+    let good = HostInfo {
         clock_is_kept: Some(true),
         memlock_bytes: Some(64 << 20),
         open_files: Some(1 << 20),
-        ..MachineFacts::default()
+        ..HostInfo::default()
     };
     assert!(of_machine(&good).iter().all(|finding| finding.severity == Severity::Fine));
     let why = Some("EPERM".to_owned());
-    let bad = MachineFacts {
+    let bad = HostInfo {
         ring_refused: why.clone(),
         ring_disabled: Some(2),
         memlock_bytes: Some(65536),
@@ -389,19 +389,19 @@ fn machines_are_judged_by_what_they_allow() {
     assert_eq!(severity(&all, "locked memory"), Some(Severity::Note));
     assert_eq!(severity(&all, "open files"), Some(Severity::Hurts));
     assert_eq!(severity(&all, "clock"), Some(Severity::Note));
-    let boxed = of_machine(&MachineFacts { ring_refused: why, ..good });
+    let boxed = of_machine(&HostInfo { ring_refused: why, ..good });
     assert!(boxed[0].fix.as_ref().unwrap().contains("seccomp"));
 }
 
 #[test]
 fn buckets_are_judged_by_what_they_promise() {
-    let facts = BucketFacts {
+    let facts = BucketInfo {
         conditional_put: Some(true),
         conditional_complete: Some(false),
         multipart: Some("refused".to_owned()),
         checks_sums: Some(false),
         aborts_parts: Some(false),
-        ..BucketFacts::default()
+        ..BucketInfo::default()
     };
     let all = of_bucket("s3://a", &facts);
     assert_eq!(severity(&all, "If-None-Match"), Some(Severity::Fine));
@@ -463,7 +463,7 @@ fn state(folder: &Path, name: &str, owner: &str) -> Offload {
     let store = storage::open_url(folder.to_str().unwrap()).unwrap();
     let folders = vec![Folder { store, key: Key::new(name).unwrap() }];
     let plan = offload::plan(&layout).unwrap();
-    let options = Options::default();
+    let options = OffloadOptions::default();
     let mut state = Offload::on_disks(folders, owner, plan, &layout, 0, options).unwrap();
     state.fill(&[&[0; 4 * 5000]], 0, Value::Null).unwrap();
     state

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 
 fn start(target: &str) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
@@ -59,7 +59,7 @@ fn a_bucket_is_left_as_it_was() {
     for signal in ["-INT", "-TERM"] {
         let server = S3Server::start().unwrap();
         // It is in the middle for long enough.
-        server.inject(Rule::every(1, Fault::Delay(Duration::from_secs(1))).of("GET"));
+        server.inject(FaultRule::every(1, Fault::Delay(Duration::from_secs(1))).of("GET"));
         let child = start(&server.url("run"));
         let output = interrupt(child, signal, &|| server.object_count() > 0);
         assert!(is_interrupted(&output), "{}", String::from_utf8_lossy(&output.stderr));
@@ -71,7 +71,7 @@ fn a_bucket_is_left_as_it_was() {
 #[test]
 fn what_hangs_does_not_keep_it() {
     let server = S3Server::start().unwrap();
-    server.inject(Rule::every(1, Fault::Stall).of("GET"));
+    server.inject(FaultRule::every(1, Fault::Stall).of("GET"));
     let url = server.url("run") + "&stall=600s";
     let mut child = start(&url);
     let until = Instant::now() + Duration::from_secs(60);

@@ -86,7 +86,7 @@ fn tokens(folder: &Path, name: &str, lines: &[&str]) -> String {
     let text = |text: &&str| serde_json::json!({ "text": text }).to_string();
     std::fs::write(&jsonl, lines.iter().map(text).collect::<Vec<_>>().join("\n")).unwrap();
     let out = path(folder, name);
-    let mut options = preprocess::Options::new(vec![jsonl], &out);
+    let mut options = preprocess::PreprocessOptions::new(vec![jsonl], &out);
     options.append_eod = true;
     preprocess::run(&options, &mut |_| {}).unwrap();
     format!("{out}_text_document")
@@ -203,8 +203,8 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     std::fs::write(&input, lines.concat()).unwrap();
     let run = |name: &str, shard| {
         let inputs = vec![input.to_str().unwrap().to_owned()];
-        let options = preprocess::Options::new(inputs, path(folder.path(), name));
-        preprocess::run(&preprocess::Options { shard, ..options }, &mut |_| {}).unwrap();
+        let options = preprocess::PreprocessOptions::new(inputs, path(folder.path(), name));
+        preprocess::run(&preprocess::PreprocessOptions { shard, ..options }, &mut |_| {}).unwrap();
     };
     run("whole", None);
     for index in 0..3 {

@@ -152,7 +152,7 @@ fn a_materialized_order_is_the_order() {
         let mut parts = Vec::new();
         for sample in 0..due {
             index.parts(&source, sample, &mut parts);
-            let of = |part: &indexed::Part| {
+            let of = |part: &indexed::TokenSpan| {
                 let (from, count) = (part.token_offset as usize, part.token_count as usize);
                 source.read_sequence(part.sequence).unwrap()[from..from + count].to_vec()
             };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ckpt::{Checkpoints, Dtype as TensorDtype, Group, TensorData};
 use indexed::{Builder, Dtype};
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 use storage::{Key, Storage, open_url};
 
 /// Longest that a moment is waited for.
@@ -49,7 +49,7 @@ const LATE_AT_SIGNAL: Duration = Duration::from_millis(500);
 
 fn answer_after(server: &S3Server, late: Duration) {
     server.heal();
-    server.inject(Rule::every(1, Fault::Delay(late)));
+    server.inject(FaultRule::every(1, Fault::Delay(late)));
 }
 
 /// The same, when it has made so many requests of a bucket.
@@ -309,7 +309,7 @@ fn cleaning_leaves_nothing() {
 fn what_hangs_does_not_keep_it() {
     let server = bucket();
     server.heal();
-    server.inject(Rule::every(1, Fault::Stall).of("GET"));
+    server.inject(FaultRule::every(1, Fault::Stall).of("GET"));
     let folder = tempfile::tempdir().unwrap();
     let source = server.url("in/corpus") + "&stall=600s";
     let first = server.request_count();

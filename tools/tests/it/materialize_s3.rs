@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indexed::{Builder, Dtype};
 use serde_json::Value;
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 use storage::{Key, open_url, read_all};
 
 /// Longest that a run is waited for.
@@ -82,7 +82,7 @@ fn a_request_that_is_refused_costs_no_byte() {
     let mut went_on = 0;
     for nth in (1..requests).step_by(3) {
         let place = format!("refused-{nth}");
-        server.inject(Rule::nth(nth, Fault::Denied).to(&place));
+        server.inject(FaultRule::nth(nth, Fault::Denied).to(&place));
         let output = materialize(folder.path(), &url(&server, &place)).output().unwrap();
         server.heal();
         if !done(&output) {
@@ -131,20 +131,20 @@ fn what_is_there_is_not_sent_again() {
     let (folder, due) = corpus();
     let server = S3Server::start().unwrap();
     let place = "ready";
-    server.inject(Rule::every(1, Fault::Denied).of("POST").to("uploadId"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("POST").to("uploadId"));
     let output = materialize(folder.path(), &url(&server, place)).output().unwrap();
     assert!(!done(&output), "it was completed");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(told.contains("status 403 AccessDenied"), "{told}");
     server.heal();
-    server.inject(Rule::every(1, Fault::Denied).of("PUT").to("partNumber"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("PUT").to("partNumber"));
     let told = finish(&server, folder.path(), place, &due);
     assert_eq!(told["samples_before"], told["samples"]);
     assert_eq!(told["read_bytes"], 0);
     // With --restart nothing is left of a run either.
     server.heal();
     let again = "again";
-    server.inject(Rule::every(1, Fault::Denied).of("POST").to("uploadId"));
+    server.inject(FaultRule::every(1, Fault::Denied).of("POST").to("uploadId"));
     done(&materialize(folder.path(), &url(&server, again)).output().unwrap());
     assert_eq!(server.upload_count(), 1);
     server.heal();

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use indexed::IndexedDataset;
 use serde_json::Value;
-use storage::simulated::Model;
+use storage::simulated::StoreModel;
 
 fn samples(args: &[&str]) -> Output {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gpt_cache");
@@ -45,7 +45,7 @@ fn the_stream_is_that_of_megatrons_dataset() {
 #[test]
 fn a_simulated_store_gives_the_same_stream() {
     let whole = ["corpus_a", "--seq-length", "16", "--samples", "190"];
-    for model in Model::NAMES {
+    for model in StoreModel::NAMES {
         // The built-in latencies a hundredth as long.
         let quick = format!("{model},latency_us.read=[10, 90],latency_us.meta=[10, 90],stall=[]");
         let read = read(&[&whole[..], &["--simulate", &quick]].concat());

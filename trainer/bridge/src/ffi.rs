@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use crate::dist::Lost;
+use crate::dist::LostPeer;
 use crate::{Error, Result, dist};
 
 /// `struct AdamW` of `shim/optim.cpp`.
@@ -52,7 +52,7 @@ pub(crate) struct RawWait {
 
 unsafe extern "C" {
     fn fb_last_error() -> *const c_char;
-    fn fb_last_lost() -> *const Lost;
+    fn fb_last_lost() -> *const LostPeer;
 
     pub(crate) fn fb_backward(
         roots: *const *const C_tensor,

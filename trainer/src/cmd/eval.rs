@@ -6,10 +6,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use indexed::{IndexedDataset, Split};
 use serde::Serialize;
 use serde_json::Value;
-use trainer::eval::{self, CorpusTask, Options};
+use trainer::eval::{self, CorpusTask, EvalOptions};
 use trainer::generate::Trained;
 
-use super::{Pace, TrainedArgs, read_text};
+use super::{ProgressPrinter, TrainedArgs, read_text};
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
@@ -24,7 +24,7 @@ enum Task {
         /// The file, as it was published: `wiki.test.tokens`.
         file: String,
         #[command(flatten)]
-        how: How,
+        how: EvalSettings,
         /// Tokens from one window to the next, Megatron's --overlapping-eval: fewer give every
         /// token a longer past, and take longer. Default: the model's length.
         #[arg(long, value_name = "N")]
@@ -35,17 +35,17 @@ enum Task {
         /// Lines of JSON, each with a passage under `text`.
         file: String,
         #[command(flatten)]
-        how: How,
+        how: EvalSettings,
     },
     /// Perplexity of a split of a corpus, per token.
     Corpus {
         /// Prefix of its .bin and .idx. Default: the run's own first corpus.
         prefix: Option<String>,
         #[command(flatten)]
-        how: How,
+        how: EvalSettings,
         /// Which part.
         #[arg(long, value_enum, default_value = "valid")]
-        part: Part,
+        part: SplitArg,
         /// Shares of training, validation and test. Default: the run's own.
         #[arg(long, value_name = "A,B,C")]
         split: Option<String>,
@@ -59,7 +59,7 @@ enum Task {
 }
 
 #[derive(Debug, Args)]
-struct How {
+struct EvalSettings {
     #[command(flatten)]
     trained: TrainedArgs,
     /// Windows in one pass.
@@ -72,14 +72,14 @@ struct How {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Part {
+enum SplitArg {
     Train,
     Valid,
     Test,
 }
 
 pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
-    let mut pace = Pace::new();
+    let mut pace = ProgressPrinter::new();
     match &args.task {
         Task::Wikitext { file, how, stride } => {
             let (trained, options) = how.open(*stride)?;
@@ -109,9 +109,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
             let (store, prefix) = storage::locate(prefix.as_deref().unwrap_or(config.corpus()))?;
             let corpus = IndexedDataset::open(&store, &prefix)?;
             let which = match part {
-                Part::Train => Split::Train,
-                Part::Valid => Split::Valid,
-                Part::Test => Split::Test,
+                SplitArg::Train => Split::Train,
+                SplitArg::Valid => Split::Valid,
+                SplitArg::Test => Split::Test,
             };
             let split = split.clone().unwrap_or_else(|| config.data.split.0.clone());
             let task = CorpusTask { split, which, tokens_max: *tokens };
@@ -125,9 +125,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
     }
 }
 
-impl How {
-    fn open(&self, stride: Option<u64>) -> Result<(Trained, Options)> {
-        Ok((self.trained.open()?, Options { batch: usize::from(self.batch), stride }))
+impl EvalSettings {
+    fn open(&self, stride: Option<u64>) -> Result<(Trained, EvalOptions)> {
+        Ok((self.trained.open()?, EvalOptions { batch: usize::from(self.batch), stride }))
     }
 
     /// The fields of a report, a line each.

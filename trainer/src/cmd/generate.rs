@@ -7,7 +7,7 @@ use clap::Args;
 use preprocess::Tokenizer;
 use serde_json::json;
 use trainer::config::Objective;
-use trainer::generate::{Options, Sampling, Trained, Utf8Stream};
+use trainer::generate::{GenerateOptions, Sampling, Trained, Utf8Stream};
 
 use super::{TrainedArgs, read_text};
 
@@ -64,7 +64,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let eos =
         id(config.data.special.eos).filter(|_| config.objective() == Objective::SpanCorruption);
     let start = args.start_token.or(id(config.data.special.bos)).unwrap_or(0);
-    let options = Options {
+    let options = GenerateOptions {
         samples: usize::from(args.samples),
         tokens_min: args.tokens_min,
         tokens_max: args.tokens,
@@ -90,7 +90,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
 struct Writer<'a> {
     trained: Trained,
     tokenizer: &'a dyn Tokenizer,
-    options: Options,
+    options: GenerateOptions,
     json: bool,
     /// Written for so far.
     prompts: u64,

@@ -3,14 +3,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use recipe::import::{Source, import};
+use recipe::import::{ConfigFormat, import};
 use trainer::exit;
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
     /// megatron, cpm, deepspeed, paddle, colossal or hf.
     #[arg(long, value_name = "SYSTEM")]
-    from: Source,
+    from: ConfigFormat,
     /// Ranks that it ran on, where no file says it: with the batch of one replica they give that
     /// of all.
     #[arg(long, value_name = "N")]

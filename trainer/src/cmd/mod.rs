@@ -51,14 +51,14 @@ impl TrainedArgs {
 }
 
 /// Says now and then on standard error how far something has come.
-struct Pace {
+struct ProgressPrinter {
     begun: Instant,
     told: Instant,
 }
 
-impl Pace {
+impl ProgressPrinter {
     fn new() -> Self {
-        Pace { begun: Instant::now(), told: Instant::now() }
+        ProgressPrinter { begun: Instant::now(), told: Instant::now() }
     }
 
     fn tell(&mut self, done: u64, total: u64, what: &str) {

@@ -2,8 +2,8 @@
 //! a corpus, and LAMBADA.
 //!
 //! Every measure rests on one thing, what the model says of a token after those before it
-//! ([`Said`]), and its name says over what it is a mean. A perplexity is per token of the run's own
-//! tokenizer; only the adjusted one, per word, compares tokenizers.
+//! ([`TokenScore`]), and its name says over what it is a mean. A perplexity is per token of the
+//! run's own tokenizer; only the adjusted one, per word, compares tokenizers.
 //!
 //! In reading order: `detokenize` and `windows` prepare a text, `tasks` are the measures.
 
@@ -11,12 +11,12 @@ mod detokenize;
 mod tasks;
 mod windows;
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 use tch::{Kind, Tensor};
 
 pub use detokenize::detokenize_wikitext;
 pub use tasks::{
-    CorpusReport, CorpusTask, LambadaReport, Options, WikitextReport, corpus, lambada, wikitext,
+    CorpusReport, CorpusTask, EvalOptions, LambadaReport, WikitextReport, corpus, lambada, wikitext,
 };
 pub use windows::{Window, Windows};
 
@@ -26,7 +26,7 @@ use crate::{Error, Result};
 
 /// Tokens to be judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct ScoredRow {
     /// What the model sees, and the last token that counts.
     pub tokens: Vec<u32>,
     /// The first token that counts; at least 1.
@@ -35,7 +35,7 @@ pub struct Row {
 
 /// What the model says of a token that counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Said {
+pub struct TokenScore {
     /// Minus the logarithm of its probability, in nats.
     pub loss: f64,
     /// Whether no other token is likelier.
@@ -49,7 +49,7 @@ pub struct Said {
 ///
 /// # Panics
 /// If a row has no token that counts.
-pub fn judge(trained: &Trained, rows: &[Row]) -> Result<Vec<Vec<Said>>> {
+pub fn judge(trained: &Trained, rows: &[ScoredRow]) -> Result<Vec<Vec<TokenScore>>> {
     let _no_grad = tch::no_grad_guard();
     let columns = rows.iter().map(|row| row.tokens.len() - 1).max().unwrap_or(0);
     let (mut ids, mut places, mut labels) = (Vec::new(), Vec::new(), Vec::new());
@@ -73,21 +73,22 @@ pub fn judge(trained: &Trained, rows: &[Row]) -> Result<Vec<Vec<Said>>> {
         said_of(&trained.logits(&hidden)?, labels, &mut said)?;
     }
     let mut said = said.into_iter();
-    let counted = |row: &Row| said.by_ref().take(row.tokens.len() - row.counts_from).collect();
+    let counted =
+        |row: &ScoredRow| said.by_ref().take(row.tokens.len() - row.counts_from).collect();
     Ok(rows.iter().map(counted).collect())
 }
 
-fn said_of(logits: &Tensor, labels: &[i64], said: &mut Vec<Said>) -> Result<()> {
+fn said_of(logits: &Tensor, labels: &[i64], said: &mut Vec<TokenScore>) -> Result<()> {
     let due = Tensor::f_from_slice(labels)?.f_to_device(logits.device())?;
     let log_probs = logits.f_log_softmax(1, Kind::Float)?;
     let losses = log_probs.f_gather(1, &due.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?.f_neg()?;
     let losses = Vec::<f64>::try_from(losses.f_to_kind(Kind::Double)?)?;
     let right = Vec::<bool>::try_from(logits.f_argmax(1, false)?.f_eq_tensor(&due)?)?;
     let both = losses.into_iter().zip(right);
-    said.extend(both.map(|(loss, is_likeliest)| Said { loss, is_likeliest }));
+    said.extend(both.map(|(loss, is_likeliest)| TokenScore { loss, is_likeliest }));
     Ok(())
 }
 
 fn refused(doing: String, detail: String, hint: &'static str) -> Error {
-    Error::Mismatch(Mismatch::new(doing, detail, hint))
+    Error::Mismatch(Incompatible::new(doing, detail, hint))
 }

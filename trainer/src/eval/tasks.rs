@@ -6,13 +6,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::detokenize::{is_space, trimmed};
-use super::{Row, Said, Windows, detokenize_wikitext, judge, refused};
+use super::{ScoredRow, TokenScore, Windows, detokenize_wikitext, judge, refused};
 use crate::Result;
 use crate::generate::Trained;
 
 /// How the model is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct EvalOptions {
     /// Windows in one pass.
     pub batch: usize,
     /// Tokens from one window to the next; the model's length if `None`: they do not overlap.
@@ -28,7 +28,7 @@ pub struct WikitextReport {
     pub tokens: u64,
     /// Tokens of the window, and from one to the next.
     pub window_tokens: u64,
-    /// See [`Options::stride`].
+    /// See [`EvalOptions::stride`].
     pub stride_tokens: u64,
     /// Mean loss of a token, in nats.
     pub loss_per_token: f64,
@@ -50,7 +50,7 @@ pub fn wikitext(
     trained: &Trained,
     tokenizer: &dyn Tokenizer,
     text: &str,
-    options: Options,
+    options: EvalOptions,
     tell: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<WikitextReport> {
     let words = trimmed(text).split(' ').count() as u64;
@@ -89,7 +89,7 @@ pub struct CorpusReport {
     pub tokens: u64,
     /// Tokens of the window.
     pub window_tokens: u64,
-    /// See [`Options::stride`].
+    /// See [`EvalOptions::stride`].
     pub stride_tokens: u64,
     /// Mean loss of a token, in nats.
     pub loss_per_token: f64,
@@ -119,7 +119,7 @@ pub fn corpus(
     trained: &Trained,
     corpus: &IndexedDataset,
     task: &CorpusTask,
-    options: Options,
+    options: EvalOptions,
     tell: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CorpusReport> {
     let split = SplitMatrix::parse(&task.split)?;
@@ -165,7 +165,7 @@ pub fn corpus(
 fn windowed(
     trained: &Trained,
     total: u64,
-    options: Options,
+    options: EvalOptions,
     next: &mut dyn FnMut() -> Result<Option<u32>>,
     tell: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<f64> {
@@ -190,7 +190,7 @@ fn windowed(
             }
             let len = (window.end - window.begin) as usize; // fits: at most a window
             let counts_from = (window.counts_from - window.begin) as usize; // fits: as above
-            rows.push(Row { tokens: held.iter().take(len).copied().collect(), counts_from });
+            rows.push(ScoredRow { tokens: held.iter().take(len).copied().collect(), counts_from });
             done = window.end;
         }
         let said = judge(trained, &rows)?;
@@ -229,7 +229,7 @@ pub fn lambada(
     trained: &Trained,
     tokenizer: &dyn Tokenizer,
     lines: &str,
-    options: Options,
+    options: EvalOptions,
     tell: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<LambadaReport> {
     let mut rows = Vec::new();
@@ -249,9 +249,9 @@ pub fn lambada(
     }
     let (mut words, mut tokens, mut loss) = (0, 0, 0.0);
     for (at, rows_now) in rows.chunks(options.batch.max(1)).enumerate() {
-        let whole: Vec<Row> = rows_now.iter().map(|[word, _]| word.clone()).collect();
-        let lone: Vec<Row> = rows_now.iter().map(|[_, token]| token.clone()).collect();
-        let all_right = |said: &&Vec<Said>| said.iter().all(|said| said.is_likeliest);
+        let whole: Vec<ScoredRow> = rows_now.iter().map(|[word, _]| word.clone()).collect();
+        let lone: Vec<ScoredRow> = rows_now.iter().map(|[_, token]| token.clone()).collect();
+        let all_right = |said: &&Vec<TokenScore>| said.iter().all(|said| said.is_likeliest);
         let said = judge(trained, &whole)?;
         words += said.iter().filter(all_right).count() as u64;
         loss += said.iter().flatten().map(|said| said.loss).sum::<f64>();
@@ -273,7 +273,7 @@ pub fn lambada(
 
 /// A passage whose last word counts, and one whose last token does. The word is encoded by itself
 /// behind a space, as Megatron does, so its tokens never reach into the word before.
-fn passage(tokenizer: &dyn Tokenizer, line: &str) -> Option<[Row; 2]> {
+fn passage(tokenizer: &dyn Tokenizer, line: &str) -> Option<[ScoredRow; 2]> {
     let line: Value = serde_json::from_str(line).ok()?;
     let text = line["text"].as_str()?;
     let last = text.split(is_space).rfind(|word| !word.is_empty())?;
@@ -285,12 +285,15 @@ fn passage(tokenizer: &dyn Tokenizer, line: &str) -> Option<[Row; 2]> {
     tokenizer.encode(text, &mut whole);
     let last_token = whole.len().checked_sub(1)?;
     let is_whole = counts_from > 0 && counts_from < word.len() && last_token > 0;
-    let rows = [Row { tokens: word, counts_from }, Row { tokens: whole, counts_from: last_token }];
+    let rows = [
+        ScoredRow { tokens: word, counts_from },
+        ScoredRow { tokens: whole, counts_from: last_token },
+    ];
     is_whole.then_some(rows)
 }
 
 /// The end of a row, as much as the model sees and one token more.
-fn shortened(mut row: Row, window: usize) -> Row {
+fn shortened(mut row: ScoredRow, window: usize) -> ScoredRow {
     let over = row.tokens.len().saturating_sub(window + 1);
     row.tokens.drain(..over);
     row.counts_from = row.counts_from.saturating_sub(over).max(1);

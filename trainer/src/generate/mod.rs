@@ -10,7 +10,7 @@
 mod trained;
 mod utf8;
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 use tch::Tensor;
 
 pub use crate::sample::Sampling;
@@ -18,13 +18,13 @@ pub use trained::Trained;
 pub use utf8::Utf8Stream;
 
 use crate::config::{Family, Positions};
-use crate::model::Cache;
+use crate::model::KvCache;
 use crate::rng::Stream;
 use crate::{Error, Result};
 
 /// How much to write, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct GenerateOptions {
     /// Texts to write, side by side.
     pub samples: usize,
     /// Tokens of each at least.
@@ -53,7 +53,7 @@ impl Trained {
     pub fn write(
         &self,
         prompt: &[u32],
-        options: &Options,
+        options: &GenerateOptions,
         emit: &mut dyn FnMut(usize, u32) -> Result<()>,
     ) -> Result<()> {
         self.check_prompt(prompt)?;
@@ -69,7 +69,7 @@ impl Trained {
         let rows = Tensor::f_from_slice(&prompt.repeat(options.samples))?;
         let rows = rows.f_view([options.samples as i64, prompt.len() as i64])?; // fits: of memory
         let rows = rows.f_to_device(self.device())?;
-        let mut cache = Cache::default();
+        let mut cache = KvCache::default();
         if let Some(read) = self.stage.read(&self.leaves, &rows)? {
             // Distances are as many as are asked for.
             window_max = usize::MAX;
@@ -86,7 +86,7 @@ impl Trained {
         for place in 0..options.tokens_max.min(places) {
             let len = prompt.len() + place;
             if cache.tokens() as usize + (len - seen) > window_max {
-                cache = Cache::default();
+                cache = KvCache::default();
                 seen = len - window_max.div_ceil(2);
             }
             let logits = self.next_logits(&samples, seen, &mut cache)?;
@@ -106,7 +106,12 @@ impl Trained {
     }
 
     /// Logits of the token after the text of each sample, of which the cache has seen so much.
-    fn next_logits(&self, samples: &[Sample], seen: usize, cache: &mut Cache) -> Result<Vec<f32>> {
+    fn next_logits(
+        &self,
+        samples: &[Sample],
+        seen: usize,
+        cache: &mut KvCache,
+    ) -> Result<Vec<f32>> {
         let new: Vec<i64> =
             samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
         let rows = samples.len() as i64; // fits: of memory
@@ -118,7 +123,7 @@ impl Trained {
 
     fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
         if prompt.is_empty() {
-            return Err(Error::Mismatch(Mismatch::new(
+            return Err(Error::Mismatch(Incompatible::new(
                 "go on from the prompt",
                 "it has no token",
                 "give a text, or the end-of-document token",
@@ -139,7 +144,7 @@ struct Sample {
 impl Sample {
     /// Chooses the next token; `None` if the text has ended, and then something takes its place,
     /// for the texts stay equally long.
-    fn go_on(&mut self, logits: &[f32], place: usize, options: &Options) -> Option<u32> {
+    fn go_on(&mut self, logits: &[f32], place: usize, options: &GenerateOptions) -> Option<u32> {
         let stop = options.stop.filter(|_| !self.has_ended);
         let barred = stop.filter(|_| place < options.tokens_min);
         let token = options.sampling.choose(logits, barred, self.random.uniform(place as u64));

@@ -1,5 +1,5 @@
 use ckpt::{Checkpoint, Checkpoints, Group};
-use recipe::Mismatch;
+use recipe::Incompatible;
 use storage::Key;
 use tch::{Device, Kind, Tensor};
 
@@ -70,7 +70,7 @@ impl Trained {
     /// [`Error::Mismatch`] of a model that is no decoder alone, [`Error::Torch`].
     pub fn hidden(&self, micro: &Micro) -> Result<Tensor> {
         if self.config.model.family != Family::Gpt {
-            return Err(Error::Mismatch(Mismatch::new(
+            return Err(Error::Mismatch(Incompatible::new(
                 "tell the probability of a running text",
                 format!("got model.family {:?}, due gpt", self.config.model.family),
                 "the loss of the others on their own task is what `eval.every` logs",
@@ -95,7 +95,7 @@ impl Trained {
         let vocab = self.config.model.vocab;
         match tokens.iter().find(|token| u64::from(**token) >= vocab) {
             None => Ok(()),
-            Some(token) => Err(Error::Mismatch(Mismatch::new(
+            Some(token) => Err(Error::Mismatch(Incompatible::new(
                 "read a text",
                 format!("got token {token}, due ids below {vocab}"),
                 "the model was trained with another tokenizer",
@@ -116,7 +116,7 @@ fn find(place: &str) -> Result<Checkpoint> {
             return Ok(checkpoint);
         }
     }
-    Err(Error::Mismatch(Mismatch::new(
+    Err(Error::Mismatch(Incompatible::new(
         format!("look for a checkpoint in {place}"),
         format!("no complete step-* in it, nor in {place}/ckpt"),
         "name the folder of a run, of its checkpoints, or of one step",

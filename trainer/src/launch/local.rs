@@ -71,31 +71,31 @@ impl std::fmt::Debug for Launch<'_> {
 
 /// How a rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum RankExit {
     /// With this code.
     Code(u8),
     /// By this signal.
     Signal(i32),
 }
 
-impl End {
+impl RankExit {
     fn of(status: ExitStatus) -> Self {
         match status.code() {
-            Some(code) => End::Code(u8::try_from(code).unwrap_or(u8::MAX)),
-            None => End::Signal(status.signal().unwrap_or_default()),
+            Some(code) => RankExit::Code(u8::try_from(code).unwrap_or(u8::MAX)),
+            None => RankExit::Signal(status.signal().unwrap_or_default()),
         }
     }
 
     /// The exit code that this is worth: who is killed is lost to the others.
     fn code(self) -> u8 {
         match self {
-            End::Code(code) => code,
-            End::Signal(_) => exit::PEER_LOST,
+            RankExit::Code(code) => code,
+            RankExit::Signal(_) => exit::PEER_LOST,
         }
     }
 
     fn is_good(self) -> bool {
-        matches!(self, End::Code(exit::DONE | exit::GAPS | exit::SAVED))
+        matches!(self, RankExit::Code(exit::DONE | exit::GAPS | exit::SAVED))
     }
 
     /// Done, done with gaps, saved, lost a peer, and then whatever made that peer go.
@@ -140,7 +140,7 @@ pub fn launch(launch: Launch<'_>) -> Result<u8> {
 struct Rank {
     rank: usize,
     child: Child,
-    end: Option<End>,
+    end: Option<RankExit>,
 }
 
 impl Rank {
@@ -148,7 +148,7 @@ impl Rank {
         launch: &Launch<'_>,
         rank: usize,
         port: u16,
-        lines: &SyncSender<Line>,
+        lines: &SyncSender<RankLine>,
     ) -> Result<Self> {
         let doing = || format!("start rank {rank}, {}", launch.program.display());
         let size = launch.ranks.to_string();
@@ -196,14 +196,14 @@ impl Ranks {
     fn look(&mut self) -> bool {
         for rank in self.ranks.iter_mut().filter(|rank| rank.end.is_none()) {
             let Ok(Some(status)) = rank.child.try_wait() else { continue };
-            let end = End::of(status);
+            let end = RankExit::of(status);
             rank.end = Some(end);
             if end.is_good() {
                 continue;
             }
             match end {
-                End::Code(code) => log::error!("launch: rank {} ended with {code}", rank.rank),
-                End::Signal(by) => {
+                RankExit::Code(code) => log::error!("launch: rank {} ended with {code}", rank.rank),
+                RankExit::Signal(by) => {
                     log::error!("launch: rank {} was ended by signal {by}", rank.rank);
                 }
             }
@@ -237,7 +237,7 @@ impl Ranks {
 
     fn worst(&self) -> u8 {
         let ends = self.ranks.iter().filter_map(|rank| rank.end);
-        ends.max_by_key(|end| end.badness()).map_or(exit::DONE, End::code)
+        ends.max_by_key(|end| end.badness()).map_or(exit::DONE, RankExit::code)
     }
 }
 
@@ -257,13 +257,18 @@ enum Outlet {
 }
 
 /// A line, with its end, of one rank.
-struct Line {
+struct RankLine {
     outlet: Outlet,
     text: Vec<u8>,
 }
 
 /// Reads lines on a thread of its own until the other side is closed.
-fn forward(from: impl Read + Send + 'static, rank: usize, outlet: Outlet, to: SyncSender<Line>) {
+fn forward(
+    from: impl Read + Send + 'static,
+    rank: usize,
+    outlet: Outlet,
+    to: SyncSender<RankLine>,
+) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);
         loop {
@@ -276,7 +281,7 @@ fn forward(from: impl Read + Send + 'static, rank: usize, outlet: Outlet, to: Sy
             if text.last() != Some(&b'\n') {
                 text.push(b'\n');
             }
-            if to.send(Line { outlet, text }).is_err() {
+            if to.send(RankLine { outlet, text }).is_err() {
                 return;
             }
         }
@@ -290,7 +295,7 @@ struct Outlets {
 
 impl Outlets {
     /// Writes the lines of a short while.
-    fn pass_on(&mut self, words: &Receiver<Line>) -> Result<()> {
+    fn pass_on(&mut self, words: &Receiver<RankLine>) -> Result<()> {
         let until = Instant::now() + LOOK;
         loop {
             match words.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -310,14 +315,14 @@ impl Outlets {
 
     /// Writes what is left when all have ended. What a rank started and left behind may hold its
     /// outputs open, so there is an end to waiting.
-    fn rest(&mut self, words: &Receiver<Line>) -> Result<()> {
+    fn rest(&mut self, words: &Receiver<RankLine>) -> Result<()> {
         while let Ok(line) = words.recv_timeout(REST_WAIT) {
             self.write(&line)?;
         }
         Ok(())
     }
 
-    fn write(&mut self, line: &Line) -> Result<()> {
+    fn write(&mut self, line: &RankLine) -> Result<()> {
         let to = match line.outlet {
             Outlet::Out => &mut self.out,
             Outlet::Err => &mut self.err,

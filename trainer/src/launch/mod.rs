@@ -10,6 +10,6 @@ pub mod local;
 mod session;
 mod watch;
 
-pub use recipe::world::{Keeper, World};
-pub use session::{Session, Stage};
+pub use recipe::world::{StoreHost, World};
+pub use session::{Session, StartupStage};
 pub use watch::Watchdog;

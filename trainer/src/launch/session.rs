@@ -3,16 +3,16 @@
 use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::{Duration, Instant};
 
-use bridge::dist::{Listen, Options, Store};
-use recipe::Mismatch;
-use recipe::world::{Keeper, World};
+use bridge::dist::{GroupOptions, Listen, Store};
+use recipe::Incompatible;
+use recipe::world::{StoreHost, World};
 
 use crate::{Error, Result};
 
 /// How a run starts. All ranks pass each stage together, so that one that is late or lost is named
 /// where that happens, and not in the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum StartupStage {
     /// The ranks find one another.
     Store,
     /// They are connected to those that they work with.
@@ -27,17 +27,17 @@ pub enum Stage {
     FirstCollective,
 }
 
-impl Stage {
+impl StartupStage {
     /// The name, as it stands in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Store => "store",
-            Stage::Groups => "groups",
-            Stage::Index => "index",
-            Stage::Data => "data",
-            Stage::Checkpoint => "checkpoint",
-            Stage::FirstCollective => "first collective",
+            StartupStage::Store => "store",
+            StartupStage::Groups => "groups",
+            StartupStage::Index => "index",
+            StartupStage::Data => "data",
+            StartupStage::Checkpoint => "checkpoint",
+            StartupStage::FirstCollective => "first collective",
         }
     }
 
@@ -46,9 +46,9 @@ impl Stage {
     /// one rank far longer than another.
     fn patience(self) -> u32 {
         match self {
-            Stage::Store | Stage::Groups | Stage::FirstCollective => 1,
-            Stage::Data => 5,
-            Stage::Index | Stage::Checkpoint => 15,
+            StartupStage::Store | StartupStage::Groups | StartupStage::FirstCollective => 1,
+            StartupStage::Data => 5,
+            StartupStage::Index | StartupStage::Checkpoint => 15,
         }
     }
 }
@@ -76,7 +76,7 @@ impl Session {
     pub fn begin(world: World, timeout: Duration) -> Result<Self> {
         let begun = Instant::now();
         let World { rank, ref host, port, .. } = world;
-        let keeps = world.keeper == Keeper::FirstRank && rank == 0;
+        let keeps = world.keeper == StoreHost::FirstRank && rank == 0;
         let store = if keeps {
             Store::serve(host, port, timeout)?
         } else {
@@ -106,7 +106,7 @@ impl Session {
             self.tell("stage/store", &error);
             return Err(error);
         }
-        self.stage(Stage::Store, || Ok(()))
+        self.stage(StartupStage::Store, || Ok(()))
     }
 
     /// Tells the others why this rank does not come to a place.
@@ -119,7 +119,7 @@ impl Session {
     fn agree(&self) -> Result<()> {
         let World { rank, size, .. } = self.world;
         let refuse = |detail: String| {
-            Error::Mismatch(Mismatch::new(
+            Error::Mismatch(Incompatible::new(
                 "find the other ranks",
                 detail,
                 "look at how the ranks were started, and whether ranks of another run have the \
@@ -196,8 +196,8 @@ impl Session {
 
     /// How groups are connected.
     #[must_use]
-    pub fn options(&self) -> Options {
-        Options { timeout: self.timeout, listen: self.listen.clone() }
+    pub fn options(&self) -> GroupOptions {
+        GroupOptions { timeout: self.timeout, listen: self.listen.clone() }
     }
 
     /// Does this rank's part of a stage, and waits until all have done theirs. Every stage comes
@@ -206,7 +206,7 @@ impl Session {
     /// # Errors
     /// What `work` says, which the others then hear of, or [`Error::Bridge`] with the ranks that
     /// are missing, or the one that failed and why.
-    pub fn stage<T>(&self, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn stage<T>(&self, stage: StartupStage, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let place = format!("stage/{}", stage.name());
         let done = match work() {
             Ok(done) => done,
@@ -221,7 +221,7 @@ impl Session {
 
     /// How long a rank may be behind the first of them in a stage.
     #[must_use]
-    pub fn patience(&self, stage: Stage) -> Duration {
+    pub fn patience(&self, stage: StartupStage) -> Duration {
         self.timeout * stage.patience()
     }
 
@@ -251,7 +251,7 @@ impl Session {
 
     /// Who keeps the store keeps it until the others need it no more, or for a while.
     fn leave(self) {
-        let keeps = self.world.keeper == Keeper::FirstRank && self.world.rank == 0;
+        let keeps = self.world.keeper == StoreHost::FirstRank && self.world.rank == 0;
         // That the store has gone means that its keeper has: then there is nothing to wait for.
         if keeps {
             let alone = self.world.size == 1;

@@ -2,14 +2,14 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::dropout::Drops;
+use super::dropout::DropoutSite;
 use super::micro::Text;
 use crate::Result;
 use crate::kind::at_least_f32;
 
 /// What a text sees of another, or of itself.
 #[derive(Debug, Default)]
-pub(super) enum Sight {
+pub(super) enum AttentionMask {
     /// Everything.
     #[default]
     All,
@@ -20,18 +20,18 @@ pub(super) enum Sight {
     Mask(Tensor),
 }
 
-impl Sight {
+impl AttentionMask {
     /// How a text sees itself: the tokens of the same run, and with `is_causal` no later ones.
     pub(super) fn of(text: &Text, is_causal: bool, kind: Kind) -> Result<Self> {
         match (&text.runs, is_causal) {
-            (None, false) => Ok(Sight::All),
-            (None, true) => Ok(Sight::Back),
+            (None, false) => Ok(AttentionMask::All),
+            (None, true) => Ok(AttentionMask::Back),
             (Some(runs), _) => {
                 let mut sees = same_run(runs, runs)?;
                 if is_causal {
                     sees = sees.f_tril(0)?;
                 }
-                Ok(Sight::Mask(mask(&sees, kind)?))
+                Ok(AttentionMask::Mask(mask(&sees, kind)?))
             }
         }
     }
@@ -39,20 +39,20 @@ impl Sight {
     /// How an answer sees its text: a run sees the run of the same number.
     pub(super) fn across(answer: &Text, text: &Text, kind: Kind) -> Result<Self> {
         if answer.runs.is_none() && text.runs.is_none() {
-            return Ok(Sight::All);
+            return Ok(AttentionMask::All);
         }
         let runs = |text: &Text| match &text.runs {
             Some(runs) => Ok(runs.shallow_clone()),
             None => text.ids.f_zeros_like(),
         };
-        Ok(Sight::Mask(mask(&same_run(&runs(answer)?, &runs(text)?)?, kind)?))
+        Ok(AttentionMask::Mask(mask(&same_run(&runs(answer)?, &runs(text)?)?, kind)?))
     }
 
-    /// With a mask in the place of [`Sight::Back`], for what is to be added to it.
+    /// With a mask in the place of [`AttentionMask::Back`], for what is to be added to it.
     pub(super) fn spelled_out(self, len: i64, kind: Kind, device: Device) -> Result<Self> {
-        let Sight::Back = self else { return Ok(self) };
+        let AttentionMask::Back = self else { return Ok(self) };
         let sees = Tensor::f_ones([1, len, len], (Kind::Bool, device))?.f_tril(0)?;
-        Ok(Sight::Mask(mask(&sees, kind)?))
+        Ok(AttentionMask::Mask(mask(&sees, kind)?))
     }
 }
 
@@ -83,14 +83,14 @@ pub(super) fn attend(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    sight: &Sight,
+    sight: &AttentionMask,
     scale: Option<f64>,
-    drops: Drops<'_>,
+    drops: DropoutSite<'_>,
 ) -> Result<Tensor> {
     let (mask, is_causal) = match sight {
-        Sight::All => (None, false),
-        Sight::Back => (None, true),
-        Sight::Mask(mask) => (Some(mask), false),
+        AttentionMask::All => (None, false),
+        AttentionMask::Back => (None, true),
+        AttentionMask::Mask(mask) => (Some(mask), false),
     };
     let mixed = if drops.drops_weights() && !q.device().is_cuda() {
         assert!(!is_causal, "who makes a sight for training spells it out");

@@ -5,11 +5,11 @@ use std::ops::Range;
 use recipe::model::{Bert, Head};
 use tch::{Kind, Tensor};
 
-use super::attention::Sight;
+use super::attention::AttentionMask;
 use super::head::{self, HeadGrad};
 use super::micro::{Micro, Targets};
-use super::network::{Context, Network, Work};
-use super::parts::{Leaves, bend};
+use super::network::{Context, Network, UnitContext};
+use super::parts::{StageParams, bend};
 use super::tp::embed;
 use crate::Result;
 use crate::kind::at_least_f32;
@@ -22,13 +22,13 @@ impl Network for Bert {
         _past: i64,
         kind: Kind,
     ) -> Result<Context> {
-        Ok(Context { text: Sight::of(&micro.text, false, kind)?, ..Context::default() })
+        Ok(Context { text: AttentionMask::of(&micro.text, false, kind)?, ..Context::default() })
     }
 
     /// The last gives, of each hidden token, what the head takes, and of each row the logits of its
     /// parts being in order and not.
-    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let Work { leaves, micro, context, .. } = *work;
+    fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let UnitContext { leaves, micro, context, .. } = *work;
         let (layer, rows) = (&self.layers[unit], micro.text.rows());
         let x = match inputs.first() {
             Some(x) => x.shallow_clone(),
@@ -60,14 +60,14 @@ impl Network for Bert {
         &self.head
     }
 
-    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
+    fn loss(&self, leaves: StageParams<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
         let hidden = head::loss(&self.head, leaves, &outs[0], &micro.targets)?;
         Ok(hidden.f_add(&order_loss(&outs[1], &micro.targets)?.0)?)
     }
 
     fn loss_and_grad(
         &self,
-        leaves: Leaves<'_>,
+        leaves: StageParams<'_>,
         micro: &Micro,
         outs: &[Tensor],
     ) -> Result<HeadGrad> {
@@ -83,8 +83,8 @@ impl Network for Bert {
     }
 }
 
-fn embed_text(bert: &Bert, work: &Work<'_>) -> Result<Tensor> {
-    let Work { leaves, micro, .. } = *work;
+fn embed_text(bert: &Bert, work: &UnitContext<'_>) -> Result<Tensor> {
+    let UnitContext { leaves, micro, .. } = *work;
     let (tp, text) = (leaves.tp, &micro.text);
     let words = tp.embed(leaves.get(bert.words), &text.ids)?;
     let types = match &text.types {

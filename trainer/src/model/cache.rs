@@ -5,7 +5,7 @@ use crate::Result;
 /// Keys and values of the tokens that a decoder has seen, a pair a layer, each
 /// `[rows, heads, tokens, head_dim]`.
 #[derive(Debug, Default)]
-pub struct Cache {
+pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
     /// Of what an encoder gave, a pair a layer, and that itself.
     across: Vec<(Tensor, Tensor)>,
@@ -13,10 +13,10 @@ pub struct Cache {
     pub(super) tokens: i64,
 }
 
-impl Cache {
+impl KvCache {
     /// Of a decoder that answers to what an encoder gave.
     pub(super) fn of(given: Tensor) -> Self {
-        Cache { given: Some(given), ..Cache::default() }
+        KvCache { given: Some(given), ..KvCache::default() }
     }
 
     /// Tokens seen so far.

@@ -33,7 +33,7 @@ pub(super) struct Dropout {
 
 /// The same in one place of the network. `None` drops nothing.
 #[derive(Clone, Copy)]
-pub(super) struct Drops<'a> {
+pub(super) struct DropoutSite<'a> {
     pub(super) dropout: Option<&'a Dropout>,
     pub(super) tp: &'a Tp,
     pub(super) unit: usize,
@@ -43,7 +43,7 @@ pub(super) struct Drops<'a> {
 /// Which elements of a whole tensor a rank has: `count` runs of one length, each of them the
 /// `rank`th of `ranks` that lie side by side.
 #[derive(Clone, Copy)]
-struct Part {
+struct LocalElements {
     count: usize,
     ranks: usize,
     rank: usize,
@@ -77,27 +77,27 @@ impl Dropout {
     }
 }
 
-impl Drops<'_> {
+impl DropoutSite<'_> {
     /// Of what is between blocks: `[tokens, hidden]`, of which a rank may have a run.
     pub(super) fn hidden(self, x: Tensor) -> Result<Tensor> {
         let Tp { rank, size, sequence, .. } = *self.tp;
         let (ranks, rank) = if sequence { (size, rank) } else { (1, 0) };
         let rate = |dropout: &Dropout| dropout.hidden;
-        self.apply("", rate, x, Part { count: 1, ranks, rank })
+        self.apply("", rate, x, LocalElements { count: 1, ranks, rank })
     }
 
     /// Of what is within a block: `[tokens, width]`, of which a rank has a part of the width.
     pub(super) fn inner(self, x: Tensor) -> Result<Tensor> {
         let Tp { rank, size: ranks, .. } = *self.tp;
         let count = x.size()[0] as usize; // fits: of memory
-        self.apply(".inner", |dropout| dropout.hidden, x, Part { count, ranks, rank })
+        self.apply(".inner", |dropout| dropout.hidden, x, LocalElements { count, ranks, rank })
     }
 
     /// Of the weights of attention: `[rows, heads, queries, keys]`, of which a rank has some heads.
     pub(super) fn weights(self, x: Tensor) -> Result<Tensor> {
         let Tp { rank, size: ranks, .. } = *self.tp;
         let count = x.size()[0] as usize; // fits: of memory
-        self.apply(".weights", |dropout| dropout.weights, x, Part { count, ranks, rank })
+        self.apply(".weights", |dropout| dropout.weights, x, LocalElements { count, ranks, rank })
     }
 
     /// Sows what a fused kernel of attention on a GPU draws the dropped weights from, and says what
@@ -108,7 +108,7 @@ impl Drops<'_> {
         part_of(dropout.weights)
     }
 
-    /// Whether [`Drops::weights`] does anything.
+    /// Whether [`DropoutSite::weights`] does anything.
     pub(super) fn drops_weights(self) -> bool {
         self.dropout.is_some_and(Dropout::drops_weights)
     }
@@ -118,14 +118,14 @@ impl Drops<'_> {
         place: &str,
         rate: impl Fn(&Dropout) -> u16,
         x: Tensor,
-        part: Part,
+        part: LocalElements,
     ) -> Result<Tensor> {
         let Some((dropout, rate)) = self.dropout.map(|it| (it, rate(it))).filter(|it| it.1 > 0)
         else {
             return Ok(x);
         };
         let stream = self.stream(dropout, place);
-        let (elements, Part { count, ranks, rank }) = (x.numel(), part);
+        let (elements, LocalElements { count, ranks, rank }) = (x.numel(), part);
         if x.device().is_cuda() {
             dropout.sow(stream, rank, ranks);
             return Ok(x.f_native_dropout(part_of(rate), true)?.0);
@@ -142,7 +142,7 @@ impl Drops<'_> {
     }
 
     fn stream(self, dropout: &Dropout, place: &str) -> Stream {
-        let Drops { unit, block, .. } = self;
+        let DropoutSite { unit, block, .. } = self;
         Stream::new(dropout.seed, &format!("dropout.{unit}.{block}{place}"))
     }
 }

@@ -3,9 +3,9 @@ use std::ops::Range;
 use recipe::model::{Gpt, Head};
 use tch::{Kind, Tensor};
 
-use super::attention::{Rope, Sight, attend, split_heads};
+use super::attention::{AttentionMask, Rope, attend, split_heads};
 use super::micro::Micro;
-use super::network::{Context, Network, Work};
+use super::network::{Context, Network, UnitContext};
 use crate::Result;
 
 impl Network for Gpt {
@@ -28,12 +28,13 @@ impl Network for Gpt {
             Rope::new(&positions, self.head_dim, theta, kind)
         });
         // A single new token may look at everything; several are only allowed as the first.
-        let sight = if past == 0 { Sight::of(text, true, kind)? } else { Sight::All };
+        let sight =
+            if past == 0 { AttentionMask::of(text, true, kind)? } else { AttentionMask::All };
         Ok(Context { text: sight, rope: rope.transpose()?, past, ..Context::default() })
     }
 
-    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let Work { leaves, micro, .. } = *work;
+    fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let UnitContext { leaves, micro, .. } = *work;
         let layer = &self.layers[unit];
         let x = match inputs.first() {
             Some(x) => x.shallow_clone(),
@@ -62,7 +63,7 @@ impl Network for Gpt {
     }
 }
 
-fn embed_text(gpt: &Gpt, work: &Work<'_>) -> Result<Tensor> {
+fn embed_text(gpt: &Gpt, work: &UnitContext<'_>) -> Result<Tensor> {
     let (leaves, text) = (work.leaves, &work.micro.text);
     let tp = leaves.tp;
     let words = tp.embed(leaves.get(gpt.wte), &text.ids)?;
@@ -76,7 +77,7 @@ fn embed_text(gpt: &Gpt, work: &Work<'_>) -> Result<Tensor> {
 }
 
 /// Attention of queries, keys and values, which lie one after the other.
-fn mix(gpt: &Gpt, work: &Work<'_>, unit: usize, parts: &[Tensor]) -> Result<Tensor> {
+fn mix(gpt: &Gpt, work: &UnitContext<'_>, unit: usize, parts: &[Tensor]) -> Result<Tensor> {
     let rows = work.micro.text.rows();
     let [q, k, v] = parts else { unreachable!("three matrices are fused") };
     let mut q = split_heads(q, rows, gpt.head_dim)?;

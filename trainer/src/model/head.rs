@@ -23,7 +23,7 @@ use tch::{Kind, Tensor};
 
 use super::Tp;
 use super::micro::Targets;
-use super::parts::Leaves;
+use super::parts::StageParams;
 use crate::Result;
 use crate::kind::at_least_f32;
 
@@ -53,7 +53,7 @@ struct Weights<'a> {
 
 /// Logits of the rank's part of the vocabulary without its padding: `[tokens, vocab]`, f32.
 /// `hidden` is `[tokens, hidden]`.
-pub(super) fn logits(head: &Head, leaves: Leaves<'_>, hidden: &Tensor) -> Result<Tensor> {
+pub(super) fn logits(head: &Head, leaves: StageParams<'_>, hidden: &Tensor) -> Result<Tensor> {
     let weights = Weights::new(head, leaves);
     let product = weights.product(hidden)?.f_narrow(1, 0, weights.vocab)?;
     Ok(product.f_to_kind(at_least_f32(hidden.kind()))?)
@@ -62,7 +62,7 @@ pub(super) fn logits(head: &Head, leaves: Leaves<'_>, hidden: &Tensor) -> Result
 /// The weighted sum of the losses, one f64.
 pub(super) fn loss(
     head: &Head,
-    leaves: Leaves<'_>,
+    leaves: StageParams<'_>,
     hidden: &Tensor,
     due: &Targets,
 ) -> Result<Tensor> {
@@ -81,7 +81,7 @@ pub(super) fn loss(
 /// graph is made or needed.
 pub(super) fn loss_and_grad(
     head: &Head,
-    leaves: Leaves<'_>,
+    leaves: StageParams<'_>,
     hidden: &Tensor,
     due: &Targets,
 ) -> Result<HeadGrad> {
@@ -121,7 +121,7 @@ pub(super) fn loss_and_grad(
 }
 
 impl<'a> Weights<'a> {
-    fn new(head: &Head, leaves: Leaves<'a>) -> Self {
+    fn new(head: &Head, leaves: StageParams<'a>) -> Self {
         let (weight, tp) = (leaves.get(head.weight), leaves.tp);
         let first = weight.size()[0] * tp.rank as i64; // fits: ranks are few
         let vocab = (head.vocab - first).clamp(0, weight.size()[0]);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ckpt::offload::{Away, Folder, Spill, SpillOptions};
-use recipe::Mismatch;
+use ckpt::offload::{Folder, Spill, SpillHandle, SpillOptions};
+use recipe::Incompatible;
 use storage::Key;
 use tch::{Device, Kind, Tensor};
 
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 /// Where they wait.
 #[derive(Clone, Debug, Default)]
-pub enum Keep {
+pub enum ActivationStore {
     /// Where they are.
     #[default]
     Here,
@@ -26,13 +26,13 @@ pub enum Keep {
 
 /// One of them.
 #[derive(Debug)]
-pub(super) enum Kept {
+pub(super) enum SavedActivation {
     Here(Tensor),
     Host(Tensor, Device),
-    Disk { away: Away, shape: Vec<i64>, kind: Kind, device: Device },
+    Disk { away: SpillHandle, shape: Vec<i64>, kind: Kind, device: Device },
 }
 
-impl Keep {
+impl ActivationStore {
     /// As the config has it, for one rank.
     ///
     /// # Errors
@@ -41,9 +41,9 @@ impl Keep {
     pub fn new(config: &Config, comm: &Comm) -> Result<Self> {
         let place = &config.parallel.activation_offload;
         match place {
-            Offload::None => Ok(Keep::Here),
-            Offload::Cpu if comm.device.is_cuda() => Ok(Keep::Host),
-            Offload::Cpu => Err(Error::Mismatch(Mismatch::new(
+            Offload::None => Ok(ActivationStore::Here),
+            Offload::Cpu if comm.device.is_cuda() => Ok(ActivationStore::Host),
+            Offload::Cpu => Err(Error::Mismatch(Incompatible::new(
                 "move the inputs of layers to the host's memory",
                 "a rank that computes on the CPU has them there already",
                 "parallel.activation_offload = \"nvme:PATH\" moves them to a disk",
@@ -55,29 +55,34 @@ impl Keep {
                 let folders = place.folders(comm.local_rank);
                 let folders = folders.iter().map(folder).collect::<Result<Vec<_>>>()?;
                 log::info!("inputs of layers wait in {place}");
-                Ok(Keep::Disk(Arc::new(Spill::open(folders, SpillOptions::default())?)))
+                Ok(ActivationStore::Disk(Arc::new(Spill::open(folders, SpillOptions::default())?)))
             }
         }
     }
 
     /// Takes a leaf that is not needed before its way back. One that others use as well stays where
     /// it is: to move it would free nothing.
-    pub(super) fn put(&self, input: Tensor) -> Result<Kept> {
+    pub(super) fn put(&self, input: Tensor) -> Result<SavedActivation> {
         let device = input.device();
-        if matches!(self, Keep::Here) || !input.is_contiguous() || !bridge::is_alone(&input) {
-            return Ok(Kept::Here(input));
+        if matches!(self, ActivationStore::Here)
+            || !input.is_contiguous()
+            || !bridge::is_alone(&input)
+        {
+            return Ok(SavedActivation::Here(input));
         }
         let host = if device.is_cuda() { host_copy(&input.f_detach()?)? } else { input };
-        let Keep::Disk(spill) = self else { return Ok(Kept::Host(host, device)) };
+        let ActivationStore::Disk(spill) = self else {
+            return Ok(SavedActivation::Host(host, device));
+        };
         let away = spill.put(bridge::bytes(&host)?)?;
-        Ok(Kept::Disk { away, shape: host.size(), kind: host.kind(), device })
+        Ok(SavedActivation::Disk { away, shape: host.size(), kind: host.kind(), device })
     }
 }
 
-impl Kept {
+impl SavedActivation {
     /// It is needed soon, after all of which that was told before.
     pub(super) fn expect(&self) {
-        if let Kept::Disk { away, .. } = self {
+        if let SavedActivation::Disk { away, .. } = self {
             away.expect();
         }
     }
@@ -85,9 +90,9 @@ impl Kept {
     /// The leaf.
     pub(super) fn take(self) -> Result<Tensor> {
         let (host, device) = match self {
-            Kept::Here(input) => return Ok(input),
-            Kept::Host(host, device) => (host, device),
-            Kept::Disk { away, shape, kind, device } => {
+            SavedActivation::Here(input) => return Ok(input),
+            SavedActivation::Host(host, device) => (host, device),
+            SavedActivation::Disk { away, shape, kind, device } => {
                 let mut host = Tensor::f_empty(shape, (kind, Device::Cpu))?;
                 away.take(bridge::bytes_mut(&mut host)?)?;
                 (host, device)

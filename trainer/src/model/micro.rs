@@ -1,4 +1,4 @@
-use loader::batch::{Batch, BertBatch, Bounds, EncDecBatch, T5Batch};
+use loader::batch::{Batch, BertBatch, EncDecBatch, SequenceBounds, T5Batch};
 use tch::{Device, Kind, Tensor};
 
 use crate::Result;
@@ -184,7 +184,7 @@ impl Text {
     }
 
     /// The runs that begin at some bounds.
-    fn bounded(&self, bounds: &Bounds) -> Result<Option<Tensor>> {
+    fn bounded(&self, bounds: &SequenceBounds) -> Result<Option<Tensor>> {
         if bounds.offsets().is_empty() {
             return Ok(None);
         }

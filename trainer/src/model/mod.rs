@@ -27,10 +27,10 @@ mod tp;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-pub use cache::Cache;
+pub use cache::KvCache;
 pub use head::HeadGrad;
 pub use init::initialize;
-pub use kept::Keep;
+pub use kept::ActivationStore;
 pub use micro::{LossWeights, Micro};
 pub use recipe::model::{Blueprint, HEAD_CHUNK_ROWS, Init, ParamSpec, Use};
 pub use stage::{Pass, Stage};

@@ -4,12 +4,12 @@ use std::ops::Range;
 use recipe::model::Head;
 use tch::{Kind, Tensor};
 
-use super::attention::{Rope, Sight};
-use super::dropout::{Dropout, Drops};
+use super::attention::{AttentionMask, Rope};
+use super::dropout::{Dropout, DropoutSite};
 use super::head::{self, HeadGrad};
 use super::micro::Text;
-use super::parts::Leaves;
-use super::{Cache, Micro};
+use super::parts::StageParams;
+use super::{KvCache, Micro};
 use crate::Result;
 
 /// A family, seen from a stage: units that take tensors and give tensors.
@@ -24,7 +24,7 @@ pub(super) trait Network {
     ) -> Result<Context>;
 
     /// One unit. The first takes nothing and embeds the tokens; the last gives what the head takes.
-    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+    fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
     /// The unit where a decoder begins that can go on from tokens, if there is one. Those before it
     /// are an encoder.
@@ -34,14 +34,14 @@ pub(super) trait Network {
     fn head(&self) -> &Head;
 
     /// The weighted loss of what the last unit gave.
-    fn loss(&self, leaves: Leaves<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
+    fn loss(&self, leaves: StageParams<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
         head::loss(self.head(), leaves, &outs[0], &micro.targets)
     }
 
     /// The same, and its gradients.
     fn loss_and_grad(
         &self,
-        leaves: Leaves<'_>,
+        leaves: StageParams<'_>,
         micro: &Micro,
         outs: &[Tensor],
     ) -> Result<HeadGrad> {
@@ -50,18 +50,18 @@ pub(super) trait Network {
 }
 
 /// What is the same for all units.
-pub(super) struct Work<'a> {
-    pub(super) leaves: Leaves<'a>,
+pub(super) struct UnitContext<'a> {
+    pub(super) leaves: StageParams<'a>,
     pub(super) micro: &'a Micro,
     pub(super) context: &'a Context,
     /// Of a decoder that goes on.
-    pub(super) cache: Option<RefCell<&'a mut Cache>>,
+    pub(super) cache: Option<RefCell<&'a mut KvCache>>,
 }
 
-impl Work<'_> {
+impl UnitContext<'_> {
     /// What is dropped in a block of a unit.
-    pub(super) fn drops(&self, unit: usize, block: &'static str) -> Drops<'_> {
-        Drops { dropout: self.context.dropout.as_ref(), tp: self.leaves.tp, unit, block }
+    pub(super) fn drops(&self, unit: usize, block: &'static str) -> DropoutSite<'_> {
+        DropoutSite { dropout: self.context.dropout.as_ref(), tp: self.leaves.tp, unit, block }
     }
 }
 
@@ -70,10 +70,10 @@ impl Work<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Context {
     /// How the text sees itself.
-    pub(super) text: Sight,
+    pub(super) text: AttentionMask,
     /// How the answer sees itself, and the text.
-    pub(super) answer: Sight,
-    pub(super) across: Sight,
+    pub(super) answer: AttentionMask,
+    pub(super) across: AttentionMask,
     /// The bucket of each distance in the text and in the answer, `[queries, keys]`.
     pub(super) buckets: [Option<Tensor>; 2],
     pub(super) rope: Option<Rope>,

@@ -8,8 +8,8 @@ use recipe::model::{Attention, FeedForward, Linear, Norm, Stored, UseId};
 use tch::{Kind, Tensor};
 
 use super::Tp;
-use super::attention::{Sight, attend, split_heads};
-use super::dropout::Drops;
+use super::attention::{AttentionMask, attend, split_heads};
+use super::dropout::DropoutSite;
 use super::micro::Text;
 use super::tp::embed;
 use crate::Result;
@@ -17,14 +17,14 @@ use crate::config::Activation;
 
 /// The tensors that a stage computes with, one a use, and who computes.
 #[derive(Clone, Copy)]
-pub(super) struct Leaves<'a> {
+pub(super) struct StageParams<'a> {
     pub(super) tensors: &'a [Tensor],
     /// Where the tensor of each use of the model is, if the stage has it.
     pub(super) places: &'a [Option<usize>],
     pub(super) tp: &'a Tp,
 }
 
-impl<'a> Leaves<'a> {
+impl<'a> StageParams<'a> {
     pub(super) fn get(self, at: UseId) -> &'a Tensor {
         &self.tensors[self.place(at)]
     }
@@ -110,9 +110,9 @@ impl<'a> Leaves<'a> {
         of: &Attention,
         x: &Tensor,
         (k, v): &(Tensor, Tensor),
-        sight: &Sight,
+        sight: &AttentionMask,
         scale: Option<f64>,
-        drops: Drops<'_>,
+        drops: DropoutSite<'_>,
     ) -> Result<Tensor> {
         let q = split_heads(&self.linear(&of.q, x)?, k.size()[0], of.head_dim)?;
         let mixed = attend(&q, k, v, sight, scale, drops)?;
@@ -124,7 +124,7 @@ impl<'a> Leaves<'a> {
         self,
         block: &FeedForward,
         x: &Tensor,
-        drops: Drops<'_>,
+        drops: DropoutSite<'_>,
     ) -> Result<Tensor> {
         let x = self.tp.enter(x)?;
         let bend = |x: &Tensor| bend(block.activation, x);

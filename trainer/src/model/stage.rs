@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use recipe::Mismatch;
+use recipe::Incompatible;
 use tch::{Kind, Tensor};
 
-use super::kept::{Keep, Kept};
-use super::network::{Context, Work};
-use super::parts::Leaves;
-use super::{Cache, HeadGrad, Micro, Model, Tp, head, initialize};
+use super::kept::{ActivationStore, SavedActivation};
+use super::network::{Context, UnitContext};
+use super::parts::StageParams;
+use super::{HeadGrad, KvCache, Micro, Model, Tp, head, initialize};
 use crate::{Error, Result};
 
 /// A run of units on one rank.
@@ -27,7 +27,7 @@ pub struct Stage {
     /// Whether a unit is computed again for its backward pass, by its place in the stage.
     recomputed: Vec<bool>,
     /// Where their inputs are meanwhile.
-    keep: Keep,
+    keep: ActivationStore,
     params: Vec<usize>,
     uses: Vec<usize>,
     /// Where each use of the model is in `uses`.
@@ -51,7 +51,11 @@ impl Pass {
     /// Tells that the way back is next, after those of which that was told before: inputs that are
     /// elsewhere are brought near.
     pub fn expect(&self) {
-        self.segments.iter().rev().flat_map(|segment| &segment.inputs).for_each(Kept::expect);
+        self.segments
+            .iter()
+            .rev()
+            .flat_map(|segment| &segment.inputs)
+            .for_each(SavedActivation::expect);
     }
 
     /// Gives back the memory of the outs, which are sent: the way back needs their graph alone.
@@ -78,7 +82,7 @@ impl Pass {
 #[derive(Debug)]
 struct Segment {
     /// Leaves.
-    inputs: Vec<Kept>,
+    inputs: Vec<SavedActivation>,
     /// Absent if they are computed again.
     outputs: Option<Vec<Tensor>>,
 }
@@ -103,13 +107,13 @@ impl Stage {
         params.sort_unstable();
         params.dedup();
         let recomputed = units.clone().map(recomputes).collect();
-        let (model, tp, keep) = (model.clone(), tp.clone(), Keep::Here);
+        let (model, tp, keep) = (model.clone(), tp.clone(), ActivationStore::Here);
         Stage { model, units, tp, recomputed, keep, params, uses, places }
     }
 
     /// With this place for the inputs of units that are computed again, instead of where they are.
     #[must_use]
-    pub fn keeping(self, keep: &Keep) -> Self {
+    pub fn keeping(self, keep: &ActivationStore) -> Self {
         Stage { keep: keep.clone(), ..self }
     }
 
@@ -201,7 +205,7 @@ impl Stage {
             outs = outputs.iter().map(|x| Ok(x.f_detach()?)).collect::<Result<_>>()?;
             // The graph is dropped rather than not made: some kernels are others without one.
             let outputs = (!is_recomputed).then_some(outputs);
-            let keep = if *is_recomputed { &self.keep } else { &Keep::Here };
+            let keep = if *is_recomputed { &self.keep } else { &ActivationStore::Here };
             let inputs = inputs.into_iter().map(|input| keep.put(input)).collect::<Result<_>>()?;
             segments.push(Segment { inputs, outputs });
         }
@@ -225,7 +229,8 @@ impl Stage {
         let mut grads = outs;
         for (unit, segment) in self.units.clone().zip(pass.segments).rev() {
             let Segment { inputs, outputs } = segment;
-            let inputs = inputs.into_iter().map(Kept::take).collect::<Result<Vec<Tensor>>>()?;
+            let inputs =
+                inputs.into_iter().map(SavedActivation::take).collect::<Result<Vec<Tensor>>>()?;
             let outputs = match outputs {
                 Some(outputs) => outputs,
                 None => self.unit(leaves, unit, micro, &pass.context, &inputs)?,
@@ -265,7 +270,7 @@ impl Stage {
         context: &Context,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>> {
-        let work = Work { leaves: self.bind(leaves), micro, context, cache: None };
+        let work = UnitContext { leaves: self.bind(leaves), micro, context, cache: None };
         self.model.family().unit(&work, unit, inputs)
     }
 
@@ -273,8 +278,8 @@ impl Stage {
         self.model.family().context(micro, &self.units, 0, leaves[0].kind())
     }
 
-    fn bind<'a>(&'a self, tensors: &'a [Tensor]) -> Leaves<'a> {
-        Leaves { tensors, places: &self.places, tp: &self.tp }
+    fn bind<'a>(&'a self, tensors: &'a [Tensor]) -> StageParams<'a> {
+        StageParams { tensors, places: &self.places, tp: &self.tp }
     }
 }
 
@@ -315,13 +320,13 @@ impl Stage {
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
-    pub fn read(&self, leaves: &[Tensor], text: &Tensor) -> Result<Option<Cache>> {
+    pub fn read(&self, leaves: &[Tensor], text: &Tensor) -> Result<Option<KvCache>> {
         let encoder = self.model.family().decoder().unwrap_or(0);
         if encoder == 0 {
             return Ok(None);
         }
-        let mut given = self.pass_by(leaves, text, 0..encoder, &mut Cache::default())?;
-        Ok(Some(Cache::of(given.swap_remove(0))))
+        let mut given = self.pass_by(leaves, text, 0..encoder, &mut KvCache::default())?;
+        Ok(Some(KvCache::of(given.swap_remove(0))))
     }
 
     /// What a whole decoder has for its head after `tokens`, `[rows, columns]`, that go on where
@@ -334,9 +339,9 @@ impl Stage {
     ///
     /// # Panics
     /// If there is an encoder, and the cache is not of [`Stage::read`].
-    pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+    pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let begin = self.model.family().decoder().ok_or_else(|| {
-            Error::Mismatch(Mismatch::new(
+            Error::Mismatch(Incompatible::new(
                 "go on from a text",
                 "got an encoder, due a decoder",
                 "models of the families \"gpt\" and \"t5\" write",
@@ -353,14 +358,15 @@ impl Stage {
         leaves: &[Tensor],
         tokens: &Tensor,
         units: Range<usize>,
-        cache: &mut Cache,
+        cache: &mut KvCache,
     ) -> Result<Vec<Tensor>> {
         let _no_grad = tch::no_grad_guard();
         let (network, micro) = (self.model.family(), Micro::prompt(tokens)?);
         let context = network.context(&micro, &units, cache.tokens, leaves[0].kind())?;
         let given = cache.given.iter().map(Tensor::shallow_clone).collect();
         let cache = Some(RefCell::new(cache));
-        let work = Work { leaves: self.bind(leaves), micro: &micro, context: &context, cache };
+        let work =
+            UnitContext { leaves: self.bind(leaves), micro: &micro, context: &context, cache };
         units.into_iter().try_fold(given, |xs: Vec<Tensor>, unit| network.unit(&work, unit, &xs))
     }
 }

@@ -3,9 +3,9 @@ use std::ops::Range;
 use recipe::model::{Buckets, Head, T5};
 use tch::{Device, Kind, Tensor};
 
-use super::attention::Sight;
+use super::attention::AttentionMask;
 use super::micro::Micro;
-use super::network::{Context, Network, Work};
+use super::network::{Context, Network, UnitContext};
 use super::tp::embed;
 use crate::Result;
 
@@ -20,24 +20,25 @@ impl Network for T5 {
         let (text, device) = (&micro.text, micro.text.ids.device());
         let mut context = Context::default();
         if units.start < self.encoder.layers.len() {
-            context.text = Sight::of(text, false, kind)?;
+            context.text = AttentionMask::of(text, false, kind)?;
             let of = |buckets| bucket_of(buckets, 0, text.len(), false, device);
             context.buckets[0] = self.buckets.map(of).transpose()?;
         }
         if units.end > self.encoder.layers.len() {
             let answer = micro.answer();
             // A single new token may look at everything; several are only allowed as the first.
-            let sight = if past == 0 { Sight::of(answer, true, kind)? } else { Sight::All };
+            let sight =
+                if past == 0 { AttentionMask::of(answer, true, kind)? } else { AttentionMask::All };
             context.answer = sight.spelled_out(answer.len(), kind, device)?;
             let of = |buckets| bucket_of(buckets, past, past + answer.len(), true, device);
             context.buckets[1] = self.buckets.map(of).transpose()?;
             context.past = past;
-            context.across = Sight::across(answer, text, kind)?;
+            context.across = AttentionMask::across(answer, text, kind)?;
         }
         Ok(context)
     }
 
-    fn unit(&self, work: &Work<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let Some(at) = unit.checked_sub(self.encoder.layers.len()) else {
             return Ok(vec![layer(self, work, unit, inputs.first(), None)?]);
         };
@@ -69,7 +70,7 @@ impl Network for T5 {
 /// A layer of either stack: `given` is what the encoder gave to the decoder.
 fn layer(
     t5: &T5,
-    work: &Work<'_>,
+    work: &UnitContext<'_>,
     at: usize,
     x: Option<&Tensor>,
     given: Option<&Tensor>,
@@ -166,14 +167,14 @@ fn of_distance(buckets: Buckets, distance: &Tensor) -> Result<Tensor> {
 }
 
 /// A sight with a number added for each head and distance.
-fn with_bias(sight: &Sight, buckets: &Tensor, table: &Tensor) -> Result<Sight> {
+fn with_bias(sight: &AttentionMask, buckets: &Tensor, table: &Tensor) -> Result<AttentionMask> {
     let (queries, keys) = buckets.size2()?;
     let bias = embed(table, buckets)?.f_view([1, queries, keys, -1])?;
     let bias = bias.f_permute([0, 3, 1, 2])?.f_contiguous()?;
-    Ok(Sight::Mask(match sight {
-        Sight::Mask(mask) => bias.f_add(mask)?,
-        Sight::All => bias,
-        Sight::Back => unreachable!("it was spelled out"),
+    Ok(AttentionMask::Mask(match sight {
+        AttentionMask::Mask(mask) => bias.f_add(mask)?,
+        AttentionMask::All => bias,
+        AttentionMask::Back => unreachable!("it was spelled out"),
     }))
 }
 

@@ -125,7 +125,7 @@ fn like(tensor: &Tensor) -> (Kind, Device) {
 
 /// How gradients become one sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ReduceOrder {
     /// Along the tree.
     Tree,
     /// As the library adds: the same on every rank, another for every number of them.
@@ -157,11 +157,11 @@ impl Scattering {
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn start(group: &Group, packed: &Tensor, order: Order, tag: u32) -> Result<Self> {
+    pub fn start(group: &Group, packed: &Tensor, order: ReduceOrder, tag: u32) -> Result<Self> {
         let (own, replicas) = (group.rank(), group.size());
         let mut packed = packed.f_view([replicas as i64, -1])?; // fits: replicas are few
         let mut works = Vec::with_capacity(2 * replicas);
-        if order == Order::Any {
+        if order == ReduceOrder::Any {
             works.push(group.all_reduce_start(&mut packed, Reduce::Sum)?);
             return Ok(Scattering { own, packed, received: None, works });
         }

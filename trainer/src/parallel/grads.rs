@@ -10,10 +10,10 @@ use std::collections::VecDeque;
 use bridge::dist::Group;
 use tch::{Kind, Tensor};
 
-use super::exchange::{Buffer, Gathering, Order, Scattering, Sum};
+use super::exchange::{Buffer, Gathering, ReduceOrder, Scattering, Sum};
 use crate::Result;
 use crate::accumulate::{TreeSum, add_all};
-use crate::mesh::Share;
+use crate::mesh::MicroBatchShare;
 
 /// Exchanges that may be under way at once where every micro-batch has its own: one that is being
 /// sent while the next is being computed.
@@ -32,11 +32,11 @@ pub struct Bucket {
 
 /// What is done with gradients.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct GradPolicy {
     /// How they are added.
-    pub order: Order,
+    pub order: ReduceOrder,
     /// Which micro-batches a replica has, and so when its sums leave.
-    pub share: Share,
+    pub share: MicroBatchShare,
     /// Whether every replica keeps its slice of the sum only.
     pub sliced: bool,
     /// In what numbers they are sent.
@@ -47,7 +47,7 @@ pub struct Rules {
 #[derive(Debug)]
 pub struct Grads<'a> {
     group: Option<&'a Group>,
-    rules: Rules,
+    rules: GradPolicy,
     buckets: &'a [Bucket],
     buffers: Vec<Buffer>,
     /// Of the micro-batch at hand: gradients by place in the bucket, and units still to come.
@@ -59,7 +59,7 @@ pub struct Grads<'a> {
 impl<'a> Grads<'a> {
     /// Of nothing yet. Without a group there are no other replicas.
     #[must_use]
-    pub fn new(group: Option<&'a Group>, rules: Rules, buckets: &'a [Bucket]) -> Self {
+    pub fn new(group: Option<&'a Group>, rules: GradPolicy, buckets: &'a [Bucket]) -> Self {
         let replicas = group.map_or(1, Group::size);
         let buffer = |bucket: &Bucket| Buffer::new(bucket.elements.iter().copied(), replicas);
         Grads {
@@ -91,13 +91,13 @@ impl<'a> Grads<'a> {
         let (grads, _) = std::mem::replace(&mut self.filling[bucket], empty(&self.buckets[bucket]));
         let grads: Vec<Tensor> = grads.into_iter().map(|grad| grad.expect("all are put")).collect();
         match (self.group, self.rules.share) {
-            (Some(_), Share::Stride) => {
+            (Some(_), MicroBatchShare::Stride) => {
                 while self.under_way.len() >= UNDER_WAY_MAX {
                     self.end_oldest()?;
                 }
                 self.send(bucket, &grads)
             }
-            (Some(_), Share::Run) if is_last => {
+            (Some(_), MicroBatchShare::Run) if is_last => {
                 let sum = self.take_sum(bucket, Some(grads))?;
                 self.send(bucket, &sum)
             }
@@ -122,7 +122,7 @@ impl<'a> Grads<'a> {
         Ok(sum.finish(|left, right| add_all(left, right))?.expect("a step has a micro-batch"))
     }
 
-    /// With [`Share::Stride`]: the oldest exchange's row joins the sum of its bucket.
+    /// With [`MicroBatchShare::Stride`]: the oldest exchange's row joins the sum of its bucket.
     fn end_oldest(&mut self) -> Result<()> {
         let Some((bucket, started)) = self.under_way.pop_front() else { return Ok(()) };
         let own = self.group.map_or(0, Group::rank);
@@ -138,7 +138,7 @@ impl<'a> Grads<'a> {
     pub fn finish(mut self) -> Result<Vec<Tensor>> {
         let mut all: Vec<(usize, Tensor)> = Vec::new();
         let own = self.group.map_or(0, Group::rank);
-        if let (Some(group), Share::Run) = (self.group, self.rules.share) {
+        if let (Some(group), MicroBatchShare::Run) = (self.group, self.rules.share) {
             let mut gathering = Vec::new();
             for (bucket, started) in std::mem::take(&mut self.under_way) {
                 let sum = started.finish()?;

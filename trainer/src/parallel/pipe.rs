@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::exchange::wait_all;
 use crate::Result;
-use crate::comm::Doing;
+use crate::comm::RankActivity;
 use crate::device::to_host;
 use recipe::schedule::{Action, Pass, Pipeline};
 
@@ -54,7 +54,7 @@ pub struct Pipe<'a> {
     asked: HashMap<Action, (Vec<Tensor>, Vec<Work>)>,
     /// To whom, for which place of his list, and the messages.
     sent: Vec<(usize, usize, Vec<Work>)>,
-    doing: &'a Doing,
+    doing: &'a RankActivity,
 }
 
 impl<'a> Pipe<'a> {
@@ -65,7 +65,7 @@ impl<'a> Pipe<'a> {
         shape: Pipeline,
         lists: &[Vec<Action>],
         (kind, device): (Kind, Device),
-        doing: &'a Doing,
+        doing: &'a RankActivity,
     ) -> Self {
         let places = lists.iter().map(|list| list.iter().copied().zip(0..).collect()).collect();
         let (asked, sent) = (HashMap::new(), Vec::new());

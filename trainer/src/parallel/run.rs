@@ -8,7 +8,7 @@ use super::grads::Grads;
 use super::pipe::Pipe;
 use super::weights::Weights;
 use crate::Result;
-use crate::comm::Doing;
+use crate::comm::RankActivity;
 use crate::model::{self, Micro, Stage};
 use recipe::schedule::{Action, Pass, Pipeline};
 
@@ -17,7 +17,7 @@ const AHEAD: usize = 2;
 
 /// One of a rank's stages of the pipeline.
 #[derive(Clone, Debug)]
-pub struct Chunk {
+pub struct PipelineChunk {
     /// Places among the rank's pieces, in the order of computing.
     pub pieces: Vec<usize>,
     /// What the next stage takes is shaped as this one's `carried` says; `None` for the last.
@@ -26,7 +26,7 @@ pub struct Chunk {
 
 /// A run of units that is computed at once: all of a chunk, or one unit where weights come and go.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub struct UnitRange {
     /// What computes.
     pub stage: Stage,
     /// Places of the stage's uses among the rank's uses.
@@ -39,20 +39,20 @@ pub struct Piece {
 
 /// What a rank has of the network, and how it talks about it.
 #[derive(Clone, Copy, Debug)]
-pub struct Parts<'a> {
+pub struct RankNetwork<'a> {
     /// The ranks of the pipeline.
     pub shape: Pipeline,
     /// This rank's stages.
-    pub chunks: &'a [Chunk],
+    pub chunks: &'a [PipelineChunk],
     /// What they are made of.
-    pub pieces: &'a [Piece],
+    pub pieces: &'a [UnitRange],
     /// Numbers of the computation.
     pub kind: Kind,
     /// For whoever watches.
-    pub doing: &'a Doing,
+    pub doing: &'a RankActivity,
 }
 
-impl Parts<'_> {
+impl RankNetwork<'_> {
     /// The shapes of what an action takes of the one before it.
     pub(crate) fn shapes(&self, action: &Action, rows: i64) -> Vec<Vec<i64>> {
         let chunk = &self.chunks[action.chunk];
@@ -92,8 +92,8 @@ impl Parts<'_> {
 
 /// The passes of one step on one rank.
 #[derive(Debug)]
-pub struct Run<'a> {
-    parts: Parts<'a>,
+pub struct ScheduleRun<'a> {
+    parts: RankNetwork<'a>,
     weights: Weights<'a>,
     pipe: Option<Pipe<'a>>,
     grads: Grads<'a>,
@@ -105,11 +105,11 @@ pub struct Run<'a> {
     losses: Vec<Tensor>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> ScheduleRun<'a> {
     /// Nothing is done yet. `rows` are those of each of the micro-batches.
     #[must_use]
     pub fn new(
-        parts: Parts<'a>,
+        parts: RankNetwork<'a>,
         weights: Weights<'a>,
         pipe: Option<Pipe<'a>>,
         grads: Grads<'a>,
@@ -117,7 +117,7 @@ impl<'a> Run<'a> {
     ) -> Self {
         let kept = HashMap::new();
         let losses = micros.iter().map(|_| Tensor::from(0.0)).collect();
-        Run { parts, weights, pipe, grads, micros, rows, kept, losses }
+        ScheduleRun { parts, weights, pipe, grads, micros, rows, kept, losses }
     }
 
     /// Does it all: the losses of this replica's micro-batches, 0 but for the last stage, and
@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
         let passes = self.kept.remove(&(action.micro, action.chunk)).expect("it went forward");
         let (mut outs, mut head) = (received, Vec::new());
         for (&piece, pass) in chunk.pieces.iter().zip(passes).rev() {
-            let Piece { stage, uses, buckets, .. } = &parts.pieces[piece];
+            let UnitRange { stage, uses, buckets, .. } = &parts.pieces[piece];
             let leaves = self.weights.leaves(piece, parts.preceding(action.chunk, piece))?;
             if chunk.next.is_none() && Some(&piece) == chunk.pieces.last() {
                 let at_head = stage.loss_and_grad(&leaves, micro, pass.outs())?;

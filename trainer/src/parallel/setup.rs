@@ -6,16 +6,16 @@ use ckpt::layout::{Layout, Param, Slices, Zero};
 use ckpt::{Dtype, Group};
 use tch::Kind;
 
-use super::exchange::{Buffer, Order};
-use super::grads::{Bucket, Rules};
-use super::run::{Chunk, Piece};
-use super::tied::Uses;
+use super::exchange::{Buffer, ReduceOrder};
+use super::grads::{Bucket, GradPolicy};
+use super::run::{PipelineChunk, UnitRange};
+use super::tied::SharedParams;
 use crate::Result;
 use crate::comm::Comm;
 use crate::config::{self, Config};
 use crate::kind::kind;
-use crate::mesh::Mesh;
-use crate::model::{Keep, Model, Stage, Tp};
+use crate::mesh::DeviceMesh;
+use crate::model::{ActivationStore, Model, Stage, Tp};
 use recipe::schedule::{Pipeline, Schedule};
 
 /// The groups of a checkpoint that training changes.
@@ -31,17 +31,17 @@ pub struct Setup {
     /// Numbers that compute.
     pub kind: Kind,
     /// What becomes of gradients.
-    pub rules: Rules,
+    pub rules: GradPolicy,
     /// Whether weights come and go.
     pub gathers: bool,
     /// Its stages.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<PipelineChunk>,
     /// What they are made of.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<UnitRange>,
     /// What travels together.
     pub buckets: Vec<Bucket>,
     /// Who uses what.
-    pub uses: Uses,
+    pub uses: SharedParams,
     /// The parameters that it has, as places in the model's, ascending.
     pub params: Vec<usize>,
     /// Their shapes here, padding included.
@@ -56,7 +56,7 @@ impl Setup {
     /// For a checked config that the mesh divides.
     ///
     /// # Errors
-    /// [`crate::Error::Ckpt`] if a parameter cannot be cut so; as [`Keep::new`].
+    /// [`crate::Error::Ckpt`] if a parameter cannot be cut so; as [`ActivationStore::new`].
     pub fn new(config: &Config, model: &Model, tp: &Tp, comm: &Comm) -> Result<Self> {
         let parallel = &config.parallel;
         let (mesh, place) = (comm.mesh, comm.place());
@@ -69,22 +69,22 @@ impl Setup {
         };
         let all = model.uses().to_vec();
         let ranks = all.iter().map(|it| rank_of(it.unit) % mesh.pp).collect();
-        let mut uses = Uses { all, ranks, own: Vec::new() };
+        let mut uses = SharedParams { all, ranks, own: Vec::new() };
 
-        let keep = Keep::new(config, comm)?;
+        let keep = ActivationStore::new(config, comm)?;
         let make = |units: Range<usize>| {
             let recomputes = |unit| zero == 3 || parallel.recomputes(unit as u64);
             model.stage(units, tp, recomputes).keeping(&keep)
         };
-        let (mut chunks, mut pieces) = (Vec::new(), Vec::<Piece>::new());
+        let (mut chunks, mut pieces) = (Vec::new(), Vec::<UnitRange>::new());
         for chunk in 0..mesh.virtual_stages {
             let stage = mesh.stage(place.pp, chunk);
             let units = stages[stage].clone();
             let runs = if zero == 3 { each(units) } else { vec![units] };
             let first = pieces.len();
-            pieces.extend(runs.into_iter().map(|units| Piece::new(make(units), &mut uses.own)));
+            pieces.extend(runs.into_iter().map(|units| UnitRange::new(make(units), &mut uses.own)));
             let next = stages.get(stage + 1).map(|units| make(units.clone()));
-            chunks.push(Chunk { pieces: (first..pieces.len()).collect(), next });
+            chunks.push(PipelineChunk { pieces: (first..pieces.len()).collect(), next });
         }
         let mut params: Vec<usize> = uses.own.iter().map(|at| uses.all[*at].param).collect();
         params.sort_unstable();
@@ -104,10 +104,10 @@ impl Setup {
 
         let unit_stages: Vec<u64> = (0..model.units()).map(|unit| rank_of(unit) as u64).collect();
         let layout = layout(model.layout(&unit_stages), mesh, zero)?;
-        let rules = Rules {
+        let rules = GradPolicy {
             order: match parallel.reduce {
-                config::Reduce::Tree => Order::Tree,
-                config::Reduce::Ring => Order::Any,
+                config::Reduce::Tree => ReduceOrder::Tree,
+                config::Reduce::Ring => ReduceOrder::Any,
             },
             share: config.share(mesh.dp),
             sliced: zero > 0,
@@ -154,8 +154,8 @@ impl Setup {
 }
 
 /// What all ranks hold.
-fn layout(params: Vec<Param>, mesh: Mesh, zero: u64) -> Result<Layout> {
-    let mesh = ckpt::layout::Mesh {
+fn layout(params: Vec<Param>, mesh: DeviceMesh, zero: u64) -> Result<Layout> {
+    let mesh = ckpt::layout::DeviceMesh {
         tp: mesh.tp as u64,
         pp: mesh.pp as u64,
         vpp: mesh.virtual_stages as u64,
@@ -167,12 +167,12 @@ fn layout(params: Vec<Param>, mesh: Mesh, zero: u64) -> Result<Layout> {
     Ok(Layout::new(mesh, params, &GROUPS.map(|group| (group, Dtype::F32)))?)
 }
 
-impl Piece {
+impl UnitRange {
     fn new(stage: Stage, own: &mut Vec<usize>) -> Self {
         let first = own.len();
         own.extend_from_slice(stage.uses());
         let buckets = vec![0; stage.units().len()];
-        Piece { stage, uses: (first..own.len()).collect(), params: Vec::new(), buckets }
+        UnitRange { stage, uses: (first..own.len()).collect(), params: Vec::new(), buckets }
     }
 }
 
@@ -196,8 +196,8 @@ fn runs(shapes: &[Vec<i64>], bytes_max: u64) -> Vec<Range<usize>> {
 
 /// Units of a chunk from its last on, until a bucket has so many bytes.
 fn buckets(
-    chunks: &[Chunk],
-    pieces: &mut [Piece],
+    chunks: &[PipelineChunk],
+    pieces: &mut [UnitRange],
     bytes_max: u64,
     elements: impl Fn(usize) -> i64,
 ) -> Vec<Bucket> {

@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::exchange::wait_all;
 use super::pipe;
 use crate::Result;
-use crate::comm::Doing;
+use crate::comm::RankActivity;
 use crate::device::to_host;
 use crate::model::Use;
 
@@ -22,7 +22,7 @@ pub fn tag(at: usize) -> u32 {
 
 /// Where each use of a model is.
 #[derive(Clone, Debug)]
-pub struct Uses {
+pub struct SharedParams {
     /// The model's uses, in their order.
     pub all: Vec<Use>,
     /// The pipeline rank of each.
@@ -31,7 +31,7 @@ pub struct Uses {
     pub own: Vec<usize>,
 }
 
-impl Uses {
+impl SharedParams {
     /// Joins the gradients of this rank's uses, in their order, with those that others have of the
     /// same parameters. One a parameter comes back, in the order of the parameters.
     ///
@@ -41,7 +41,7 @@ impl Uses {
         &self,
         pipeline: Option<&Group>,
         grads: Vec<Tensor>,
-        doing: &Doing,
+        doing: &RankActivity,
     ) -> Result<Vec<Tensor>> {
         let mut params: Vec<usize> = self.own.iter().map(|at| self.all[*at].param).collect();
         params.sort_unstable();

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::exchange::{Buffer, Gathering};
 use super::grads::{Message, tag};
-use super::run::Piece;
+use super::run::UnitRange;
 use crate::Result;
 
 /// Leaves of the graph for each piece of a rank.
@@ -23,7 +23,7 @@ pub enum Weights<'a> {
 #[derive(Debug)]
 pub struct Gathered<'a> {
     group: &'a Group,
-    pieces: &'a [Piece],
+    pieces: &'a [UnitRange],
     /// This replica's slices, f32, by parameter of the rank.
     slices: &'a [Tensor],
     buffers: &'a [Buffer],
@@ -37,8 +37,8 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
-    pub fn here(pieces: &[Piece], params: &[Tensor], kind: Kind) -> Result<Self> {
-        let leaves = |piece: &Piece| {
+    pub fn here(pieces: &[UnitRange], params: &[Tensor], kind: Kind) -> Result<Self> {
+        let leaves = |piece: &UnitRange| {
             let own: Vec<Tensor> =
                 piece.params.iter().map(|at| params[*at].shallow_clone()).collect();
             Ok(Rc::new(piece.stage.leaves(&own, kind)?))
@@ -50,7 +50,7 @@ impl<'a> Weights<'a> {
     #[must_use]
     pub fn gathered(
         group: &'a Group,
-        pieces: &'a [Piece],
+        pieces: &'a [UnitRange],
         slices: &'a [Tensor],
         buffers: &'a [Buffer],
         kind: Kind,

@@ -13,8 +13,10 @@ use indexed::{Builder, Dtype, IndexedDataset, Split};
 use serde_json::Value;
 use storage::Key;
 use trainer::config::Config;
-use trainer::eval::{CorpusTask, Options, Row, Window, Windows, corpus, judge, lambada, wikitext};
-use trainer::generate::{Options as WriteOptions, Sampling, Trained};
+use trainer::eval::{
+    CorpusTask, EvalOptions, ScoredRow, Window, Windows, corpus, judge, lambada, wikitext,
+};
+use trainer::generate::{GenerateOptions, Sampling, Trained};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/eval").join(name)
@@ -41,7 +43,7 @@ fn assert_close(got: f64, due: &Value) {
     assert!((got - due).abs() <= 1e-5 * due.abs(), "got {got}, due {due}");
 }
 
-const EACH: Options = Options { batch: 3, stride: None };
+const EACH: EvalOptions = EvalOptions { batch: 3, stride: None };
 
 #[test]
 fn wikitext_is_as_megatron_counts_it() {
@@ -54,7 +56,7 @@ fn wikitext_is_as_megatron_counts_it() {
     let due = &expected["wikitext"];
     // Whatever is computed at once, and by however much windows overlap.
     for (batch, stride) in [(1, 8), (5, 8), (100, 8), (4, 32)] {
-        let options = Options { batch, stride: Some(stride) };
+        let options = EvalOptions { batch, stride: Some(stride) };
         let mut told = Vec::new();
         let tell = &mut |done, total| {
             told.push((done, total));
@@ -73,7 +75,7 @@ fn wikitext_is_as_megatron_counts_it() {
     let tell = &mut |_, _| Ok(());
     for (text, stride, due) in [("word", None, "got 1 words"), ("a b c", Some(33), "stride of 33")]
     {
-        let options = Options { batch: 1, stride };
+        let options = EvalOptions { batch: 1, stride };
         let error = wikitext(&trained, &*tokenizer, text, options, tell).unwrap_err().to_string();
         assert!(error.contains(due), "{error}");
     }
@@ -87,7 +89,7 @@ fn lambada_tells_words_from_tokens() {
     let lines = fs::read_to_string(golden("lambada.jsonl")).unwrap();
     let tell = &mut |_, _| Ok(());
     for batch in [1, 7, 64] {
-        let options = Options { batch, stride: None };
+        let options = EvalOptions { batch, stride: None };
         let report = lambada(&trained, &*tokenizer, &lines, options, tell).unwrap();
         assert_eq!(report.examples, due["examples"].as_u64().unwrap());
         assert_eq!(report.last_word_correct, due["last_word"].as_u64().unwrap());
@@ -154,7 +156,7 @@ fn every_token_counts_once() {
 fn padding_changes_nothing() {
     let folder = imported();
     let trained = trained(folder.path());
-    let row = |len: u32, counts_from| Row {
+    let row = |len: u32, counts_from| ScoredRow {
         tokens: (0..len).map(|i| i * 37 % 401).collect(),
         counts_from,
     };
@@ -167,7 +169,7 @@ fn padding_changes_nothing() {
             assert!((alone.loss - together.loss).abs() < 1e-5);
         }
     }
-    let strange = Row { tokens: vec![1, 401], counts_from: 1 };
+    let strange = ScoredRow { tokens: vec![1, 401], counts_from: 1 };
     assert!(judge(&trained, &[strange]).unwrap_err().to_string().contains("got token 401"));
 }
 
@@ -181,7 +183,7 @@ fn the_likeliest_text_is_that_of_transformers() {
         let count = |key: &str| case[key].as_u64().unwrap() as usize;
         let mut prompt = Vec::new();
         tokenizer.encode(case["prompt"].as_str().unwrap(), &mut prompt);
-        let options = WriteOptions {
+        let options = GenerateOptions {
             samples: 2,
             tokens_min: count("tokens_min"),
             tokens_max: count("tokens_max"),

@@ -6,8 +6,8 @@ use crate::common::{Lab, assert_success, imported, text, train};
 use tch::Tensor;
 use trainer::Result;
 use trainer::config::Config;
-use trainer::generate::{Options, Sampling, Trained};
-use trainer::model::Cache;
+use trainer::generate::{GenerateOptions, Sampling, Trained};
+use trainer::model::KvCache;
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 
@@ -25,9 +25,9 @@ fn one_token_at_a_time_is_all_at_once() {
     let tokens: Vec<i64> = (0..20).map(|i| i * 29 % 97).collect();
     let at_once = {
         let tokens = Tensor::from_slice(&tokens).unsqueeze(0);
-        stage.go_on(&leaves, &tokens, &mut Cache::default()).unwrap()
+        stage.go_on(&leaves, &tokens, &mut KvCache::default()).unwrap()
     };
-    let mut cache = Cache::default();
+    let mut cache = KvCache::default();
     // A prompt of seven, then one by one.
     let mut begun = 0;
     for end in [7].into_iter().chain(8..=20) {
@@ -50,7 +50,7 @@ fn a_checkpoint_writes_what_it_has_learned() {
     let place = lab.path("run").to_str().unwrap().to_owned();
     let trained = Trained::open(&place, None).unwrap();
     assert_eq!(trained.step(), 150);
-    let write_all = |prompt: &[u32], options: &Options| {
+    let write_all = |prompt: &[u32], options: &GenerateOptions| {
         let mut texts = vec![Vec::new(); options.samples];
         let emit = &mut |sample: usize, token| {
             texts[sample].push(token);
@@ -58,11 +58,11 @@ fn a_checkpoint_writes_what_it_has_learned() {
         };
         trained.write(prompt, options, emit).map(|()| texts)
     };
-    let write = |prompt: &[u32], options: &Options| -> Result<Vec<u32>> {
+    let write = |prompt: &[u32], options: &GenerateOptions| -> Result<Vec<u32>> {
         Ok(write_all(prompt, options)?.swap_remove(0))
     };
     // Longer than the model's 16 positions: it goes on from the newer half.
-    let options = Options {
+    let options = GenerateOptions {
         samples: 1,
         tokens_min: 0,
         tokens_max: 40,
@@ -80,19 +80,20 @@ fn a_checkpoint_writes_what_it_has_learned() {
     assert_eq!(write(&[0, 13, 26, 39], &options).unwrap(), greedy);
 
     let wild = Sampling { temperature: 1.5, top_k: 0, top_p: 1.0 };
-    let sampled = |seed| write(&[0], &Options { sampling: wild, seed, ..options }).unwrap();
+    let sampled = |seed| write(&[0], &GenerateOptions { sampling: wild, seed, ..options }).unwrap();
     assert_eq!(sampled(3), sampled(3));
     assert_ne!(sampled(3), sampled(4));
     // Samples are one another's company, and no more.
     let three =
-        write_all(&[0], &Options { samples: 3, sampling: wild, seed: 3, ..options }).unwrap();
+        write_all(&[0], &GenerateOptions { samples: 3, sampling: wild, seed: 3, ..options })
+            .unwrap();
     assert_eq!(three[0], sampled(3));
     assert!(three[0] != three[1] && three[1] != three[2]);
-    let stop = Options { stop: Some(greedy[5]), ..options };
+    let stop = GenerateOptions { stop: Some(greedy[5]), ..options };
     let first = greedy.iter().position(|token| *token == greedy[5]).unwrap();
     assert_eq!(write(&[0, 13, 26, 39], &stop).unwrap(), greedy[..first]);
 
-    let longer = Options { tokens_min: first + 3, ..stop };
+    let longer = GenerateOptions { tokens_min: first + 3, ..stop };
     let longer = write(&[0, 13, 26, 39], &longer).unwrap();
     assert!(longer.len() >= first + 3 && !longer.contains(&greedy[5]), "{longer:?}");
 
@@ -120,7 +121,7 @@ fn gaps_are_filled_as_transformers_fills_them() {
     for case in cases {
         let count = |key: &str| case[key].as_u64().unwrap() as usize;
         let prompt: Vec<u32> = serde_json::from_value(case["prompt"].clone()).unwrap();
-        let options = Options {
+        let options = GenerateOptions {
             samples: 2,
             tokens_min: count("tokens_min"),
             tokens_max: count("tokens_max"),

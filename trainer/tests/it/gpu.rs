@@ -10,15 +10,15 @@ use std::time::Duration;
 use crate::common::Lab;
 use crate::ranks::runs::{BF16, DROPPING, End, FP32, Family, How, run, run_on};
 use crate::ranks::{Layout, on_devices};
-use bridge::dist::{Group, Options, Reduce, Store};
+use bridge::dist::{Group, GroupOptions, Reduce, Store};
 use bridge::fake_gpu;
 use loader::Batch;
 use loader::batch::{BertBatch, T5Batch};
 use tch::{Device, Kind, Tensor};
 use trainer::config::Config;
-use trainer::eval::{Row, judge};
+use trainer::eval::{ScoredRow, judge};
 use trainer::generate::{self, Sampling, Trained};
-use trainer::mesh::Mesh;
+use trainer::mesh::DeviceMesh;
 use trainer::{Host, Outcome};
 
 fn gpus() {
@@ -158,7 +158,7 @@ fn a_run_and_its_checkpoint() {
     let mut config = there.config().clone();
     config.run.device = trainer::config::ComputeOn::Cpu;
     let here = Trained::open(&place, Some(config)).unwrap();
-    let rows = [Row { tokens: (5..17).collect(), counts_from: 3 }];
+    let rows = [ScoredRow { tokens: (5..17).collect(), counts_from: 3 }];
     for (here, there) in
         judge(&here, &rows).unwrap()[0].iter().zip(&judge(&there, &rows).unwrap()[0])
     {
@@ -167,7 +167,7 @@ fn a_run_and_its_checkpoint() {
     let said = |trained: &Trained| {
         let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
         let (tokens_min, tokens_max) = (20, 20);
-        let options = generate::Options {
+        let options = generate::GenerateOptions {
             samples: 2,
             tokens_min,
             tokens_max,
@@ -204,7 +204,7 @@ fn a_rank_that_hangs_is_told_by_who_reads() {
     gpus();
     let server = Store::serve("127.0.0.1", 0, Duration::from_secs(30)).unwrap();
     bridge::runtime::use_gpu(7).unwrap();
-    let options = Options::local(Duration::from_millis(300));
+    let options = GroupOptions::local(Duration::from_millis(300));
     let group = Group::nccl(&server, "dp[0]", 0, &[0], Device::Cuda(7), &options).unwrap();
     let mut ones = Tensor::ones([3], (Kind::Float, Device::Cuda(7)));
     group.all_reduce(&mut ones, Reduce::Sum).unwrap();
@@ -227,7 +227,7 @@ fn a_rank_that_hangs_is_told_by_who_reads() {
 #[test]
 fn devices_are_chosen() {
     gpus();
-    let mesh = Mesh { tp: 2, ..Mesh::ALONE };
+    let mesh = DeviceMesh { tp: 2, ..DeviceMesh::ALONE };
     let sums = on_devices(Device::Cuda, mesh, |comm| {
         let group = comm.tp.as_ref().unwrap();
         assert_eq!(group.device(), Device::Cuda(comm.rank));

@@ -10,8 +10,8 @@ use ckpt::offload::{Folder, Spill, SpillOptions};
 use storage::Key;
 use tch::{Kind, Tensor};
 use trainer::config::Config;
-use trainer::model::{Keep, Micro, Model, Stage, Tp};
-use trainer::plan::{Known, Plan};
+use trainer::model::{ActivationStore, Micro, Model, Stage, Tp};
+use trainer::plan::{PlanInputs, RunPlan};
 
 fn config(text: &str, pp: usize) -> Config {
     let text = format!(
@@ -44,7 +44,8 @@ fn compute(config: &Config, micro: &Micro, disk: bool, kind: Kind) -> (Vec<u64>,
         // Two buffers, so that nearly all is on the disk in between.
         let options = SpillOptions { extent_bytes: 4096, buffers: 2, threads: 1 };
         let spill = Arc::new(Spill::open(vec![folder], options).unwrap());
-        let keep = if disk { Keep::Disk(Arc::clone(&spill)) } else { Keep::Here };
+        let keep =
+            if disk { ActivationStore::Disk(Arc::clone(&spill)) } else { ActivationStore::Here };
         let stage = model.stage(units, &Tp::alone(), |_| true).keeping(&keep);
         let params: Vec<Tensor> = stage.params().iter().map(|at| own(&stage, *at)).collect();
         let leaves = stage.leaves(&params, kind).unwrap();
@@ -82,7 +83,7 @@ fn own(stage: &Stage, at: usize) -> Tensor {
 fn check(text: &str, micro: &Micro, stages: &[usize], inputs: &[u64]) {
     for (pp, due) in stages.iter().zip(inputs) {
         let config = config(text, *pp);
-        let plan = Plan::new(&config, &Known::default());
+        let plan = RunPlan::new(&config, &PlanInputs::default());
         for kind in [Kind::Float, Kind::BFloat16] {
             let (none, here) = compute(&config, micro, false, kind);
             let (moved, away) = compute(&config, micro, true, kind);

@@ -12,7 +12,7 @@ use crate::ports::free_port;
 use bridge::dist::{Group, Reduce};
 use tch::Tensor;
 use trainer::launch::local::{Launch, WAITING, launch};
-use trainer::launch::{Keeper, Session, Stage, Watchdog, World};
+use trainer::launch::{Session, StartupStage, StoreHost, Watchdog, World};
 use trainer::{Error, Result};
 
 /// Far more than anything takes, also on a machine that is busy.
@@ -27,7 +27,7 @@ fn world(port: u16, rank: usize, size: usize) -> World {
         local_rank: rank,
         host: "127.0.0.1".to_owned(),
         port,
-        keeper: Keeper::FirstRank,
+        keeper: StoreHost::FirstRank,
         restart: 0,
         told_by: "a test",
     }
@@ -59,10 +59,10 @@ fn ranks_come_together_and_part() {
             let options = session.options();
             Ok(Group::gloo(session.store(), "world", rank, &[0, 1, 2], &options)?)
         };
-        let group = session.stage(Stage::Groups, connect).unwrap();
+        let group = session.stage(StartupStage::Groups, connect).unwrap();
         let mut sum = Tensor::from_slice(&[rank as i64]);
         session
-            .stage(Stage::FirstCollective, || Ok(group.all_reduce(&mut sum, Reduce::Sum)?))
+            .stage(StartupStage::FirstCollective, || Ok(group.all_reduce(&mut sum, Reduce::Sum)?))
             .unwrap();
         drop(group);
         session.finish().unwrap();
@@ -77,7 +77,7 @@ fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
         let session = session.unwrap();
         let rank = session.world().rank;
         let error = session
-            .stage(Stage::Data, || {
+            .stage(StartupStage::Data, || {
                 let doing = "open the corpus".to_owned();
                 let source = std::io::ErrorKind::NotFound.into();
                 if rank == 1 { Err(Error::Run { doing, source }) } else { Ok(()) }
@@ -107,7 +107,7 @@ fn missing_ranks_are_named_in_every_stage() {
             assert!(session.store().wait(&["failed"], PATIENCE).unwrap());
             return String::new();
         }
-        let error = session.stage(Stage::FirstCollective, || Ok(())).unwrap_err();
+        let error = session.stage(StartupStage::FirstCollective, || Ok(())).unwrap_err();
         session.store().set("failed", b"").unwrap();
         error.to_string()
     });

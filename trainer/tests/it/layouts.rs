@@ -12,7 +12,7 @@ use crate::ranks::runs::{
 use crate::ranks::{Layout, on_ranks};
 use loader::Batch;
 use loader::batch::{BertBatch, T5Batch};
-use trainer::mesh::Mesh;
+use trainer::mesh::DeviceMesh;
 use trainer::{StepReport, Trainer};
 
 fn is_full() -> bool {
@@ -311,5 +311,5 @@ fn a_mesh_that_is_not_the_configs_is_refused() {
     let config = config("gpt", FP32, &Layout { pp: 2, ..Layout::ALONE }, "");
     let error = Trainer::new(&config).unwrap_err().to_string();
     assert!(error.contains("pp 2"), "{error}");
-    assert_eq!(Mesh::ALONE.ranks(), 1);
+    assert_eq!(DeviceMesh::ALONE.ranks(), 1);
 }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::common::{Lab, VOCAB, assert_success, train};
 use indexed::{Builder, Dtype};
 use storage::Key;
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 use trainer::config::Config;
 use trainer::input::AnyBatch;
-use trainer::mesh::Seat;
+use trainer::mesh::MeshRank;
 use trainer::{Batches, Data, open_corpus};
 
 const GLOBAL: u64 = 64;
@@ -64,7 +64,7 @@ fn load(path: &Path) -> Config {
 
 fn begin(config: &Config, step: u64) -> (Data, Batches) {
     let data = Data::new(open_corpus(config).expect("it is there"), config).expect("an order");
-    let batches = data.train_batches(config, Seat::ALONE, step * GLOBAL).expect("enough");
+    let batches = data.train_batches(config, MeshRank::ALONE, step * GLOBAL).expect("enough");
     (data, batches)
 }
 
@@ -115,7 +115,7 @@ fn after_a_kill_the_far_store_need_not_answer() {
     // As a kill leaves it: nobody writes what is in memory.
     std::mem::forget((batches, data));
 
-    server.inject(Rule::every(1, Fault::InternalError).of("GET").to("corpus.bin"));
+    server.inject(FaultRule::every(1, Fault::InternalError).of("GET").to("corpus.bin"));
     let far = load(&config(&lab, "far", &url, &[]));
     next(&mut begin(&far, SAVED).1).expect_err("without a cache it is read from afar");
     let (_data, mut batches) = begin(&near, SAVED);

@@ -4,24 +4,24 @@
 use std::collections::HashSet;
 
 use recipe::schedule::{Action, Pass, Pipeline};
-use trainer::mesh::{Mesh, Place, Share};
+use trainer::mesh::{DeviceMesh, MicroBatchShare, RankCoords};
 use trainer::parallel::{pipe, tied};
 
 #[test]
 fn ranks_and_places_are_one_to_one() {
     for (tp, pp, dp) in [(1, 1, 1), (2, 3, 4), (4, 2, 1), (1, 5, 3)] {
-        let mesh = Mesh { tp, pp, dp, virtual_stages: 2 };
-        let theirs = ckpt::layout::Mesh {
+        let mesh = DeviceMesh { tp, pp, dp, virtual_stages: 2 };
+        let theirs = ckpt::layout::DeviceMesh {
             tp: tp as u64,
             pp: pp as u64,
             dp: dp as u64,
-            ..ckpt::layout::Mesh::default()
+            ..ckpt::layout::DeviceMesh::default()
         };
         for rank in 0..mesh.ranks() {
             let place = mesh.place(rank);
             assert_eq!(mesh.rank(place), rank);
-            let ckpt::layout::Place { tp, dp, pp } = theirs.place(rank as u64);
-            let same = Place { tp: tp as usize, dp: dp as usize, pp: pp as usize };
+            let ckpt::layout::RankCoords { tp, dp, pp } = theirs.place(rank as u64);
+            let same = RankCoords { tp: tp as usize, dp: dp as usize, pp: pp as usize };
             assert_eq!(place, same, "rank {rank} of {mesh:?}");
             assert_eq!(mesh.tp_group(place)[place.tp], rank);
             assert_eq!(mesh.dp_group(place)[place.dp], rank);
@@ -33,16 +33,21 @@ fn ranks_and_places_are_one_to_one() {
 
 #[test]
 fn every_micro_batch_is_of_one_replica() {
-    for (share, dp) in [(Share::Run, 1), (Share::Run, 4), (Share::Stride, 2), (Share::Stride, 4)] {
-        let mesh = Mesh { dp, ..Mesh::ALONE };
+    for (share, dp) in [
+        (MicroBatchShare::Run, 1),
+        (MicroBatchShare::Run, 4),
+        (MicroBatchShare::Stride, 2),
+        (MicroBatchShare::Stride, 4),
+    ] {
+        let mesh = DeviceMesh { dp, ..DeviceMesh::ALONE };
         let mut all: Vec<usize> =
             (0..dp).flat_map(|replica| mesh.share(share, replica, 8)).collect();
         all.sort_unstable();
         assert_eq!(all, (0..8).collect::<Vec<_>>(), "{share:?} {dp}");
     }
-    let four = Mesh { dp: 4, ..Mesh::ALONE };
-    assert_eq!(four.share(Share::Run, 1, 8), [2, 3]);
-    assert_eq!(four.share(Share::Stride, 1, 8), [1, 5]);
+    let four = DeviceMesh { dp: 4, ..DeviceMesh::ALONE };
+    assert_eq!(four.share(MicroBatchShare::Run, 1, 8), [2, 3]);
+    assert_eq!(four.share(MicroBatchShare::Stride, 1, 8), [1, 5]);
 }
 
 /// What a pipeline sends and the gradients of shared parameters go through one group: no tag of

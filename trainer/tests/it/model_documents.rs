@@ -5,7 +5,7 @@ use indexed::Dtype;
 use loader::batch::{
     Batch, EncDecAssemble, EncDecBatch, EncDecConfig, EncDecPart, GptAssemble, GptConfig,
 };
-use loader::{Assemble, Origin, PieceRef, Sample};
+use loader::{Assemble, PieceRef, Sample, SampleOrigin};
 use tch::{Kind, Tensor};
 use trainer::config::ModelConfig;
 use trainer::model::{LossWeights, Micro, Model, Stage, Tp};
@@ -42,7 +42,8 @@ where
     let piece =
         |piece: &&[i32]| PieceRef { file: 0, offset_bytes: 0, len_bytes: 4 * piece.len() as u64 };
     let pieces: Vec<PieceRef> = pieces.iter().map(piece).collect();
-    let sample = Sample { number: 0, origin: Origin::default(), pieces: &pieces, bytes: &bytes };
+    let sample =
+        Sample { number: 0, origin: SampleOrigin::default(), pieces: &pieces, bytes: &bytes };
     let mut batch = A::Batch::default();
     assemble.begin(&mut batch, 0, 1);
     assemble.set_row(&mut batch, 0, &sample).unwrap();

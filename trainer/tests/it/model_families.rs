@@ -14,8 +14,8 @@ use crate::families::{
     ANSWER, BERT, LLAMA, ROWS, T5, T5_MEGATRON, T5_OLD, bert_batch, check_close, config, gpt_batch,
     t5_batch, t5_batch_where, values, weight,
 };
-use bridge::dist::{Group, Options, Reduce, Store};
-use ckpt::layout::Split;
+use bridge::dist::{Group, GroupOptions, Reduce, Store};
+use ckpt::layout::TensorSplit;
 use tch::{Kind, Tensor};
 use trainer::config::ModelConfig;
 use trainer::model::{Micro, Model, ParamSpec, Stage, Tp};
@@ -30,17 +30,17 @@ fn part(spec: &ParamSpec, whole: &Tensor, rank: i64, tp: i64) -> Tensor {
         x.narrow(axis as i64, rank * len, len)
     };
     let part = match &spec.split {
-        Split::Replicate => whole.shallow_clone(),
-        Split::Axis(axis) => along(whole, *axis),
-        Split::Padded { rows } => {
+        TensorSplit::Replicate => whole.shallow_clone(),
+        TensorSplit::Axis(axis) => along(whole, *axis),
+        TensorSplit::Padded { rows } => {
             let mut shape = spec.shape.clone();
             shape[0] = *rows as i64 - shape[0];
             // Whatever stands in the padding of the vocabulary must not matter.
             let padding = Tensor::full(&shape, 0.75, (Kind::Float, tch::Device::Cpu));
             along(&Tensor::cat(&[whole, &padding], 0), 0)
         }
-        Split::Fused { .. } if tp == 1 => whole.shallow_clone(),
-        Split::Fused { axis, blocks, .. } => {
+        TensorSplit::Fused { .. } if tp == 1 => whole.shallow_clone(),
+        TensorSplit::Fused { axis, blocks, .. } => {
             let blocks = whole.chunk(blocks.len() as i64, *axis as i64);
             let parts: Vec<Tensor> = blocks.iter().map(|block| along(block, *axis)).collect();
             if *axis == 0 { Tensor::cat(&parts, 0) } else { Tensor::stack(&parts, 0) }
@@ -281,7 +281,7 @@ fn ranks<T: Send>(size: usize, body: impl Fn(&Group) -> T + Sync) -> Vec<T> {
             let (body, members) = (&body, &members);
             scope.spawn(move || {
                 let store = Store::connect("127.0.0.1", port, PATIENCE).unwrap();
-                let options = Options::local(PATIENCE);
+                let options = GroupOptions::local(PATIENCE);
                 let group = Group::gloo(&store, "tp", rank, members, &options).unwrap();
                 let result = body(&group);
                 group.barrier().unwrap();
@@ -346,7 +346,7 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made, kind: Ki
         // Some gradients are 0 but for rounding: a bias of keys moves every score of a row alike.
         let scale = whole.abs().max().double_value(&[]).max(1e-2);
         // Padding has no gradient, whatever the copy of the whole has there.
-        let due = if matches!(spec.split, Split::Padded { .. }) {
+        let due = if matches!(spec.split, TensorSplit::Padded { .. }) {
             let rows = (spec.shape[0] - tp.rank as i64 * grad.size()[0]).clamp(0, grad.size()[0]);
             let padding = values(&grad.narrow(0, rows, grad.size()[0] - rows));
             assert!(padding.iter().all(|value| *value == 0.0), "{}: padding", spec.name);

@@ -9,9 +9,9 @@ use loader::batch::{Batch, T5Batch};
 use tch::{Kind, Tensor};
 use trainer::config::Config;
 use trainer::input::Input;
-use trainer::mesh::Mesh;
+use trainer::mesh::DeviceMesh;
 use trainer::rng::Stream;
-use trainer::{Held, Trainer};
+use trainer::{LocalTensor, Trainer};
 
 const ROWS: usize = 4;
 const MICRO_BATCHES: usize = 2;
@@ -30,8 +30,8 @@ fn grid() -> &'static [(usize, bool)] {
     if is_full { all } else { &all[..2] }
 }
 
-fn config(family: &str, dtype: &str, mesh: Mesh, sequence: bool) -> Config {
-    let Mesh { tp, pp, .. } = mesh;
+fn config(family: &str, dtype: &str, mesh: DeviceMesh, sequence: bool) -> Config {
+    let DeviceMesh { tp, pp, .. } = mesh;
     let model = match family {
         "gpt" => String::new(),
         _ => format!("dec_len = {ANSWER}\nhead_dim = 8\ninit = {{ std = 0.05 }}"),
@@ -118,7 +118,7 @@ struct End {
     boxes: Vec<(usize, Vec<[i64; 2]>, Vec<f32>)>,
 }
 
-fn run<F: Family>(dtype: &str, mesh: Mesh, sequence: bool) -> End {
+fn run<F: Family>(dtype: &str, mesh: DeviceMesh, sequence: bool) -> End {
     let config = config(F::NAME, dtype, mesh, sequence);
     let ends = on_ranks(mesh, |comm| {
         let mut trainer = Trainer::on_mesh(&config, comm).expect("memory");
@@ -140,14 +140,14 @@ fn run<F: Family>(dtype: &str, mesh: Mesh, sequence: bool) -> End {
     first
 }
 
-fn mesh(tp: usize, pp: usize) -> Mesh {
-    Mesh { tp, pp, ..Layout::ALONE.mesh() }
+fn mesh(tp: usize, pp: usize) -> DeviceMesh {
+    DeviceMesh { tp, pp, ..Layout::ALONE.mesh() }
 }
 
 fn weights(trainer: &Trainer) -> Vec<(usize, Vec<[i64; 2]>, Vec<f32>)> {
     let count = trainer.specs().len();
     let mut boxes = Vec::new();
-    for Held { tensor, parts, .. } in trainer.parts() {
+    for LocalTensor { tensor, parts, .. } in trainer.parts() {
         let flat = Vec::<f32>::try_from(tensor.to_kind(Kind::Float).reshape([-1])).expect("f32");
         // The first group is the weights, then come their moments.
         for part in parts.into_iter().filter(|part| part.tensor < count) {

@@ -10,8 +10,8 @@ use crate::samples::{Folded, cases};
 use serde_json::{Value, json};
 use trainer::config::{Budget, Config};
 use trainer::input::AnyBatch;
-use trainer::mesh::{Mesh, Seat};
-use trainer::{Data, Neighbours, Trainer, open_corpus, with_special};
+use trainer::mesh::{DeviceMesh, MeshRank};
+use trainer::{Data, NodePeers, Trainer, open_corpus, with_special};
 
 /// Checks every sample of the cases of an objective, one a batch, as a step is given them.
 fn check(file: &str, objective: &str, golden: Golden, fold: impl Fn(&AnyBatch, &mut Folded)) {
@@ -21,7 +21,7 @@ fn check(file: &str, objective: &str, golden: Golden, fold: impl Fn(&AnyBatch, &
         let data = Data::new(open_corpus(&config).unwrap(), &config).unwrap();
         // The order has whole epochs; a run reads what it needs.
         config.run.budget = Budget::Samples(case["samples"].as_u64().unwrap());
-        let mut batches = data.train_batches(&config, Seat::ALONE, 0).unwrap();
+        let mut batches = data.train_batches(&config, MeshRank::ALONE, 0).unwrap();
         let (mut folded, mut one) = (Folded::default(), Vec::new());
         for number in 0..case["samples"].as_u64().unwrap() {
             batches.fill(1, &mut one).unwrap();
@@ -99,14 +99,14 @@ fn a_step_of_encdec_is_given_cpm2s_samples() {
 }
 
 /// The micro-batches of a rank, from the fifth step on.
-fn read(config: &Config, mesh: Mesh, rank: usize, job: Option<&str>) -> Vec<AnyBatch> {
+fn read(config: &Config, mesh: DeviceMesh, rank: usize, job: Option<&str>) -> Vec<AnyBatch> {
     let mut data = Data::new(open_corpus(config).unwrap(), config).unwrap();
     if let Some(job) = job {
         let ranks = (0..mesh.ranks()).collect();
-        data.share(Neighbours { job: job.to_owned(), ranks });
+        data.share(NodePeers { job: job.to_owned(), ranks });
     }
     let mut batches =
-        data.train_batches(config, Seat { mesh, rank }, 4 * config.batch.global).unwrap();
+        data.train_batches(config, MeshRank { mesh, rank }, 4 * config.batch.global).unwrap();
     let mut all = Vec::new();
     for _ in 4..10 {
         let mut step = Vec::new();
@@ -123,8 +123,8 @@ fn replicas_share_the_samples_of_one() {
     for (number, task) in [SPANS, ENCDEC, MLM].into_iter().enumerate() {
         let config = task.load(&lab, "run", &[]);
         let micros = config.batch.micro_batches() as usize;
-        let due = read(&config, Mesh::ALONE, 0, None);
-        let mesh = Mesh { dp: 2, ..Mesh::ALONE };
+        let due = read(&config, DeviceMesh::ALONE, 0, None);
+        let mesh = DeviceMesh { dp: 2, ..DeviceMesh::ALONE };
         let job = format!("objectives-{}-{number}", std::process::id());
         for job in [None, Some(&*job)] {
             let got: Vec<Vec<AnyBatch>> = std::thread::scope(|scope| {
@@ -221,7 +221,7 @@ fn bert_learns_without_the_order_of_sentences() {
 fn a_micro_batch_in_which_nothing_is_hidden_is_learned_from() {
     let lab = Lab::new();
     let config = MLM.load(&lab, "run", &[]);
-    let mut batches = read(&config, Mesh::ALONE, 0, None);
+    let mut batches = read(&config, DeviceMesh::ALONE, 0, None);
     batches.truncate(2);
     let AnyBatch::Masked(first) = &mut batches[0] else { panic!("of BERT") };
     first.loss_mask.fill(0.0);

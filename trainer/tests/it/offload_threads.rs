@@ -1,8 +1,8 @@
 //! An update of a state that is offloaded has libtorch's bits, however many threads either has.
 
 use bridge::{AdamWStep, Moments, fused_adamw};
-use ckpt::layout::{Layout, Mesh, Param, Split};
-use ckpt::offload::{AdamW, Offload, Options, Update, Weights};
+use ckpt::layout::{DeviceMesh, Layout, Param, TensorSplit};
+use ckpt::offload::{AdamW, Offload, OffloadOptions, Update, WeightsOut};
 use ckpt::{Dtype, Group};
 use serde_json::Value;
 use tch::Tensor;
@@ -47,17 +47,17 @@ fn theirs(weights: &Tensor, grads: &[Tensor; 2]) -> [Vec<u32>; 3] {
 /// The same by a state in host memory.
 fn ours(weights: &Tensor, grads: &[Tensor; 2], threads: usize) -> [Vec<u32>; 3] {
     let (name, shape) = ("weight".to_owned(), vec![weights.numel() as u64]);
-    let param = Param { name, shape, split: Split::Replicate, stages: vec![0] };
+    let param = Param { name, shape, split: TensorSplit::Replicate, stages: vec![0] };
     let groups = [Group::Model, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
-    let layout = Layout::new(Mesh::default(), vec![param], &groups).unwrap();
+    let layout = Layout::new(DeviceMesh::default(), vec![param], &groups).unwrap();
     let plan = ckpt::offload::plan(&layout).unwrap();
-    let options = Options { threads, ..Options::default() };
+    let options = OffloadOptions { threads, ..OffloadOptions::default() };
     let mut state = Offload::in_memory(plan, &layout, 0, options).unwrap();
     state.fill(&[bridge::bytes(weights).unwrap()], 0, Value::Null).unwrap();
     for (step, grad) in steps().into_iter().zip(grads) {
         let AdamWStep { step, lr, beta1, beta2, weight_decay, eps, grad_divisor } = step;
         let adamw = AdamW { step, lr, beta1, beta2, eps, grad_divisor };
-        let weights = Weights { dtype: Dtype::F32, bytes: &mut [] };
+        let weights = WeightsOut { dtype: Dtype::F32, bytes: &mut [] };
         let (grad, grad_dtype) = (bridge::bytes(grad).unwrap(), Dtype::F32);
         let update = Update { grad, grad_dtype, weight_decay, weights };
         state.step(&adamw, vec![update], Value::Null).unwrap();

@@ -5,8 +5,8 @@ use crate::ranks;
 use bridge::{AdamWStep, Moments, fused_adamw};
 use ckpt::layout::{Slices, block_elements, slice_of};
 use tch::{Device, Kind, Tensor};
-use trainer::mesh::Mesh;
-use trainer::parallel::exchange::{Buffer, Gathering, Order, Scattering};
+use trainer::mesh::DeviceMesh;
+use trainer::parallel::exchange::{Buffer, Gathering, ReduceOrder, Scattering};
 use trainer::parallel::norm::{block_count, block_sums};
 use trainer::rng::Stream;
 
@@ -151,11 +151,11 @@ fn rows_exchanged_at_once_are_those_that_were_sent() {
     const ROW: i64 = 1_003;
     for dp in [2, 3, 4] {
         let rows = dp as i64;
-        ranks::on_ranks(Mesh { dp, ..Mesh::ALONE }, |comm| {
+        ranks::on_ranks(DeviceMesh { dp, ..DeviceMesh::ALONE }, |comm| {
             let group = comm.dp.as_ref().expect("replicas");
             // Made twice, for rows are added in place.
             let packed = || random(&format!("rows of {}", comm.rank), rows * ROW);
-            let sent = Scattering::start(group, &packed(), Order::Tree, 0).unwrap();
+            let sent = Scattering::start(group, &packed(), ReduceOrder::Tree, 0).unwrap();
             let due = sent.finish().unwrap().own(comm.rank).unwrap();
             let at_once = Scattering::at_once(group, packed().view([rows, ROW])).unwrap();
             let got = at_once.finish().unwrap().own(comm.rank).unwrap();

@@ -3,22 +3,22 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::Joint;
+use super::JointSave;
 use crate::checkpoints::step_name;
-use crate::commit::meeting::{Announce, Decision, pause};
-use crate::commit::roll::Roll;
-use crate::commit::{Part, STAGING};
+use crate::commit::meeting::{Decision, SaveAnnouncement, pause};
+use crate::commit::roll::LivenessTracker;
+use crate::commit::{STAGING, WriterOutput};
 use crate::{Codec, Error, Result, SaveReport};
 use storage::{Key, Manifest};
 
 /// What was announced, as a writer follows it.
-struct Goal {
-    announce: Announce,
+struct AnnouncedSave {
+    announce: SaveAnnouncement,
     data: Key,
     record: Key,
 }
 
-impl Joint<'_> {
+impl JointSave<'_> {
     pub(super) fn follow(&self) -> Result<SaveReport> {
         let announced = self.wait_for_announce();
         let goal = announced.inspect_err(|error| self.decline(error))?;
@@ -34,7 +34,7 @@ impl Joint<'_> {
         match (written, ended) {
             (Ok(part), Ok(())) => Ok(self.report(&part, planned, durable)),
             // The part was there although that was an error, and all went well.
-            (Err(_), Ok(())) => Ok(self.report(&Part::default(), planned, durable)),
+            (Err(_), Ok(())) => Ok(self.report(&WriterOutput::default(), planned, durable)),
             // Somebody else was first, and ours may follow from that.
             (Err(_), Err(Error::Aborted { why, .. })) if told.is_some_and(|told| told != why) => {
                 Err(self.aborted(why))
@@ -77,13 +77,13 @@ impl Joint<'_> {
         self.control.is_cancelled().then(|| self.told(&Error::Cancelled))
     }
 
-    fn write_part(&self, goal: &Goal) -> Result<Part> {
+    fn write_part(&self, goal: &AnnouncedSave) -> Result<WriterOutput> {
         let part = self.write(&goal.data)?;
         self.meeting.put_part(self.together.writer, &goal.announce.owner, &part)?;
         Ok(part)
     }
 
-    fn wait_for_announce(&self) -> Result<Goal> {
+    fn wait_for_announce(&self) -> Result<AnnouncedSave> {
         let announce = loop {
             self.go_on()?;
             self.control.check()?;
@@ -100,8 +100,8 @@ impl Joint<'_> {
     }
 
     /// Refuses what is not what this writer is to save.
-    fn goal(&self, announce: Announce) -> Result<Goal> {
-        let &Announce { step, writers, fingerprint, block_bytes, codec, .. } = &announce;
+    fn goal(&self, announce: SaveAnnouncement) -> Result<AnnouncedSave> {
+        let &SaveAnnouncement { step, writers, fingerprint, block_bytes, codec, .. } = &announce;
         let ours = (
             self.step,
             self.plan.writers(),
@@ -127,13 +127,22 @@ impl Joint<'_> {
             return Err(Error::BadManifest { what, place, got, due: format!("those of {name}") });
         }
         let below = |name: &str| self.steps.folder.join(name);
-        Ok(Goal { data: below(&announce.data)?, record: below(&announce.record)?, announce })
+        Ok(AnnouncedSave {
+            data: below(&announce.data)?,
+            record: below(&announce.record)?,
+            announce,
+        })
     }
 
     /// Waits until the step is there, durably, or it is certain that it will not be. `own` is what
     /// the others are told of an error of ours.
-    fn wait_for_step(&self, goal: &Goal, part: Option<&Part>, own: Option<&str>) -> Result<()> {
-        let mut leader = Leader::new(self, &goal.announce)?;
+    fn wait_for_step(
+        &self,
+        goal: &AnnouncedSave,
+        part: Option<&WriterOutput>,
+        own: Option<&str>,
+    ) -> Result<()> {
+        let mut leader = LeaderLiveness::new(self, &goal.announce)?;
         let (mut decided, waited) = (None, Instant::now());
         loop {
             let is_late = self.is_late();
@@ -151,10 +160,10 @@ impl Joint<'_> {
     /// How it has ended, if it has.
     fn look(
         &self,
-        goal: &Goal,
-        part: Option<&Part>,
+        goal: &AnnouncedSave,
+        part: Option<&WriterOutput>,
         own: Option<&str>,
-        leader: &mut Leader<'_>,
+        leader: &mut LeaderLiveness<'_>,
         decided: &mut Option<Decision>,
     ) -> Result<Option<Result<()>>> {
         // Asked for first: what is seen below then came after it.
@@ -201,7 +210,7 @@ impl Joint<'_> {
     /// Decides that there is no step, unless it is decided. `None` if the meeting is over: then
     /// what is decided in its empty folder binds nobody. Its announcement is the first to go, so
     /// where that is still there no decision was made and removed before ours.
-    fn give_up(&self, goal: &Goal, why: &str) -> Result<Option<Decision>> {
+    fn give_up(&self, goal: &AnnouncedSave, why: &str) -> Result<Option<Decision>> {
         let is_on = || Ok::<_, Error>(self.meeting.announced()?.as_ref() == Some(&goal.announce));
         if !is_on()? {
             return Ok(None);
@@ -212,13 +221,13 @@ impl Joint<'_> {
 
     /// Whether the step is there, and is this one. A folder's new name tells that only by what is
     /// in it, and not even so if a damaged one of that name was there before.
-    fn is_there(&self, goal: &Goal, part: Option<&Part>) -> Result<bool> {
+    fn is_there(&self, goal: &AnnouncedSave, part: Option<&WriterOutput>) -> Result<bool> {
         let record = match Manifest::read(&*self.steps.store, &goal.record) {
             Err(storage::Error::NotFound { .. }) => return Ok(false),
             record => record?,
         };
         if goal.announce.data.starts_with(STAGING) {
-            let mut files = part.into_iter().flat_map(Part::files);
+            let mut files = part.into_iter().flat_map(WriterOutput::files);
             return Ok(!goal.announce.has_damaged && files.all(|file| record.files.contains(file)));
         }
         let below = format!("{}/", goal.data.name());
@@ -227,21 +236,21 @@ impl Joint<'_> {
 }
 
 /// Writer 0, as another sees it.
-struct Leader<'a> {
-    joint: &'a Joint<'a>,
+struct LeaderLiveness<'a> {
+    joint: &'a JointSave<'a>,
     folder: Key,
-    roll: Roll,
+    roll: LivenessTracker,
     called: Instant,
     /// Whether its meeting was cleared away, as whoever holds the lease next does.
     has_left: bool,
 }
 
-impl<'a> Leader<'a> {
-    fn new(joint: &'a Joint<'a>, announce: &Announce) -> Result<Self> {
-        let mut roll = Roll::new(1, announce.writers, joint.steps.patience);
+impl<'a> LeaderLiveness<'a> {
+    fn new(joint: &'a JointSave<'a>, announce: &SaveAnnouncement) -> Result<Self> {
+        let mut roll = LivenessTracker::new(1, announce.writers, joint.steps.patience);
         roll.call(&[format!("00000-{}", announce.owner)], Instant::now());
         let (folder, called) = (joint.meeting.key("lead")?, Instant::now());
-        Ok(Leader { joint, folder, roll, called, has_left: false })
+        Ok(LeaderLiveness { joint, folder, roll, called, has_left: false })
     }
 
     /// Why nothing is to be expected of it any more.

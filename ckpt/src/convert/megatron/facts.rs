@@ -1,15 +1,15 @@
 //! What a checkpoint says of its model, and whether a GPT-2 of it can be made.
 
-use super::super::made::Made;
-use super::super::pickle::{Id, Node};
-use super::super::source::Source;
+use super::super::made::DerivedTensor;
+use super::super::pickle::{Id, PickleNode};
+use super::super::source::TensorSource;
 use super::super::torch::TorchFile;
 use super::unfit;
 use crate::{Group, Result};
 
 /// What `args` say of the model and of the ranks; `None` where they do not.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Facts {
+pub(crate) struct MegatronArgs {
     pub(crate) heads: Option<u64>,
     /// Of keys and values, which heads of queries share.
     groups: Option<u64>,
@@ -41,7 +41,7 @@ const LAYER: [&str; 12] = [
     "mlp.c_proj.bias",
 ];
 
-impl Facts {
+impl MegatronArgs {
     /// From a file's `args` and `checkpoint_version`.
     pub(crate) fn of(file: &TorchFile) -> Self {
         let pickle = &file.pickle;
@@ -54,11 +54,11 @@ impl Facts {
             .or_else(|| size("num_key_value_heads"));
         let version = pickle.get(pickle.root, "checkpoint_version");
         let version = match version.map(|id| pickle.node(id)) {
-            Some(Node::Float(value)) => *value as u64, // fits: 0.0 to 3.0, else saturates
-            Some(Node::Int(value)) => u64::try_from(*value).unwrap_or(0),
+            Some(PickleNode::Float(value)) => *value as u64, // fits: 0.0 to 3.0, else saturates
+            Some(PickleNode::Int(value)) => u64::try_from(*value).unwrap_or(0),
             _ => 0,
         };
-        Facts {
+        MegatronArgs {
             heads: size("num_attention_heads"),
             groups,
             layers: size("num_layers"),
@@ -71,7 +71,7 @@ impl Facts {
     }
 
     /// Refuses models whose tensors have the names of a GPT-2 and mean something else.
-    pub(super) fn check(&self, source: &Source) -> Result<()> {
+    pub(super) fn check(&self, source: &TensorSource) -> Result<()> {
         if let Some(other) = self.other {
             return Err(unfit(source, format!("a model with {other}"), "one as GPT-2 is"));
         }
@@ -84,7 +84,12 @@ impl Facts {
 
     /// Refuses a model that lacks something, and matrices that do not fit each other, as those of a
     /// gated MLP do not.
-    pub(super) fn check_whole(&self, source: &Source, made: &[Made], layers: u64) -> Result<()> {
+    pub(super) fn check_whole(
+        &self,
+        source: &TensorSource,
+        made: &[DerivedTensor],
+        layers: u64,
+    ) -> Result<()> {
         let weights: std::collections::HashMap<&str, &[u64]> = made
             .iter()
             .filter(|made| made.group == Group::Model)

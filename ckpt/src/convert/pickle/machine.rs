@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Bad, Built, Id, Node, Pickle, Result};
+use super::{Bad, Id, Pickle, PickleNode, PickleObject, Result};
 
 /// More than the largest metadata that we know of has; they take some 4 GiB.
 const NODES_MAX: usize = 1 << 26;
@@ -21,7 +21,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Pickle, usize)> {
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<PickleNode>,
     stack: Vec<Id>,
     /// The height of the stack at each mark.
     marks: Vec<usize>,
@@ -50,15 +50,15 @@ impl Machine<'_> {
     /// Numbers, texts and bytes.
     fn constants(&mut self, opcode: u8) -> Result<bool> {
         let node = match opcode {
-            b'N' => Node::None,
-            0x88 => Node::Bool(true),
-            0x89 => Node::Bool(false),
-            b'J' => Node::Int(i32::from_le_bytes(self.fixed()?).into()),
-            b'K' => Node::Int(self.take(1)?[0].into()),
-            b'M' => Node::Int(u16::from_le_bytes(self.fixed()?).into()),
+            b'N' => PickleNode::None,
+            0x88 => PickleNode::Bool(true),
+            0x89 => PickleNode::Bool(false),
+            b'J' => PickleNode::Int(i32::from_le_bytes(self.fixed()?).into()),
+            b'K' => PickleNode::Int(self.take(1)?[0].into()),
+            b'M' => PickleNode::Int(u16::from_le_bytes(self.fixed()?).into()),
             b'I' => match self.line()?.as_str() {
-                "00" => Node::Bool(false),
-                "01" => Node::Bool(true),
+                "00" => PickleNode::Bool(false),
+                "01" => PickleNode::Bool(true),
                 digits => self.decimal(digits)?,
             },
             b'L' => {
@@ -74,24 +74,24 @@ impl Machine<'_> {
                 long(self.take(len)?)
             }
             b'F' => match self.line()?.parse() {
-                Ok(value) => Node::Float(value),
+                Ok(value) => PickleNode::Float(value),
                 Err(_) => return self.bad("a number that is none".to_owned()),
             },
             b'G' => {
                 let mut bytes: [u8; 8] = self.fixed()?;
                 bytes.reverse();
-                Node::Float(f64::from_le_bytes(bytes))
+                PickleNode::Float(f64::from_le_bytes(bytes))
             }
             b'S' => {
                 let line = self.line()?;
-                Node::Text(line.trim_matches(['\'', '"']).to_owned())
+                PickleNode::Text(line.trim_matches(['\'', '"']).to_owned())
             }
-            b'V' => Node::Text(self.line()?),
+            b'V' => PickleNode::Text(self.line()?),
             b'X' | b'T' | 0x8d | 0x8c | b'U' => {
                 let bytes = self.counted(opcode)?;
-                Node::Text(String::from_utf8_lossy(bytes).into_owned())
+                PickleNode::Text(String::from_utf8_lossy(bytes).into_owned())
             }
-            b'B' | b'C' | 0x8e | 0x96 => Node::Bytes(self.counted(opcode)?.to_vec()),
+            b'B' | b'C' | 0x8e | 0x96 => PickleNode::Bytes(self.counted(opcode)?.to_vec()),
             _ => return Ok(false),
         };
         self.push(node);
@@ -108,26 +108,26 @@ impl Machine<'_> {
                 let top = self.top()?;
                 self.stack.push(top);
             }
-            b'}' => self.push(Node::Dict(Vec::new())),
-            b']' | 0x8f => self.push(Node::List(Vec::new())),
-            b')' => self.push(Node::Tuple(Vec::new())),
+            b'}' => self.push(PickleNode::Dict(Vec::new())),
+            b']' | 0x8f => self.push(PickleNode::List(Vec::new())),
+            b')' => self.push(PickleNode::Tuple(Vec::new())),
             b't' => {
                 let items = self.pop_mark()?;
-                self.push(Node::Tuple(items));
+                self.push(PickleNode::Tuple(items));
             }
             b'l' | 0x91 => {
                 let items = self.pop_mark()?;
-                self.push(Node::List(items));
+                self.push(PickleNode::List(items));
             }
             b'd' => {
                 let items = self.pop_mark()?;
                 let pairs = self.paired(&items)?;
-                self.push(Node::Dict(pairs));
+                self.push(PickleNode::Dict(pairs));
             }
             0x85..=0x87 => {
                 let count = usize::from(opcode - 0x84);
                 let items = self.pop_many(count)?;
-                self.push(Node::Tuple(items));
+                self.push(PickleNode::Tuple(items));
             }
             b'a' => {
                 let item = self.pop()?;
@@ -157,18 +157,18 @@ impl Machine<'_> {
             0x95 => drop(self.take(8)?),
             b'c' => {
                 let (module, name) = (self.line()?, self.line()?);
-                self.push(Node::Global(module, name));
+                self.push(PickleNode::Global(module, name));
             }
             0x93 => {
                 let both = self.pop_many(2)?;
                 let text = |id: Id| match &self.nodes[id] {
-                    Node::Text(text) if text.len() <= CLASS_BYTES_MAX => Some(text.clone()),
+                    PickleNode::Text(text) if text.len() <= CLASS_BYTES_MAX => Some(text.clone()),
                     _ => None,
                 };
                 let (Some(module), Some(name)) = (text(both[0]), text(both[1])) else {
                     return self.bad("a class whose name is no text of at most 4 KiB".to_owned());
                 };
-                self.push(Node::Global(module, name));
+                self.push(PickleNode::Global(module, name));
             }
             b'R' | 0x81 => {
                 let both = self.pop_many(2)?;
@@ -184,31 +184,33 @@ impl Machine<'_> {
                     return self.bad("an object without a class".to_owned());
                 }
                 let class = items.remove(0);
-                let args = self.add(Node::Tuple(items));
+                let args = self.add(PickleNode::Tuple(items));
                 self.build(class, args);
             }
             b'i' => {
                 let (module, name) = (self.line()?, self.line()?);
                 let items = self.pop_mark()?;
-                let (class, args) =
-                    (self.add(Node::Global(module, name)), self.add(Node::Tuple(items)));
+                let (class, args) = (
+                    self.add(PickleNode::Global(module, name)),
+                    self.add(PickleNode::Tuple(items)),
+                );
                 self.build(class, args);
             }
             b'b' => {
                 let state = self.pop()?;
                 let object = self.top()?;
-                if let Node::Built(built) = &mut self.nodes[object] {
+                if let PickleNode::Built(built) = &mut self.nodes[object] {
                     built.state = Some(state);
                 }
             }
             b'Q' => {
                 let name = self.pop()?;
-                self.push(Node::Persistent(name));
+                self.push(PickleNode::Persistent(name));
             }
             b'P' => {
                 let line = self.line()?;
-                let name = self.add(Node::Text(line));
-                self.push(Node::Persistent(name));
+                let name = self.add(PickleNode::Text(line));
+                self.push(PickleNode::Persistent(name));
             }
             _ => return self.memoize(opcode),
         }
@@ -247,14 +249,14 @@ impl Machine<'_> {
 
     fn build(&mut self, class: Id, args: Id) {
         let (state, items, pairs) = (None, Vec::new(), Vec::new());
-        self.push(Node::Built(Box::new(Built { class, args, state, items, pairs })));
+        self.push(PickleNode::Built(Box::new(PickleObject { class, args, state, items, pairs })));
     }
 
     fn append(&mut self, items: Vec<Id>) -> Result<()> {
         let top = self.top()?;
         match &mut self.nodes[top] {
-            Node::List(list) => list.extend(items),
-            Node::Built(built) => built.items.extend(items),
+            PickleNode::List(list) => list.extend(items),
+            PickleNode::Built(built) => built.items.extend(items),
             _ => return self.bad("items for what is no list".to_owned()),
         }
         Ok(())
@@ -264,8 +266,8 @@ impl Machine<'_> {
         let pairs = self.paired(items)?;
         let top = self.top()?;
         match &mut self.nodes[top] {
-            Node::Dict(dict) => dict.extend(pairs),
-            Node::Built(built) => built.pairs.extend(pairs),
+            PickleNode::Dict(dict) => dict.extend(pairs),
+            PickleNode::Built(built) => built.pairs.extend(pairs),
             _ => return self.bad("pairs for what is no dict".to_owned()),
         }
         Ok(())
@@ -278,12 +280,12 @@ impl Machine<'_> {
         Ok(items.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    fn decimal(&self, digits: &str) -> Result<Node> {
+    fn decimal(&self, digits: &str) -> Result<PickleNode> {
         match digits.parse() {
-            Ok(value) => Ok(Node::Int(value)),
+            Ok(value) => Ok(PickleNode::Int(value)),
             // Beyond 64 bits there is nothing that we ask for.
             Err(_) if digits.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit()) => {
-                Ok(Node::Bytes(digits.as_bytes().to_vec()))
+                Ok(PickleNode::Bytes(digits.as_bytes().to_vec()))
             }
             Err(_) => self.bad("a number that is none".to_owned()),
         }
@@ -319,12 +321,12 @@ impl Machine<'_> {
         Ok(&self.bytes[self.at - len..self.at])
     }
 
-    fn add(&mut self, node: Node) -> Id {
+    fn add(&mut self, node: PickleNode) -> Id {
         self.nodes.push(node);
         self.nodes.len() - 1
     }
 
-    fn push(&mut self, node: Node) {
+    fn push(&mut self, node: PickleNode) {
         let id = self.add(node);
         self.stack.push(id);
     }
@@ -370,12 +372,12 @@ impl Machine<'_> {
 }
 
 /// A two's complement integer of any length, little-endian.
-fn long(bytes: &[u8]) -> Node {
+fn long(bytes: &[u8]) -> PickleNode {
     if bytes.len() > 8 {
-        return Node::Bytes(bytes.to_vec());
+        return PickleNode::Bytes(bytes.to_vec());
     }
     let fill = if bytes.last().is_some_and(|&last| last >= 0x80) { 0xff } else { 0 };
     let mut all = [fill; 8];
     all[..bytes.len()].copy_from_slice(bytes);
-    Node::Int(i64::from_le_bytes(all))
+    PickleNode::Int(i64::from_le_bytes(all))
 }

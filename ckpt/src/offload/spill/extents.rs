@@ -3,44 +3,44 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::space::Place;
+use super::space::FileRange;
 use super::{SpillOptions, SpillReport};
 use crate::{Error, Result};
 use storage::Zeros;
 
 /// A part of what was put, under one checksum.
 #[derive(Debug)]
-pub(super) struct Extent {
+pub(super) struct SpillExtent {
     pub(super) len: usize,
     pub(super) crc64: u64,
     /// Whether it was announced, and has a place in `wanted` or `ahead`.
     is_wanted: bool,
-    pub(super) at: At,
+    pub(super) at: ExtentState,
 }
 
 #[derive(Debug)]
-pub(super) enum At {
+pub(super) enum ExtentState {
     /// In a buffer alone, to be written.
     Memory(Arc<Zeros>),
     /// A thread writes it.
     Writing(Arc<Zeros>),
-    Both(Arc<Zeros>, Place),
-    Disk(Place),
+    Both(Arc<Zeros>, FileRange),
+    Disk(FileRange),
     /// A thread reads it.
     Reading,
 }
 
 /// What a thread is to do.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum ExtentTask {
     Write { number: u64, len: usize, buffer: Arc<Zeros> },
-    Read { number: u64, len: usize, crc64: u64, place: Place, buffer: Zeros },
+    Read { number: u64, len: usize, crc64: u64, place: FileRange, buffer: Zeros },
 }
 
 /// All extents, by number: the lower, the longer ago it was put.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
-    all: BTreeMap<u64, Extent>,
+    all: BTreeMap<u64, SpillExtent>,
     next: u64,
     /// To be written.
     dirty: BTreeSet<u64>,
@@ -117,9 +117,9 @@ impl Extents {
     /// Forgets the copy in memory of an extent that is on the disk.
     fn evict(&mut self, number: u64) -> Option<Zeros> {
         let extent = self.all.get_mut(&number)?;
-        match std::mem::replace(&mut extent.at, At::Reading) {
-            At::Both(buffer, place) => {
-                (extent.at, extent.is_wanted) = (At::Disk(place), false);
+        match std::mem::replace(&mut extent.at, ExtentState::Reading) {
+            ExtentState::Both(buffer, place) => {
+                (extent.at, extent.is_wanted) = (ExtentState::Disk(place), false);
                 Arc::into_inner(buffer)
             }
             other => {
@@ -133,23 +133,23 @@ impl Extents {
     pub(super) fn add(&mut self, buffer: Zeros, len: usize, crc64: u64) -> u64 {
         let number = self.next;
         self.next += 1;
-        let at = At::Memory(Arc::new(buffer));
-        self.all.insert(number, Extent { len, crc64, is_wanted: false, at });
+        let at = ExtentState::Memory(Arc::new(buffer));
+        self.all.insert(number, SpillExtent { len, crc64, is_wanted: false, at });
         self.dirty.insert(number);
         self.report.put_bytes += len as u64;
         number
     }
 
     /// Takes an extent away; `None` while it is read, and what is needed of it is not there yet.
-    pub(super) fn remove(&mut self, number: u64) -> Option<Extent> {
-        if matches!(self.all.get(&number)?.at, At::Reading) {
+    pub(super) fn remove(&mut self, number: u64) -> Option<SpillExtent> {
+        if matches!(self.all.get(&number)?.at, ExtentState::Reading) {
             return None;
         }
         self.forget(number)
     }
 
     /// The same, also while it is read: whoever reads it finds it gone.
-    pub(super) fn forget(&mut self, number: u64) -> Option<Extent> {
+    pub(super) fn forget(&mut self, number: u64) -> Option<SpillExtent> {
         let extent = self.all.remove(&number)?;
         self.dirty.remove(&number);
         self.clean.remove(&number);
@@ -172,11 +172,11 @@ impl Extents {
                 continue;
             };
             match extent.at {
-                At::Disk(_) => {
+                ExtentState::Disk(_) => {
                     extent.is_wanted = true;
                     self.wanted.push_back(number);
                 }
-                At::Both(..) if self.ahead.len() < options.ahead_max() => {
+                ExtentState::Both(..) if self.ahead.len() < options.ahead_max() => {
                     extent.is_wanted = true;
                     self.clean.remove(&number);
                     self.ahead.push_back(number);
@@ -190,7 +190,7 @@ impl Extents {
     pub(super) fn urge(&mut self, numbers: &[u64]) {
         for &number in numbers.iter().rev() {
             let Some(extent) = self.all.get_mut(&number) else { continue };
-            if matches!(extent.at, At::Disk(_)) {
+            if matches!(extent.at, ExtentState::Disk(_)) {
                 if std::mem::replace(&mut extent.is_wanted, true) {
                     self.wanted.retain(|other| *other != number);
                 }
@@ -200,7 +200,7 @@ impl Extents {
     }
 
     /// The next thing to do: reads before writes, for somebody waits for them sooner.
-    pub(super) fn job(&mut self, options: SpillOptions) -> Result<Option<Job>> {
+    pub(super) fn job(&mut self, options: SpillOptions) -> Result<Option<ExtentTask>> {
         if self.failed.is_some() {
             return Ok(None);
         }
@@ -212,20 +212,24 @@ impl Extents {
             let number = self.wanted.pop_front().expect("it has one");
             let extent = self.all.get_mut(&number).expect("what is wanted is there");
             let (len, crc64) = (extent.len, extent.crc64);
-            if let At::Disk(place) = std::mem::replace(&mut extent.at, At::Reading) {
+            if let ExtentState::Disk(place) =
+                std::mem::replace(&mut extent.at, ExtentState::Reading)
+            {
                 self.ahead.push_back(number);
                 self.flying += 1;
-                return Ok(Some(Job::Read { number, len, crc64, place, buffer }));
+                return Ok(Some(ExtentTask::Read { number, len, crc64, place, buffer }));
             }
             unreachable!("what is wanted is on the disk alone");
         }
         let Some(number) = self.dirty.pop_first() else { return Ok(None) };
         let extent = self.all.get_mut(&number).expect("what is dirty is there");
-        let At::Memory(buffer) = &extent.at else { unreachable!("what is dirty is in memory") };
+        let ExtentState::Memory(buffer) = &extent.at else {
+            unreachable!("what is dirty is in memory")
+        };
         let (len, buffer) = (extent.len, Arc::clone(buffer));
-        extent.at = At::Writing(Arc::clone(&buffer));
+        extent.at = ExtentState::Writing(Arc::clone(&buffer));
         self.flying += 1;
-        Ok(Some(Job::Write { number, len, buffer }))
+        Ok(Some(ExtentTask::Write { number, len, buffer }))
     }
 
     /// An extent was written. Gives its place back if it was taken meanwhile.
@@ -234,8 +238,8 @@ impl Extents {
         number: u64,
         len: usize,
         buffer: Arc<Zeros>,
-        place: Result<Place>,
-    ) -> Option<Place> {
+        place: Result<FileRange>,
+    ) -> Option<FileRange> {
         self.flying -= 1;
         let place = match place {
             Ok(place) => {
@@ -252,7 +256,7 @@ impl Extents {
             self.give(buffer);
             return Some(place);
         };
-        extent.at = At::Both(buffer, place);
+        extent.at = ExtentState::Both(buffer, place);
         self.clean.insert(number);
         None
     }
@@ -263,8 +267,8 @@ impl Extents {
         number: u64,
         len: usize,
         buffer: Zeros,
-        place: Result<Place>,
-    ) -> Option<Place> {
+        place: Result<FileRange>,
+    ) -> Option<FileRange> {
         self.flying -= 1;
         let place = match place {
             Ok(place) => {
@@ -281,7 +285,7 @@ impl Extents {
             self.idle.push(buffer);
             return Some(place);
         };
-        extent.at = At::Both(Arc::new(buffer), place);
+        extent.at = ExtentState::Both(Arc::new(buffer), place);
         None
     }
 }

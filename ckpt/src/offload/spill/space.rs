@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::offload::Folder;
 use crate::shard::ALIGN_BYTES;
 use crate::{Error, Result};
-use storage::{Read, WorkFile, crc64};
+use storage::{InPlaceFile, RangeRead, crc64};
 
 /// Of the first file. Each is as large as all before it, so that there are few, and no more than
 /// half of the space lies idle.
@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 4 << 30;
 /// The space that is taken of one folder. It grows with what is away at once and is given back at
 /// the end.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(super) struct SpaceMap {
     folder: Folder,
     taken: Mutex<Taken>,
 }
@@ -26,30 +26,30 @@ pub(super) struct Space {
 #[derive(Debug, Default)]
 struct Taken {
     /// The last file, and where its rest begins.
-    last: Option<(Arc<dyn WorkFile>, u64)>,
+    last: Option<(Arc<dyn InPlaceFile>, u64)>,
     /// Of all files.
     bytes: u64,
     /// Places that were used and are free, by length. Inputs of layers have few lengths, so no
     /// place is ever cut or joined.
-    free: HashMap<u64, Vec<Place>>,
+    free: HashMap<u64, Vec<FileRange>>,
 }
 
 /// A part of a file that one extent has for itself.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
-    file: Arc<dyn WorkFile>,
+pub(super) struct FileRange {
+    file: Arc<dyn InPlaceFile>,
     offset: u64,
     len: u64,
     disk: usize,
 }
 
-impl Space {
+impl SpaceMap {
     /// Removes what a killed process may have left in the folder, and makes the first file.
     pub(super) fn open(folder: Folder) -> Result<Self> {
         folder.store.sweep(&folder.key)?;
         let file = folder.store.create_unnamed(&folder.key, FILE_BYTES_MIN)?;
         let taken = Taken { last: Some((file, 0)), bytes: FILE_BYTES_MIN, ..Taken::default() };
-        Ok(Space { folder, taken: Mutex::new(taken) })
+        Ok(SpaceMap { folder, taken: Mutex::new(taken) })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -65,12 +65,12 @@ impl Space {
     }
 
     /// A place of so many bytes, whole pages, for the disk with this number.
-    pub(super) fn take(&self, disk: usize, len: u64) -> Result<Place> {
+    pub(super) fn take(&self, disk: usize, len: u64) -> Result<FileRange> {
         let mut taken = self.lock();
         if let Some(place) = taken.free.get_mut(&len).and_then(Vec::pop) {
             return Ok(place);
         }
-        let has_room = |(file, rest): &(Arc<dyn WorkFile>, u64)| file.len_bytes() - rest >= len;
+        let has_room = |(file, rest): &(Arc<dyn InPlaceFile>, u64)| file.len_bytes() - rest >= len;
         let (file, offset) = match taken.last.take().filter(has_room) {
             Some(last) => last,
             None => {
@@ -80,11 +80,11 @@ impl Space {
             }
         };
         taken.last = Some((Arc::clone(&file), offset + len));
-        Ok(Place { file, offset, len, disk })
+        Ok(FileRange { file, offset, len, disk })
     }
 
     /// A new file of so many bytes, or of as many as there is room for, but `least`.
-    fn grow(&self, bytes: u64, least: u64) -> Result<Arc<dyn WorkFile>> {
+    fn grow(&self, bytes: u64, least: u64) -> Result<Arc<dyn InPlaceFile>> {
         let Folder { store, key } = &self.folder;
         let mut bytes = bytes.max(least);
         loop {
@@ -97,12 +97,12 @@ impl Space {
         }
     }
 
-    pub(super) fn give(&self, place: Place) {
+    pub(super) fn give(&self, place: FileRange) {
         self.lock().free.entry(place.len).or_default().push(place);
     }
 }
 
-impl Place {
+impl FileRange {
     pub(super) fn disk(&self) -> usize {
         self.disk
     }
@@ -116,7 +116,7 @@ impl Place {
     /// first bytes of it, `len` of them, with their sum.
     pub(super) fn read(&self, into: &mut [u8], len: usize, due: u64) -> Result<()> {
         let offset = self.offset;
-        self.file.read_many(&mut [Read { offset, buf: into }])?;
+        self.file.read_many(&mut [RangeRead { offset, buf: into }])?;
         let got = crc64(&into[..len]);
         if got == due {
             return Ok(());

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use ckpt::layout::{Layout, Mesh, Param, Slices, Split, Zero};
-use ckpt::offload::{self, AdamW, Folder, Offload, Options, StepReport, Update, Weights};
+use ckpt::layout::{DeviceMesh, Layout, Param, Slices, TensorSplit, Zero};
+use ckpt::offload::{self, AdamW, Folder, Offload, OffloadOptions, StepReport, Update, WeightsOut};
 use ckpt::{Checkpoint, Dtype, Group, Region, Result, SavePlan, TensorRead};
 use serde_json::json;
 use storage::{Key, Storage};
@@ -24,31 +24,36 @@ const SHAPES: [(&str, &[u64], &[u64]); 6] = [
 ];
 
 /// Small blocks, so that there are many.
-pub const SMALL: Options = Options {
+pub const SMALL: OffloadOptions = OffloadOptions {
     threads: 2,
     buffer_bytes_max: 1 << 20,
     block_bytes: 4096,
-    prefer: offload::Way::Link,
+    prefer: offload::PublishMethod::Link,
     width: storage::Width::Avx512,
 };
 
 /// Meshes that divide it: alone, replicas that share the state or not, stages that share a weight.
-pub fn meshes() -> Vec<Mesh> {
-    let one = Mesh { slices: Slices::Blocks, ..Mesh::default() };
+pub fn meshes() -> Vec<DeviceMesh> {
+    let one = DeviceMesh { slices: Slices::Blocks, ..DeviceMesh::default() };
     vec![
         one,
-        Mesh { dp: 2, zero: Zero::Three, ..one },
-        Mesh { dp: 2, ..one },
-        Mesh { pp: 2, dp: 3, zero: Zero::Three, ..one },
+        DeviceMesh { dp: 2, zero: Zero::Three, ..one },
+        DeviceMesh { dp: 2, ..one },
+        DeviceMesh { pp: 2, dp: 3, zero: Zero::Three, ..one },
     ]
 }
 
-pub fn layout(mesh: Mesh) -> Layout {
+pub fn layout(mesh: DeviceMesh) -> Layout {
     let stage = |stage: &u64| (*stage).min(mesh.pp - 1);
     let param = |(name, shape, stages): &(&str, &[u64], &[u64])| {
         let mut stages: Vec<u64> = stages.iter().map(stage).collect();
         stages.dedup();
-        Param { name: (*name).to_owned(), shape: shape.to_vec(), split: Split::Replicate, stages }
+        Param {
+            name: (*name).to_owned(),
+            shape: shape.to_vec(),
+            split: TensorSplit::Replicate,
+            stages,
+        }
     };
     let params = SHAPES.iter().map(param).collect();
     Layout::new(mesh, params, &GROUPS.map(|group| (group, Dtype::F32))).unwrap()
@@ -92,23 +97,23 @@ pub struct Rank {
     pub weights: Vec<Vec<u8>>,
 }
 
-pub fn plan_of(mesh: Mesh) -> (Layout, Arc<SavePlan>) {
+pub fn plan_of(mesh: DeviceMesh) -> (Layout, Arc<SavePlan>) {
     let layout = layout(mesh);
     let plan = offload::plan(&layout).unwrap();
     (layout, plan)
 }
 
 impl Rank {
-    pub fn in_memory(mesh: Mesh, rank: u64, options: Options) -> Self {
+    pub fn in_memory(mesh: DeviceMesh, rank: u64, options: OffloadOptions) -> Self {
         let (layout, plan) = plan_of(mesh);
         Self::of(Offload::in_memory(plan, &layout, rank, options).unwrap())
     }
 
     pub fn on_disk(
         store: Arc<dyn Storage>,
-        mesh: Mesh,
+        mesh: DeviceMesh,
         rank: u64,
-        options: Options,
+        options: OffloadOptions,
     ) -> Result<Self> {
         let (layout, plan) = plan_of(mesh);
         let folder = Key::new(format!("state-{rank}")).unwrap();
@@ -119,9 +124,9 @@ impl Rank {
     pub fn on_disks(
         folders: Vec<Folder>,
         owner: &str,
-        mesh: Mesh,
+        mesh: DeviceMesh,
         rank: u64,
-        options: Options,
+        options: OffloadOptions,
     ) -> Result<Self> {
         let layout = layout(mesh);
         let plan = offload::plan_over(&layout, folders.len()).unwrap();
@@ -145,7 +150,7 @@ impl Rank {
     pub fn kept(&mut self) -> Result<Vec<Vec<u8>>> {
         let mut weights: Vec<Vec<u8>> = self.weights.iter().map(|w| vec![0; w.len()]).collect();
         let mut into: Vec<_> =
-            weights.iter_mut().map(|bytes| Weights { dtype: Dtype::F32, bytes }).collect();
+            weights.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::F32, bytes }).collect();
         self.state.weights(&mut into)?;
         Ok(weights)
     }
@@ -169,7 +174,7 @@ impl Rank {
     }
 
     fn grads(&self, step: u64) -> Vec<(Dtype, Vec<u8>)> {
-        let grad = |param: &offload::Param| {
+        let grad = |param: &offload::StateParam| {
             let numbers = part(&param.name, &param.region, 1000 + step);
             match SHAPES.iter().position(|(name, ..)| *name == param.name).unwrap() % 2 {
                 0 => (Dtype::F32, bytes(&numbers)),
@@ -182,7 +187,7 @@ impl Rank {
 
 fn updates<'a>(weights: &'a mut [Vec<u8>], grads: &'a [(Dtype, Vec<u8>)]) -> Vec<Update<'a>> {
     let update = |((grad_dtype, grad), bytes): (&'a (Dtype, Vec<u8>), &'a mut Vec<u8>)| {
-        let weights = Weights { dtype: Dtype::F32, bytes };
+        let weights = WeightsOut { dtype: Dtype::F32, bytes };
         Update { grad, grad_dtype: *grad_dtype, weight_decay: 0.1, weights }
     };
     grads.iter().zip(weights).map(update).collect()

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use storage::sim::Hooked;
+use storage::sim::HookLayer;
 use storage::{Key, Result, Storage};
 
 /// What a [`Gate`] does with new objects.
@@ -30,12 +30,13 @@ impl Gate {
     pub fn new(inner: Arc<dyn Storage>) -> Self {
         let way = Arc::new((Mutex::new(Way::Open), Condvar::new()));
         let at_gate = Arc::clone(&way);
-        let store = Hooked::new(
-            inner,
-            move |_, call, key| {
-                if call == "create" { pass(&at_gate, key) } else { Ok(()) }
-            },
-        );
+        let store =
+            HookLayer::new(
+                inner,
+                move |_, call, key| {
+                    if call == "create" { pass(&at_gate, key) } else { Ok(()) }
+                },
+            );
         Gate { store, way }
     }
 

@@ -10,7 +10,9 @@ pub mod ranks;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ckpt::{Blob, Checkpoint, Checkpoints, Dtype, Group, Options, Result, SaveReport, TensorData};
+use ckpt::{
+    Blob, Checkpoint, CheckpointOptions, Checkpoints, Dtype, Group, Result, SaveReport, TensorData,
+};
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
@@ -137,7 +139,7 @@ impl State {
 }
 
 /// Small files and small blocks, so that a small state has many of both.
-pub const SMALL: Options = Options {
+pub const SMALL: CheckpointOptions = CheckpointOptions {
     shard_bytes_max: 3000,
     block_bytes: 4096,
     threads: 2,
@@ -146,7 +148,7 @@ pub const SMALL: Options = Options {
 };
 
 /// The same on one thread, so that the n-th call of a store is always the same.
-pub const SERIAL: Options = Options { threads: 1, ..SMALL };
+pub const SERIAL: CheckpointOptions = CheckpointOptions { threads: 1, ..SMALL };
 
 /// A folder that is gone afterwards.
 pub struct Folder {
@@ -175,7 +177,7 @@ impl Folder {
     }
 
     /// The checkpoints in it, below `run`.
-    pub fn steps(&self, options: Options) -> Checkpoints {
+    pub fn steps(&self, options: CheckpointOptions) -> Checkpoints {
         Checkpoints::open(self.store(), Key::new("run").unwrap()).with_options(options)
     }
 

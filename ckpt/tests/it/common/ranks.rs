@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ckpt::{
-    Background, Begun, Blob, Checkpoints, Holding, Patience, PlanLimits, Region, Result, SavePlan,
-    SaveReport, Span, TensorSpec, Together,
+    AsyncSaver, Blob, Checkpoints, HeldRegion, JointSaveOptions, LivenessTimeouts, PlanLimits,
+    Region, Result, SavePlan, SaveReport, SaveStart, Span, TensorSpec,
 };
-use storage::sim::SimStore;
+use storage::sim::FaultStore;
 use storage::{Key, Storage};
 
 use super::{SERIAL, State, Tensor};
@@ -23,8 +23,8 @@ pub const LIMITS: PlanLimits = PlanLimits {
 };
 
 /// Quick signs of life, and no death by silence unless a test wants it.
-pub const PATIENCE: Patience =
-    Patience { beat: Duration::from_millis(20), silence_max: Duration::from_secs(20) };
+pub const PATIENCE: LivenessTimeouts =
+    LivenessTimeouts { beat: Duration::from_millis(20), silence_max: Duration::from_secs(20) };
 
 /// What one of several writers opens.
 pub fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
@@ -33,13 +33,13 @@ pub fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
 }
 
 /// One store for all of them.
-pub fn same(store: &SimStore, writers: usize) -> Vec<Arc<dyn Storage>> {
+pub fn same(store: &FaultStore, writers: usize) -> Vec<Arc<dyn Storage>> {
     (0..writers).map(|_| Arc::new(store.clone()) as Arc<dyn Storage>).collect()
 }
 
 /// Every image that a power cut may leave, at every operation from one on: of the steps 1 and 2 the
 /// newest is whole, and after the last operation it is the second.
-pub fn check_images(store: &SimStore, from: usize, images: u64, (old, new): (&State, &State)) {
+pub fn check_images(store: &FaultStore, from: usize, images: u64, (old, new): (&State, &State)) {
     let to = store.op_count();
     assert!(to > from + 60, "a save of few operations");
     for (ops, seed) in (from..=to).flat_map(|ops| (0..images).map(move |seed| (ops, seed))) {
@@ -61,12 +61,12 @@ pub struct Ranks {
 
 impl Ranks {
     pub fn new(state: &State, writers: usize, limits: PlanLimits) -> Self {
-        let mut held: Vec<Vec<Holding>> = vec![Vec::new(); writers];
+        let mut held: Vec<Vec<HeldRegion>> = vec![Vec::new(); writers];
         let mut bytes: Vec<Vec<Vec<u8>>> = vec![Vec::new(); writers];
         for (place, tensor) in state.tensors.iter().enumerate() {
             for writer in 0..writers {
                 let (region, range) = part(tensor, writer, writers);
-                held[writer].push(Holding { tensor: place, region });
+                held[writer].push(HeldRegion { tensor: place, region });
                 bytes[writer].push(tensor.bytes[range].to_vec());
             }
         }
@@ -84,7 +84,7 @@ impl Ranks {
         &self,
         steps: &Checkpoints,
         step: u64,
-        together: &Together<'_>,
+        together: &JointSaveOptions<'_>,
     ) -> Result<SaveReport> {
         let (held, blobs, meta) = self.of(together.writer);
         steps.save_together(step, &self.plan, &held, &blobs, meta, together)
@@ -93,10 +93,10 @@ impl Ranks {
     /// The same behind the run.
     pub fn begin(
         &self,
-        background: &Background,
+        background: &AsyncSaver,
         step: u64,
-        together: &Together<'_>,
-    ) -> Result<Begun> {
+        together: &JointSaveOptions<'_>,
+    ) -> Result<SaveStart> {
         let (held, blobs, meta) = self.of(together.writer);
         background.save_part(step, &self.plan, &held, &blobs, meta, together)
     }

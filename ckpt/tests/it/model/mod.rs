@@ -3,7 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-use ckpt::layout::{Layout, Mesh, Order, Param, Slices, Split, Zero, block_elements};
+use ckpt::layout::{
+    DeviceMesh, FusedOrder, Layout, Param, Slices, TensorSplit, Zero, block_elements,
+};
 use ckpt::{Dtype, Group, Region};
 
 use crate::common::Random;
@@ -38,14 +40,14 @@ impl Sizes {
     }
 
     /// The parameters, cut for a mesh. Only the cuts and the stages depend on it.
-    pub fn params(&self, mesh: &Mesh, order: bool) -> Vec<Param> {
+    pub fn params(&self, mesh: &DeviceMesh, order: bool) -> Vec<Param> {
         let stages = mesh.pp * mesh.vpp;
         let mut list = List { sizes: self.clone(), tp: mesh.tp, by_groups: order, params: vec![] };
         let last = stages - 1;
         if !self.is_t5 {
             list.embed("embed.weight", if self.is_tied { vec![0, last] } else { vec![0] });
             list.stack("decoder", 0, stages, false);
-            list.push("norm.weight", &[self.hidden], Split::Replicate, last);
+            list.push("norm.weight", &[self.hidden], TensorSplit::Replicate, last);
             if !self.is_tied {
                 list.embed("lm_head.weight", vec![last]);
             }
@@ -59,9 +61,9 @@ impl Sizes {
         };
         list.embed("shared.weight", vec![0, decoder.0, last]);
         list.stack("encoder", encoder.0, encoder.1, false);
-        list.push("encoder.relative", &[32, 4], Split::Axis(1), 0);
+        list.push("encoder.relative", &[32, 4], TensorSplit::Axis(1), 0);
         list.stack("decoder", decoder.0, decoder.1, true);
-        list.push("scale", &[], Split::Replicate, last);
+        list.push("scale", &[], TensorSplit::Replicate, last);
         list.params
     }
 }
@@ -74,54 +76,54 @@ struct List {
 }
 
 impl List {
-    fn push(&mut self, name: &str, shape: &[u64], split: Split, stage: u64) {
+    fn push(&mut self, name: &str, shape: &[u64], split: TensorSplit, stage: u64) {
         let (name, shape, stages) = (name.to_owned(), shape.to_vec(), vec![stage]);
         self.params.push(Param { name, shape, split, stages });
     }
 
     fn embed(&mut self, name: &str, stages: Vec<u64>) {
         let Sizes { vocab, hidden, .. } = self.sizes;
-        let split = Split::Padded { rows: (vocab + 5).next_multiple_of(16 * self.tp) };
+        let split = TensorSplit::Padded { rows: (vocab + 5).next_multiple_of(16 * self.tp) };
         let (name, shape) = (name.to_owned(), vec![vocab, hidden]);
         self.params.push(Param { name, shape, split, stages });
     }
 
-    fn fused(&self, axis: usize, blocks: &[u64]) -> Split {
-        let order = if self.by_groups { Order::Groups(4) } else { Order::Blocks };
-        Split::Fused { axis, blocks: blocks.to_vec(), order }
+    fn fused(&self, axis: usize, blocks: &[u64]) -> TensorSplit {
+        let order = if self.by_groups { FusedOrder::Groups(4) } else { FusedOrder::Blocks };
+        TensorSplit::Fused { axis, blocks: blocks.to_vec(), order }
     }
 
     fn stack(&mut self, stack: &str, first: u64, count: u64, has_cross: bool) {
         let Sizes { hidden, ffn, layers, queries_per_key, is_gated, .. } = self.sizes;
         let keys = hidden / queries_per_key;
         for layer in 0..layers {
-            let stage = Mesh::stage_of_layer(first, count, layer, layers);
+            let stage = DeviceMesh::stage_of_layer(first, count, layer, layers);
             let name = |what: &str| format!("{stack}.{layer}.{what}");
-            self.push(&name("norm.weight"), &[hidden], Split::Replicate, stage);
+            self.push(&name("norm.weight"), &[hidden], TensorSplit::Replicate, stage);
             let blocks = [hidden, keys, keys];
             let rows = hidden + 2 * keys;
             self.push(&name("qkv.weight"), &[rows, hidden], self.fused(0, &blocks), stage);
             self.push(&name("qkv.bias"), &[rows], self.fused(0, &blocks), stage);
-            self.push(&name("out.weight"), &[hidden, hidden], Split::Axis(1), stage);
+            self.push(&name("out.weight"), &[hidden, hidden], TensorSplit::Axis(1), stage);
             if has_cross {
                 // As GPT-2's, which has its inputs as rows.
                 let split = self.fused(1, &[keys, keys]);
                 self.push(&name("cross.kv.weight"), &[hidden, 2 * keys], split, stage);
             }
             if is_gated {
-                let split = Split::fused(&[ffn, ffn]);
+                let split = TensorSplit::fused(&[ffn, ffn]);
                 self.push(&name("gate_up.weight"), &[2 * ffn, hidden], split, stage);
             } else {
-                self.push(&name("up.weight"), &[ffn, hidden], Split::Axis(0), stage);
+                self.push(&name("up.weight"), &[ffn, hidden], TensorSplit::Axis(0), stage);
             }
-            self.push(&name("down.weight"), &[hidden, ffn], Split::Axis(1), stage);
+            self.push(&name("down.weight"), &[hidden, ffn], TensorSplit::Axis(1), stage);
         }
     }
 }
 
-pub fn random_mesh(random: &mut Random) -> Mesh {
+pub fn random_mesh(random: &mut Random) -> DeviceMesh {
     let pick = |random: &mut Random, from: &[u64]| from[random.below(from.len() as u64) as usize];
-    Mesh {
+    DeviceMesh {
         tp: pick(random, &[1, 2, 4]),
         pp: pick(random, &[1, 2, 3]),
         vpp: pick(random, &[1, 2]),
@@ -189,30 +191,32 @@ pub fn memories(
 }
 
 /// The elements of a rank's tensor parallel part, in the order of its memory.
-fn local(param: &Param, mesh: &Mesh, tp: u64) -> Vec<Option<u64>> {
+fn local(param: &Param, mesh: &DeviceMesh, tp: u64) -> Vec<Option<u64>> {
     let count: u64 = param.shape.iter().product();
     let row: u64 = param.shape.iter().skip(1).product();
     match &param.split {
-        Split::Replicate => (0..count).map(Some).collect(),
-        Split::Axis(axis) => {
+        TensorSplit::Replicate => (0..count).map(Some).collect(),
+        TensorSplit::Axis(axis) => {
             let inner: u64 = param.shape[axis + 1..].iter().product();
             let each = param.shape[*axis] / mesh.tp;
             let is_mine = |id: &u64| id / inner % param.shape[*axis] / each == tp;
             (0..count).filter(is_mine).map(Some).collect()
         }
-        Split::Padded { rows } => {
+        TensorSplit::Padded { rows } => {
             let padded: Vec<Option<u64>> =
                 (0..rows * row).map(|id| (id < count).then_some(id)).collect();
             let each = padded.len() / mesh.tp as usize;
             padded[tp as usize * each..(tp as usize + 1) * each].to_vec()
         }
-        Split::Fused { order: Order::Blocks, .. } if mesh.tp == 1 => (0..count).map(Some).collect(),
-        Split::Fused { axis, blocks, order } => {
+        TensorSplit::Fused { order: FusedOrder::Blocks, .. } if mesh.tp == 1 => {
+            (0..count).map(Some).collect()
+        }
+        TensorSplit::Fused { axis, blocks, order } => {
             // Cut into groups, all of them in their order; a rank has an equal run of groups. With
             // blocks in their order a rank is one group.
             let groups = match order {
-                Order::Blocks => mesh.tp,
-                Order::Groups(groups) => *groups,
+                FusedOrder::Blocks => mesh.tp,
+                FusedOrder::Groups(groups) => *groups,
             };
             let mine = groups / mesh.tp;
             let inner: u64 = param.shape[axis + 1..].iter().product();

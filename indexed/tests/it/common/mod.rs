@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use storage::sim::Hooked;
+use storage::sim::HookLayer;
 use storage::{Key, Storage};
 
 /// A folder of goldens.
@@ -62,7 +62,7 @@ pub type Calls = Arc<Mutex<Vec<String>>>;
 pub fn failing(inner: &Arc<dyn Storage>, fail: Range<usize>) -> (Arc<dyn Storage>, Calls) {
     let calls = Calls::default();
     let heard = Arc::clone(&calls);
-    let store = Hooked::new(Arc::clone(inner), move |_, call, key| {
+    let store = HookLayer::new(Arc::clone(inner), move |_, call, key| {
         if !["create", "write", "finish", "delete"].contains(&call) {
             return Ok(());
         }

@@ -8,9 +8,9 @@ use indexed::{
     BlendIndex, BlendWeights, GptIndex, IndexedDataset, Split, blend_sizes, normalize_weights,
 };
 use loader::batch::{GptAssemble, GptConfig};
-use loader::{BlendOrder, GptOrder, Loader, LoaderOptions, Order};
+use loader::{BlendOrder, GptOrder, Loader, LoaderOptions, SampleOrder};
 use serde_json::Value;
-use storage::server::{Fault, Rule, S3Server};
+use storage::server::{Fault, FaultRule, S3Server};
 use storage::{Key, Storage, sim};
 
 use super::corpus::{Corpus, config, options, stream, sum};
@@ -54,14 +54,14 @@ fn check_golden(store: &Arc<dyn Storage>, runs: &Value, streams: &Value) {
         };
         let datasets: Vec<_> = run["blend"][0].as_array().unwrap().iter().map(open).collect();
         let dtypes = datasets.iter().map(|dataset| dataset.dtype()).collect();
-        let order = |dataset: &Arc<IndexedDataset>, size: Option<u64>| -> Arc<dyn Order> {
+        let order = |dataset: &Arc<IndexedDataset>, size: Option<u64>| -> Arc<dyn SampleOrder> {
             let seed = run["random_seed"].as_u64().unwrap() as u32;
             let config = config(seq_len, seed, run["split"].as_str().unwrap(), size);
             let index = GptIndex::build(dataset, Split::Train, &config).unwrap();
             let order = GptOrder::new(dataset.clone(), Arc::new(index), seq_len as usize);
             Arc::new(order.unwrap())
         };
-        let order: Arc<dyn Order> = if datasets.len() == 1 {
+        let order: Arc<dyn SampleOrder> = if datasets.len() == 1 {
             order(&datasets[0], size)
         } else if let Some(weights) = run["blend"][1].as_array() {
             let weights: Vec<f64> = weights.iter().map(|w| w.as_f64().unwrap()).collect();
@@ -106,8 +106,8 @@ fn is_the_same_by_every_engine_depth_and_window() {
 fn is_the_same_through_short_interrupted_failing_and_late_reads() {
     let corpus = Corpus::new();
     let short =
-        sim::Faults { short_per_mille: 200, interrupted_per_mille: 100, ..Default::default() };
-    let simulated: Arc<dyn Storage> = Arc::new(sim::SimStore::new(3, short));
+        sim::FaultPlan { short_per_mille: 200, interrupted_per_mille: 100, ..Default::default() };
+    let simulated: Arc<dyn Storage> = Arc::new(sim::FaultStore::new(3, short));
     copy("corpus", &corpus.store(), &simulated);
     let late = Duration::from_millis(20);
     for (depth, _, window_bytes) in WAYS {
@@ -125,7 +125,7 @@ fn is_the_same_through_short_interrupted_failing_and_late_reads() {
                 late,
                 ..Default::default()
             };
-            let faulty = sim::FaultyStore::new(inner.clone(), 9, faults);
+            let faulty = sim::ReadFaultLayer::new(inner.clone(), 9, faults);
             let store: Arc<dyn Storage> = Arc::new(faulty.clone());
             corpus.check(&format!("faults at depth {depth:?}"), &store, options.clone());
             assert!(faulty.failed_count() > 0, "nothing failed: the test tries nothing");
@@ -157,7 +157,7 @@ fn is_the_same_from_s3_whatever_fails() {
             (4, Fault::StallInBody),
             (4, Fault::Delay(Duration::from_millis(50))),
         ] {
-            server.inject(Rule::per_mille(share, seed, fault).of("GET").to("corpus.bin"));
+            server.inject(FaultRule::per_mille(share, seed, fault).of("GET").to("corpus.bin"));
         }
         let before = server.fault_count();
         let mut options = options();

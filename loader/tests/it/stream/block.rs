@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexed::{BlockShuffle, Builder, Dtype, IndexedDataset, Split, TokenStream};
 use loader::batch::{GptAssemble, GptConfig};
-use loader::{BlockOrder, FileOrder, Loader, Order};
+use loader::{BlockOrder, FileOrder, Loader, SampleOrder};
 use storage::server::S3Server;
 use storage::{Key, Storage};
 
@@ -36,7 +36,7 @@ fn build(store: &Arc<dyn Storage>) {
     builder.finish().unwrap();
 }
 
-fn check(what: &str, order: &Arc<dyn Order>, window_bytes: u64) {
+fn check(what: &str, order: &Arc<dyn SampleOrder>, window_bytes: u64) {
     let mut options = options();
     options.samples.end = order.sample_count();
     options.window_bytes = window_bytes;
@@ -68,9 +68,9 @@ fn is_what_the_file_has_kept_or_copied() {
         let stream = TokenStream::new(&dataset, Split::Train, Some("1"), SEQ_LEN as u64, true);
         let stream = stream.unwrap();
         let shuffle = BlockShuffle::new(stream.sample_count(), BLOCK_SAMPLES, 3, 5).unwrap();
-        let block: Arc<dyn Order> =
+        let block: Arc<dyn SampleOrder> =
             Arc::new(BlockOrder::new(&dataset, stream, &shuffle, 2).unwrap());
-        let file: Arc<dyn Order> = Arc::new(FileOrder::new(dataset, SEQ_LEN).unwrap());
+        let file: Arc<dyn SampleOrder> = Arc::new(FileOrder::new(dataset, SEQ_LEN).unwrap());
         // All is kept; a request or two are, and the others copied; none is.
         for window_bytes in [512 << 20, 600 << 10, 64 << 10] {
             check(&format!("{url}: blocks, {window_bytes}"), &block, window_bytes);

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use loader::cache::{self, Cache, CacheOptions, LogOptions, OrderLog};
-use loader::{Near, Ranks};
+use loader::cache::{self, CacheOptions, LogOptions, NodeCache, OrderLog};
+use loader::{Ranks, SampleCache};
 use storage::Storage;
 
 use super::corpus::{Corpus, SAMPLES, options, order, rows, start, stream, sum};
@@ -16,7 +16,7 @@ struct Half {
     told: Mutex<Vec<u64>>,
 }
 
-impl Near for Half {
+impl SampleCache for Half {
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         let kept = self.kept.lock().unwrap();
         let found = kept.get(&sample).filter(|bytes| bytes.len() == into.len());
@@ -60,10 +60,10 @@ fn bin_bytes(corpus: &Corpus) -> u64 {
 }
 
 /// The cache of a run whose files do not fit: so much of it as the log of its samples may take.
-fn log(corpus: &Corpus, folder: &tempfile::TempDir) -> Cache {
+fn log(corpus: &Corpus, folder: &tempfile::TempDir) -> NodeCache {
     let limit = CacheOptions { limit_bytes: bin_bytes(corpus) - 1, salt: 5 };
     let cache = cache::open(&disk(folder), &order(&corpus.store()), limit).unwrap();
-    assert!(matches!(cache, Cache::Log(_)));
+    assert!(matches!(cache, NodeCache::Log(_)));
     cache
 }
 
@@ -95,7 +95,7 @@ fn a_restart_reads_from_the_nodes_disk() {
     drop(loader);
 
     // Nothing goes back behind a checkpoint: what was kept for that is gone.
-    let Cache::Log(log) = &cache else { panic!("{cache:?}") };
+    let NodeCache::Log(log) = &cache else { panic!("{cache:?}") };
     log.flush();
     let before = log.bytes();
     cache.checkpointed(400);
@@ -112,7 +112,7 @@ fn a_restart_reads_from_the_nodes_disk() {
 fn another_number_of_ranks_finds_what_the_old_ones_kept() {
     let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
     let order = order(&corpus.store());
-    let log = || -> Arc<dyn Near> {
+    let log = || -> Arc<dyn SampleCache> {
         let log = OrderLog::open(&disk(&folder), order.as_ref(), LogOptions::default());
         Arc::new(log.unwrap())
     };
@@ -135,7 +135,7 @@ fn files_that_fit_are_read_from_afar_once() {
     let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
     let limit = CacheOptions { limit_bytes: bin_bytes(&corpus), salt: 5 };
     let cache = cache::open(&disk(&folder), &order(&corpus.store()), limit).unwrap();
-    let Cache::Files(files) = &cache else { panic!("{cache:?}") };
+    let NodeCache::Files(files) = &cache else { panic!("{cache:?}") };
     let mut options = options();
     options.near = Some(cache.near());
     corpus.check("while files come", &corpus.store(), options.clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indexed::{Builder, Dtype, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::batch::{GptAssemble, GptConfig};
-use loader::{Batch, GptOrder, Loader, LoaderOptions, Order};
+use loader::{Batch, GptOrder, Loader, LoaderOptions, SampleOrder};
 use sha2::{Digest, Sha256};
 use storage::{Key, Storage};
 
@@ -114,7 +114,7 @@ pub fn open(store: &Arc<dyn Storage>) -> (Arc<IndexedDataset>, Arc<GptIndex>) {
     (Arc::new(dataset), Arc::new(index))
 }
 
-pub fn order(store: &Arc<dyn Storage>) -> Arc<dyn Order> {
+pub fn order(store: &Arc<dyn Storage>) -> Arc<dyn SampleOrder> {
     let (dataset, index) = open(store);
     Arc::new(GptOrder::new(dataset, index, SEQ_LEN).unwrap())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use loader::Error;
-use storage::sim::{FaultyStore, ReadFaults};
+use storage::sim::{ReadFaultLayer, ReadFaults};
 use storage::{Key, Storage};
 
 use super::corpus::{Corpus, SAMPLES, options, order, start, stream, sum};
@@ -23,7 +23,7 @@ fn ends_with_the_first_sample_that_cannot_be_read() {
     let first = (0..SAMPLES).find(broken).unwrap();
     for window_bytes in [1, 512 << 20] {
         let faults = ReadFaults { broken: broken_from..u64::MAX, ..ReadFaults::default() };
-        let store = FaultyStore::new(corpus.store(), 1, faults);
+        let store = ReadFaultLayer::new(corpus.store(), 1, faults);
         let store: Arc<dyn Storage> = Arc::new(store);
         let mut options = options();
         // With a gap, what is good would be read along with what is not.
@@ -46,7 +46,7 @@ fn ends_with_the_first_sample_that_cannot_be_read() {
 #[test]
 fn late_requests_leave_their_place_to_others() {
     let corpus = Corpus::new();
-    let faulty = FaultyStore::new(corpus.store(), 1, ReadFaults::default());
+    let faulty = ReadFaultLayer::new(corpus.store(), 1, ReadFaults::default());
     let store: Arc<dyn Storage> = Arc::new(faulty.clone());
     let len_bytes = corpus.store().open(&Key::new("corpus.bin").unwrap()).unwrap().len_bytes();
     faulty.hang(len_bytes / 5 * 4..len_bytes);
@@ -69,7 +69,7 @@ fn retries_are_told_by_their_cause() {
     let corpus = Corpus::new();
     // Four in a row would end a read, and who meets which depends on the threads.
     let faults = ReadFaults { io_per_mille: 10, stale_per_mille: 5, ..ReadFaults::default() };
-    let faulty = FaultyStore::new(corpus.store(), 3, faults);
+    let faulty = ReadFaultLayer::new(corpus.store(), 3, faults);
     let store: Arc<dyn Storage> = Arc::new(faulty.clone());
     let mut options = options();
     options.gap_bytes = Some(0);
@@ -88,7 +88,7 @@ fn retries_are_told_by_their_cause() {
 #[test]
 fn a_frozen_store_is_an_error_and_no_trap() {
     let corpus = Corpus::new();
-    let faulty = FaultyStore::new(corpus.store(), 1, ReadFaults::default());
+    let faulty = ReadFaultLayer::new(corpus.store(), 1, ReadFaults::default());
     faulty.hang(0..u64::MAX);
     let store: Arc<dyn Storage> = Arc::new(faulty.clone());
     let mut options = options();

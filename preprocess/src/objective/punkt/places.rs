@@ -6,7 +6,7 @@ use super::{Newlines, Nltk};
 
 /// A mark that may end a sentence, and what decides about it.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SentenceBreak {
     /// Where the search for the word before it ends.
     start: usize,
     /// Where the sentence would end.
@@ -23,10 +23,10 @@ pub(super) fn places(
     nltk: Nltk,
     newlines: Newlines,
     text: &str,
-    found: &mut impl FnMut(&Place, usize),
+    found: &mut impl FnMut(&SentenceBreak, usize),
 ) {
     // What was found last, and the word before it, from its start to the place's.
-    let mut last: Option<Place> = None;
+    let mut last: Option<SentenceBreak> = None;
     let (mut word_start, mut word_end) = (0, 0);
     let mut at = 0;
     while let Some(place) = match newlines {
@@ -54,14 +54,14 @@ pub(super) fn places(
 }
 
 /// The first mark from `at` on before punctuation, or before a space and another word.
-fn next_mark(nltk: Nltk, text: &str, mut at: usize) -> Option<Place> {
+fn next_mark(nltk: Nltk, text: &str, mut at: usize) -> Option<SentenceBreak> {
     loop {
         let start = at + memchr3(b'.', b'?', b'!', &text.as_bytes()[at..])?;
         at = start + 1;
         let char = text[at..].chars().next()?;
         if nltk.ends_word(char) {
             let context_end = at + char.len_utf8();
-            return Some(Place { start, end: at, next_word: None, context_end });
+            return Some(SentenceBreak { start, end: at, next_word: None, context_end });
         }
         if nltk.is_space(char) {
             let next_word = skip_space(nltk, text, at);
@@ -69,14 +69,14 @@ fn next_mark(nltk: Nltk, text: &str, mut at: usize) -> Option<Place> {
                 return None;
             }
             let context_end = skip_word(nltk, text, next_word);
-            return Some(Place { start, end: at, next_word: Some(next_word), context_end });
+            return Some(SentenceBreak { start, end: at, next_word: Some(next_word), context_end });
         }
     }
 }
 
 /// The last mark of the first run without space that has one before anything else, and the space
 /// after it.
-fn next_mark_and_space(nltk: Nltk, text: &str, mut at: usize) -> Option<Place> {
+fn next_mark_and_space(nltk: Nltk, text: &str, mut at: usize) -> Option<SentenceBreak> {
     loop {
         let start = skip_space(nltk, text, at);
         let run_end = skip_word(nltk, text, start);
@@ -102,7 +102,7 @@ fn next_mark_and_space(nltk: Nltk, text: &str, mut at: usize) -> Option<Place> {
                 true => (None, end + char.len_utf8()),
                 false => (Some(end), skip_word(nltk, text, end)),
             };
-            return Some(Place { start, end, next_word, context_end });
+            return Some(SentenceBreak { start, end, next_word, context_end });
         }
         at = run_end;
     }

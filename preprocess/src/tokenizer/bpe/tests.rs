@@ -151,7 +151,7 @@ fn by_characters_is_as_by_bytes() {
         vocabularies.push(from_ranks(&tokens, Pattern::Whole).unwrap());
     }
     for bpe in &vocabularies {
-        let (mut scratch, mut memory) = (Scratch::default(), Memory::new());
+        let (mut scratch, mut memory) = (MergeBuffers::default(), CharMergeBuffers::new());
         for round in 0..60 {
             let len = 2 + next(if round == 0 { 3000 } else { 60 });
             let text = format!("中{}", text(&mut next, len));

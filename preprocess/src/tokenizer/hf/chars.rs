@@ -10,11 +10,11 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::super::Encode;
+use super::super::Encoder;
 use super::super::bpe::{Bpe, BpeEncoder};
 use super::super::merge::{ID_LIMIT, Merge, RANK_LIMIT};
 use super::super::split::Pattern;
-use super::own::{Ids, Told, merges};
+use super::own::{Ids, Supported, merges};
 use super::tokens::byte_token;
 
 /// Stands for a space in the vocabulary.
@@ -63,7 +63,7 @@ impl Chars {
         pairs: &[(&str, &str)],
         space: Space,
         words: Words,
-    ) -> Told<Self> {
+    ) -> Supported<Self> {
         let mut byte_ids = [0; 256];
         for (id, byte) in byte_ids.iter_mut().zip(0..=255_u8) {
             let token = format!("<0x{byte:02X}>");
@@ -145,7 +145,7 @@ impl Chars {
     }
 }
 
-impl Encode for CharsEncoder<'_> {
+impl Encoder for CharsEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let CharsEncoder { chars, bpe } = self;
         chars.encode_by(text, ids, |piece, ids| bpe.encode(piece, ids));

@@ -10,7 +10,7 @@ use super::super::added::AddedToken;
 
 /// A `tokenizer.json`, apart from `truncation` and `padding`, which are of single calls.
 #[derive(Debug, Deserialize)]
-pub(super) struct File {
+pub(super) struct TokenizerJson {
     #[serde(default)]
     pub(super) added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -21,12 +21,12 @@ pub(super) struct File {
     pub(super) post_processor: Value,
     #[serde(default)]
     pub(super) decoder: Value,
-    pub(super) model: Model,
+    pub(super) model: ModelJson,
 }
 
 /// The model, of whatever type: fields that a type has not are absent.
 #[derive(Debug, Deserialize)]
-pub(super) struct Model {
+pub(super) struct ModelJson {
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     #[serde(default)]

@@ -13,7 +13,7 @@ use unicode_normalization_alignments::{
 
 /// Composed or decomposed, by canonical or by compatible equivalence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum NormalForm {
     C,
     D,
     Kc,
@@ -22,7 +22,7 @@ pub(super) enum Form {
 
 /// Normalizes a text. Only characters that are not [`inert`] can change, with the inert one before
 /// them, so that the rest is copied as it is.
-pub(super) fn apply(form: Form, text: Cow<'_, str>) -> Cow<'_, str> {
+pub(super) fn apply(form: NormalForm, text: Cow<'_, str>) -> Cow<'_, str> {
     let table = table(form);
     let mut normal = String::new();
     let (mut copied, mut at) = (0, 0);
@@ -34,10 +34,10 @@ pub(super) fn apply(form: Form, text: Cow<'_, str>) -> Cow<'_, str> {
         normal.push_str(&text[copied..start]);
         let changed = &text[start..at];
         match form {
-            Form::C => normal.extend(changed.nfc().map(|(char, _)| char)),
-            Form::D => normal.extend(changed.nfd().map(|(char, _)| char)),
-            Form::Kc => normal.extend(changed.nfkc().map(|(char, _)| char)),
-            Form::Kd => normal.extend(changed.nfkd().map(|(char, _)| char)),
+            NormalForm::C => normal.extend(changed.nfc().map(|(char, _)| char)),
+            NormalForm::D => normal.extend(changed.nfd().map(|(char, _)| char)),
+            NormalForm::Kc => normal.extend(changed.nfkc().map(|(char, _)| char)),
+            NormalForm::Kd => normal.extend(changed.nfkd().map(|(char, _)| char)),
         }
         copied = at;
     }
@@ -49,7 +49,7 @@ pub(super) fn apply(form: Form, text: Cow<'_, str>) -> Cow<'_, str> {
 }
 
 /// Whether a character neither changes nor has to do with the one before it.
-pub(super) fn inert(form: Form, char: char) -> bool {
+pub(super) fn inert(form: NormalForm, char: char) -> bool {
     is_set(table(form), char)
 }
 
@@ -68,17 +68,17 @@ fn first_not_inert(table: &[u64], text: &str, from: usize) -> Option<usize> {
 
 /// Of every character whether it is inert: a bit each, 136 KiB, made when first asked for. All of
 /// ASCII is.
-fn table(form: Form) -> &'static [u64] {
+fn table(form: NormalForm) -> &'static [u64] {
     static TABLES: [OnceLock<Vec<u64>>; 4] = [const { OnceLock::new() }; 4];
     TABLES[form as usize].get_or_init(|| {
         let mut table = vec![0_u64; 0x11_0000 / 64];
         for char in '\0'..=char::MAX {
             let alone = [char].into_iter();
             let quick = match form {
-                Form::C => is_nfc_quick(alone),
-                Form::D => is_nfd_quick(alone),
-                Form::Kc => is_nfkc_quick(alone),
-                Form::Kd => is_nfkd_quick(alone),
+                NormalForm::C => is_nfc_quick(alone),
+                NormalForm::D => is_nfd_quick(alone),
+                NormalForm::Kc => is_nfkc_quick(alone),
+                NormalForm::Kd => is_nfkd_quick(alone),
             };
             let starts = canonical_combining_class(char) == 0;
             let code = char as usize; // fits: 21 bits
@@ -99,12 +99,12 @@ mod tests {
 
     fn check(text: &str) {
         let chars = |form| match form {
-            Form::C => text.nfc().map(|(char, _)| char).collect::<String>(),
-            Form::D => text.nfd().map(|(char, _)| char).collect(),
-            Form::Kc => text.nfkc().map(|(char, _)| char).collect(),
-            Form::Kd => text.nfkd().map(|(char, _)| char).collect(),
+            NormalForm::C => text.nfc().map(|(char, _)| char).collect::<String>(),
+            NormalForm::D => text.nfd().map(|(char, _)| char).collect(),
+            NormalForm::Kc => text.nfkc().map(|(char, _)| char).collect(),
+            NormalForm::Kd => text.nfkd().map(|(char, _)| char).collect(),
         };
-        for form in [Form::C, Form::D, Form::Kc, Form::Kd] {
+        for form in [NormalForm::C, NormalForm::D, NormalForm::Kc, NormalForm::Kd] {
             assert_eq!(apply(form, Cow::Borrowed(text)), chars(form), "{form:?} of {text:?}");
         }
     }

@@ -5,24 +5,24 @@ use std::panic::catch_unwind;
 
 use tokenizers::Tokenizer as Library;
 
-use super::super::Encode;
+use super::super::Encoder;
 use super::super::added::AddedToken;
 use super::super::read::bad;
-use super::file::{File, Vocab};
+use super::file::{TokenizerJson, Vocab};
 use crate::{Error, Result};
 
 /// A tokenizer of the library.
-pub(super) struct General {
+pub(super) struct LibraryTokenizer {
     library: Library,
     with_specials: bool,
 }
 
-impl General {
+impl LibraryTokenizer {
     /// `text` is a `tokenizer.json` that was parsed to `parsed`; `more` are tokens to add.
     pub(super) fn new(
         file: &str,
         text: &str,
-        parsed: &File,
+        parsed: &TokenizerJson,
         more: &[AddedToken],
         with_specials: bool,
     ) -> Result<Self> {
@@ -41,7 +41,7 @@ impl General {
         library
             .add_special_tokens(more.collect::<Vec<_>>())
             .map_err(|e| bad(file, e.to_string(), due))?;
-        Ok(General { library, with_specials })
+        Ok(LibraryTokenizer { library, with_specials })
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
@@ -60,7 +60,7 @@ impl General {
 }
 
 /// That encoding will not fail, which it does for unknown words without an unknown token.
-fn check(file: &File) -> std::result::Result<(), (String, &'static str)> {
+fn check(file: &TokenizerJson) -> std::result::Result<(), (String, &'static str)> {
     let model = &file.model;
     let unknown = model.unk_token.as_deref();
     let there = match &model.vocab {
@@ -80,7 +80,7 @@ fn check(file: &File) -> std::result::Result<(), (String, &'static str)> {
     if there { Ok(()) } else { Err(("no unknown token".to_owned(), "one in the vocabulary")) }
 }
 
-impl fmt::Debug for General {
+impl fmt::Debug for LibraryTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("General")
             .field("with_specials", &self.with_specials)
@@ -88,8 +88,8 @@ impl fmt::Debug for General {
     }
 }
 
-impl Encode for &General {
+impl Encoder for &LibraryTokenizer {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
-        General::encode(self, text, ids);
+        LibraryTokenizer::encode(self, text, ids);
     }
 }

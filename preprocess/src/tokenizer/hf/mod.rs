@@ -25,17 +25,17 @@ mod unigram;
 use serde_json::json;
 use storage::Crc64;
 
-use self::file::{File, MergePair, Vocab};
+use self::file::{MergePair, TokenizerJson, Vocab};
 #[cfg(feature = "general")]
-use self::general::General;
-use self::own::Own;
-use self::template::Around;
+use self::general::LibraryTokenizer;
+use self::own::NativeTokenizer;
+use self::template::PostProcessor;
 use super::added::AddedToken;
 use super::keywords::Keywords;
 use super::merge::ID_LIMIT;
 use super::python::repr_list;
 use super::read::bad;
-use super::{Encode, Tokenizer, TokenizerSpec};
+use super::{Encoder, Tokenizer, TokenizerSpec};
 use crate::Result;
 
 /// What the command line and Megatron call it.
@@ -46,7 +46,7 @@ pub(super) const KINDS: [&str; 2] = ["hf", "HuggingFaceTokenizer"];
 pub struct HuggingFace {
     /// As it was named.
     model: String,
-    engine: Engine,
+    engine: HfEngine,
     vocab_size: u32,
     eod: Option<u32>,
     fingerprint: String,
@@ -55,10 +55,10 @@ pub struct HuggingFace {
 }
 
 #[derive(Debug)]
-enum Engine {
-    Own(Box<Own>),
+enum HfEngine {
+    Own(Box<NativeTokenizer>),
     #[cfg(feature = "general")]
-    General(Box<General>),
+    General(Box<LibraryTokenizer>),
 }
 
 impl HuggingFace {
@@ -74,7 +74,7 @@ impl HuggingFace {
         let folder = folder::Folder::of(spec)?;
         let (name, text) = folder.read_tokenizer()?;
         let due = "a tokenizer in Hugging Face's format";
-        let mut file: File =
+        let mut file: TokenizerJson =
             serde_json::from_str(&text).map_err(|e| bad(&name, e.to_string(), due))?;
         check_ids(&name, &file)?;
         if let Some(dropout) = file.model.dropout.filter(|&dropout| dropout != 0.0) {
@@ -88,13 +88,13 @@ impl HuggingFace {
         if with_specials {
             check_around(&name, &file)?;
         }
-        let engine = match Own::new(&file, with_specials) {
-            Ok(own) => Engine::Own(Box::new(own)),
+        let engine = match NativeTokenizer::new(&file, with_specials) {
+            Ok(own) => HfEngine::Own(Box::new(own)),
             #[cfg(feature = "general")]
             Err(why) => {
                 log::info!("{name}: not for the fast engines, for {why}; by the general one");
-                let general = General::new(&name, &text, &file, &more, with_specials)?;
-                Engine::General(Box::new(general))
+                let general = LibraryTokenizer::new(&name, &text, &file, &more, with_specials)?;
+                HfEngine::General(Box::new(general))
             }
             #[cfg(not(feature = "general"))]
             Err(why) => {
@@ -121,9 +121,9 @@ impl HuggingFace {
     #[must_use]
     pub fn engine(&self) -> &'static str {
         match self.engine {
-            Engine::Own(_) => "own",
+            HfEngine::Own(_) => "own",
             #[cfg(feature = "general")]
-            Engine::General(_) => "general",
+            HfEngine::General(_) => "general",
         }
     }
 }
@@ -131,33 +131,33 @@ impl HuggingFace {
 impl Tokenizer for HuggingFace {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         match &self.engine {
-            Engine::Own(own) => own.encode(text, ids),
+            HfEngine::Own(own) => own.encode(text, ids),
             #[cfg(feature = "general")]
-            Engine::General(general) => general.encode(text, ids),
+            HfEngine::General(general) => general.encode(text, ids),
         }
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
         match &self.engine {
-            Engine::Own(own) => Box::new(own.encoder()),
+            HfEngine::Own(own) => Box::new(own.encoder()),
             #[cfg(feature = "general")]
-            Engine::General(general) => Box::new(&**general),
+            HfEngine::General(general) => Box::new(&**general),
         }
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
         match &self.engine {
-            Engine::Own(own) => own.decode(ids, out),
+            HfEngine::Own(own) => own.decode(ids, out),
             #[cfg(feature = "general")]
-            Engine::General(general) => general.decode(ids, self.vocab_size, out),
+            HfEngine::General(general) => general.decode(ids, self.vocab_size, out),
         }
     }
 
     fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
         match &self.engine {
-            Engine::Own(own) => own.cut_after(text, at),
+            HfEngine::Own(own) => own.cut_after(text, at),
             #[cfg(feature = "general")]
-            Engine::General(_) => None,
+            HfEngine::General(_) => None,
         }
     }
 
@@ -192,7 +192,7 @@ impl Tokenizer for HuggingFace {
 }
 
 /// Ids index tables, so that they must have a bound; the largest vocabularies have 2^18.
-fn check_ids(name: &str, file: &File) -> Result<()> {
+fn check_ids(name: &str, file: &TokenizerJson) -> Result<()> {
     let due = format!("at most {} tokens and ids below that", ID_LIMIT - 1);
     let of_vocab: Box<dyn Iterator<Item = usize>> = match &file.model.vocab {
         Vocab::Ids(ids) => Box::new(ids.iter().map(|(_, id)| *id as usize)),
@@ -207,8 +207,8 @@ fn check_ids(name: &str, file: &File) -> Result<()> {
 }
 
 /// What the post-processor puts around a text must be tokens too: it names ids of its own.
-fn check_around(name: &str, file: &File) -> Result<()> {
-    let Some(around) = Around::new(&file.post_processor) else { return Ok(()) };
+fn check_around(name: &str, file: &TokenizerJson) -> Result<()> {
+    let Some(around) = PostProcessor::new(&file.post_processor) else { return Ok(()) };
     let size = size(file);
     match around.before.iter().chain(&around.after).find(|&&id| id >= size) {
         Some(id) => {
@@ -220,7 +220,7 @@ fn check_around(name: &str, file: &File) -> Result<()> {
 }
 
 /// One more than the highest id.
-fn size(file: &File) -> u32 {
+fn size(file: &TokenizerJson) -> u32 {
     let of_vocab = match &file.model.vocab {
         Vocab::Ids(ids) => ids.iter().map(|(_, id)| id + 1).max().unwrap_or(0),
         Vocab::Scores(scores) => scores.len() as u32, // fits: checked
@@ -229,7 +229,7 @@ fn size(file: &File) -> u32 {
     of_vocab.max(of_added.unwrap_or(0))
 }
 
-fn id_of(file: &File, token: &str) -> Option<u32> {
+fn id_of(file: &TokenizerJson, token: &str) -> Option<u32> {
     let added = file.added_tokens.iter().find(|added| added.content == token).map(|one| one.id);
     added.or_else(|| match &file.model.vocab {
         Vocab::Ids(ids) => ids.iter().find(|(one, _)| one == token).map(|(_, id)| *id),
@@ -241,7 +241,7 @@ fn id_of(file: &File, token: &str) -> Option<u32> {
 }
 
 /// Special tokens to add to a tokenizer: those that it has not get the next ids.
-fn more_tokens(file: &File, special_tokens: &[String]) -> Vec<AddedToken> {
+fn more_tokens(file: &TokenizerJson, special_tokens: &[String]) -> Vec<AddedToken> {
     let mut next = size(file);
     let mut more: Vec<AddedToken> = Vec::new();
     for content in special_tokens {
@@ -257,7 +257,7 @@ fn more_tokens(file: &File, special_tokens: &[String]) -> Vec<AddedToken> {
 }
 
 /// All that ids depend on: not the order of the file, nor how it is laid out.
-fn fingerprint(file: &File, with_specials: bool) -> String {
+fn fingerprint(file: &TokenizerJson, with_specials: bool) -> String {
     let mut sum = Crc64::new();
     let mut add = |text: &str| {
         sum.update(&(text.len() as u64).to_le_bytes());

@@ -9,17 +9,17 @@ use unicode_normalization_alignments::char::is_combining_mark;
 
 use super::super::base64;
 use super::super::spm::charsmap::Charsmap;
-use super::forms::{self, Form};
+use super::forms::{self, NormalForm};
 use super::precompiled;
 
 /// The steps of a normalizer, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Normalizer(pub(super) Vec<Step>);
+pub(super) struct Normalizer(pub(super) Vec<NormalizeStep>);
 
 /// One of the normalizers that language models come with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Form(Form),
+pub(super) enum NormalizeStep {
+    Form(NormalForm),
     /// Before a text that is not empty.
     Prepend(String),
     Replace {
@@ -44,9 +44,9 @@ pub(super) struct Ends {
 
 #[derive(Deserialize)]
 #[serde(tag = "type")]
-enum Given {
+enum NormalizerJson {
     Sequence {
-        normalizers: Vec<Given>,
+        normalizers: Vec<NormalizerJson>,
     },
     #[serde(rename = "NFC")]
     Nfc,
@@ -80,10 +80,11 @@ enum Pattern {
 /// The one regular expression that normalizers come with.
 const SPACES: &str = " {2,}";
 
-impl Step {
+impl NormalizeStep {
     /// A space becomes the sign for one.
     pub(super) fn is_meta(&self) -> bool {
-        matches!(self, Step::Replace { pattern, content } if pattern == " " && content == "▁")
+        let NormalizeStep::Replace { pattern, content } = self else { return false };
+        pattern == " " && content == "▁"
     }
 }
 
@@ -92,10 +93,12 @@ impl Normalizer {
     pub(super) fn new(given: &Value) -> Option<Self> {
         let mut steps = Vec::new();
         if !given.is_null() {
-            collect(Given::deserialize(given).ok()?, &mut steps)?;
+            collect(NormalizerJson::deserialize(given).ok()?, &mut steps)?;
         }
-        let empty =
-            |step: &Step| matches!(step, Step::Replace { pattern, .. } if pattern.is_empty());
+        let empty = |step: &NormalizeStep| match step {
+            NormalizeStep::Replace { pattern, .. } => pattern.is_empty(),
+            _ => false,
+        };
         (!steps.iter().any(empty)).then_some(Normalizer(steps))
     }
 
@@ -103,73 +106,82 @@ impl Normalizer {
     #[inline]
     pub(super) fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.0.iter().fold(Cow::Borrowed(text), |text, step| match step {
-            Step::Form(form) => forms::apply(*form, text),
-            Step::Prepend(_) if text.is_empty() => text,
-            Step::Prepend(prefix) => Cow::Owned(format!("{prefix}{text}")),
-            Step::Replace { pattern, content } if text.contains(pattern) => {
+            NormalizeStep::Form(form) => forms::apply(*form, text),
+            NormalizeStep::Prepend(_) if text.is_empty() => text,
+            NormalizeStep::Prepend(prefix) => Cow::Owned(format!("{prefix}{text}")),
+            NormalizeStep::Replace { pattern, content } if text.contains(pattern) => {
                 Cow::Owned(text.replace(pattern, content))
             }
-            Step::Replace { .. } => text,
-            Step::Spaces(content) => spaces(text, content),
-            Step::Strip(ends) => strip(text, *ends),
-            Step::StripAccents if text.is_ascii() => text,
-            Step::StripAccents => {
+            NormalizeStep::Replace { .. } => text,
+            NormalizeStep::Spaces(content) => spaces(text, content),
+            NormalizeStep::Strip(ends) => strip(text, *ends),
+            NormalizeStep::StripAccents if text.is_ascii() => text,
+            NormalizeStep::StripAccents => {
                 text.chars().filter(|&char| !is_combining_mark(char)).collect::<String>().into()
             }
             // Not `str::to_lowercase`, which looks at what stands beside a sigma.
-            Step::Lowercase => text.chars().flat_map(char::to_lowercase).collect::<String>().into(),
-            Step::Precompiled(charsmap) => precompiled::apply(charsmap, text),
+            NormalizeStep::Lowercase => {
+                text.chars().flat_map(char::to_lowercase).collect::<String>().into()
+            }
+            NormalizeStep::Precompiled(charsmap) => precompiled::apply(charsmap, text),
         })
     }
 
     /// Whether what is left may begin further on than the text does.
     pub(super) fn may_drop_first(&self) -> bool {
         self.0.iter().any(|step| {
-            matches!(step, Step::Strip(_) | Step::StripAccents | Step::Precompiled(_))
-                || matches!(step, Step::Replace { content, .. } if content.is_empty())
-                || matches!(step, Step::Spaces(content) if content.is_empty())
+            matches!(
+                step,
+                NormalizeStep::Strip(_)
+                    | NormalizeStep::StripAccents
+                    | NormalizeStep::Precompiled(_)
+            ) || matches!(step, NormalizeStep::Replace { content, .. } if content.is_empty())
+                || matches!(step, NormalizeStep::Spaces(content) if content.is_empty())
         })
     }
 
     /// Whether what is left of a text is what is left of its two halves.
     pub(super) fn may_cut(&self, text: &str, at: usize) -> bool {
         self.0.iter().all(|step| match step {
-            Step::Form(form) => {
+            NormalizeStep::Form(form) => {
                 let inert = |char| forms::inert(*form, char);
                 let before = text[..at].chars().next_back();
                 before.is_none_or(inert) && text[at..].chars().next().is_none_or(inert)
             }
-            Step::StripAccents | Step::Lowercase => true,
-            Step::Prepend(_) | Step::Spaces(_) | Step::Strip(_) | Step::Precompiled(_) => false,
-            Step::Replace { pattern, .. } => pattern.len() == 1,
+            NormalizeStep::StripAccents | NormalizeStep::Lowercase => true,
+            NormalizeStep::Prepend(_)
+            | NormalizeStep::Spaces(_)
+            | NormalizeStep::Strip(_)
+            | NormalizeStep::Precompiled(_) => false,
+            NormalizeStep::Replace { pattern, .. } => pattern.len() == 1,
         })
     }
 }
 
 /// None for a step that is not among ours.
-fn collect(given: Given, steps: &mut Vec<Step>) -> Option<()> {
+fn collect(given: NormalizerJson, steps: &mut Vec<NormalizeStep>) -> Option<()> {
     steps.push(match given {
-        Given::Sequence { normalizers } => {
+        NormalizerJson::Sequence { normalizers } => {
             return normalizers.into_iter().try_for_each(|one| collect(one, steps));
         }
-        Given::Nfc => Step::Form(Form::C),
-        Given::Nfd => Step::Form(Form::D),
-        Given::Nfkc => Step::Form(Form::Kc),
-        Given::Nfkd => Step::Form(Form::Kd),
-        Given::Strip(ends) => Step::Strip(ends),
-        Given::StripAccents => Step::StripAccents,
-        Given::Lowercase => Step::Lowercase,
-        Given::Prepend { prepend } => Step::Prepend(prepend),
-        Given::Replace { pattern: Pattern::String(pattern), content } => {
-            Step::Replace { pattern, content }
+        NormalizerJson::Nfc => NormalizeStep::Form(NormalForm::C),
+        NormalizerJson::Nfd => NormalizeStep::Form(NormalForm::D),
+        NormalizerJson::Nfkc => NormalizeStep::Form(NormalForm::Kc),
+        NormalizerJson::Nfkd => NormalizeStep::Form(NormalForm::Kd),
+        NormalizerJson::Strip(ends) => NormalizeStep::Strip(ends),
+        NormalizerJson::StripAccents => NormalizeStep::StripAccents,
+        NormalizerJson::Lowercase => NormalizeStep::Lowercase,
+        NormalizerJson::Prepend { prepend } => NormalizeStep::Prepend(prepend),
+        NormalizerJson::Replace { pattern: Pattern::String(pattern), content } => {
+            NormalizeStep::Replace { pattern, content }
         }
-        Given::Replace { pattern: Pattern::Regex(regex), content } if regex == SPACES => {
-            Step::Spaces(content)
+        NormalizerJson::Replace { pattern: Pattern::Regex(regex), content } if regex == SPACES => {
+            NormalizeStep::Spaces(content)
         }
-        Given::Replace { .. } => return None,
-        Given::Precompiled { precompiled_charsmap } => {
+        NormalizerJson::Replace { .. } => return None,
+        NormalizerJson::Precompiled { precompiled_charsmap } => {
             let bytes = base64::decode(&precompiled_charsmap)?;
-            Step::Precompiled(Arc::new(Charsmap::new("", &bytes).ok()?))
+            NormalizeStep::Precompiled(Arc::new(Charsmap::new("", &bytes).ok()?))
         }
     });
     Some(())

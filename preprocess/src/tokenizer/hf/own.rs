@@ -4,25 +4,25 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::super::Encode;
-use super::super::added::{Added, AddedToken, Part};
+use super::super::Encoder;
+use super::super::added::{Added, AddedToken, TextPart};
 use super::super::bpe::{Bpe, BpeEncoder};
 use super::super::merge::{Merge, RANK_LIMIT};
 use super::super::split::Pattern;
 use super::super::vocab::byte_chars;
 use super::chars::{Chars, CharsEncoder, Space};
-use super::file::{File, MergePair, Model, Vocab};
-use super::normalize::{Normalizer, Step};
-use super::patterns::{self, Plan, Prefix};
-use super::template::Around;
-use super::tokens::{Tokens, bytes_of_chars};
-use super::unigram::{Pieces, PiecesEncoder};
+use super::file::{MergePair, ModelJson, TokenizerJson, Vocab};
+use super::normalize::{NormalizeStep, Normalizer};
+use super::patterns::{self, EnginePlan, Prefix};
+use super::template::PostProcessor;
+use super::tokens::{TokenDecoder, bytes_of_chars};
+use super::unigram::{PiecesEncoder, UnigramEngine};
 use crate::Result;
 
 /// A tokenizer whose text is encoded by an engine of ours.
 #[derive(Debug)]
-pub(super) struct Own {
-    around: Around,
+pub(super) struct NativeTokenizer {
+    around: PostProcessor,
     /// Looked for in the text as it comes.
     raw: Added,
     normalizer: Normalizer,
@@ -30,14 +30,14 @@ pub(super) struct Own {
     normalized: Added,
     core: Core,
     prefix: Prefix,
-    tokens: Tokens,
+    tokens: TokenDecoder,
 }
 
 #[derive(Debug)]
 enum Core {
     Bytes(Box<Bpe>),
     Chars(Box<Chars>),
-    Unigram(Box<Pieces>),
+    Unigram(Box<UnigramEngine>),
 }
 
 #[derive(Debug)]
@@ -50,20 +50,20 @@ enum CoreEncoder<'a> {
 /// Encodes one text after another.
 #[derive(Debug)]
 pub(super) struct OwnEncoder<'a> {
-    own: &'a Own,
+    own: &'a NativeTokenizer,
     core: CoreEncoder<'a>,
 }
 
-impl Own {
+impl NativeTokenizer {
     /// # Errors
     /// Why it is none of these kinds.
-    pub(super) fn new(file: &File, with_specials: bool) -> Told<Self> {
-        let around = Around::new(&file.post_processor)
+    pub(super) fn new(file: &TokenizerJson, with_specials: bool) -> Supported<Self> {
+        let around = PostProcessor::new(&file.post_processor)
             .ok_or_else(|| format!("its post-processor is {}", short(&file.post_processor)))?;
         let mut normalizer = Normalizer::new(&file.normalizer)
             .ok_or_else(|| format!("its normalizer is {}", short(&file.normalizer)))?;
-        let tokens =
-            Tokens::new(file).ok_or_else(|| format!("its decoder is {}", short(&file.decoder)))?;
+        let tokens = TokenDecoder::new(file)
+            .ok_or_else(|| format!("its decoder is {}", short(&file.decoder)))?;
         let (raw, normalized) = added(file, &normalizer)?;
         let plan = patterns::plan(&file.pre_tokenizer, &normalizer)
             .ok_or_else(|| format!("its pre-tokenizer is {}", short(&file.pre_tokenizer)))?;
@@ -71,12 +71,12 @@ impl Own {
             return Err("its normalizer may take away what its pre-tokenizer asks for".to_owned());
         }
         let core = match file.model.kind.as_deref() {
-            Some("Unigram") => Core::Unigram(Box::new(Pieces::new(&file.model, &plan)?)),
+            Some("Unigram") => Core::Unigram(Box::new(UnigramEngine::new(&file.model, &plan)?)),
             _ => bpe(file, &plan, &mut normalizer, normalized.is_empty())?,
         };
         let prefix = plan.prefix();
-        let around = if with_specials { around } else { Around::default() };
-        Ok(Own { around, raw, normalizer, normalized, core, prefix, tokens })
+        let around = if with_specials { around } else { PostProcessor::default() };
+        Ok(NativeTokenizer { around, raw, normalizer, normalized, core, prefix, tokens })
     }
 
     pub(super) fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
@@ -103,7 +103,7 @@ impl Own {
     /// A place to cut at, if one is found at the first few that the engine offers.
     pub(super) fn cut_after(&self, text: &str, mut at: usize) -> Option<usize> {
         const TRIES_MAX: usize = 64;
-        let whole = self.around != Around::default()
+        let whole = self.around != PostProcessor::default()
             || self.prefix != Prefix::Never
             || !self.normalized.is_empty() && !self.normalizer.0.is_empty();
         if whole {
@@ -137,15 +137,15 @@ impl Own {
         let mut first = true;
         self.raw.split(text, |part| {
             match part {
-                Part::Token(id) => ids.push(id),
-                Part::Text(text) => {
+                TextPart::Token(id) => ids.push(id),
+                TextPart::Text(text) => {
                     self.normalized.split(&self.normalizer.apply(text), |part| {
                         match part {
-                            Part::Token(id) => ids.push(id),
-                            Part::Text(text) if self.prefix.is_due(text, first) => {
+                            TextPart::Token(id) => ids.push(id),
+                            TextPart::Text(text) if self.prefix.is_due(text, first) => {
                                 encode(&format!("{}{text}", self.prefix.text()), ids);
                             }
-                            Part::Text(text) => encode(text, ids),
+                            TextPart::Text(text) => encode(text, ids),
                         }
                         first = false;
                     });
@@ -157,7 +157,7 @@ impl Own {
     }
 }
 
-impl Encode for OwnEncoder<'_> {
+impl Encoder for OwnEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let OwnEncoder { own, core } = self;
         match core {
@@ -173,7 +173,7 @@ impl Encode for OwnEncoder<'_> {
 }
 
 /// Something of a kind of ours, or why it is not.
-pub(super) type Told<T> = std::result::Result<T, String>;
+pub(super) type Supported<T> = std::result::Result<T, String>;
 
 /// Tokens by their spelling.
 pub(super) type Ids<'a> = HashMap<&'a str, u32>;
@@ -182,17 +182,22 @@ pub(super) type Ids<'a> = HashMap<&'a str, u32>;
 type Pairs<'a> = Vec<(&'a str, &'a str)>;
 
 /// The engine for a model of plain BPE, to which the last step of the normalizer may be left.
-fn bpe(file: &File, plan: &Plan, normalizer: &mut Normalizer, may_take: bool) -> Told<Core> {
+fn bpe(
+    file: &TokenizerJson,
+    plan: &EnginePlan,
+    normalizer: &mut Normalizer,
+    may_take: bool,
+) -> Supported<Core> {
     let (ids, pairs) = bpe_of(&file.model)?;
     match *plan {
-        Plan::Bytes { pattern, .. } => bytes(file, &ids, &pairs, pattern),
-        Plan::Words => Err("its pre-tokenizer takes white space out".to_owned()),
-        Plan::Chars { mut space, words, .. } => {
+        EnginePlan::Bytes { pattern, .. } => bytes(file, &ids, &pairs, pattern),
+        EnginePlan::Words => Err("its pre-tokenizer takes white space out".to_owned()),
+        EnginePlan::Chars { mut space, words, .. } => {
             if file.model.byte_fallback != Some(true) || file.model.ignore_merges == Some(true) {
                 return Err("its model has no bytes to fall back to".to_owned());
             }
             // If nothing looks at the text between.
-            if may_take && normalizer.0.last().is_some_and(Step::is_meta) {
+            if may_take && normalizer.0.last().is_some_and(NormalizeStep::is_meta) {
                 normalizer.0.pop();
                 space = Space::Meta;
             }
@@ -202,8 +207,8 @@ fn bpe(file: &File, plan: &Plan, normalizer: &mut Normalizer, may_take: bool) ->
 }
 
 /// The vocabulary and merges of a model of plain BPE.
-fn bpe_of(model: &Model) -> Told<(Ids<'_>, Pairs<'_>)> {
-    let Model { kind, vocab, merges, .. } = model;
+fn bpe_of(model: &ModelJson) -> Supported<(Ids<'_>, Pairs<'_>)> {
+    let ModelJson { kind, vocab, merges, .. } = model;
     let (Some("BPE"), Vocab::Ids(vocab)) = (kind.as_deref(), vocab) else {
         return Err(format!("its model is {}", kind.as_deref().unwrap_or("of no type")));
     };
@@ -223,7 +228,7 @@ fn bpe_of(model: &Model) -> Told<(Ids<'_>, Pairs<'_>)> {
 }
 
 /// Merges in rank order. Of a pair that is there twice, the later one counts.
-pub(super) fn merges(ids: &Ids<'_>, pairs: &[(&str, &str)]) -> Told<Vec<Merge>> {
+pub(super) fn merges(ids: &Ids<'_>, pairs: &[(&str, &str)]) -> Supported<Vec<Merge>> {
     let mut joined = String::new();
     let mut merges = Vec::with_capacity(pairs.len());
     let mut last = HashMap::with_capacity(pairs.len());
@@ -247,7 +252,12 @@ pub(super) fn merges(ids: &Ids<'_>, pairs: &[(&str, &str)]) -> Told<Vec<Merge>> 
 }
 
 /// The engine for vocabularies that are spelled with a character for each byte.
-fn bytes(file: &File, ids: &Ids<'_>, pairs: &[(&str, &str)], pattern: Pattern) -> Told<Core> {
+fn bytes(
+    file: &TokenizerJson,
+    ids: &Ids<'_>,
+    pairs: &[(&str, &str)],
+    pattern: Pattern,
+) -> Supported<Core> {
     let mut byte_ids = [0; 256];
     for (byte_id, char) in byte_ids.iter_mut().zip(byte_chars()) {
         let id = ids.get(char.encode_utf8(&mut [0; 4]) as &str).copied();
@@ -267,7 +277,7 @@ fn bytes(file: &File, ids: &Ids<'_>, pairs: &[(&str, &str)], pattern: Pattern) -
 }
 
 /// The added tokens, those of the text as it comes and those of the normalized text.
-fn added(file: &File, normalizer: &Normalizer) -> Told<(Added, Added)> {
+fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Added)> {
     let mut ids: Ids<'_> = file.model.vocab.tokens().collect();
     let vocab_count = ids.len() as u32; // fits: below the limit that was checked
     if vocab_count as usize != file.model.vocab.len() {

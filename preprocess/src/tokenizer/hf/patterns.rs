@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use super::super::split::Pattern;
 use super::chars::{META, Space, Words};
-use super::normalize::{Normalizer, Step};
+use super::normalize::{NormalizeStep, Normalizer};
 
 /// Which engine, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(super) enum EnginePlan {
     Bytes {
         pattern: Pattern,
         prefix: Prefix,
@@ -23,11 +23,11 @@ pub(super) enum Plan {
     Words,
 }
 
-impl Plan {
+impl EnginePlan {
     pub(super) fn prefix(self) -> Prefix {
         match self {
-            Plan::Bytes { prefix, .. } | Plan::Chars { prefix, .. } => prefix,
-            Plan::Words => Prefix::Never,
+            EnginePlan::Bytes { prefix, .. } | EnginePlan::Chars { prefix, .. } => prefix,
+            EnginePlan::Words => Prefix::Never,
         }
     }
 }
@@ -66,9 +66,9 @@ impl Prefix {
 
 #[derive(Deserialize)]
 #[serde(tag = "type")]
-enum Given {
+enum PreTokenizerJson {
     Sequence {
-        pretokenizers: Vec<Given>,
+        pretokenizers: Vec<PreTokenizerJson>,
     },
     Split {
         pattern: SplitPattern,
@@ -118,21 +118,29 @@ fn yes() -> bool {
 }
 
 /// None for a pre-tokenizer that is not among ours.
-pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<Plan> {
-    let whole = Plan::Chars { space: Space::AsItIs, words: Words::Joined, prefix: Prefix::Never };
+pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<EnginePlan> {
+    let whole =
+        EnginePlan::Chars { space: Space::AsItIs, words: Words::Joined, prefix: Prefix::Never };
     if given.is_null() {
         return Some(whole);
     }
     let mut steps = Vec::new();
-    flatten(Given::deserialize(given).ok()?, &mut steps);
+    flatten(PreTokenizerJson::deserialize(given).ok()?, &mut steps);
     match steps.as_slice() {
         [] => Some(whole),
-        [Given::Split { pattern: SplitPattern::String(space), .. }]
-            if space == " " && normalizer.0.last().is_some_and(Step::is_meta) =>
+        [PreTokenizerJson::Split { pattern: SplitPattern::String(space), .. }]
+            if space == " " && normalizer.0.last().is_some_and(NormalizeStep::is_meta) =>
         {
             Some(whole) // for there is no space left to split at
         }
-        [Given::Metaspace { replacement: META, prepend_scheme, add_prefix_space, split }] => {
+        [
+            PreTokenizerJson::Metaspace {
+                replacement: META,
+                prepend_scheme,
+                add_prefix_space,
+                split,
+            },
+        ] => {
             // A scheme that contradicts the older flag is for the library to refuse.
             let prefix = match (prepend_scheme.unwrap_or(Scheme::Always), add_prefix_space) {
                 (Scheme::Never, _) => Prefix::Never,
@@ -141,32 +149,33 @@ pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<Plan> {
                 (Scheme::Always, _) => Prefix::Meta,
             };
             let words = if split.unwrap_or(true) { Words::Apart } else { Words::Joined };
-            Some(Plan::Chars { space: Space::Meta, words, prefix })
+            Some(EnginePlan::Chars { space: Space::Meta, words, prefix })
         }
         [
-            Given::WhitespaceSplit {},
-            Given::Metaspace {
+            PreTokenizerJson::WhitespaceSplit {},
+            PreTokenizerJson::Metaspace {
                 replacement: META,
                 prepend_scheme: None | Some(Scheme::Always),
                 add_prefix_space: None | Some(true),
                 split: None | Some(true),
             },
-        ] => Some(Plan::Words),
-        [Given::ByteLevel { add_prefix_space, use_regex }] => {
+        ] => Some(EnginePlan::Words),
+        [PreTokenizerJson::ByteLevel { add_prefix_space, use_regex }] => {
             let pattern = if *use_regex { Pattern::Gpt2 } else { Pattern::Whole };
             let prefix = if *add_prefix_space { Prefix::Space } else { Prefix::Never };
-            Some(Plan::Bytes { pattern, prefix })
+            Some(EnginePlan::Bytes { pattern, prefix })
         }
-        [splits @ .., Given::ByteLevel { add_prefix_space: false, use_regex: false }] => {
-            Some(Plan::Bytes { pattern: pattern(splits)?, prefix: Prefix::Never })
-        }
+        [
+            splits @ ..,
+            PreTokenizerJson::ByteLevel { add_prefix_space: false, use_regex: false },
+        ] => Some(EnginePlan::Bytes { pattern: pattern(splits)?, prefix: Prefix::Never }),
         _ => None,
     }
 }
 
-fn flatten(given: Given, steps: &mut Vec<Given>) {
+fn flatten(given: PreTokenizerJson, steps: &mut Vec<PreTokenizerJson>) {
     match given {
-        Given::Sequence { pretokenizers } => {
+        PreTokenizerJson::Sequence { pretokenizers } => {
             pretokenizers.into_iter().for_each(|one| flatten(one, steps));
         }
         step => steps.push(step),
@@ -221,9 +230,9 @@ const DEEPSEEK_V3: [&str; 3] = [
     ),
 ];
 
-fn pattern(splits: &[Given]) -> Option<Pattern> {
-    let regex = |given: &Given| match given {
-        Given::Split { pattern: SplitPattern::Regex(regex), behavior, invert } => {
+fn pattern(splits: &[PreTokenizerJson]) -> Option<Pattern> {
+    let regex = |given: &PreTokenizerJson| match given {
+        PreTokenizerJson::Split { pattern: SplitPattern::Regex(regex), behavior, invert } => {
             Some((regex.clone(), *behavior, *invert))
         }
         _ => None,

@@ -7,21 +7,21 @@ use serde_json::Value;
 
 /// Ids before and after those of every text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Around {
+pub(super) struct PostProcessor {
     pub(super) before: Vec<u32>,
     pub(super) after: Vec<u32>,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "type")]
-enum Given {
+enum PostProcessorJson {
     /// Only moves offsets.
     ByteLevel {},
     Sequence {
-        processors: Vec<Given>,
+        processors: Vec<PostProcessorJson>,
     },
     TemplateProcessing {
-        single: Vec<Piece>,
+        single: Vec<TemplateItem>,
         special_tokens: HashMap<String, Special>,
     },
     RobertaProcessing {
@@ -35,7 +35,7 @@ enum Given {
 }
 
 #[derive(Deserialize)]
-enum Piece {
+enum TemplateItem {
     Sequence { id: String },
     SpecialToken { id: String },
 }
@@ -45,33 +45,39 @@ struct Special {
     ids: Vec<u32>,
 }
 
-impl Around {
+impl PostProcessor {
     /// None for a post-processor that is not among ours.
     pub(super) fn new(given: &Value) -> Option<Self> {
-        let mut around = Around::default();
+        let mut around = PostProcessor::default();
         if !given.is_null() {
-            around.wrap(Given::deserialize(given).ok()?)?;
+            around.wrap(PostProcessorJson::deserialize(given).ok()?)?;
         }
         Some(around)
     }
 
-    fn wrap(&mut self, given: Given) -> Option<()> {
+    fn wrap(&mut self, given: PostProcessorJson) -> Option<()> {
         match given {
-            Given::ByteLevel {} => {}
-            Given::Sequence { processors } => {
+            PostProcessorJson::ByteLevel {} => {}
+            PostProcessorJson::Sequence { processors } => {
                 processors.into_iter().try_for_each(|one| self.wrap(one))?;
             }
-            Given::RobertaProcessing { sep, cls } | Given::BertProcessing { sep, cls } => {
+            PostProcessorJson::RobertaProcessing { sep, cls }
+            | PostProcessorJson::BertProcessing { sep, cls } => {
                 self.before.insert(0, cls.1);
                 self.after.push(sep.1);
             }
-            Given::TemplateProcessing { single, special_tokens } => {
-                let place = |piece: &Piece| matches!(piece, Piece::Sequence { id } if id == "A");
+            PostProcessorJson::TemplateProcessing { single, special_tokens } => {
+                let place = |item: &TemplateItem| match item {
+                    TemplateItem::Sequence { id } => id == "A",
+                    TemplateItem::SpecialToken { .. } => false,
+                };
                 let at = single.iter().position(place)?;
-                let ids = |pieces: &[Piece]| {
-                    let ids_of = |piece: &Piece| match piece {
-                        Piece::Sequence { .. } => None,
-                        Piece::SpecialToken { id } => Some(special_tokens.get(id)?.ids.clone()),
+                let ids = |pieces: &[TemplateItem]| {
+                    let ids_of = |piece: &TemplateItem| match piece {
+                        TemplateItem::Sequence { .. } => None,
+                        TemplateItem::SpecialToken { id } => {
+                            Some(special_tokens.get(id)?.ids.clone())
+                        }
                     };
                     pieces.iter().map(ids_of).collect::<Option<Vec<_>>>()
                 };
@@ -89,8 +95,9 @@ mod tests {
 
     #[track_caller]
     fn check(given: &str, due: Option<(&[u32], &[u32])>) {
-        let around = Around::new(&serde_json::from_str(given).unwrap());
-        let due = due.map(|(before, after)| Around { before: before.into(), after: after.into() });
+        let around = PostProcessor::new(&serde_json::from_str(given).unwrap());
+        let due =
+            due.map(|(before, after)| PostProcessor { before: before.into(), after: after.into() });
         assert_eq!(around, due, "{given}");
     }
 

@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use super::super::added::AddedToken;
 use super::super::vocab::byte_chars;
-use super::file::File;
+use super::file::TokenizerJson;
 use crate::{Error, Result};
 
 /// The bytes of every token, and how those of a text are made from them.
 #[derive(Debug)]
-pub(super) struct Tokens {
+pub(super) struct TokenDecoder {
     bytes: Vec<u8>,
     /// Where each token ends; an id without a token has no bytes.
     ends: Vec<usize>,
@@ -30,9 +30,9 @@ enum First {
 
 #[derive(Deserialize)]
 #[serde(tag = "type")]
-enum Given {
+enum DecoderJson {
     ByteLevel {},
-    Sequence { decoders: Vec<Given> },
+    Sequence { decoders: Vec<DecoderJson> },
     Replace { pattern: Literal, content: String },
     ByteFallback {},
     Fuse {},
@@ -57,9 +57,9 @@ enum Spelling {
     Meta(First),
 }
 
-impl Tokens {
+impl TokenDecoder {
     /// None for a decoder that is not among ours. All ids are below the limit that was checked.
-    pub(super) fn new(file: &File) -> Option<Self> {
+    pub(super) fn new(file: &TokenizerJson) -> Option<Self> {
         let spelling = spelling(&file.decoder)?;
         let of_vocab = file.model.vocab.tokens();
         let of_added =
@@ -71,7 +71,7 @@ impl Tokens {
             by_id[id] = Some(token);
         }
         let bytes_of = bytes_of_chars();
-        let mut tokens = Tokens {
+        let mut tokens = TokenDecoder {
             bytes: Vec::new(),
             ends: Vec::with_capacity(by_id.len()),
             known: by_id.iter().map(Option::is_some).collect(),
@@ -151,10 +151,10 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
 }
 
 fn spelling(decoder: &Value) -> Option<Spelling> {
-    let given = Given::deserialize(decoder).ok()?;
+    let given = DecoderJson::deserialize(decoder).ok()?;
     let steps = match given {
-        Given::ByteLevel {} => return Some(Spelling::ByteChars),
-        Given::Metaspace {
+        DecoderJson::ByteLevel {} => return Some(Spelling::ByteChars),
+        DecoderJson::Metaspace {
             replacement: '▁',
             prepend_scheme,
             add_prefix_space: None | Some(true),
@@ -162,19 +162,19 @@ fn spelling(decoder: &Value) -> Option<Spelling> {
             let kept = prepend_scheme.as_deref() == Some("never");
             return Some(Spelling::Meta(if kept { First::Kept } else { First::MetaDropped }));
         }
-        Given::Sequence { decoders } => decoders,
+        DecoderJson::Sequence { decoders } => decoders,
         _ => return None,
     };
     let (replace, rest) = steps.split_first()?;
     let spaces = matches!(replace,
-        Given::Replace { pattern, content } if pattern.literal == "▁" && content == " ");
+        DecoderJson::Replace { pattern, content } if pattern.literal == "▁" && content == " ");
     match rest {
         _ if !spaces => None,
-        [Given::ByteFallback {}, Given::Fuse {}] => Some(Spelling::Words(First::Kept)),
+        [DecoderJson::ByteFallback {}, DecoderJson::Fuse {}] => Some(Spelling::Words(First::Kept)),
         [
-            Given::ByteFallback {},
-            Given::Fuse {},
-            Given::Strip { content: ' ', start: 1, stop: 0 },
+            DecoderJson::ByteFallback {},
+            DecoderJson::Fuse {},
+            DecoderJson::Strip { content: ' ', start: 1, stop: 0 },
         ] => Some(Spelling::Words(First::OneDropped)),
         _ => None,
     }

@@ -9,31 +9,31 @@ use std::ops::Range;
 
 use memchr::{memchr, memchr_iter};
 
-use super::super::Encode;
+use super::super::Encoder;
 use super::super::spm::unigram::Unigram;
-use super::super::spm::{Joins, PADDING, Parts};
+use super::super::spm::{PADDING, PieceBoundaries, UnigramSegmenter};
 use super::chars::{META, Space, Words};
-use super::file::{Model, Vocab};
-use super::own::Told;
-use super::patterns::Plan;
+use super::file::{ModelJson, Vocab};
+use super::own::Supported;
+use super::patterns::EnginePlan;
 
 /// Scratch is given back to the system when it is larger than for a text of so many bytes.
 const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
 
 /// The engine.
 #[derive(Debug)]
-pub(super) struct Pieces {
+pub(super) struct UnigramEngine {
     unigram: Unigram<f64>,
-    joins: Joins,
+    joins: PieceBoundaries,
     unk: u32,
     /// By which unknown characters are written, if all of their bytes have one.
     byte_ids: Option<Box<[Option<u32>; 256]>>,
-    cut: Cut,
+    cut: UnigramInput,
 }
 
 /// What the model is given at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cut {
+enum UnigramInput {
     /// All of the text.
     Whole(Space),
     /// From each [`META`], for which spaces are taken, to the next.
@@ -45,20 +45,20 @@ enum Cut {
 /// Encodes one text after another.
 #[derive(Debug)]
 pub(super) struct PiecesEncoder<'a> {
-    pieces: &'a Pieces,
-    parts: Parts<f64>,
+    pieces: &'a UnigramEngine,
+    parts: UnigramSegmenter<f64>,
     text: Vec<u8>,
 }
 
-impl Pieces {
+impl UnigramEngine {
     /// # Errors
     /// Why the model is not of the kind.
-    pub(super) fn new(model: &Model, plan: &Plan) -> Told<Self> {
+    pub(super) fn new(model: &ModelJson, plan: &EnginePlan) -> Supported<Self> {
         let cut = match plan {
-            Plan::Words => Cut::Whitespace,
-            Plan::Chars { words: Words::Apart, .. } => Cut::Meta,
-            Plan::Chars { words: Words::Joined, space, .. } => Cut::Whole(*space),
-            Plan::Bytes { .. } => return Err("its pre-tokenizer is of bytes".to_owned()),
+            EnginePlan::Words => UnigramInput::Whitespace,
+            EnginePlan::Chars { words: Words::Apart, .. } => UnigramInput::Meta,
+            EnginePlan::Chars { words: Words::Joined, space, .. } => UnigramInput::Whole(*space),
+            EnginePlan::Bytes { .. } => return Err("its pre-tokenizer is of bytes".to_owned()),
         };
         let Vocab::Scores(vocab) = &model.vocab else {
             return Err("its vocabulary has no scores".to_owned());
@@ -75,23 +75,23 @@ impl Pieces {
             let id = |byte| unigram.id_of(format!("<0x{byte:02X}>").as_bytes());
             Box::new(std::array::from_fn(id))
         });
-        Ok(Pieces { joins: Joins::new(tokens()), unigram, unk, byte_ids, cut })
+        Ok(UnigramEngine { joins: PieceBoundaries::new(tokens()), unigram, unk, byte_ids, cut })
     }
 
     pub(super) fn encoder(&self) -> PiecesEncoder<'_> {
-        PiecesEncoder { pieces: self, parts: Parts::with_memory(), text: Vec::new() }
+        PiecesEncoder { pieces: self, parts: UnigramSegmenter::with_memory(), text: Vec::new() }
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let parts = Parts::without_memory();
+        let parts = UnigramSegmenter::without_memory();
         PiecesEncoder { pieces: self, parts, text: Vec::new() }.encode(text, ids);
     }
 
     /// Puts down what the model is given.
     fn spell(&self, text: &str, out: &mut Vec<u8>) {
         match self.cut {
-            Cut::Whole(Space::AsItIs) => out.extend_from_slice(text.as_bytes()),
-            Cut::Whole(Space::Meta) | Cut::Meta => {
+            UnigramInput::Whole(Space::AsItIs) => out.extend_from_slice(text.as_bytes()),
+            UnigramInput::Whole(Space::Meta) | UnigramInput::Meta => {
                 let mut done = 0;
                 for at in memchr_iter(b' ', text.as_bytes()) {
                     out.extend_from_slice(&text.as_bytes()[done..at]);
@@ -100,7 +100,7 @@ impl Pieces {
                 }
                 out.extend_from_slice(&text.as_bytes()[done..]);
             }
-            Cut::Whitespace => text.split_whitespace().for_each(|word| {
+            UnigramInput::Whitespace => text.split_whitespace().for_each(|word| {
                 if !word.starts_with(META) {
                     out.extend_from_slice(&META_BYTES);
                 }
@@ -112,7 +112,7 @@ impl Pieces {
     /// Where the word ends that begins at `start`.
     #[inline]
     fn word_end(&self, text: &[u8], start: usize) -> usize {
-        if let Cut::Whole(_) = self.cut {
+        if let UnigramInput::Whole(_) = self.cut {
             return text.len();
         }
         let mut at = start + 1;
@@ -196,7 +196,7 @@ impl PiecesEncoder<'_> {
     }
 }
 
-impl Encode for PiecesEncoder<'_> {
+impl Encoder for PiecesEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         let mut spelled = std::mem::take(&mut self.text);
         spelled.clear();

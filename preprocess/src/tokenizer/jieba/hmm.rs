@@ -9,15 +9,15 @@ use super::alphabet::{HAN, HAN_COUNT, code_of};
 
 /// What a character is in its word, in the order of the letters B, E, M and S, which decides where
 /// two rows are equally likely: the later one wins.
-type State = usize;
-const BEGIN: State = 0;
-const END: State = 1;
-const MIDDLE: State = 2;
-const SINGLE: State = 3;
+type BmesTag = usize;
+const BEGIN: BmesTag = 0;
+const END: BmesTag = 1;
+const MIDDLE: BmesTag = 2;
+const SINGLE: BmesTag = 3;
 const LETTERS: [char; 4] = ['B', 'E', 'M', 'S'];
 
 /// Which two states can come before each state, the later one second.
-const BEFORE: [[State; 2]; 4] = [[END, SINGLE], [BEGIN, MIDDLE], [BEGIN, MIDDLE], [END, SINGLE]];
+const BEFORE: [[BmesTag; 2]; 4] = [[END, SINGLE], [BEGIN, MIDDLE], [BEGIN, MIDDLE], [END, SINGLE]];
 
 /// Stands for the logarithm of zero. So far below all others that sums with it forget them.
 const NEVER: f64 = -3.14e100;
@@ -40,7 +40,7 @@ pub(super) struct Hmm {
 pub(super) struct Rows {
     /// Bit s: the best row to state s comes from the second of its [`BEFORE`].
     from: Vec<u8>,
-    states: Vec<State>,
+    states: Vec<BmesTag>,
 }
 
 #[derive(Deserialize)]

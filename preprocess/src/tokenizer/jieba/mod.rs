@@ -29,7 +29,7 @@ pub struct Jieba {
 
 /// What cutting needs, reused from text to text.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(super) struct JiebaBuffers {
     /// Of the block.
     codes: Vec<u16>,
     /// The logarithm of the best cut from each character to the end of the block.
@@ -61,7 +61,7 @@ impl Jieba {
     #[must_use]
     pub fn cut<'t>(&self, text: &'t str) -> Vec<&'t str> {
         let mut words = Vec::new();
-        self.for_each_word(text, &mut Scratch::default(), |word| words.push(word));
+        self.for_each_word(text, &mut JiebaBuffers::default(), |word| words.push(word));
         words
     }
 
@@ -82,7 +82,7 @@ impl Jieba {
     pub(super) fn for_each_word<'t>(
         &self,
         text: &'t str,
-        scratch: &mut Scratch,
+        scratch: &mut JiebaBuffers,
         mut word: impl FnMut(&'t str),
     ) {
         let bytes = text.as_bytes();
@@ -110,7 +110,7 @@ impl Jieba {
         &self,
         text: &'t str,
         start: usize,
-        scratch: &mut Scratch,
+        scratch: &mut JiebaBuffers,
         word: &mut impl FnMut(&'t str),
     ) -> usize {
         let bytes = text.as_bytes();
@@ -144,8 +144,8 @@ impl Jieba {
     }
 
     /// The cut of the block with the greatest product of shares, from the end to the beginning.
-    fn best_cut(&self, scratch: &mut Scratch) {
-        let Scratch { codes, best, lens, .. } = scratch;
+    fn best_cut(&self, scratch: &mut JiebaBuffers) {
+        let JiebaBuffers { codes, best, lens, .. } = scratch;
         let Dictionary { trie, logs, .. } = &self.dictionary;
         best.clear();
         best.resize(codes.len() + 1, 0.0);
@@ -172,8 +172,13 @@ impl Jieba {
         }
     }
 
-    fn words_of<'t>(&self, block: &'t str, scratch: &mut Scratch, word: &mut impl FnMut(&'t str)) {
-        let Scratch { codes, lens, rows, .. } = scratch;
+    fn words_of<'t>(
+        &self,
+        block: &'t str,
+        scratch: &mut JiebaBuffers,
+        word: &mut impl FnMut(&'t str),
+    ) {
+        let JiebaBuffers { codes, lens, rows, .. } = scratch;
         let mut at = 0;
         // Where the run of single characters before `at` begins, and its byte.
         let (mut run, mut byte) = (0, 0);

@@ -11,7 +11,7 @@ pub(super) const BYTES: usize = 64;
 
 /// Which bytes of a block are of a kind; bit i is of byte i.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
+pub(super) struct ByteBlock {
     pub(super) letter: u64,
     pub(super) upper: u64,
     pub(super) number: u64,
@@ -28,7 +28,7 @@ pub(super) struct Block {
     pub(super) inside: u64,
 }
 
-impl Block {
+impl ByteBlock {
     #[inline(always)]
     pub(super) fn of(bytes: &[u8; BYTES]) -> Self {
         let quarters = bytes.as_chunks::<16>().0;
@@ -43,7 +43,7 @@ impl Block {
             from_first.min(u8x16::splat(count - 1)).simd_eq(from_first)
         };
         let blank = is(b' ');
-        Block {
+        ByteBlock {
             letter: bits(&|bytes| among(bytes | u8x16::splat(0x20), b'a', 26)),
             upper: bits(&|bytes| among(bytes, b'A', 26)),
             number: bits(&|bytes| among(bytes, b'0', 10)),

@@ -15,7 +15,7 @@ pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize
     if class == Class::Number {
         return splitter.run_end_max(bytes, after, NUMBER, 2);
     }
-    let part = Part { splitter, bytes, is_cjk: is_cjk_at(bytes, start) };
+    let part = ScriptRun { splitter, bytes, is_cjk: is_cjk_at(bytes, start) };
     let next = part.next(after);
     if bytes[start].is_ascii_punctuation() && bytes.get(after).is_some_and(u8::is_ascii_alphabetic)
     {
@@ -46,13 +46,13 @@ fn is_cjk_at(bytes: &[u8], at: usize) -> bool {
 
 /// A run of Chinese or Japanese, or what is between two of them, without numbers.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct ScriptRun<'a> {
     splitter: Splitter,
     bytes: &'a [u8],
     is_cjk: bool,
 }
 
-impl Part<'_> {
+impl ScriptRun<'_> {
     #[inline]
     fn next(self, at: usize) -> Option<(Class, usize)> {
         let next = self.splitter.next(self.bytes, at)?;

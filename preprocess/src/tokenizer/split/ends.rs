@@ -1,7 +1,7 @@
 //! The ends of many pieces at once, which is quicker than one by one: where pieces end and what
 //! they are are two loops, neither of which waits for the other.
 
-use super::block::{self, Block, below};
+use super::block::{self, ByteBlock, below};
 use super::{Pattern, Splitter, gpt2, later, o200k};
 
 /// So many pieces are asked for at once. Their ends are 4 KiB.
@@ -55,7 +55,7 @@ impl Splitter {
     pub(crate) fn ends(self, pattern: Pattern, bytes: &[u8], at: usize, ends: &mut Ends) {
         match pattern {
             Pattern::Gpt2 => {
-                let starts = |block: &Block, bytes: &_| gpt2::starts(self, block, bytes);
+                let starts = |block: &ByteBlock, bytes: &_| gpt2::starts(self, block, bytes);
                 self.ends_by_block(Pattern::Gpt2, starts, bytes, at, ends);
             }
             Pattern::Cl100k => {
@@ -89,7 +89,7 @@ impl Splitter {
     fn ends_by_block(
         self,
         pattern: Pattern,
-        starts: impl Fn(&Block, &[u8; block::BYTES]) -> (u64, u32),
+        starts: impl Fn(&ByteBlock, &[u8; block::BYTES]) -> (u64, u32),
         bytes: &[u8],
         mut at: usize,
         ends: &mut Ends,
@@ -103,7 +103,7 @@ impl Splitter {
                 &padded
             });
             if block[0] < 0x80 || pattern == Pattern::Gpt2 {
-                let (bits, certain) = starts(&Block::of(block), block);
+                let (bits, certain) = starts(&ByteBlock::of(block), block);
                 // The text's end is a piece's, if all before it is certain.
                 let end = if (rest.len() as u64) < u64::from(certain.min(64)) {
                     1 << rest.len()

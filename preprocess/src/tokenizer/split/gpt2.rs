@@ -3,7 +3,7 @@
 
 use super::super::classes::{Class, Set};
 use super::Splitter;
-use super::block::{self, Block, below};
+use super::block::{self, ByteBlock, below};
 
 const NUMBER: Set = Set::of(&[Class::Number]);
 const OTHER: Set = Set::LETTER.and(NUMBER).and(Set::SPACE).not();
@@ -35,10 +35,14 @@ pub(super) fn piece_end(splitter: Splitter, bytes: &[u8], start: usize) -> usize
 
 /// Where pieces start in a block that begins with a piece, and below which place that is certain.
 #[inline(always)]
-pub(super) fn starts(splitter: Splitter, block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+pub(super) fn starts(
+    splitter: Splitter,
+    block: &ByteBlock,
+    bytes: &[u8; block::BYTES],
+) -> (u64, u32) {
     let mut block = *block;
     let whole = if block.wide == 0 { u64::BITS } else { block.widen(splitter, bytes) };
-    let Block { letter, number, space, blank, quote, .. } = block;
+    let ByteBlock { letter, number, space, blank, quote, .. } = block;
     let sign = block.sign();
     let same = (letter & (letter << 1)) | (number & (number << 1)) | (sign & (sign << 1));
     // A blank goes with what follows it, so that a word's start is the blank before it; the last

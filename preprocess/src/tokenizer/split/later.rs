@@ -1,14 +1,14 @@
 //! The patterns of cl100k's family: Llama 3's, Qwen's. They differ in a few rules.
 
 use super::super::classes::{Class, Set};
-use super::block::{self, Block, below, down, up};
+use super::block::{self, ByteBlock, below, down, up};
 use super::{Splitter, contraction_len};
 
 const NUMBER: Set = Set::of(&[Class::Number]);
 const NEWLINE: Set = Set::of(&[Class::Newline]);
 
 /// What the patterns of the family differ in.
-pub(super) trait Rules {
+pub(super) trait PatternRules {
     /// What a word is made of.
     const WORD: Set = Set::LETTER;
     /// Digits in a piece at most.
@@ -21,35 +21,35 @@ pub(super) trait Rules {
 
 pub(super) enum Cl100k {}
 
-impl Rules for Cl100k {
+impl PatternRules for Cl100k {
     const NUMBERS_MAX: usize = 3;
     const SPACE_AT_END_WHOLE: bool = true;
 }
 
 pub(super) enum Llama3 {}
 
-impl Rules for Llama3 {
+impl PatternRules for Llama3 {
     const NUMBERS_MAX: usize = 3;
 }
 
 pub(super) enum Qwen2 {}
 
-impl Rules for Qwen2 {}
+impl PatternRules for Qwen2 {}
 
 pub(super) enum TekkenV1 {}
 
-impl Rules for TekkenV1 {
+impl PatternRules for TekkenV1 {
     const CONTRACTIONS: bool = false;
 }
 
 pub(super) enum Qwen35 {}
 
-impl Rules for Qwen35 {
+impl PatternRules for Qwen35 {
     const WORD: Set = Set::LETTER.and(Set::of(&[Class::Mark]));
 }
 
 #[inline]
-pub(super) fn piece_end<R: Rules>(splitter: Splitter, bytes: &[u8], start: usize) -> usize {
+pub(super) fn piece_end<R: PatternRules>(splitter: Splitter, bytes: &[u8], start: usize) -> usize {
     let sign = const { R::WORD.and(NUMBER).and(Set::SPACE).not() };
     let first = bytes[start];
     if R::CONTRACTIONS
@@ -92,7 +92,7 @@ pub(super) fn piece_end<R: Rules>(splitter: Splitter, bytes: &[u8], start: usize
 
 /// Where pieces start in a block that begins with a piece, and below which place that is certain.
 #[inline(always)]
-pub(super) fn starts<R: Rules>(block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+pub(super) fn starts<R: PatternRules>(block: &ByteBlock, bytes: &[u8; block::BYTES]) -> (u64, u32) {
     let (mut starts, certain) = common_starts(block, R::NUMBERS_MAX);
     let mut quotes = block.quote & lone_signs(block) & below(certain);
     while quotes != 0 {
@@ -107,21 +107,21 @@ pub(super) fn starts<R: Rules>(block: &Block, bytes: &[u8; block::BYTES]) -> (u6
 
 /// Signs that start a piece alone, so that a word behind them goes on with it.
 #[inline]
-fn lone_signs(block: &Block) -> u64 {
+fn lone_signs(block: &ByteBlock) -> u64 {
     let sign = block.sign();
     sign & !(sign << 1) & !(block.blank << 1)
 }
 
 /// Newlines that go with the signs before them.
 #[inline]
-pub(super) fn sign_tails(block: &Block) -> u64 {
+pub(super) fn sign_tails(block: &ByteBlock) -> u64 {
     up(block.newline & (block.sign() << 1), block.newline)
 }
 
 /// The starts that cl100k's family and o200k have in common: all but for contractions and cases.
 #[inline]
-pub(super) fn common_starts(block: &Block, numbers_max: usize) -> (u64, u32) {
-    let Block { letter, number, space, newline, blank, wide, .. } = *block;
+pub(super) fn common_starts(block: &ByteBlock, numbers_max: usize) -> (u64, u32) {
+    let ByteBlock { letter, number, space, newline, blank, wide, .. } = *block;
     let sign = block.sign();
     let in_line = space & !newline;
     let mut starts = letter & !(letter << 1) & !(in_line << 1) & !(lone_signs(block) << 1);

@@ -1,7 +1,7 @@
 //! The pattern of o200k, which tells the cases of letters apart.
 
 use super::super::classes::{Class, Set};
-use super::block::{self, Block, below};
+use super::block::{self, ByteBlock, below};
 use super::{Splitter, contraction_len, later};
 
 const NUMBER: Set = Set::of(&[Class::Number]);
@@ -44,8 +44,8 @@ pub(super) fn piece_end<const TEKKEN: bool>(
 
 /// Where pieces start in a block that begins with a piece, and below which place that is certain.
 #[inline(always)]
-pub(super) fn starts(block: &Block, bytes: &[u8; block::BYTES]) -> (u64, u32) {
-    let Block { letter, upper, quote, slash, .. } = *block;
+pub(super) fn starts(block: &ByteBlock, bytes: &[u8; block::BYTES]) -> (u64, u32) {
+    let ByteBlock { letter, upper, quote, slash, .. } = *block;
     let (mut starts, certain) = later::common_starts(block, 3);
     // A slash behind newlines that go with signs goes with them as well, and so may others.
     let slashes = slash & (later::sign_tails(block) << 1);

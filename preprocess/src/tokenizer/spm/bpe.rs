@@ -38,14 +38,14 @@ pub(super) struct Bpe {
     chars: Trie,
     /// User-defined pieces, as symbols of their own that make nothing with any other.
     frozen: Trie,
-    pairs: Pairs,
-    symbols: Vec<Written>,
+    pairs: SymbolPairs,
+    symbols: Vec<SymbolOutput>,
     unk: u32,
 }
 
 /// What becomes of a symbol that is left in the end.
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct SymbolOutput {
     id: u32,
     /// Its length in bytes.
     len: u32,
@@ -56,7 +56,7 @@ struct Written {
 /// The memory of [`Bpe::merge`] between calls, and its answer.
 #[derive(Debug, Default)]
 pub(super) struct Merged {
-    nodes: Vec<Node>,
+    nodes: Vec<SymbolNode>,
     /// Rank, left node and what they make; some have gone since.
     heap: BinaryHeap<Reverse<(u32, u32, Symbol)>>,
     /// For an unused symbol the two that were last seen to make it.
@@ -68,7 +68,7 @@ pub(super) struct Merged {
 
 /// A symbol in a list, and what it makes together with the next.
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct SymbolNode {
     symbol: Symbol,
     start: u32,
     prev: u32,
@@ -82,7 +82,7 @@ impl Bpe {
         let mut by_text: HashMap<&str, Symbol> =
             pieces.iter().map(|piece| (piece.text, piece.id)).collect();
         // fits: pieces are short
-        let written = |id, text: &str, unused| Written { id, len: text.len() as u32, unused };
+        let written = |id, text: &str, unused| SymbolOutput { id, len: text.len() as u32, unused };
         let mut symbols = vec![written(unk, "", false); piece_count as usize];
         for piece in pieces {
             symbols[piece.id as usize] = written(piece.id, piece.text, piece.unused);
@@ -96,7 +96,7 @@ impl Bpe {
                 });
             }
         }
-        let pairs = Pairs::new(pieces, &by_text);
+        let pairs = SymbolPairs::new(pieces, &by_text);
         let chars = by_text.iter().filter(|(text, _)| text.chars().count() == 1);
         let chars = chars.map(|(text, &symbol)| (text.as_bytes(), symbol)).collect();
         let mut frozen = Vec::new();
@@ -159,7 +159,7 @@ impl Bpe {
             // fits: places are below 4 GiB, and there are no more nodes than places
             let (start, index) = (at as u32, merged.nodes.len() as u32);
             let (prev, next) = (index.wrapping_sub(1), index + 1);
-            merged.nodes.push(Node { symbol, start, prev, next, rank: NONE, makes: NONE });
+            merged.nodes.push(SymbolNode { symbol, start, prev, next, rank: NONE, makes: NONE });
             at += len;
         }
         if let Some(last) = merged.nodes.last_mut() {
@@ -173,7 +173,7 @@ impl Bpe {
     /// Makes one of two, and gives the nodes whose pairs are new.
     fn join(&self, left: u32, merged: &mut Merged) -> [u32; 2] {
         let nodes = &mut merged.nodes;
-        let Node { prev, next: right, makes, .. } = nodes[left as usize];
+        let SymbolNode { prev, next: right, makes, .. } = nodes[left as usize];
         let next = nodes[right as usize].next;
         (nodes[left as usize].symbol, nodes[left as usize].next) = (makes, next);
         nodes[right as usize].rank = NONE;
@@ -189,7 +189,7 @@ impl Bpe {
 
     /// What a node makes together with its next.
     fn look_up(&self, left: u32, merged: &mut Merged) {
-        let Node { symbol, next, .. } = merged.nodes[left as usize];
+        let SymbolNode { symbol, next, .. } = merged.nodes[left as usize];
         let right = merged.nodes.get(next as usize).map(|right| right.symbol);
         let found = right.and_then(|right| self.pairs.get(symbol, right));
         if let (Some(right), Some((_, makes))) = (right, found)
@@ -207,7 +207,7 @@ impl Bpe {
         pieces.clear();
         let mut at = 0;
         while at != NONE && !nodes.is_empty() {
-            let Node { symbol, start, next, .. } = nodes[at as usize];
+            let SymbolNode { symbol, start, next, .. } = nodes[at as usize];
             let end = nodes.get(next as usize).map_or(len, |next| next.start as usize);
             stack.push((symbol, end));
             let mut start = start as usize;
@@ -228,7 +228,7 @@ impl Bpe {
 }
 
 /// The leftmost of the nodes with the lowest rank.
-fn lowest(nodes: &[Node]) -> Option<u32> {
+fn lowest(nodes: &[SymbolNode]) -> Option<u32> {
     let (mut lowest, mut found) = (NONE, None);
     for (node, at) in nodes.iter().zip(0..) {
         if node.rank < lowest {
@@ -241,13 +241,13 @@ fn lowest(nodes: &[Node]) -> Option<u32> {
 /// Which two symbols make which piece, and the rank of its score: a hash table with open
 /// addressing, at most half full.
 #[derive(Debug)]
-struct Pairs {
+struct SymbolPairs {
     /// Left and right symbol, rank and what they make. An empty place holds [`NONE`] four times.
     slots: Vec<[u32; 4]>,
     shift: u32,
 }
 
-impl Pairs {
+impl SymbolPairs {
     /// `by_text` has a symbol for every piece and every character of one.
     fn new(pieces: &[BpePiece<'_>], by_text: &HashMap<&str, Symbol>) -> Self {
         let symbols = |turned: bool| {
@@ -280,7 +280,7 @@ impl Pairs {
                 }
             }
         }
-        Pairs::of(&found)
+        SymbolPairs::of(&found)
     }
 
     fn of(found: &[[u32; 4]]) -> Self {
@@ -294,7 +294,7 @@ impl Pairs {
             }
             slots[at] = *pair;
         }
-        Pairs { slots, shift }
+        SymbolPairs { slots, shift }
     }
 
     /// The rank and what the two make.

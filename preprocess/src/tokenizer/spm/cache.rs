@@ -20,23 +20,23 @@ pub(super) type Key = [u128; 2];
 
 /// A bounded memory of parts: each set holds the two that came last.
 #[derive(Debug)]
-pub(super) struct Cache {
-    sets: Vec<[Entry; 2]>,
+pub(super) struct PartCache {
+    sets: Vec<[PartCacheEntry; 2]>,
 }
 
 /// An entry that was never filled has key 0, which is no part: a part has a length.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Entry {
+pub(super) struct PartCacheEntry {
     key: Key,
     ids: [u32; IDS_MAX],
     /// The entry holds after sums that are no further from 0.
     pub(super) start_max: f32,
 }
 
-const _: () = assert!(size_of::<Entry>() == 64, "an entry is one cache line");
+const _: () = assert!(size_of::<PartCacheEntry>() == 64, "an entry is one cache line");
 
-impl Entry {
+impl PartCacheEntry {
     #[inline]
     pub(super) fn ids(&self) -> &[u32] {
         let count = self.ids.iter().position(|&id| id == NONE).unwrap_or(IDS_MAX);
@@ -55,20 +55,20 @@ pub(super) fn key_of(padded: &[u8; PADDING], len: usize) -> Key {
     [word(low) & mask(len.min(16)), word(high) & mask(len.saturating_sub(16)) | len_byte]
 }
 
-impl Cache {
+impl PartCache {
     pub(super) fn new() -> Self {
-        Cache { sets: vec![[Entry::default(); 2]; 1 << SETS_LOG] }
+        PartCache { sets: vec![[PartCacheEntry::default(); 2]; 1 << SETS_LOG] }
     }
 
     #[inline]
-    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+    pub(super) fn get(&self, key: Key) -> Option<&PartCacheEntry> {
         self.sets[set_of(key)].iter().find(|entry| entry.key == key)
     }
 
     /// Remembers a part, in the place of the older of its set.
     #[inline]
     pub(super) fn put(&mut self, key: Key, ids: &[u32], start_max: f32) {
-        let mut entry = Entry { key, ids: [NONE; IDS_MAX], start_max };
+        let mut entry = PartCacheEntry { key, ids: [NONE; IDS_MAX], start_max };
         let Some(place) = entry.ids.get_mut(..ids.len()) else { return };
         place.copy_from_slice(ids);
         let set = &mut self.sets[set_of(key)];

@@ -1,6 +1,6 @@
 //! Where a long text may be cut before it is encoded, so that several can work on it.
 
-use super::{Engine, SentencePiece};
+use super::{SentencePiece, SpmEngine};
 
 /// A place is looked for in so many bytes.
 const LOOK_BYTES_MAX: usize = 4 << 10;
@@ -13,7 +13,7 @@ impl SentencePiece {
     /// piece. What the normalizer does to the second side's beginning must be what it does to the
     /// space: either nothing, or to take it away and put one there.
     pub(super) fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
-        let Engine::Bpe(bpe) = &self.engine else { return None };
+        let SpmEngine::Bpe(bpe) = &self.engine else { return None };
         let joins = self.joins.as_ref()?;
         let options = &self.normalizer.options;
         let as_it_is = options.add_dummy_prefix == options.remove_extra_whitespaces;

@@ -1,13 +1,13 @@
 //! From ids back to text.
 
-use super::model::{Model, Piece, PieceKind, SPACE, byte_of};
+use super::model::{PieceKind, SPACE, SpmModel, VocabPiece, byte_of};
 use super::normalizer::Normalizer;
 use crate::{Error, Result};
 
 /// The pieces as they are written.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    pieces: Vec<Piece>,
+    pieces: Vec<VocabPiece>,
     unk_surface: String,
     /// A space that begins a text was put there, or is not missed.
     drops_first_space: bool,
@@ -17,7 +17,7 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    pub(super) fn new(file: &str, model: &Model<'_>) -> Result<Self> {
+    pub(super) fn new(file: &str, model: &SpmModel<'_>) -> Result<Self> {
         let spec = model.denormalizer.as_ref();
         let denormalizer = spec.map(|spec| Normalizer::new(file, spec, &[], false)).transpose()?;
         Ok(Decoder {
@@ -45,7 +45,8 @@ impl Decoder {
         let mut at_start = true;
         for &id in ids {
             let piece = self.pieces.get(id as usize);
-            let Piece { text, kind, .. } = piece.ok_or(Error::UnknownToken { id, vocab_size })?;
+            let VocabPiece { text, kind, .. } =
+                piece.ok_or(Error::UnknownToken { id, vocab_size })?;
             let mut first_space = false;
             match kind {
                 PieceKind::Control => {}

@@ -3,23 +3,23 @@
 use std::ops::Range;
 
 use super::bpe::Merged;
-use super::cache::{Cache, PADDING};
+use super::cache::{PADDING, PartCache};
 use super::joins::char_at;
 use super::model::SPACE;
 use super::normalizer::each_spelled;
-use super::parts::{Parts, key};
+use super::parts::{UnigramSegmenter, key};
 use super::trie::Trie;
 use super::unigram::Unigram;
-use super::{Engine, SentencePiece};
+use super::{SentencePiece, SpmEngine};
 
 /// Scratch is given back to the system when it is larger than for a text of so many bytes.
 const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
 
 /// Encodes one text after another; holds 2 MiB of words.
 #[derive(Debug)]
-pub(crate) struct Encoder<'a> {
+pub(crate) struct SentencePieceEncoder<'a> {
     model: &'a SentencePiece,
-    parts: Parts<f32>,
+    parts: UnigramSegmenter<f32>,
     /// The normalised text.
     text: Vec<u8>,
     merged: Merged,
@@ -29,23 +29,23 @@ pub(crate) struct Encoder<'a> {
 
 /// What goes from one part to the next.
 #[derive(Clone, Copy, Debug, Default)]
-struct Carried {
+struct PartState {
     /// The sum of all scores so far.
     sum: f32,
     /// The last id is the unknown's: another that follows becomes one with it.
     after_unknown: bool,
 }
 
-impl<'a> Encoder<'a> {
+impl<'a> SentencePieceEncoder<'a> {
     pub(crate) fn new(model: &'a SentencePiece) -> Self {
-        let parts = Parts::new(Some(Cache::new()));
-        Encoder { parts, ..Encoder::without_memory(model) }
+        let parts = UnigramSegmenter::new(Some(PartCache::new()));
+        SentencePieceEncoder { parts, ..SentencePieceEncoder::without_memory(model) }
     }
 
     pub(super) fn without_memory(model: &'a SentencePiece) -> Self {
-        Encoder {
+        SentencePieceEncoder {
             model,
-            parts: Parts::new(None),
+            parts: UnigramSegmenter::new(None),
             text: Vec::new(),
             merged: Merged::default(),
             part_ids: Vec::new(),
@@ -58,13 +58,13 @@ impl<'a> Encoder<'a> {
         self.model.normalizer.normalize(text, &mut normalized);
         let len = normalized.len();
         normalized.resize(len + PADDING, 0);
-        let mut carried = Carried::default();
+        let mut carried = PartState::default();
         match &self.model.engine {
-            Engine::Word(words) => self.encode_words(words, &normalized[..len], ids),
-            Engine::Char(all, first) => {
+            SpmEngine::Word(words) => self.encode_words(words, &normalized[..len], ids),
+            SpmEngine::Char(all, first) => {
                 self.encode_chars(all, first, &normalized[..len], ids);
             }
-            Engine::Unigram(unigram) => {
+            SpmEngine::Unigram(unigram) => {
                 let mut start = 0;
                 while start < len {
                     let end = self.part_end(&normalized[..len], start);
@@ -72,7 +72,7 @@ impl<'a> Encoder<'a> {
                     start = end;
                 }
             }
-            Engine::Bpe(_) => {
+            SpmEngine::Bpe(_) => {
                 let mut start = 0;
                 while start < len {
                     let end = self.part_end(&normalized[..len], start);
@@ -83,8 +83,9 @@ impl<'a> Encoder<'a> {
         }
         self.text = normalized;
         if self.text.capacity() > SCRATCH_BYTES_KEPT_MAX {
-            let parts = Parts::new(self.parts.cache.take());
-            *self = Encoder { parts, ..Encoder::without_memory(self.model) };
+            let parts = UnigramSegmenter::new(self.parts.cache.take());
+            *self =
+                SentencePieceEncoder { parts, ..SentencePieceEncoder::without_memory(self.model) };
         }
     }
 
@@ -99,7 +100,7 @@ impl<'a> Encoder<'a> {
         unigram: &Unigram<f32>,
         text: &[u8],
         part: Range<usize>,
-        carried: &mut Carried,
+        carried: &mut PartState,
         ids: &mut Vec<u32>,
     ) {
         if let Some(known) = self.parts.known(unigram, text, &part, &mut carried.sum) {
@@ -118,7 +119,7 @@ impl<'a> Encoder<'a> {
         &mut self,
         text: &[u8],
         part: Range<usize>,
-        carried: &mut Carried,
+        carried: &mut PartState,
         ids: &mut Vec<u32>,
     ) {
         let key = key(text, &part);
@@ -136,7 +137,7 @@ impl<'a> Encoder<'a> {
 
     /// Leaves the ids of a part in `part_ids`.
     fn merge_part(&mut self, part: &[u8]) {
-        let Engine::Bpe(bpe) = &self.model.engine else { return };
+        let SpmEngine::Bpe(bpe) = &self.model.engine else { return };
         bpe.merge(part, &mut self.merged);
         self.part_ids.clear();
         let mut after_unknown = false;
@@ -197,7 +198,7 @@ impl SentencePiece {
 
     /// Appends the ids of a part, in which unknown after unknown is one already.
     #[inline]
-    fn append(&self, part_ids: &[u32], carried: &mut Carried, ids: &mut Vec<u32>) {
+    fn append(&self, part_ids: &[u32], carried: &mut PartState, ids: &mut Vec<u32>) {
         let again = carried.after_unknown && part_ids.first() == Some(&self.unk);
         ids.extend_from_slice(&part_ids[usize::from(again)..]);
         carried.after_unknown = part_ids.last() == Some(&self.unk);

@@ -8,7 +8,7 @@
 
 /// The pairs of characters that stand side by side in some piece.
 #[derive(Debug)]
-pub(crate) struct Joins {
+pub(crate) struct PieceBoundaries {
     ascii: [u128; 128],
     /// One bit for each hash of a pair with a character beyond ASCII. A pair of no piece that
     /// shares its bit with one of a piece is not cut, which changes no id.
@@ -19,12 +19,12 @@ pub(crate) struct Joins {
 /// With eight bits a pair, one pair of no piece in eight is not cut.
 const BITS_PER_PAIR: usize = 8;
 
-impl Joins {
+impl PieceBoundaries {
     /// From all pieces that a text is matched with.
     pub(crate) fn new<'a>(pieces: impl Iterator<Item = &'a str> + Clone) -> Self {
         let pair_count: usize = pieces.clone().map(|piece| piece.chars().count() - 1).sum();
         let bit_count = (pair_count * BITS_PER_PAIR).next_power_of_two().max(64);
-        let mut joins = Joins {
+        let mut joins = PieceBoundaries {
             ascii: [0; 128],
             hashed: vec![0; bit_count / 64],
             shift: u64::BITS - bit_count.trailing_zeros(),

@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::super::{Encode, Tokenizer, TokenizerSpec};
+use super::super::{Encoder, Tokenizer, TokenizerSpec};
 use super::trie::Trie;
-use super::{Encoder, SentencePiece};
+use super::{SentencePiece, SentencePieceEncoder};
 use crate::{Error, Result};
 
 /// Which of Megatron's tokenizers.
@@ -69,7 +69,7 @@ pub(crate) struct Megatron {
 #[derive(Debug)]
 struct MegatronEncoder<'a> {
     tokenizer: &'a Megatron,
-    encoder: Encoder<'a>,
+    encoder: SentencePieceEncoder<'a>,
 }
 
 /// T5 has 100.
@@ -124,7 +124,7 @@ impl Megatron {
         found.map(|(at, order)| (at, &self.specials[order as usize]))
     }
 
-    fn encode_with(&self, encoder: &mut Encoder<'_>, text: &str, ids: &mut Vec<u32>) {
+    fn encode_with(&self, encoder: &mut SentencePieceEncoder<'_>, text: &str, ids: &mut Vec<u32>) {
         if self.flavor == Flavor::OldLlama2 {
             ids.extend(self.model.bos);
         }
@@ -167,11 +167,14 @@ fn old_specials(model: &SentencePiece, extra_ids: u32) -> Vec<(String, u32)> {
 
 impl Tokenizer for Megatron {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.encode_with(&mut Encoder::without_memory(&self.model), text, ids);
+        self.encode_with(&mut SentencePieceEncoder::without_memory(&self.model), text, ids);
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
-        Box::new(MegatronEncoder { tokenizer: self, encoder: Encoder::new(&self.model) })
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
+        Box::new(MegatronEncoder {
+            tokenizer: self,
+            encoder: SentencePieceEncoder::new(&self.model),
+        })
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
@@ -243,7 +246,7 @@ impl Tokenizer for Megatron {
     }
 }
 
-impl Encode for MegatronEncoder<'_> {
+impl Encoder for MegatronEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         self.tokenizer.encode_with(&mut self.encoder, text, ids);
     }

@@ -24,14 +24,14 @@ mod wire;
 use storage::Crc64;
 
 pub(crate) use cache::PADDING;
-pub(crate) use encoder::Encoder;
-pub(crate) use joins::Joins;
+pub(crate) use encoder::SentencePieceEncoder;
+pub(crate) use joins::PieceBoundaries;
 pub(crate) use megatron::{KINDS, open};
-pub(crate) use parts::Parts;
+pub(crate) use parts::UnigramSegmenter;
 
 use self::bpe::{Bpe, BpePiece};
 use self::decode::Decoder;
-use self::model::{Algorithm, Model, PieceKind};
+use self::model::{Algorithm, PieceKind, SpmModel};
 use self::normalizer::{Normalizer, spell_piece};
 use self::trie::Trie;
 use self::unigram::Unigram;
@@ -44,9 +44,9 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 #[derive(Debug)]
 pub(crate) struct SentencePiece {
     normalizer: Normalizer,
-    engine: Engine,
+    engine: SpmEngine,
     /// None: parts of a text depend on each other, and it is never cut before it is looked at.
-    joins: Option<Joins>,
+    joins: Option<PieceBoundaries>,
     decoder: Decoder,
     unk: u32,
     /// The ids of bytes, by which a character without a piece is written.
@@ -59,7 +59,7 @@ pub(crate) struct SentencePiece {
 }
 
 #[derive(Debug)]
-enum Engine {
+enum SpmEngine {
     Unigram(Unigram<f32>),
     Bpe(Bpe),
     /// The ids of whole words.
@@ -99,7 +99,7 @@ impl SentencePiece {
     /// # Errors
     /// [`Error::BadVocab`].
     pub(crate) fn from_bytes(file: &str, bytes: &[u8]) -> Result<Self> {
-        let model = Model::parse(file, bytes)?;
+        let model = SpmModel::parse(file, bytes)?;
         let of_kind = |kind: PieceKind| model.pieces.iter().filter(move |it| it.kind == kind);
         let user_defined: Vec<&str> =
             of_kind(PieceKind::UserDefined).map(|piece| piece.text.as_str()).collect();
@@ -115,11 +115,12 @@ impl SentencePiece {
             .collect();
         let alone = model.algorithm == Algorithm::Bpe
             && matched.iter().any(|it| model.pieces[it.id as usize].kind == PieceKind::Unused);
-        let joins = (!alone).then(|| Joins::new(matched.iter().map(|it| it.text.as_str())));
+        let joins =
+            (!alone).then(|| PieceBoundaries::new(matched.iter().map(|it| it.text.as_str())));
         let mut checksum = Crc64::new();
         checksum.update(bytes);
         Ok(SentencePiece {
-            engine: Engine::new(&model, &matched),
+            engine: SpmEngine::new(&model, &matched),
             normalizer,
             joins,
             decoder: Decoder::new(file, &model)?,
@@ -132,9 +133,10 @@ impl SentencePiece {
         })
     }
 
-    /// Appends the ids of a text. For many texts take an [`Encoder`], which remembers words.
+    /// Appends the ids of a text. For many texts take an [`SentencePieceEncoder`], which remembers
+    /// words.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        Encoder::without_memory(self).encode(text, ids);
+        SentencePieceEncoder::without_memory(self).encode(text, ids);
     }
 
     /// Appends the bytes that the ids stand for.
@@ -166,17 +168,17 @@ impl SentencePiece {
     }
 }
 
-impl Engine {
-    fn new(model: &Model<'_>, matched: &[Matched]) -> Self {
+impl SpmEngine {
+    fn new(model: &SpmModel<'_>, matched: &[Matched]) -> Self {
         match model.algorithm {
-            Algorithm::Unigram => Engine::Unigram(unigram(model, matched)),
-            Algorithm::Bpe => Engine::Bpe(bpe(model, matched)),
-            Algorithm::Word => Engine::Word(lookup(matched.iter())),
+            Algorithm::Unigram => SpmEngine::Unigram(unigram(model, matched)),
+            Algorithm::Bpe => SpmEngine::Bpe(bpe(model, matched)),
+            Algorithm::Word => SpmEngine::Word(lookup(matched.iter())),
             Algorithm::Char => {
                 let first = matched
                     .iter()
                     .filter(|it| model.pieces[it.id as usize].kind == PieceKind::UserDefined);
-                Engine::Char(lookup(matched.iter()), lookup(first))
+                SpmEngine::Char(lookup(matched.iter()), lookup(first))
             }
         }
     }
@@ -189,7 +191,7 @@ fn lookup<'a>(matched: impl Iterator<Item = &'a Matched>) -> Trie {
 /// Unused pieces are left out. To the library a user-defined piece scores a tenth for each byte
 /// after its first, whatever the file says, which is more than any piece in use. All scores are
 /// 32-bit floats.
-fn unigram(model: &Model<'_>, matched: &[Matched]) -> Unigram<f32> {
+fn unigram(model: &SpmModel<'_>, matched: &[Matched]) -> Unigram<f32> {
     let normal = model.pieces.iter().filter(|piece| piece.kind == PieceKind::Normal);
     let score_min = normal.map(|piece| piece.score).fold(f32::MAX, f32::min);
     let scores = model.pieces.iter().map(|piece| match piece.kind {
@@ -201,7 +203,7 @@ fn unigram(model: &Model<'_>, matched: &[Matched]) -> Unigram<f32> {
     Unigram::new(pieces, scores.collect(), model.unk, f64::from(score_min))
 }
 
-fn bpe(model: &Model<'_>, matched: &[Matched]) -> Bpe {
+fn bpe(model: &SpmModel<'_>, matched: &[Matched]) -> Bpe {
     let pieces: Vec<BpePiece<'_>> = matched
         .iter()
         .map(|Matched { text, id }| {

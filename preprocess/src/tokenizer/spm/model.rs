@@ -27,7 +27,7 @@ pub(super) enum PieceKind {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct VocabPiece {
     pub(super) text: String,
     pub(super) score: f32,
     pub(super) kind: PieceKind,
@@ -53,8 +53,8 @@ pub(super) struct NormalizerSpec<'a> {
 
 /// A whole file, with what the library checks when it loads one checked.
 #[derive(Clone, Debug)]
-pub(super) struct Model<'a> {
-    pub(super) pieces: Vec<Piece>,
+pub(super) struct SpmModel<'a> {
+    pub(super) pieces: Vec<VocabPiece>,
     pub(super) algorithm: Algorithm,
     pub(super) whitespace_as_suffix: bool,
     pub(super) byte_fallback: bool,
@@ -104,7 +104,7 @@ impl<'a> NormalizerSpec<'a> {
     }
 }
 
-impl<'a> Model<'a> {
+impl<'a> SpmModel<'a> {
     /// Reads a file.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl<'a> Model<'a> {
             id.filter(|&id| pieces[id as usize].kind == PieceKind::Control)
         };
         let [bos, eos, pad] = trainer.names.map(control);
-        Ok(Model {
+        Ok(SpmModel {
             algorithm: trainer.algorithm,
             whitespace_as_suffix: trainer.whitespace_as_suffix,
             byte_fallback: trainer.byte_fallback,
@@ -205,8 +205,8 @@ fn set_name<'a>(name: &mut &'a str, field: &Field<'a>) -> Result<()> {
     Ok(())
 }
 
-fn read_piece(field: &Field<'_>) -> Result<Piece> {
-    let mut piece = Piece { text: String::new(), score: 0.0, kind: PieceKind::Normal };
+fn read_piece(field: &Field<'_>) -> Result<VocabPiece> {
+    let mut piece = VocabPiece { text: String::new(), score: 0.0, kind: PieceKind::Normal };
     let mut fields = field.message()?;
     while let Some(part) = fields.next()? {
         match part.number {
@@ -238,14 +238,14 @@ fn read_piece(field: &Field<'_>) -> Result<Piece> {
 
 /// The unknown piece, and the pieces that no text is matched with. No piece is there twice.
 fn index(
-    pieces: &[Piece],
+    pieces: &[VocabPiece],
     bad: &impl Fn(String, &str) -> Error,
 ) -> Result<(u32, HashMap<String, u32>)> {
     let mut unk = None;
     let mut matched = HashMap::new();
     let mut reserved = HashMap::new();
     for (piece, id) in pieces.iter().zip(0..) {
-        let Piece { text, kind, .. } = piece;
+        let VocabPiece { text, kind, .. } = piece;
         let known = match kind {
             PieceKind::Normal | PieceKind::UserDefined | PieceKind::Unused => {
                 matched.insert(text.as_str(), id)
@@ -269,7 +269,7 @@ fn index(
 }
 
 fn byte_ids(
-    pieces: &[Piece],
+    pieces: &[VocabPiece],
     byte_fallback: bool,
     bad: &impl Fn(String, &str) -> Error,
 ) -> Result<[u32; 256]> {

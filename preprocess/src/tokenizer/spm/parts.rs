@@ -2,30 +2,30 @@
 
 use std::ops::Range;
 
-use super::cache::{Cache, IDS_MAX, Key, PART_BYTES_MAX, key_of};
+use super::cache::{IDS_MAX, Key, PART_BYTES_MAX, PartCache, key_of};
 use super::unigram::{BestPath, Sum, Unigram};
 
 /// Cuts one part after another. Texts are followed by [`super::PADDING`] bytes of anything.
 #[derive(Debug)]
-pub(crate) struct Parts<S> {
+pub(crate) struct UnigramSegmenter<S> {
     /// None: every part is looked at anew.
-    pub(super) cache: Option<Cache>,
+    pub(super) cache: Option<PartCache>,
     best: BestPath<S>,
     ids: Vec<u32>,
 }
 
-impl<S: Sum> Parts<S> {
-    pub(super) fn new(cache: Option<Cache>) -> Self {
-        Parts { cache, best: BestPath::default(), ids: Vec::new() }
+impl<S: Sum> UnigramSegmenter<S> {
+    pub(super) fn new(cache: Option<PartCache>) -> Self {
+        UnigramSegmenter { cache, best: BestPath::default(), ids: Vec::new() }
     }
 
     /// Remembers parts in 2 MiB.
     pub(crate) fn with_memory() -> Self {
-        Parts::new(Some(Cache::new()))
+        UnigramSegmenter::new(Some(PartCache::new()))
     }
 
     pub(crate) fn without_memory() -> Self {
-        Parts::new(None)
+        UnigramSegmenter::new(None)
     }
 
     /// The ids of a part after `sum`, none of them the unknown's, if they are remembered.

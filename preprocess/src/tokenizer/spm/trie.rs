@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 /// Where a walk stands. It is the unit itself, so that nothing is loaded twice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct State(u64);
+pub(super) struct TrieCursor(u64);
 
 /// The sets that we make are of at most 2^24 - 2 strings.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ const BLOCK: usize = 256;
 /// slower to make.
 const TRIES_MAX: usize = 128;
 
-impl State {
+impl TrieCursor {
     /// The value of the string walked so far, if it is in the set.
     #[inline]
     pub(super) fn value(self) -> Option<u32> {
@@ -72,16 +72,16 @@ impl Trie {
     }
 
     #[inline]
-    pub(super) fn root(&self) -> State {
-        State(self.units[0])
+    pub(super) fn root(&self) -> TrieCursor {
+        TrieCursor(self.units[0])
     }
 
     /// One byte further, if a string of the set goes on with it.
     #[inline]
-    pub(super) fn step(&self, state: State, byte: u8) -> Option<State> {
+    pub(super) fn step(&self, state: TrieCursor, byte: u8) -> Option<TrieCursor> {
         let base = (state.0 >> BASE_SHIFT) as usize & ((1 << BASE_BITS) - 1);
         let unit = *self.units.get(base ^ usize::from(byte))?;
-        (unit & (USED | 0xff) == USED | u64::from(byte)).then_some(State(unit))
+        (unit & (USED | 0xff) == USED | u64::from(byte)).then_some(TrieCursor(unit))
     }
 
     /// The value of a string of the set.
@@ -97,7 +97,7 @@ impl Trie {
             state = self.step(state?, byte);
             state
         });
-        states.filter_map(State::value)
+        states.filter_map(TrieCursor::value)
     }
 
     /// The length and the value of the longest string that the bytes begin with.

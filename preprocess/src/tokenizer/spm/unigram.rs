@@ -85,7 +85,7 @@ pub(crate) struct Unigram<S> {
 
 /// The best way to a place: the sum there, where its last piece begins, and which that is.
 #[derive(Clone, Copy, Debug, Default)]
-struct Node<S> {
+struct PathNode<S> {
     sum: S,
     /// How much less the second best is.
     gap: f32,
@@ -99,7 +99,7 @@ const NONE: u32 = u32::MAX;
 /// The memory of [`Unigram::best_path`] between calls, and its answer.
 #[derive(Debug, Default)]
 pub(crate) struct BestPath<S> {
-    nodes: Vec<Node<S>>,
+    nodes: Vec<PathNode<S>>,
     /// The pieces, first to last: ids, and the bytes of the part that they take.
     pub(crate) pieces: Vec<(u32, std::ops::Range<usize>)>,
     /// The sum at the end.
@@ -153,9 +153,9 @@ impl<S: Sum> Unigram<S> {
         assert!(part.len() < NONE as usize, "a place fits its number");
         let nodes = &mut best.nodes;
         nodes.clear();
-        let unknown = Node { start: NONE, ..Node::default() };
+        let unknown = PathNode { start: NONE, ..PathNode::default() };
         nodes.resize(part.len() + 1, unknown);
-        nodes[0] = Node { sum, gap: f32::INFINITY, start: 0, id: NONE };
+        nodes[0] = PathNode { sum, gap: f32::INFINITY, start: 0, id: NONE };
         let (mut start, mut char_count) = (0, 0);
         while start < part.len() {
             char_count += 1;
@@ -175,7 +175,7 @@ impl<S: Sum> Unigram<S> {
 
     /// Tries all pieces that begin at a place, and gives the next place.
     #[inline]
-    fn extend(&self, part: &[u8], start: usize, nodes: &mut [Node<S>]) -> usize {
+    fn extend(&self, part: &[u8], start: usize, nodes: &mut [PathNode<S>]) -> usize {
         let (_, next) = char_at(part, start);
         if nodes[start].sum.wide().abs() > S::MAX {
             self.start_anew(start, nodes);
@@ -199,7 +199,7 @@ impl<S: Sum> Unigram<S> {
 
     /// Takes the sum at a place off, there and wherever a piece from before it ends.
     #[cold]
-    fn start_anew(&self, start: usize, nodes: &mut [Node<S>]) {
+    fn start_anew(&self, start: usize, nodes: &mut [PathNode<S>]) {
         let sum = nodes[start].sum.wide();
         let ends = nodes[start..].iter_mut().take(self.piece_bytes_max);
         for node in ends.filter(|node| node.start != NONE) {
@@ -208,7 +208,7 @@ impl<S: Sum> Unigram<S> {
     }
 }
 
-impl<S: Sum> Node<S> {
+impl<S: Sum> PathNode<S> {
     /// Another way to here. The first of equals stays. Two floats of 24 bits added in 64 bits and
     /// then rounded are what they are added in 32.
     #[inline]
@@ -218,7 +218,7 @@ impl<S: Sum> Node<S> {
         if self.start == NONE || ahead > 0.0 {
             // Whoever was second before is further behind than the one that is second now.
             let gap = if self.start == NONE { f32::INFINITY } else { ahead as f32 };
-            *self = Node { sum, gap, start: start as u32, id }; // fits: asserted
+            *self = PathNode { sum, gap, start: start as u32, id }; // fits: asserted
         } else {
             self.gap = self.gap.min(-ahead as f32);
         }
@@ -226,7 +226,7 @@ impl<S: Sum> Node<S> {
 }
 
 /// Writes down the pieces of the best way, and gives the least gap on it.
-fn trace_back<S>(nodes: &[Node<S>], pieces: &mut Vec<(u32, std::ops::Range<usize>)>) -> f32 {
+fn trace_back<S>(nodes: &[PathNode<S>], pieces: &mut Vec<(u32, std::ops::Range<usize>)>) -> f32 {
     pieces.clear();
     let mut gap = f32::INFINITY;
     let mut end = nodes.len() - 1;

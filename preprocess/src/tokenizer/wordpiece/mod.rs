@@ -11,11 +11,11 @@ mod characters;
 use serde_json::json;
 use storage::Crc64;
 
-use super::cache::{Cache, KEY_BYTES_MAX, Key};
+use super::cache::{KEY_BYTES_MAX, Key, PieceCache};
 use super::keywords::Keywords;
 use super::lexicon::{INNER, Lexicon};
 use super::python::repr_list;
-use super::{Encode, Tokenizer};
+use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 use characters::{Characters, Traits};
 
@@ -46,14 +46,14 @@ pub struct WordPiece {
 
 /// Encodes one text after another; holds 4 MiB of words.
 #[derive(Debug)]
-struct Encoder<'a> {
+struct WordPieceEncoder<'a> {
     of: &'a WordPiece,
-    cache: Option<Cache>,
-    scratch: Scratch,
+    cache: Option<PieceCache>,
+    scratch: WordPieceBuffers,
 }
 
 #[derive(Debug, Default)]
-struct Scratch {
+struct WordPieceBuffers {
     clean: String,
     lower: String,
 }
@@ -89,8 +89,8 @@ impl WordPiece {
         &self,
         text: &str,
         ids: &mut Vec<u32>,
-        cache: &mut Option<Cache>,
-        scratch: &mut Scratch,
+        cache: &mut Option<PieceCache>,
+        scratch: &mut WordPieceBuffers,
     ) {
         let bytes = text.as_bytes();
         let mut at = 0;
@@ -136,8 +136,8 @@ impl WordPiece {
         start: usize,
         end: usize,
         ids: &mut Vec<u32>,
-        cache: &mut Option<Cache>,
-        scratch: &mut Scratch,
+        cache: &mut Option<PieceCache>,
+        scratch: &mut WordPieceBuffers,
     ) {
         let Some(cache) = cache.as_mut().filter(|_| end - start <= KEY_BYTES_MAX) else {
             return self.cut_run(&text[start..end], ids, scratch);
@@ -152,7 +152,7 @@ impl WordPiece {
     }
 
     /// Cuts a run without spaces and Han, but maybe with signs above ASCII.
-    fn cut_run(&self, run: &str, ids: &mut Vec<u32>, scratch: &mut Scratch) {
+    fn cut_run(&self, run: &str, ids: &mut Vec<u32>, scratch: &mut WordPieceBuffers) {
         self.normalize(run, scratch);
         let normal = &scratch.lower;
         let sign = |char| self.characters.of(char).has(Traits::SIGN);
@@ -166,7 +166,13 @@ impl WordPiece {
 
     /// A word of one character.
     #[inline]
-    fn cut_word(&self, word: &str, traits: Traits, ids: &mut Vec<u32>, scratch: &mut Scratch) {
+    fn cut_word(
+        &self,
+        word: &str,
+        traits: Traits,
+        ids: &mut Vec<u32>,
+        scratch: &mut WordPieceBuffers,
+    ) {
         if traits.has(Traits::ALONE) {
             self.pieces(word, ids);
         } else {
@@ -175,8 +181,8 @@ impl WordPiece {
     }
 
     /// Fills `lower` with what the words of a run are looked up as.
-    fn normalize(&self, run: &str, scratch: &mut Scratch) {
-        let Scratch { clean, lower } = scratch;
+    fn normalize(&self, run: &str, scratch: &mut WordPieceBuffers) {
+        let WordPieceBuffers { clean, lower } = scratch;
         lower.clear();
         let kept = |char: &char| !self.characters.of(*char).has(Traits::REMOVED);
         match self.case {
@@ -217,12 +223,12 @@ impl WordPiece {
 
 impl Tokenizer for WordPiece {
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        self.encode_with(text, ids, &mut None, &mut Scratch::default());
+        self.encode_with(text, ids, &mut None, &mut WordPieceBuffers::default());
     }
 
-    fn encoder(&self) -> Box<dyn Encode + '_> {
-        let (cache, scratch) = (Some(Cache::new()), Scratch::default());
-        Box::new(Encoder { of: self, cache, scratch })
+    fn encoder(&self) -> Box<dyn Encoder + '_> {
+        let (cache, scratch) = (Some(PieceCache::new()), WordPieceBuffers::default());
+        Box::new(WordPieceEncoder { of: self, cache, scratch })
     }
 
     /// Words with a space between, for where there was one is not known.
@@ -289,7 +295,7 @@ impl Tokenizer for WordPiece {
     }
 }
 
-impl Encode for Encoder<'_> {
+impl Encoder for WordPieceEncoder<'_> {
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
         self.of.encode_with(text, ids, &mut self.cache, &mut self.scratch);
     }

@@ -57,7 +57,7 @@ pub enum Fault {
 
 /// Which requests meet which fault.
 #[derive(Clone, Debug)]
-pub struct Rule {
+pub struct FaultRule {
     fault: Fault,
     when: When,
     method: Option<&'static str>,
@@ -72,9 +72,9 @@ enum When {
     Chance(Rng, u32),
 }
 
-impl Rule {
+impl FaultRule {
     fn new(fault: Fault, when: When) -> Self {
-        Rule { fault, when, method: None, target_holds: None, met: 0 }
+        FaultRule { fault, when, method: None, target_holds: None, met: 0 }
     }
 
     /// The request with this number from now on, counted from 1, of those that this rule is about.
@@ -127,17 +127,17 @@ impl Rule {
 /// The rules in force.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    rules: Mutex<Vec<Rule>>,
+    rules: Mutex<Vec<FaultRule>>,
     seen: AtomicU64,
     hits: AtomicU64,
 }
 
 impl Faults {
-    fn rules(&self) -> MutexGuard<'_, Vec<Rule>> {
+    fn rules(&self) -> MutexGuard<'_, Vec<FaultRule>> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add(&self, rule: Rule) {
+    pub(super) fn add(&self, rule: FaultRule) {
         self.rules().push(rule);
     }
 
@@ -157,7 +157,7 @@ impl Faults {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let method = request.method().as_str();
         // Every rule counts every request, also one that another hits.
-        let hit = |found: Option<Fault>, rule: &mut Rule| {
+        let hit = |found: Option<Fault>, rule: &mut FaultRule| {
             let hits = rule.hits(method, target);
             found.or(hits.then_some(rule.fault))
         };
@@ -236,16 +236,16 @@ async fn spoil(
     let bytes = body.store_all_limited(usize::MAX).await.map_err(io::Error::other)?;
     let half = bytes.slice(..bytes.len() / 2);
     let body = match fault {
-        Fault::Truncate => pieces(vec![half], End::Closed),
+        Fault::Truncate => pieces(vec![half], FaultEnd::Closed),
         Fault::Reset => {
             reset.store(true, Ordering::Relaxed);
-            pieces(vec![half], End::Closed)
+            pieces(vec![half], FaultEnd::Closed)
         }
-        Fault::StallInBody => pieces(vec![half], End::Never),
+        Fault::StallInBody => pieces(vec![half], FaultEnd::Never),
         Fault::Drip(size, pause) => {
             let places = (0..bytes.len()).step_by(size.max(1));
             let parts = places.map(|at| bytes.slice(at..bytes.len().min(at + size.max(1))));
-            pieces(parts.collect(), End::Slow(pause))
+            pieces(parts.collect(), FaultEnd::Slow(pause))
         }
         Fault::WrongByte => {
             let mut wrong = bytes.to_vec();
@@ -264,7 +264,7 @@ async fn spoil(
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum FaultEnd {
     /// After the pieces the connection goes.
     Closed,
     /// After the pieces nothing comes.
@@ -273,20 +273,20 @@ enum End {
     Slow(Duration),
 }
 
-fn pieces(pieces: Vec<Bytes>, end: End) -> Body {
+fn pieces(pieces: Vec<Bytes>, end: FaultEnd) -> Body {
     let next = move |mut left: std::vec::IntoIter<Bytes>| async move {
-        if let End::Slow(pause) = end {
+        if let FaultEnd::Slow(pause) = end {
             tokio::time::sleep(pause).await;
         }
         match (left.next(), end) {
             (Some(piece), _) => Some((Ok(piece), left)),
-            (None, End::Slow(_)) => None,
-            (None, End::Closed) => {
+            (None, FaultEnd::Slow(_)) => None,
+            (None, FaultEnd::Closed) => {
                 // So that the pieces are on their way.
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 Some((Err(io::Error::other("cut on request")), left))
             }
-            (None, End::Never) => std::future::pending().await,
+            (None, FaultEnd::Never) => std::future::pending().await,
         }
     };
     Body::from(StreamingBlob::wrap(stream::unfold(pieces.into_iter(), next)))

@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-pub(super) struct Line {
+pub(super) struct TestConnection {
     stream: TcpStream,
     reset: Arc<AtomicBool>,
 }
 
-impl Line {
+impl TestConnection {
     pub(super) fn new(stream: TcpStream, reset: Arc<AtomicBool>) -> Self {
-        Line { stream, reset }
+        TestConnection { stream, reset }
     }
 
     fn is_reset(&self) -> bool {
@@ -24,7 +24,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for TestConnection {
     fn drop(&mut self) {
         if self.is_reset() {
             let _ = self.stream.set_zero_linger();
@@ -32,7 +32,7 @@ impl Drop for Line {
     }
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for TestConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -42,7 +42,7 @@ impl AsyncRead for Line {
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for TestConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

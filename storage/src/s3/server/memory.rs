@@ -21,12 +21,12 @@ const PART_BYTES_MIN: usize = 5 << 20;
 
 /// Buckets in memory. Clones are the same ones.
 #[derive(Clone, Debug)]
-pub(super) struct Memory(Arc<Mutex<State>>);
+pub(super) struct ObjectTable(Arc<Mutex<ServerState>>);
 
 #[derive(Debug, Default)]
-struct State {
-    buckets: BTreeMap<String, BTreeMap<String, Stored>>,
-    uploads: HashMap<String, Parts>,
+struct ServerState {
+    buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
+    uploads: HashMap<String, MultipartUploads>,
     uploads_begun: u64,
     /// What `If-None-Match` is good for.
     conditions: Conditions,
@@ -46,24 +46,24 @@ pub enum Conditions {
 }
 
 #[derive(Clone, Debug)]
-struct Stored {
+struct StoredObject {
     bytes: Bytes,
     etag: String,
     metadata: Option<Metadata>,
 }
 
 #[derive(Debug)]
-struct Parts {
+struct MultipartUploads {
     bucket: String,
     key: String,
     metadata: Option<Metadata>,
-    parts: BTreeMap<i32, Stored>,
+    parts: BTreeMap<i32, StoredObject>,
 }
 
-impl Stored {
+impl StoredObject {
     fn new(bytes: Bytes, metadata: Option<Metadata>) -> Self {
         let etag = format!("{:016x}{:016x}", crc64(&bytes), bytes.len());
-        Stored { bytes, etag, metadata }
+        StoredObject { bytes, etag, metadata }
     }
 
     fn len(&self) -> i64 {
@@ -71,10 +71,10 @@ impl Stored {
     }
 }
 
-impl Memory {
+impl ObjectTable {
     pub(super) fn new(bucket: &str) -> Self {
         let buckets = BTreeMap::from([(bucket.to_owned(), BTreeMap::new())]);
-        Memory(Arc::new(Mutex::new(State { buckets, ..State::default() })))
+        ObjectTable(Arc::new(Mutex::new(ServerState { buckets, ..ServerState::default() })))
     }
 
     pub(super) fn upload_count(&self) -> usize {
@@ -89,11 +89,11 @@ impl Memory {
         self.state().buckets.values().map(BTreeMap::len).sum()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ServerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self, bucket: &str, key: &str, if_match: Option<&IfMatch>) -> S3Result<Stored> {
+    fn get(&self, bucket: &str, key: &str, if_match: Option<&IfMatch>) -> S3Result<StoredObject> {
         let stored = self.state().bucket(bucket)?.get(key).cloned();
         let stored = stored.ok_or_else(|| s3_error!(NoSuchKey))?;
         let same = |due: &IfMatch| due.as_etag().is_none_or(|etag| etag.value() == stored.etag);
@@ -104,8 +104,8 @@ impl Memory {
     }
 }
 
-impl State {
-    fn bucket(&mut self, name: &str) -> S3Result<&mut BTreeMap<String, Stored>> {
+impl ServerState {
+    fn bucket(&mut self, name: &str) -> S3Result<&mut BTreeMap<String, StoredObject>> {
         self.buckets.get_mut(name).ok_or_else(|| s3_error!(NoSuchBucket))
     }
 
@@ -114,7 +114,7 @@ impl State {
         &mut self,
         bucket: &str,
         key: &str,
-        stored: Stored,
+        stored: StoredObject,
         if_none_match: Option<&IfNoneMatch>,
     ) -> S3Result<()> {
         let in_parts = stored.etag.contains('-');
@@ -139,13 +139,13 @@ async fn all_of(body: Option<StreamingBlob>) -> S3Result<Bytes> {
 }
 
 #[async_trait::async_trait]
-impl S3 for Memory {
+impl S3 for ObjectTable {
     async fn put_object(
         &self,
         request: S3Request<PutObjectInput>,
     ) -> S3Result<S3Response<PutObjectOutput>> {
         let input = request.input;
-        let stored = Stored::new(all_of(input.body).await?, input.metadata);
+        let stored = StoredObject::new(all_of(input.body).await?, input.metadata);
         let e_tag = Some(ETag::Strong(stored.etag.clone()));
         self.state().put(&input.bucket, &input.key, stored, input.if_none_match.as_ref())?;
         Ok(S3Response::new(PutObjectOutput { e_tag, ..Default::default() }))
@@ -275,7 +275,7 @@ impl S3 for Memory {
         state.bucket(&bucket)?;
         state.uploads_begun += 1;
         let id = format!("upload-{}", state.uploads_begun);
-        let parts = Parts { bucket, key, metadata, parts: BTreeMap::new() };
+        let parts = MultipartUploads { bucket, key, metadata, parts: BTreeMap::new() };
         state.uploads.insert(id.clone(), parts);
         let output = CreateMultipartUploadOutput { upload_id: Some(id), ..Default::default() };
         Ok(S3Response::new(output))
@@ -286,7 +286,7 @@ impl S3 for Memory {
         request: S3Request<UploadPartInput>,
     ) -> S3Result<S3Response<UploadPartOutput>> {
         let input = request.input;
-        let stored = Stored::new(all_of(input.body).await?, None);
+        let stored = StoredObject::new(all_of(input.body).await?, None);
         let e_tag = Some(ETag::Strong(stored.etag.clone()));
         let mut state = self.state();
         let upload = state.uploads.get_mut(&input.upload_id);
@@ -316,7 +316,7 @@ impl S3 for Memory {
             }
             bytes.extend_from_slice(&stored.bytes);
         }
-        let mut stored = Stored::new(bytes.into(), upload.metadata.clone());
+        let mut stored = StoredObject::new(bytes.into(), upload.metadata.clone());
         stored.etag = format!("{}-{}", stored.etag, named.len());
         let e_tag = Some(ETag::Strong(stored.etag.clone()));
         state.put(&input.bucket, &input.key, stored, input.if_none_match.as_ref())?;
@@ -335,7 +335,7 @@ impl S3 for Memory {
         let upload = upload.ok_or_else(|| s3_error!(NoSuchUpload))?;
         let after = Bound::Excluded(input.part_number_marker.unwrap_or(0));
         let mut left = upload.parts.range((after, Bound::Unbounded));
-        let part = |(&number, stored): (&i32, &Stored)| Part {
+        let part = |(&number, stored): (&i32, &StoredObject)| Part {
             part_number: Some(number),
             e_tag: Some(ETag::Strong(stored.etag.clone())),
             size: Some(stored.len()),
@@ -357,9 +357,11 @@ impl S3 for Memory {
         let input = request.input;
         let prefix = input.prefix.unwrap_or_default();
         let state = self.state();
-        let ours = |parts: &Parts| parts.bucket == input.bucket && parts.key.starts_with(&prefix);
+        let ours = |parts: &MultipartUploads| {
+            parts.bucket == input.bucket && parts.key.starts_with(&prefix)
+        };
         let found = state.uploads.iter().filter(|(_, parts)| ours(parts));
-        let upload = |(id, parts): (&String, &Parts)| MultipartUpload {
+        let upload = |(id, parts): (&String, &MultipartUploads)| MultipartUpload {
             key: Some(parts.key.clone()),
             upload_id: Some(id.clone()),
             ..Default::default()

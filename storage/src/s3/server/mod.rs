@@ -3,7 +3,7 @@
 //! do.
 //!
 //! ```
-//! use storage::server::{Fault, Rule, S3Server};
+//! use storage::server::{Fault, FaultRule, S3Server};
 //! use storage::{Key, open_url, read_all, write_all};
 //!
 //! let server = S3Server::start()?;
@@ -11,7 +11,7 @@
 //! let key = Key::new("a")?;
 //! write_all(&*store, &key, b"all of it")?;
 //! // Every third answer is "503 SlowDown".
-//! server.inject(Rule::every(3, Fault::SlowDown));
+//! server.inject(FaultRule::every(3, Fault::SlowDown));
 //! for _ in 0..10 {
 //!     assert_eq!(read_all(&*store, &key)?, b"all of it");
 //! }
@@ -40,10 +40,10 @@ use tokio::runtime::Runtime;
 
 use crate::rng::Rng;
 use faults::Faults;
-pub use faults::{Fault, Rule};
-use line::Line;
+pub use faults::{Fault, FaultRule};
+use line::TestConnection;
 pub use memory::Conditions;
-use memory::Memory;
+use memory::ObjectTable;
 
 /// The bucket that is there from the start.
 const BUCKET: &str = "test";
@@ -57,7 +57,7 @@ pub struct S3Server {
     credentials: PathBuf,
     secret: String,
     faults: Arc<Faults>,
-    memory: Memory,
+    memory: ObjectTable,
     runtime: Option<Runtime>,
 }
 
@@ -84,7 +84,7 @@ impl S3Server {
             .build()?;
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
         let (address, memory, faults) =
-            (listener.local_addr()?, Memory::new(BUCKET), Arc::default());
+            (listener.local_addr()?, ObjectTable::new(BUCKET), Arc::default());
         let mut service = S3ServiceBuilder::new(memory.clone());
         service.set_auth(SimpleAuth::from_single(ACCESS_KEY, secret.clone()));
         runtime.spawn(accept(listener, service.build(), Arc::clone(&faults)));
@@ -120,7 +120,7 @@ impl S3Server {
     }
 
     /// From now on, requests that this rule is about fail so. The first rule that hits counts.
-    pub fn inject(&self, rule: Rule) {
+    pub fn inject(&self, rule: FaultRule) {
         self.faults.add(rule);
     }
 
@@ -175,7 +175,7 @@ async fn accept(listener: TcpListener, service: S3Service, faults: Arc<Faults>) 
         let _ = stream.set_nodelay(true);
         let (service, faults) = (service.clone(), Arc::clone(&faults));
         let reset = Arc::new(AtomicBool::new(false));
-        let line = TokioIo::new(Line::new(stream, Arc::clone(&reset)));
+        let line = TokioIo::new(TestConnection::new(stream, Arc::clone(&reset)));
         let serve = service_fn(move |request| {
             let (service, faults, reset) = (service.clone(), Arc::clone(&faults), reset.clone());
             async move { faults.serve(request, &service, &reset).await }

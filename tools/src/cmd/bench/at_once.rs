@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-use super::counters::{Counters, Witness};
-use super::pattern::{Run, TICK_S};
-use super::target::Place;
+use super::counters::{CounterSource, Counters};
+use super::pattern::{PatternRun, TICK_S};
+use super::target::TargetFolder;
 
 /// Bytes of one of several that went to the store, or came from it, so far.
-pub type SoFar = Arc<AtomicU64>;
+pub type ProgressCounter = Arc<AtomicU64>;
 
 /// Has one thread do something for each of some things, all from the same moment on, and counts
 /// what they did until the last was done. What they say of how far they are makes the timeline.
@@ -22,12 +22,12 @@ pub type SoFar = Arc<AtomicU64>;
 /// The first that one of them meets.
 pub fn all_at_once(
     count: usize,
-    place: &Place,
+    place: &TargetFolder,
     is_read: bool,
-    act: &(dyn Fn(usize, &SoFar) -> Result<u64> + Sync),
-) -> Result<Run> {
+    act: &(dyn Fn(usize, &ProgressCounter) -> Result<u64> + Sync),
+) -> Result<PatternRun> {
     let before = Counters::now();
-    let so_far: Vec<SoFar> = (0..count).map(|_| SoFar::default()).collect();
+    let so_far: Vec<ProgressCounter> = (0..count).map(|_| ProgressCounter::default()).collect();
     let over = OnceLock::new();
     let barrier = Barrier::new(count + 1);
     let one = |nth: usize| {
@@ -52,7 +52,7 @@ pub fn all_at_once(
     let done = done?;
     let taken = Counters::since(&before);
     let timeline = watched.unwrap_or_default();
-    let mut run = Run { timeline, ..Run::default() };
+    let mut run = PatternRun { timeline, ..PatternRun::default() };
     run.took(&taken);
     let begun = done.iter().map(|(_, begun, _)| *begun).min();
     for (bytes, _, ended) in done {
@@ -63,8 +63,8 @@ pub fn all_at_once(
         run.seconds = run.seconds.max(took.as_secs_f64());
     }
     run.moved_bytes = match (place.witness, is_read) {
-        (Witness::Kernel, true) => taken.read_bytes,
-        (Witness::Kernel, false) => taken.written_bytes,
+        (CounterSource::Kernel, true) => taken.read_bytes,
+        (CounterSource::Kernel, false) => taken.written_bytes,
         // Nobody has counted.
         _ => 0,
     };
@@ -73,8 +73,8 @@ pub fn all_at_once(
 
 /// Looks every tick how far each is, until it is over; gives the timeline. What one of them counts
 /// in lumps has passed since its lump before.
-fn watch(so_far: &[SoFar], over: &OnceLock<Instant>) -> Vec<u64> {
-    let (begun, mut run) = (Instant::now(), Run::default());
+fn watch(so_far: &[ProgressCounter], over: &OnceLock<Instant>) -> Vec<u64> {
+    let (begun, mut run) = (Instant::now(), PatternRun::default());
     let mut last = vec![(0.0, 0); so_far.len()];
     loop {
         thread::sleep(Duration::from_secs_f64(TICK_S));

@@ -13,7 +13,7 @@ use storage::examine::cpu_times;
 /// Who has counted the bytes that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Witness {
+pub enum CounterSource {
     /// The kernel, of this process: what went to and came from below the page cache.
     Kernel,
     /// Our own requests, rounding counted in: caches below them are not seen.
@@ -25,14 +25,14 @@ pub enum Witness {
 /// File systems below which the kernel counts what a process moves.
 const COUNTED: [&str; 7] = ["ext4", "xfs", "btrfs", "f2fs", "overlay", "nfs", "nfs4"];
 
-impl Witness {
+impl CounterSource {
     /// For files of such a file system.
     #[must_use]
     pub fn of(file_system: &str) -> Self {
         match file_system {
-            "tmpfs" | "ramfs" => Witness::Memory,
-            name if COUNTED.contains(&name) && Counters::now().is_counted => Witness::Kernel,
-            _ => Witness::Requests,
+            "tmpfs" | "ramfs" => CounterSource::Memory,
+            name if COUNTED.contains(&name) && Counters::now().is_counted => CounterSource::Kernel,
+            _ => CounterSource::Requests,
         }
     }
 }
@@ -105,8 +105,8 @@ mod tests {
 
     #[test]
     fn memory_has_no_device() {
-        assert_eq!(Witness::of("tmpfs"), Witness::Memory);
-        assert_eq!(Witness::of("fuse.ceph-fuse"), Witness::Requests);
-        assert_eq!(Witness::of("s3"), Witness::Requests);
+        assert_eq!(CounterSource::of("tmpfs"), CounterSource::Memory);
+        assert_eq!(CounterSource::of("fuse.ceph-fuse"), CounterSource::Requests);
+        assert_eq!(CounterSource::of("s3"), CounterSource::Requests);
     }
 }

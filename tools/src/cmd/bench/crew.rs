@@ -17,28 +17,28 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use storage::{Key, Storage};
 
-use super::guard::Stop;
+use super::guard::StopSignal;
 
 /// All processes of one benchmark, as one of them sees them.
 #[derive(Debug)]
-pub struct Crew {
+pub struct BenchProcesses {
     /// Which of them this is.
     pub member: usize,
     /// How many there are.
     pub members: usize,
-    meet: Option<Meet>,
+    meet: Option<BenchRendezvous>,
     children: Vec<Child>,
     /// A folder that was made to meet in.
     made: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-struct Meet {
+struct BenchRendezvous {
     store: Arc<dyn Storage>,
     folder: Key,
     is_ours: bool,
     timeout: Duration,
-    stop: Stop,
+    stop: StopSignal,
     /// Why another has failed.
     heard: Arc<OnceLock<String>>,
     is_over: Arc<AtomicBool>,
@@ -57,11 +57,11 @@ const PART_WAIT: Duration = Duration::from_secs(30);
 /// What a process that has nothing more to do has to end.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-impl Crew {
+impl BenchProcesses {
     /// One process.
     #[must_use]
     pub fn alone() -> Self {
-        Crew { member: 0, members: 1, meet: None, children: Vec::new(), made: None }
+        BenchProcesses { member: 0, members: 1, meet: None, children: Vec::new(), made: None }
     }
 
     /// One of several that meet in a folder. The first removes what they leave there.
@@ -73,16 +73,16 @@ impl Crew {
         folder: &str,
         token: &str,
         timeout: Duration,
-        stop: &Stop,
+        stop: &StopSignal,
     ) -> Result<Self> {
         ensure!(member < members, "--member: got {member} of {members}");
         let store = storage::open_url(folder).context("--meet")?;
         let folder = Key::new(format!("{}meet-{token}", super::target::FOLDER))?;
         let (is_ours, stop) = (member == 0, stop.clone());
         let (heard, is_over) = Default::default();
-        let meet = Meet { store, folder, is_ours, timeout, stop, heard, is_over };
+        let meet = BenchRendezvous { store, folder, is_ours, timeout, stop, heard, is_over };
         meet.listen();
-        Ok(Crew { member, members, meet: Some(meet), children: Vec::new(), made: None })
+        Ok(BenchProcesses { member, members, meet: Some(meet), children: Vec::new(), made: None })
     }
 
     /// Why another process has failed, if that ended what this one did.
@@ -196,7 +196,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for BenchProcesses {
     fn drop(&mut self) {
         if let Some(meet) = &self.meet {
             meet.is_over.store(true, Relaxed);
@@ -213,7 +213,7 @@ impl Drop for Crew {
 
 const FAILED: &str = "failed";
 
-impl Meet {
+impl BenchRendezvous {
     fn tell(&self, name: &str, bytes: &[u8]) -> storage::Result<()> {
         storage::write_all(self.store.as_ref(), &self.folder.join(name)?, bytes)?;
         Ok(())
@@ -263,7 +263,7 @@ impl Meet {
 }
 
 /// Sets the flag when standard input ends: whoever has started us is gone.
-pub fn stop_with_parent(stop: &Stop) {
+pub fn stop_with_parent(stop: &StopSignal) {
     let stop = stop.clone();
     let watch = move || {
         // Nothing is ever written there.

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use storage::{Engine, Profile};
+use storage::{IoEngine, Profile};
 
-use crate::fio::{self, Told};
+use crate::fio::{self, FioResult};
 
 /// Reads that both can make.
 #[derive(Clone, Copy, Debug)]
@@ -39,10 +39,10 @@ pub struct Writes {
 ///
 /// # Errors
 /// If fio fails, or tells nothing.
-pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<Told> {
+pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<FioResult> {
     let mut job = fio::job(&[file])?;
     fio::ring(&mut job, reads.depth);
-    if profile.engine != Engine::Ring {
+    if profile.engine != IoEngine::Ring {
         // Where a submission waits for its read, a ring is no more than one request at a time,
         // unless the kernel's threads are asked at once.
         job.arg("--force_async=1");
@@ -59,7 +59,7 @@ pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<Told> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<Told> {
+pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<FioResult> {
     let part = writes.part_bytes;
     let mut job = if writes.apart {
         let name = file.to_str().context("a name that is not UTF-8")?;
@@ -77,7 +77,7 @@ pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<Told> {
     requests(&mut job, writes.bytes, direct);
     let told = fio::run(job, "write")?;
     // Each writer has its own share.
-    Ok(Told { cores: told.cores.map(|cores| cores * writes.writers as f64), ..told })
+    Ok(FioResult { cores: told.cores.map(|cores| cores * writes.writers as f64), ..told })
 }
 
 /// What both kinds have in common. Nothing is dropped from a cache that we do not drop either.

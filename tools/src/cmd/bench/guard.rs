@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
-use storage::Watch;
+use storage::StuckReads;
 
 /// How often the watcher looks at the flag.
 const LOOK: Duration = Duration::from_millis(50);
@@ -25,15 +25,15 @@ const SAME_SIGNAL: Duration = Duration::from_millis(100);
 
 /// Whether all is to stop: by a signal, or because another process has failed.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(pub Arc<AtomicBool>);
+pub struct StopSignal(pub Arc<AtomicBool>);
 
-impl Stop {
+impl StopSignal {
     /// One that SIGINT and SIGTERM set; a later one ends the process as it would have without us.
     ///
     /// # Errors
     /// If the system takes no handlers.
     pub fn at_signals() -> Result<Self> {
-        let (stop, mut signals) = (Stop::default(), Signals::new([SIGINT, SIGTERM])?);
+        let (stop, mut signals) = (StopSignal::default(), Signals::new([SIGINT, SIGTERM])?);
         let told = stop.clone();
         let listen = move || {
             let mut first = None;
@@ -98,7 +98,8 @@ impl Stop {
                 return answered.recv_timeout(STOP_WAIT).unwrap_or_else(|_| bail!("interrupted"));
             }
             if Instant::now() > until {
-                let story = Watch::story().map(|story| format!(" ({story})")).unwrap_or_default();
+                let story =
+                    StuckReads::story().map(|story| format!(" ({story})")).unwrap_or_default();
                 // What is only slow ends now, and writes nothing more.
                 self.set();
                 let _ = answered.recv_timeout(STOP_WAIT);

@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use super::counters::Witness;
-use super::pattern::{Direction, Pattern, Run};
+use super::counters::CounterSource;
+use super::pattern::{Direction, Pattern, PatternRun};
 
 /// Below, a cache was measured.
 const CACHED_BELOW: f64 = 0.9;
@@ -24,7 +24,7 @@ pub const RESIDENT: &str = "page_cache_share_before";
 /// Why a number is not that of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Flag {
+pub enum ValidityFlag {
     /// It is that of a cache, at least in part.
     Cached,
     /// More was moved than was asked for.
@@ -33,46 +33,50 @@ pub enum Flag {
     Memory,
 }
 
-impl Flag {
+impl ValidityFlag {
     /// As it stands beside a number.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Flag::Cached => "CACHED",
-            Flag::Amplified => "AMPLIFIED",
-            Flag::Memory => "MEMORY",
+            ValidityFlag::Cached => "CACHED",
+            ValidityFlag::Amplified => "AMPLIFIED",
+            ValidityFlag::Memory => "MEMORY",
         }
     }
 
     /// Whether the device did less than the number says.
     #[must_use]
     pub fn flatters(self) -> bool {
-        self != Flag::Amplified
+        self != ValidityFlag::Amplified
     }
 }
 
 /// Bytes moved by bytes delivered, if both were seen, and what is to be said of the number.
 #[must_use]
-pub fn judged(pattern: Pattern, all: &Run, witness: Witness) -> (Option<f64>, Option<Flag>) {
+pub fn judged(
+    pattern: Pattern,
+    all: &PatternRun,
+    witness: CounterSource,
+) -> (Option<f64>, Option<ValidityFlag>) {
     if pattern.direction() == Direction::Both || all.bytes == 0 {
         return (None, None);
     }
-    if witness == Witness::Memory {
-        return (None, Some(Flag::Memory));
+    if witness == CounterSource::Memory {
+        return (None, Some(ValidityFlag::Memory));
     }
     // Who counts requests sees no cache below them, but the kernel tells what it holds of a file.
     let resident = all.more.get(RESIDENT).is_some_and(|share| *share > RESIDENT_MAX);
     // The requests of saves and restores are not counted.
     let is_uncounted = matches!(pattern, Pattern::Save | Pattern::SaveOne | Pattern::Restore);
-    if witness == Witness::Requests && is_uncounted {
-        return (None, resident.then_some(Flag::Cached));
+    if witness == CounterSource::Requests && is_uncounted {
+        return (None, resident.then_some(ValidityFlag::Cached));
     }
     let ratio = all.moved_bytes as f64 / all.bytes as f64;
     let is_long = !matches!(pattern, Pattern::Samples | Pattern::Rate | Pattern::Replay);
     let flag = match ratio {
-        ratio if ratio < CACHED_BELOW => Some(Flag::Cached),
-        _ if resident && witness == Witness::Requests => Some(Flag::Cached),
-        ratio if ratio > AMPLIFIED_ABOVE && is_long => Some(Flag::Amplified),
+        ratio if ratio < CACHED_BELOW => Some(ValidityFlag::Cached),
+        _ if resident && witness == CounterSource::Requests => Some(ValidityFlag::Cached),
+        ratio if ratio > AMPLIFIED_ABOVE && is_long => Some(ValidityFlag::Amplified),
         _ => None,
     };
     (Some(ratio), flag)
@@ -80,7 +84,7 @@ pub fn judged(pattern: Pattern, all: &Run, witness: Witness) -> (Option<f64>, Op
 
 /// What this program took of the cores.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Own {
+pub struct ClientOverhead {
     /// Cores that it kept busy.
     #[serde(rename = "own_cores")]
     pub cores: f64,
@@ -99,16 +103,16 @@ pub struct Own {
     pub is_over: bool,
 }
 
-impl Own {
+impl ClientOverhead {
     /// In all rounds together, which took so many seconds.
     #[must_use]
-    pub fn of(pattern: Pattern, all: &Run, seconds: f64) -> Self {
+    pub fn of(pattern: Pattern, all: &PatternRun, seconds: f64) -> Self {
         let gigabytes = all.bytes as f64 / 1e9;
         // Where the rate is given, or small objects are made, bytes are not what the time is for.
         let by_bytes = !matches!(pattern, Pattern::Rate) && pattern.direction() != Direction::Both;
         let per_gb = |cpu_s: f64| (by_bytes && gigabytes > 0.001).then(|| cpu_s / gigabytes);
         let core_s_per_gb = per_gb(all.cpu_s);
-        Own {
+        ClientOverhead {
             cores: all.cpu_s / seconds.max(1e-9),
             core_s_per_gb,
             kernel_core_s_per_gb: per_gb(all.kernel_cpu_s),

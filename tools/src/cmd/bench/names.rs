@@ -5,12 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use storage::{Key, Read};
+use storage::{Key, RangeRead};
 
 use super::counters::Counters;
 use super::histogram::Histogram;
-use super::pattern::Run;
-use super::target::Place;
+use super::pattern::PatternRun;
+use super::target::TargetFolder;
 
 /// An object: less than a block of any file system.
 const OBJECT_BYTES: usize = 1000;
@@ -23,7 +23,12 @@ const STEPS: [&str; 6] = ["create", "stat", "open", "read", "list", "delete"];
 ///
 /// # Errors
 /// What the store says.
-pub fn names(place: &Place, files: usize, threads: usize, member: usize) -> Result<Run> {
+pub fn names(
+    place: &TargetFolder,
+    files: usize,
+    threads: usize,
+    member: usize,
+) -> Result<PatternRun> {
     let before = Counters::now();
     let barrier = Barrier::new(threads);
     let each = files.div_ceil(threads);
@@ -37,7 +42,7 @@ pub fn names(place: &Place, files: usize, threads: usize, member: usize) -> Resu
         };
         threads.into_iter().map(join).collect::<Result<Vec<_>>>()
     })?;
-    let mut run = Run::default();
+    let mut run = PatternRun::default();
     for (nth, step) in STEPS.iter().enumerate() {
         let mut seconds = 0_f64;
         let mut ops = 0;
@@ -59,7 +64,7 @@ pub fn names(place: &Place, files: usize, threads: usize, member: usize) -> Resu
 
 /// How long each operation of each step took, and the step.
 fn one(
-    place: &Place,
+    place: &TargetFolder,
     folder: &str,
     count: usize,
     barrier: &Barrier,
@@ -90,7 +95,7 @@ fn one(
                 "stat" => stat(place, name),
                 "open" => store.open(name).map(drop),
                 "read" => store.open(name).and_then(|object| {
-                    object.read_many(&mut [Read { offset: 0, buf: &mut bytes }])
+                    object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])
                 }),
                 "list" => store.list(&folder).map(drop),
                 _ => store.delete(name),
@@ -113,7 +118,7 @@ fn one(
 }
 
 /// Looks at an object; of one in a bucket that is what opening it is.
-fn stat(place: &Place, name: &Key) -> storage::Result<()> {
+fn stat(place: &TargetFolder, name: &Key) -> storage::Result<()> {
     match place.path_of(name) {
         Some(path) => {
             let looked = std::fs::metadata(&path).map(drop);
@@ -131,7 +136,7 @@ const INDEX: &str = "tokens.idx";
 ///
 /// # Errors
 /// What the store says.
-pub fn prepare_start(place: &Place) -> Result<()> {
+pub fn prepare_start(place: &TargetFolder) -> Result<()> {
     let mut index = vec![0; INDEX_BYTES];
     super::reads::fill(&mut index, 1, 0);
     let wrote = storage::write_all(place.store.as_ref(), &place.key(INDEX)?, &index);
@@ -143,7 +148,7 @@ pub fn prepare_start(place: &Place) -> Result<()> {
 ///
 /// # Errors
 /// What the store says.
-pub fn start(place: &Place, ranks: usize, sample_bytes: usize) -> Result<Run> {
+pub fn start(place: &TargetFolder, ranks: usize, sample_bytes: usize) -> Result<PatternRun> {
     let before = Counters::now();
     let barrier = Barrier::new(ranks);
     let rank = |nth: u64| -> Result<(Instant, Instant)> {
@@ -155,7 +160,7 @@ pub fn start(place: &Place, ranks: usize, sample_bytes: usize) -> Result<Run> {
         let mut sample = vec![0; sample_bytes];
         let places = data.len_bytes().saturating_sub(sample_bytes as u64) + 1;
         let offset = super::random::word(nth, 0) % places;
-        data.read_many(&mut [Read { offset, buf: &mut sample }])?;
+        data.read_many(&mut [RangeRead { offset, buf: &mut sample }])?;
         Ok((begun, Instant::now()))
     };
     let done = thread::scope(|scope| {
@@ -166,7 +171,7 @@ pub fn start(place: &Place, ranks: usize, sample_bytes: usize) -> Result<Run> {
         };
         threads.into_iter().map(join).collect::<Result<Vec<_>>>()
     })?;
-    let mut run = Run::default();
+    let mut run = PatternRun::default();
     let begun = done.iter().map(|(begun, _)| *begun).min();
     for (_, ended) in done {
         let took = begun.map_or(Duration::ZERO, |begun| ended - begun);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use recipe::config::Config;
-use recipe::plan::{Known, Plan};
+use recipe::plan::{PlanInputs, RunPlan};
 use serde::Serialize;
 
 /// A cluster that trains one model.
@@ -59,7 +59,7 @@ impl Need {
     /// # Errors
     /// If nothing can be computed from it.
     pub fn of_config(config: &Config, ranks: u64, flop_per_s: f64) -> Result<Self> {
-        let plan = Plan::new(config, &Known::default());
+        let plan = RunPlan::new(config, &PlanInputs::default());
         let (model, parameters) = (&config.model, plan.parameters.total);
         let name = format!("{}, {parameters} parameters, on {ranks} accelerators", plan.model);
         let token_bytes = if model.vocab < SHORT_VOCABULARY { 2 } else { 4 };

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use logbook::report::{BASE_STYLE, escaped};
 
 use super::chart::{Lines, bars};
-use super::honesty::{OWN_CORE_S_PER_GB_MAX, Own};
+use super::honesty::{ClientOverhead, OWN_CORE_S_PER_GB_MAX};
 use super::pattern::{Figure, Pattern};
 use super::report::{PatternReport, Report, TargetReport, short};
 
@@ -145,7 +145,7 @@ fn own(page: &mut String, report: &Report) {
 }
 
 fn own_cell(of: &PatternReport) -> String {
-    let Own { cores, core_s_per_gb, kernel_core_s_per_gb, us_per_op, is_over } = of.own;
+    let ClientOverhead { cores, core_s_per_gb, kernel_core_s_per_gb, us_per_op, is_over } = of.own;
     let per_gb = core_s_per_gb.map_or_else(|| "–".to_owned(), |s| format!("{s:.2}"));
     let kernel = kernel_core_s_per_gb.map(|s| format!("{s:.2} the kernel's; "));
     let kernel = kernel.unwrap_or_default();

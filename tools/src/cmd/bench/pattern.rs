@@ -150,7 +150,7 @@ impl Figure {
 
     /// Of a run.
     #[must_use]
-    pub fn of(self, run: &Run) -> f64 {
+    pub fn of(self, run: &PatternRun) -> f64 {
         let seconds = run.seconds.max(1e-9);
         match self {
             Figure::MbPerS => run.bytes as f64 / 1e6 / seconds,
@@ -166,7 +166,7 @@ pub const TICK_S: f64 = 0.01;
 
 /// What one run of a pattern has measured: of one process, or of all, joined.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Run {
+pub struct PatternRun {
     /// From the first request to the last answer; of several processes that of the slowest.
     pub seconds: f64,
     /// Bytes delivered.
@@ -187,11 +187,11 @@ pub struct Run {
     pub more: BTreeMap<String, f64>,
 }
 
-impl Run {
+impl PatternRun {
     /// What all processes did at once. Of what is told beside, the largest counts.
     #[must_use]
-    pub fn joined(runs: Vec<Run>) -> Self {
-        let mut all = Run::default();
+    pub fn joined(runs: Vec<PatternRun>) -> Self {
+        let mut all = PatternRun::default();
         for run in runs {
             all.seconds = all.seconds.max(run.seconds);
             all.bytes += run.bytes;

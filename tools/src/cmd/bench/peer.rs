@@ -8,15 +8,15 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::fio::{self, Reads, Writes};
-use super::guard::Stop;
-use super::pattern::{Pattern, Run};
+use super::guard::StopSignal;
+use super::pattern::{Pattern, PatternRun};
 use super::random::Random;
-use super::reads::{self, Cut, Load, Pace};
+use super::reads::{self, ArrivalProcess, BenchRead, ReadWorkload};
 use super::rounds::{SAMPLES_DEPTH, STREAM, Settings};
 use super::saves;
-use super::stats::{Beside, median};
-use super::target::Place;
-use crate::fio::Told;
+use super::stats::{RatioEstimate, median};
+use super::target::TargetFolder;
+use crate::fio::FioResult;
 
 /// What both did.
 #[derive(Clone, Debug, Serialize)]
@@ -79,13 +79,13 @@ impl Agreement {
 
 /// Rates of ours and of fio by round, of each pattern that both know.
 #[derive(Clone, Debug, Default)]
-pub struct Pairs {
-    rates: BTreeMap<Pattern, (String, Vec<[Told; 2]>)>,
+pub struct FioPairs {
+    rates: BTreeMap<Pattern, (String, Vec<[FioResult; 2]>)>,
     /// What fio said when it could not. It is not asked again then.
     failed: Option<String>,
 }
 
-impl Pairs {
+impl FioPairs {
     /// Why fio could not go on.
     #[must_use]
     pub fn failed(&self) -> Option<String> {
@@ -95,16 +95,16 @@ impl Pairs {
     /// What they say.
     #[must_use]
     pub fn peers(&self, seed: u64) -> Vec<Peer> {
-        let of = |(what, pairs): &(String, Vec<[Told; 2]>)| {
+        let of = |(what, pairs): &(String, Vec<[FioResult; 2]>)| {
             let rate = |of: usize| pairs.iter().map(move |pair| pair[of].bytes_per_s).collect();
             let cores = |of: usize| {
-                let per_gb = |told: &Told| Some(told.cores? / (told.bytes_per_s / 1e9));
+                let per_gb = |told: &FioResult| Some(told.cores? / (told.bytes_per_s / 1e9));
                 let all: Option<Vec<f64>> = pairs.iter().map(|pair| per_gb(&pair[of])).collect();
                 Some(median(&all?))
             };
             let [ours, fios] = [0, 1].map(rate);
             let (ours, fios): (Vec<f64>, Vec<f64>) = (ours, fios);
-            let Beside { ratio, low, high, .. } = Beside::of(&ours, &fios, seed)?;
+            let RatioEstimate { ratio, low, high, .. } = RatioEstimate::of(&ours, &fios, seed)?;
             Some(Peer {
                 what: what.clone(),
                 ours_mb_per_s: median(&ours) / 1e6,
@@ -126,8 +126,8 @@ impl Pairs {
     /// What a request says. If fio cannot, its numbers are left out and that is told.
     pub fn round(
         &mut self,
-        (settings, place): (&Arc<Settings>, &Arc<Place>),
-        stop: &Stop,
+        (settings, place): (&Arc<Settings>, &Arc<TargetFolder>),
+        stop: &StopSignal,
         round: usize,
     ) -> Result<()> {
         let wanted = |pattern: &Pattern| settings.patterns.contains(pattern);
@@ -135,8 +135,8 @@ impl Pairs {
             if reads::data_path(place).is_none() || self.failed.is_some() {
                 return Ok(());
             }
-            let shared = Shared::of(pattern, settings);
-            let mut rates = [Told { bytes_per_s: 0.0, cores: None }; 2];
+            let shared = FioWorkload::of(pattern, settings);
+            let mut rates = [FioResult { bytes_per_s: 0.0, cores: None }; 2];
             for turn in [round % 2, (round + 1) % 2] {
                 let (settings, place) = (Arc::clone(settings), Arc::clone(place));
                 let told = stop.clone();
@@ -166,7 +166,7 @@ const SHARED: [Pattern; 4] = [Pattern::Stream, Pattern::Samples, Pattern::Save, 
 
 /// Requests that both can make.
 #[derive(Clone, Copy, Debug)]
-enum Shared {
+enum FioWorkload {
     Reads(Reads),
     Writes(Writes),
 }
@@ -174,12 +174,12 @@ enum Shared {
 /// Of a device so many seconds tell as much as more.
 const SECONDS_MAX: f64 = 3.0;
 
-impl Shared {
+impl FioWorkload {
     fn of(pattern: Pattern, settings: &Settings) -> Self {
         let seconds = settings.seconds.min(SECONDS_MAX);
         let (in_order, bytes, depth) = match pattern {
             Pattern::Save | Pattern::SaveOne => {
-                return Shared::Writes(Writes {
+                return FioWorkload::Writes(Writes {
                     apart: pattern == Pattern::Save,
                     writers: settings.writers,
                     part_bytes: settings.state.part_bytes(),
@@ -190,26 +190,31 @@ impl Shared {
             // fits: a sample is in memory
             _ => (false, settings.need.sample_bytes.next_multiple_of(4096) as usize, SAMPLES_DEPTH),
         };
-        Shared::Reads(Reads { in_order, bytes, depth, seconds })
+        FioWorkload::Reads(Reads { in_order, bytes, depth, seconds })
     }
 
     fn name(&self) -> String {
         match *self {
-            Shared::Reads(Reads { in_order, bytes, depth, .. }) => {
+            FioWorkload::Reads(Reads { in_order, bytes, depth, .. }) => {
                 let what = if in_order { "from front to back" } else { "aligned, from anywhere" };
                 format!("{what}, {} KiB, {depth} at once", bytes >> 10)
             }
-            Shared::Writes(Writes { apart, writers, bytes, .. }) => {
+            FioWorkload::Writes(Writes { apart, writers, bytes, .. }) => {
                 let into = if apart { "into a file each" } else { "into one file" };
                 format!("{into}, {} MiB, {writers} writers, synced", bytes >> 20)
             }
         }
     }
 
-    fn ours(&self, settings: &Settings, place: &Place, stop: &Stop) -> Result<Told> {
+    fn ours(
+        &self,
+        settings: &Settings,
+        place: &TargetFolder,
+        stop: &StopSignal,
+    ) -> Result<FioResult> {
         let run = match self {
-            Shared::Reads(reads) => aligned(settings, place, reads, stop)?,
-            Shared::Writes(writes) => {
+            FioWorkload::Reads(reads) => aligned(settings, place, reads, stop)?,
+            FioWorkload::Writes(writes) => {
                 writes.prepare(settings, place)?;
                 match writes.apart {
                     true => saves::save_apart(place, &settings.state)?,
@@ -218,18 +223,18 @@ impl Shared {
             }
         };
         let seconds = run.seconds.max(1e-9);
-        Ok(Told { bytes_per_s: run.bytes as f64 / seconds, cores: Some(run.cpu_s / seconds) })
+        Ok(FioResult { bytes_per_s: run.bytes as f64 / seconds, cores: Some(run.cpu_s / seconds) })
     }
 
     /// The same of fio; within, what it cannot.
-    fn fios(&self, settings: &Settings, place: &Place) -> Result<Result<Told>> {
+    fn fios(&self, settings: &Settings, place: &TargetFolder) -> Result<Result<FioResult>> {
         let profile = place.store.profile();
         Ok(match self {
-            Shared::Reads(reads) => {
+            FioWorkload::Reads(reads) => {
                 let file = reads::data_path(place).context("a file")?;
                 fio::read(&file, reads, profile)
             }
-            Shared::Writes(writes) => {
+            FioWorkload::Writes(writes) => {
                 writes.prepare(settings, place)?;
                 let file = match writes.apart {
                     true => saves::apart_path(place),
@@ -243,7 +248,7 @@ impl Shared {
 
 impl Writes {
     /// Makes the files anew, for both alike: what is there is as long as it will be, and empty.
-    fn prepare(&self, settings: &Settings, place: &Place) -> Result<()> {
+    fn prepare(&self, settings: &Settings, place: &TargetFolder) -> Result<()> {
         match self.apart {
             true => saves::prepare_apart(place, &settings.state),
             false => saves::prepare_one(place, self.writers as u64 * self.part_bytes),
@@ -252,9 +257,14 @@ impl Writes {
 }
 
 /// Requests of whole blocks, which fio can make too.
-fn aligned(settings: &Settings, place: &Place, requests: &Reads, stop: &Stop) -> Result<Run> {
+fn aligned(
+    settings: &Settings,
+    place: &TargetFolder,
+    requests: &Reads,
+    stop: &StopSignal,
+) -> Result<PatternRun> {
     let Reads { in_order, bytes, depth, seconds } = *requests;
-    let load = Load {
+    let load = ReadWorkload {
         place,
         seed: settings.seed,
         depth,
@@ -266,9 +276,9 @@ fn aligned(settings: &Settings, place: &Place, requests: &Reads, stop: &Stop) ->
     let blocks = settings.data_bytes / bytes as u64;
     let mut random = Random::new(settings.seed ^ 3);
     let mut nth = 0;
-    reads::drive(&load, Pace::AsTheyCome, &mut || {
+    reads::drive(&load, ArrivalProcess::AsTheyCome, &mut || {
         let block = if in_order { nth % blocks } else { random.below(blocks) };
         nth += 1;
-        Cut { offset: block * bytes as u64, len: bytes }
+        BenchRead { offset: block * bytes as u64, len: bytes }
     })
 }

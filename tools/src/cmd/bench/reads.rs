@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use storage::examine::cached_share;
-use storage::{Buffer, BufferPool, Came, Key, Object, Reader, ReaderOptions, Want};
+use storage::{Buffer, BufferPool, Completion, Key, Object, ReadRequest, Reader, ReaderOptions};
 
-use super::counters::{Counters, Witness};
-use super::guard::Stop;
+use super::counters::{CounterSource, Counters};
+use super::guard::StopSignal;
 use super::honesty::RESIDENT;
-use super::pattern::Run;
+use super::pattern::PatternRun;
 use super::random::word;
-use super::target::Place;
+use super::target::TargetFolder;
 
 /// The object that is read.
 const DATA: &str = "tokens.bin";
@@ -23,7 +23,7 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub struct Cut {
+pub struct BenchRead {
     /// First byte.
     pub offset: u64,
     /// Bytes.
@@ -32,7 +32,7 @@ pub struct Cut {
 
 /// How requests follow each other.
 #[derive(Clone, Copy, Debug)]
-pub enum Pace {
+pub enum ArrivalProcess {
     /// The next when one has come: what is most.
     AsTheyCome,
     /// So many a second, whether others have come or not. Each is timed from when it was due: one
@@ -42,9 +42,9 @@ pub enum Pace {
 
 /// Who reads, and within what bounds.
 #[derive(Debug)]
-pub struct Load<'a> {
+pub struct ReadWorkload<'a> {
     /// Where the data lies.
-    pub place: &'a Place,
+    pub place: &'a TargetFolder,
     /// What the data was made of.
     pub seed: u64,
     /// Requests in flight at most.
@@ -56,14 +56,14 @@ pub struct Load<'a> {
     /// A request that takes longer is an error.
     pub timeout: Duration,
     /// When to stop.
-    pub stop: &'a Stop,
+    pub stop: &'a StopSignal,
 }
 
 /// Writes the data: what no device can compress, and of which each part says where it belongs.
 ///
 /// # Errors
 /// What the store says.
-pub fn write_data(place: &Place, bytes: u64, seed: u64, stop: &Stop) -> Result<()> {
+pub fn write_data(place: &TargetFolder, bytes: u64, seed: u64, stop: &StopSignal) -> Result<()> {
     let told = |error| place.told(error);
     let mut upload = place.store.create(&data_key(place)?, bytes).map_err(told)?;
     let mut piece = vec![0; PIECE_BYTES.min(bytes) as usize]; // fits: 4 MiB
@@ -82,8 +82,8 @@ pub fn write_data(place: &Place, bytes: u64, seed: u64, stop: &Stop) -> Result<(
 /// Its name.
 ///
 /// # Errors
-/// As [`Place::key`].
-pub fn data_key(place: &Place) -> storage::Result<Key> {
+/// As [`TargetFolder::key`].
+pub fn data_key(place: &TargetFolder) -> storage::Result<Key> {
     place.key(DATA)
 }
 
@@ -91,13 +91,13 @@ pub fn data_key(place: &Place) -> storage::Result<Key> {
 ///
 /// # Errors
 /// What the store says.
-pub fn open_data(place: &Place) -> Result<Arc<dyn Object>> {
+pub fn open_data(place: &TargetFolder) -> Result<Arc<dyn Object>> {
     Ok(place.store.open(&data_key(place)?)?)
 }
 
 /// Where it lies on this machine.
 #[must_use]
-pub fn data_path(place: &Place) -> Option<std::path::PathBuf> {
+pub fn data_path(place: &TargetFolder) -> Option<std::path::PathBuf> {
     place.path(DATA)
 }
 
@@ -105,9 +105,9 @@ pub fn data_path(place: &Place) -> Option<std::path::PathBuf> {
 ///
 /// # Errors
 /// What the store says.
-pub fn data_source(place: &Place) -> Result<loader::Source> {
+pub fn data_source(place: &TargetFolder) -> Result<loader::DataFile> {
     let len_bytes = open_data(place)?.len_bytes();
-    Ok(loader::Source { store: Arc::clone(&place.store), key: data_key(place)?, len_bytes })
+    Ok(loader::DataFile { store: Arc::clone(&place.store), key: data_key(place)?, len_bytes })
 }
 
 /// Fills memory with the bytes that belong at a place, a multiple of 8.
@@ -119,7 +119,7 @@ pub fn fill(piece: &mut [u8], seed: u64, at: u64) {
 }
 
 /// Compares the first whole word of what came.
-fn check(bytes: &[u8], cut: Cut, seed: u64, object: &dyn Object) -> Result<()> {
+fn check(bytes: &[u8], cut: BenchRead, seed: u64, object: &dyn Object) -> Result<()> {
     let nth = cut.offset.div_ceil(8);
     let at = (nth * 8 - cut.offset) as usize; // fits: below 8
     let Some(got) = bytes.get(at..at + 8) else { return Ok(()) };
@@ -136,7 +136,11 @@ fn check(bytes: &[u8], cut: Cut, seed: u64, object: &dyn Object) -> Result<()> {
 ///
 /// # Errors
 /// The first that fails, or that it is time to stop.
-pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Result<Run> {
+pub fn drive(
+    load: &ReadWorkload<'_>,
+    pace: ArrivalProcess,
+    next: &mut dyn FnMut() -> BenchRead,
+) -> Result<PatternRun> {
     let object = open_data(load.place)?;
     if load.len_max < READ_AHEAD_FROM {
         object.expect_random_reads();
@@ -154,13 +158,13 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
     let resident = resident(load.place, object.as_ref());
     let before = Counters::now();
     let begun = Instant::now();
-    let mut flight = Flight {
+    let mut flight = BenchInFlight {
         schedule: Schedule { pace, begun, seconds: load.seconds },
         free: (0..depth).rev().collect(),
         spare,
-        waiting: vec![(begun, Cut { offset: 0, len: 0 }); depth],
+        waiting: vec![(begun, BenchRead { offset: 0, len: 0 }); depth],
         sent: 0,
-        run: Run::default(),
+        run: PatternRun::default(),
     };
     let mut came = Vec::new();
     loop {
@@ -178,7 +182,7 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
         let now = Instant::now();
         for came in came.drain(..) {
             let cut = flight.land(now, &came);
-            let Came { buf, data, outcome, .. } = came;
+            let Completion { buf, data, outcome, .. } = came;
             outcome?;
             check(&buf[data], cut, load.seed, object.as_ref())?;
             flight.spare.push(buf);
@@ -188,7 +192,7 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
     let taken = Counters::since(&before);
     run.took(&taken);
     run.moved_bytes = match load.place.witness {
-        Witness::Kernel => taken.read_bytes,
+        CounterSource::Kernel => taken.read_bytes,
         _ => reader.counters().moved_bytes,
     };
     run.more.extend(resident);
@@ -197,7 +201,7 @@ pub fn drive(load: &Load<'_>, pace: Pace, next: &mut dyn FnMut() -> Cut) -> Resu
 
 /// The share of an object that lies in the page cache, where reads pass that.
 #[must_use]
-pub fn resident(place: &Place, object: &dyn Object) -> Option<(String, f64)> {
+pub fn resident(place: &TargetFolder, object: &dyn Object) -> Option<(String, f64)> {
     let passes = !place.store.profile().direct && place.simulation.is_none();
     let share = passes.then(|| cached_share(object)).flatten()?;
     Some((RESIDENT.to_owned(), share))
@@ -213,7 +217,7 @@ const WAKE_MAX: Duration = Duration::from_millis(100);
 const BACKLOG_FACTOR: f64 = 2.0;
 
 struct Schedule {
-    pace: Pace,
+    pace: ArrivalProcess,
     begun: Instant,
     seconds: f64,
 }
@@ -223,8 +227,8 @@ impl Schedule {
     fn due(&self, nth: u64, now: Instant) -> Option<Instant> {
         let past_s = (now - self.begun).as_secs_f64();
         match self.pace {
-            Pace::AsTheyCome => (past_s < self.seconds).then_some(now),
-            Pace::PerSecond(rate) => {
+            ArrivalProcess::AsTheyCome => (past_s < self.seconds).then_some(now),
+            ArrivalProcess::PerSecond(rate) => {
                 let after_s = nth as f64 / rate;
                 let is_due = after_s < self.seconds && past_s < BACKLOG_FACTOR * self.seconds;
                 is_due.then(|| self.begun + Duration::from_secs_f64(after_s))
@@ -233,25 +237,25 @@ impl Schedule {
     }
 }
 
-struct Flight {
+struct BenchInFlight {
     schedule: Schedule,
     free: Vec<usize>,
     /// As many buffers.
     spare: Vec<Buffer>,
     /// When the request of each slot was due, and what it was.
-    waiting: Vec<(Instant, Cut)>,
+    waiting: Vec<(Instant, BenchRead)>,
     sent: u64,
-    run: Run,
+    run: PatternRun,
 }
 
-impl Flight {
+impl BenchInFlight {
     /// Sends what is due. Gives when to look again, and whether nothing more will be due.
     fn send(
         &mut self,
         now: Instant,
         object: &Arc<dyn Object>,
         reader: &mut dyn Reader,
-        next: &mut dyn FnMut() -> Cut,
+        next: &mut dyn FnMut() -> BenchRead,
     ) -> Result<(Instant, bool)> {
         let wake = now + WAKE_MAX;
         loop {
@@ -264,13 +268,20 @@ impl Flight {
             let buf = self.spare.pop().context("a buffer for each request in flight")?;
             self.waiting[slot] = (due, cut);
             let (object, tag) = (Arc::clone(object), slot as u64);
-            reader.submit(Want { object, offset: cut.offset, len: cut.len, buf, tag, due: None });
+            reader.submit(ReadRequest {
+                object,
+                offset: cut.offset,
+                len: cut.len,
+                buf,
+                tag,
+                due: None,
+            });
             self.sent += 1;
         }
     }
 
     /// Counts what came.
-    fn land(&mut self, now: Instant, came: &Came) -> Cut {
+    fn land(&mut self, now: Instant, came: &Completion) -> BenchRead {
         let slot = came.tag as usize; // fits: it was one
         let (due, cut) = self.waiting[slot];
         self.run.latency.add(now - due);
@@ -282,8 +293,8 @@ impl Flight {
     }
 
     /// Counts what was due and never sent, as it has waited until now.
-    fn end(mut self) -> Run {
-        let Pace::PerSecond(rate) = self.schedule.pace else { return self.run };
+    fn end(mut self) -> PatternRun {
+        let ArrivalProcess::PerSecond(rate) = self.schedule.pace else { return self.run };
         let now = Instant::now();
         let all = (rate * self.schedule.seconds).ceil() as u64; // fits: a count
         for nth in self.sent..all {

@@ -4,23 +4,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use loader::{Loader, LoaderOptions, Order, PieceRef, Ranks, RawAssemble, Source};
+use loader::{DataFile, Loader, LoaderOptions, PieceRef, Ranks, RawAssemble, SampleOrder};
 
-use super::counters::{Counters, Witness};
-use super::pattern::Run;
+use super::counters::{CounterSource, Counters};
+use super::pattern::PatternRun;
 use super::random::word;
-use super::reads::{Load, data_source, open_data, resident};
+use super::reads::{ReadWorkload, data_source, open_data, resident};
 
 /// Samples of one length from anywhere.
 #[derive(Debug)]
 struct Shuffled {
-    source: [Source; 1],
+    source: [DataFile; 1],
     sample_bytes: u64,
     seed: u64,
 }
 
-impl Order for Shuffled {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for Shuffled {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 
@@ -43,30 +43,30 @@ impl Order for Shuffled {
 /// The pieces of another order, from one file: where that is shorter than all of the order's, its
 /// end is followed by its beginning.
 #[derive(Debug)]
-pub struct Folded {
-    inner: Arc<dyn Order>,
+pub struct WrappedOrder {
+    inner: Arc<dyn SampleOrder>,
     /// Where each file of the order begins, if they are laid one behind the other.
     begins: Vec<u64>,
-    source: [Source; 1],
+    source: [DataFile; 1],
 }
 
-impl Folded {
+impl WrappedOrder {
     /// Lays the files of an order one behind the other into `source`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Order>, source: Source) -> Self {
+    pub fn new(inner: Arc<dyn SampleOrder>, source: DataFile) -> Self {
         let mut end = 0_u64;
-        let begin = |source: &Source| {
+        let begin = |source: &DataFile| {
             let begin = end;
             end = end.saturating_add(source.len_bytes);
             begin
         };
         let begins = inner.sources().iter().map(begin).collect();
-        Folded { inner, begins, source: [source] }
+        WrappedOrder { inner, begins, source: [source] }
     }
 }
 
-impl Order for Folded {
-    fn sources(&self) -> &[Source] {
+impl SampleOrder for WrappedOrder {
+    fn sources(&self) -> &[DataFile] {
         &self.source
     }
 
@@ -101,7 +101,7 @@ impl Order for Folded {
 #[derive(Debug)]
 pub struct Replay<'a> {
     /// The order of a run; else samples of this length from anywhere.
-    pub order: Option<&'a Arc<dyn Order>>,
+    pub order: Option<&'a Arc<dyn SampleOrder>>,
     /// Bytes of a sample.
     pub sample_bytes: u64,
     /// This process, and how many there are.
@@ -120,13 +120,13 @@ const WINDOW_BYTES: u64 = 32 << 20;
 ///
 /// # Errors
 /// What the loader says.
-pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
+pub fn replay(load: &ReadWorkload<'_>, replay: &Replay<'_>) -> Result<PatternRun> {
     let source = data_source(load.place)?;
     let data_bytes = source.len_bytes;
-    let (order, corpus_bytes): (Arc<dyn Order>, u64) = match replay.order {
+    let (order, corpus_bytes): (Arc<dyn SampleOrder>, u64) = match replay.order {
         Some(order) => {
             let corpus_bytes = order.sources().iter().map(|source| source.len_bytes).sum();
-            (Arc::new(Folded::new(Arc::clone(order), source)), corpus_bytes)
+            (Arc::new(WrappedOrder::new(Arc::clone(order), source)), corpus_bytes)
         }
         None => {
             let (sample_bytes, seed) = (replay.sample_bytes, load.seed);
@@ -148,7 +148,7 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
     let begun = Instant::now();
     let mut loader = Loader::start(order, RawAssemble, options)?;
     let until = begun + Duration::from_secs_f64(load.seconds);
-    let mut run = Run::default();
+    let mut run = PatternRun::default();
     let mut asked = begun;
     while let Some(batch) = loader.next_batch()? {
         load.stop.check()?;
@@ -172,7 +172,7 @@ pub fn replay(load: &Load<'_>, replay: &Replay<'_>) -> Result<Run> {
     // What was read ahead and not delivered yet counts on neither side.
     let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
     let moved = match load.place.witness {
-        Witness::Kernel => taken.read_bytes as f64,
+        CounterSource::Kernel => taken.read_bytes as f64,
         _ => metrics.moved_bytes as f64,
     };
     run.moved_bytes = (moved / wanted.max(1.0) * run.bytes as f64) as u64; // fits: of bytes

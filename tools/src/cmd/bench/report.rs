@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::counters::Witness;
-use super::honesty::{Flag, OWN_CORE_S_PER_GB_MAX, Own, RESIDENT, judged};
+use super::counters::CounterSource;
+use super::honesty::{ClientOverhead, OWN_CORE_S_PER_GB_MAX, RESIDENT, ValidityFlag, judged};
 use super::need::Need;
-use super::pattern::{Figure, Pattern, Run, TICK_S};
+use super::pattern::{Figure, Pattern, PatternRun, TICK_S};
 use super::peer::Peer;
-use super::stats::{Beside, Estimate};
+use super::stats::{Estimate, RatioEstimate};
 use super::tables::{peers, rows};
-use super::verdict::Verdict;
+use super::verdict::StoreVerdict;
 
 /// The version of the JSON. It grows when a field changes its meaning or goes.
 pub const SCHEMA: u32 = 1;
@@ -36,7 +36,7 @@ pub struct Report {
     /// Every pair of them, by pattern.
     pub comparisons: Vec<Comparison>,
     /// What to do.
-    pub verdict: Verdict,
+    pub verdict: StoreVerdict,
     /// The page that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page: Option<PathBuf>,
@@ -85,7 +85,7 @@ pub struct TargetReport {
     /// Whether large transfers went around the page cache.
     pub direct: bool,
     /// Who counted what was moved.
-    pub witness: Witness,
+    pub witness: CounterSource,
     /// What a reader of the numbers must know.
     pub notes: Vec<String>,
     /// By pattern.
@@ -114,10 +114,10 @@ pub struct PatternReport {
     /// Bytes moved by bytes delivered, if both were seen.
     pub moved_per_delivered: Option<f64>,
     /// Why the number is not the device's.
-    pub flag: Option<Flag>,
+    pub flag: Option<ValidityFlag>,
     /// What this program took.
     #[serde(flatten)]
-    pub own: Own,
+    pub own: ClientOverhead,
     /// What else was told, medians over the rounds.
     pub more: BTreeMap<String, f64>,
     /// Milliseconds, and the share of operations that took no longer.
@@ -148,7 +148,7 @@ pub struct Comparison {
     pub second: String,
     /// The first by the second.
     #[serde(flatten)]
-    pub beside: Beside,
+    pub beside: RatioEstimate,
     /// Which is better, if they are told apart.
     pub better: Option<String>,
 }
@@ -156,12 +156,12 @@ pub struct Comparison {
 impl PatternReport {
     /// Of the runs of all rounds, the first of which warmed up.
     #[must_use]
-    pub fn of(pattern: Pattern, runs: &[Run], witness: Witness, seed: u64) -> Self {
+    pub fn of(pattern: Pattern, runs: &[PatternRun], witness: CounterSource, seed: u64) -> Self {
         let figure = pattern.figure();
-        let empty = Run::default();
+        let empty = PatternRun::default();
         let (warm_up, counted) = runs.split_first().unwrap_or((&empty, &[]));
         let values: Vec<f64> = counted.iter().map(|run| figure.of(run)).collect();
-        let all = Run::joined(counted.to_vec());
+        let all = PatternRun::joined(counted.to_vec());
         let seconds: f64 = counted.iter().map(|run| run.seconds).sum();
         let share = |share| all.latency.quantile_ms(share);
         let (moved, flag) = judged(pattern, &all, witness);
@@ -186,7 +186,7 @@ impl PatternReport {
             },
             moved_per_delivered: moved,
             flag,
-            own: Own::of(pattern, &all, seconds),
+            own: ClientOverhead::of(pattern, &all, seconds),
             more: more.into_iter().map(|(k, v)| (k, super::stats::median(&v))).collect(),
             distribution_ms: all.latency.distribution(),
             timeline,
@@ -194,7 +194,7 @@ impl PatternReport {
     }
 }
 
-fn timeline_of(run: &Run) -> Vec<(f64, f64)> {
+fn timeline_of(run: &PatternRun) -> Vec<(f64, f64)> {
     let each = run.timeline.len().div_ceil(POINTS_MAX).max(1);
     let point_s = each as f64 * TICK_S;
     let point = |(nth, ticks): (usize, &[u64])| {
@@ -221,14 +221,16 @@ impl TargetReport {
             notes.insert(0, format!("{label}: a model, not a measurement of one"));
         }
         match self.witness {
-            Witness::Memory => notes.push("its files are in memory: no device was measured".into()),
-            Witness::Requests => notes.push(
+            CounterSource::Memory => {
+                notes.push("its files are in memory: no device was measured".into());
+            }
+            CounterSource::Requests => notes.push(
                 "what happens below our requests is not seen: caches of the mount or of its \
                  servers may have answered some"
                     .into(),
             ),
-            Witness::Kernel if !self.direct => notes.push("reads pass the page cache".into()),
-            Witness::Kernel => {}
+            CounterSource::Kernel if !self.direct => notes.push("reads pass the page cache".into()),
+            CounterSource::Kernel => {}
         }
         notes.extend(self.patterns.iter().filter_map(PatternReport::doubt));
         notes.extend(self.own_cost());
@@ -240,7 +242,7 @@ impl TargetReport {
         let over = self.patterns.iter().filter(|of| of.own.is_over);
         let each: Vec<String> = over
             .map(|of| {
-                let Own { core_s_per_gb, us_per_op, .. } = of.own;
+                let ClientOverhead { core_s_per_gb, us_per_op, .. } = of.own;
                 let (all, kernel) = (core_s_per_gb, of.own.kernel_core_s_per_gb);
                 let [all, kernel] = [all, kernel].map(|cores| cores.unwrap_or(0.0));
                 let said =
@@ -271,11 +273,11 @@ impl PatternReport {
         let flag = self.flag?;
         let mut why = match flag {
             // It is told once of the whole target.
-            Flag::Memory => return None,
-            Flag::Cached => format!("the device moved {moved:.2} of what was delivered"),
-            Flag::Amplified => format!("{moved:.2} bytes were moved for each delivered"),
+            ValidityFlag::Memory => return None,
+            ValidityFlag::Cached => format!("the device moved {moved:.2} of what was delivered"),
+            ValidityFlag::Amplified => format!("{moved:.2} bytes were moved for each delivered"),
         };
-        if let Some(share) = self.more.get(RESIDENT).filter(|_| flag == Flag::Cached) {
+        if let Some(share) = self.more.get(RESIDENT).filter(|_| flag == ValidityFlag::Cached) {
             let lay = format!("{:.0} % of the file lay in the page cache before", share * 100.0);
             // Who counts requests saw all of them.
             why = if moved < 1.0 { format!("{why}; {lay}") } else { lay };
@@ -292,7 +294,7 @@ pub fn compared(targets: &[TargetReport], seed: u64) -> Vec<Comparison> {
         for (nth, first) in targets.iter().enumerate() {
             for second in &targets[nth + 1..] {
                 let pair = first.pattern(pattern).zip(second.pattern(pattern));
-                let beside = pair.and_then(|(a, b)| Beside::of(&a.values, &b.values, seed));
+                let beside = pair.and_then(|(a, b)| RatioEstimate::of(&a.values, &b.values, seed));
                 let Some(beside) = beside else { continue };
                 let first_wins = (beside.ratio > 1.0) == pattern.figure().more_is_better();
                 let winner = if first_wins { first } else { second };
@@ -311,7 +313,7 @@ impl Report {
     pub fn new(need: Need, method: Method, mut targets: Vec<TargetReport>) -> Self {
         targets.iter_mut().for_each(TargetReport::note);
         let comparisons = compared(&targets, method.seed);
-        let verdict = Verdict::of(&need, &method, &targets, &comparisons);
+        let verdict = StoreVerdict::of(&need, &method, &targets, &comparisons);
         let simulated = targets.iter().any(|target| target.simulated.is_some());
         let page = None;
         Report { schema: SCHEMA, simulated, need, method, targets, comparisons, verdict, page }

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use loader::Order;
+use loader::SampleOrder;
 
-use super::crew::Crew;
-use super::guard::Stop;
+use super::crew::BenchProcesses;
+use super::guard::StopSignal;
 use super::names;
 use super::need::Need;
-use super::pattern::{Pattern, Run};
-use super::peer::Pairs;
+use super::pattern::{Pattern, PatternRun};
+use super::peer::FioPairs;
 use super::random::{Random, word};
-use super::reads::{self, Cut, Load, Pace};
+use super::reads::{self, ArrivalProcess, BenchRead, ReadWorkload};
 use super::replay::{Replay, replay};
-use super::saves::{self, State};
-use super::target::Place;
+use super::saves::{self, WriterBuffers};
+use super::target::TargetFolder;
 use crate::report::ProgressLine;
 
 /// What all processes know.
@@ -26,7 +26,7 @@ pub struct Settings {
     /// What it is measured for.
     pub need: Need,
     /// The order of a run, if one was given.
-    pub order: Option<Arc<dyn Order>>,
+    pub order: Option<Arc<dyn SampleOrder>>,
     /// How many measure at the same time.
     pub processes: usize,
     /// What is measured.
@@ -38,7 +38,7 @@ pub struct Settings {
     /// Bytes to read from.
     pub data_bytes: u64,
     /// What the writers of this process hold.
-    pub state: State,
+    pub state: WriterBuffers,
     /// Writers, and readers of checkpoints, of this process.
     pub writers: usize,
     /// Small objects of this process.
@@ -66,7 +66,7 @@ const RATE_DEPTH: usize = 256;
 const RATE_MIN: f64 = 200.0;
 
 /// All runs, by place and pattern; the first of each warmed up.
-pub type Measured = Vec<BTreeMap<Pattern, Vec<Run>>>;
+pub type Measured = Vec<BTreeMap<Pattern, Vec<PatternRun>>>;
 
 /// A benchmark under way.
 #[derive(Debug)]
@@ -74,11 +74,11 @@ pub struct Session<'a> {
     /// How it is done.
     pub settings: Arc<Settings>,
     /// Where.
-    pub places: Vec<Arc<Place>>,
+    pub places: Vec<Arc<TargetFolder>>,
     /// With whom.
-    pub crew: &'a Crew,
+    pub crew: &'a BenchProcesses,
     /// When to stop.
-    pub stop: Stop,
+    pub stop: StopSignal,
 }
 
 impl Session<'_> {
@@ -117,10 +117,10 @@ impl Session<'_> {
     ///
     /// # Errors
     /// The first that a run meets.
-    pub fn rounds(&self, line: &mut ProgressLine) -> Result<(Measured, Vec<Pairs>)> {
+    pub fn rounds(&self, line: &mut ProgressLine) -> Result<(Measured, Vec<FioPairs>)> {
         let Settings { runs, patterns, .. } = &*self.settings;
         let mut measured: Measured = vec![BTreeMap::new(); self.places.len()];
-        let mut peers = vec![Pairs::default(); self.places.len()];
+        let mut peers = vec![FioPairs::default(); self.places.len()];
         let all = (runs + 1) * patterns.len() * self.places.len();
         let (begun, mut done) = (Instant::now(), 0_u32);
         for round in 0..=*runs {
@@ -150,7 +150,7 @@ impl Session<'_> {
     }
 
     /// One run of a pattern by all processes.
-    fn one(&self, pattern: Pattern, at: usize, round: usize) -> Result<Run> {
+    fn one(&self, pattern: Pattern, at: usize, round: usize) -> Result<PatternRun> {
         let (settings, place) = (Arc::clone(&self.settings), Arc::clone(&self.places[at]));
         let part = (self.crew.member, self.crew.members);
         let step = format!("{round}-{}-{at}", pattern.name());
@@ -168,32 +168,32 @@ impl Session<'_> {
         let stop = self.stop.clone();
         let limit = self.settings.timeout + Duration::from_secs_f64(4.0 * self.settings.seconds);
         let run = self.stop.guard(&what, limit, move || {
-            Once { settings: &settings, place: &place, part, round, stop: &stop }.run(pattern)
+            ProcessRun { settings: &settings, place: &place, part, round, stop: &stop }.run(pattern)
         })?;
-        Ok(Run::joined(self.crew.exchange(&format!("{step}-done"), run)?))
+        Ok(PatternRun::joined(self.crew.exchange(&format!("{step}-done"), run)?))
     }
 }
 
 /// One run of one process.
-struct Once<'a> {
+struct ProcessRun<'a> {
     settings: &'a Settings,
-    place: &'a Place,
+    place: &'a TargetFolder,
     /// Which process this is, of how many.
     part: (usize, usize),
     round: usize,
-    stop: &'a Stop,
+    stop: &'a StopSignal,
 }
 
-impl Once<'_> {
-    fn run(&self, pattern: Pattern) -> Result<Run> {
+impl ProcessRun<'_> {
+    fn run(&self, pattern: Pattern) -> Result<PatternRun> {
         let Settings { state, writers, files, ranks, need, .. } = self.settings;
         let (place, (member, _)) = (self.place, self.part);
         let step = self.round as u64 + 1;
         let sample = usize::try_from(need.sample_bytes).context("--seq")?;
         match pattern {
             Pattern::Stream => self.stream(),
-            Pattern::Samples => self.samples(Pace::AsTheyCome, SAMPLES_DEPTH),
-            Pattern::Rate => self.samples(Pace::PerSecond(self.rate()), RATE_DEPTH),
+            Pattern::Samples => self.samples(ArrivalProcess::AsTheyCome, SAMPLES_DEPTH),
+            Pattern::Rate => self.samples(ArrivalProcess::PerSecond(self.rate()), RATE_DEPTH),
             Pattern::Replay => self.replay(),
             Pattern::Save => saves::save_each(place, state, member, step),
             Pattern::SaveOne => saves::save_one(place, state, member),
@@ -204,9 +204,9 @@ impl Once<'_> {
         }
     }
 
-    fn load(&self, depth: usize, len_max: usize) -> Load<'_> {
+    fn load(&self, depth: usize, len_max: usize) -> ReadWorkload<'_> {
         let Settings { seed, seconds, timeout, .. } = *self.settings;
-        Load { place: self.place, seed, depth, len_max, seconds, timeout, stop: self.stop }
+        ReadWorkload { place: self.place, seed, depth, len_max, seconds, timeout, stop: self.stop }
     }
 
     /// Samples a second that this process asks for.
@@ -215,31 +215,31 @@ impl Once<'_> {
     }
 
     /// From a place of its own to the end, and on from the beginning.
-    fn stream(&self) -> Result<Run> {
+    fn stream(&self) -> Result<PatternRun> {
         let (bytes, depth) = STREAM;
         let blocks = (self.settings.data_bytes / bytes as u64).max(1);
         let mut nth = blocks * self.part.0 as u64 / self.part.1 as u64;
-        reads::drive(&self.load(depth, bytes), Pace::AsTheyCome, &mut || {
+        reads::drive(&self.load(depth, bytes), ArrivalProcess::AsTheyCome, &mut || {
             let block = nth % blocks;
             nth += 1;
-            Cut { offset: block * bytes as u64, len: bytes }
+            BenchRead { offset: block * bytes as u64, len: bytes }
         })
     }
 
     /// Of tokens of two bytes, from any of them on.
-    fn samples(&self, pace: Pace, depth: usize) -> Result<Run> {
+    fn samples(&self, pace: ArrivalProcess, depth: usize) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
         let len = usize::try_from(sample_bytes).context("--seq")?;
         let places = (self.settings.data_bytes - sample_bytes) / 2 + 1;
         let draw = word(self.settings.seed, (self.round * 1000 + self.part.0) as u64);
         let mut random = Random::new(draw);
-        reads::drive(&self.load(depth, len), pace, &mut || Cut {
+        reads::drive(&self.load(depth, len), pace, &mut || BenchRead {
             offset: random.below(places) * 2,
             len,
         })
     }
 
-    fn replay(&self) -> Result<Run> {
+    fn replay(&self) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
         let len = usize::try_from(sample_bytes).context("--seq")?;
         let part = (self.part.0 as u32, self.part.1 as u32); // fits: processes
@@ -249,14 +249,14 @@ impl Once<'_> {
     }
 
     /// The cluster's rate, while checkpoints are saved one after the other.
-    fn mix(&self) -> Result<Run> {
-        let over = Stop::default();
+    fn mix(&self) -> Result<PatternRun> {
+        let over = StopSignal::default();
         let Settings { state, .. } = self.settings;
         std::thread::scope(|scope| {
             let stops = [&over, self.stop];
             let place = self.place;
             let saving = scope.spawn(move || saves::save_until(place, state, self.part.0, &stops));
-            let run = self.samples(Pace::PerSecond(self.rate()), RATE_DEPTH);
+            let run = self.samples(ArrivalProcess::PerSecond(self.rate()), RATE_DEPTH);
             over.set();
             let saved = saving.join().ok().context("the writers broke off")??;
             let mut run = run?;

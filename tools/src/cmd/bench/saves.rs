@@ -8,20 +8,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::{Context as _, Result};
-use ckpt::{Checkpoints, Dtype, Group, Options, TensorData, TensorRead};
+use ckpt::{CheckpointOptions, Checkpoints, Dtype, Group, TensorData, TensorRead};
 use storage::Zeros;
 
-use super::at_once::{SoFar, all_at_once};
-use super::guard::Stop;
-use super::pattern::Run;
+use super::at_once::{ProgressCounter, all_at_once};
+use super::guard::StopSignal;
+use super::pattern::PatternRun;
 use super::random::word;
 use super::reads::{fill, resident};
-use super::target::Place;
+use super::target::TargetFolder;
 
 /// What the writers of this process hold: incompressible, and of each something else. No two saves
 /// write the same bytes, so that a store that keeps equal blocks once has to keep all of them.
 #[derive(Debug)]
-pub struct State {
+pub struct WriterBuffers {
     parts: Vec<RwLock<Zeros>>,
     part_bytes: u64,
     seed: u64,
@@ -35,7 +35,7 @@ const ROW_BYTES: u64 = 4096;
 /// Tensors have so many bytes at most: a matrix of a layer.
 const TENSOR_BYTES: u64 = 64 << 20;
 
-impl State {
+impl WriterBuffers {
     /// So many bytes, divided among writers in whole rows; a row each at least.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl State {
             Ok(RwLock::new(memory))
         };
         let parts = (0..writers.max(1) as u64).map(part).collect::<Result<_>>()?;
-        Ok(State { parts, part_bytes: each, seed, saves: AtomicU64::new(0) })
+        Ok(WriterBuffers { parts, part_bytes: each, seed, saves: AtomicU64::new(0) })
     }
 
     /// Bytes of one writer.
@@ -89,7 +89,7 @@ fn tensors(bytes: u64) -> Vec<(String, [u64; 2])> {
     (0..count).map(tensor).collect()
 }
 
-fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &SoFar) -> Result<()> {
+fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &ProgressCounter) -> Result<()> {
     let tensors = tensors(bytes.len() as u64);
     let mut rest = bytes;
     let mut data = Vec::with_capacity(tensors.len());
@@ -102,9 +102,9 @@ fn save(steps: &Checkpoints, step: u64, bytes: &[u8], wrote: &SoFar) -> Result<(
     Ok(())
 }
 
-fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
+fn steps(place: &TargetFolder, folder: &str) -> Result<Checkpoints> {
     // Each writer is a rank with one file at a time.
-    let options = Options { threads: 1, ..Options::default() };
+    let options = CheckpointOptions { threads: 1, ..CheckpointOptions::default() };
     Ok(Checkpoints::open(Arc::clone(&place.store), place.key(folder)?).with_options(options))
 }
 
@@ -112,7 +112,12 @@ fn steps(place: &Place, folder: &str) -> Result<Checkpoints> {
 ///
 /// # Errors
 /// The first that a writer meets.
-pub fn save_each(place: &Place, state: &State, member: usize, step: u64) -> Result<Run> {
+pub fn save_each(
+    place: &TargetFolder,
+    state: &WriterBuffers,
+    member: usize,
+    step: u64,
+) -> Result<PatternRun> {
     let folder = |nth: usize| format!("save-{member}-{nth}");
     state.renew();
     let run = all_at_once(state.writers(), place, false, &|nth, wrote| {
@@ -129,7 +134,12 @@ pub fn save_each(place: &Place, state: &State, member: usize, step: u64) -> Resu
 ///
 /// # Errors
 /// As [`save_each`].
-pub fn save_until(place: &Place, state: &State, member: usize, stop: &[&Stop]) -> Result<u64> {
+pub fn save_until(
+    place: &TargetFolder,
+    state: &WriterBuffers,
+    member: usize,
+    stop: &[&StopSignal],
+) -> Result<u64> {
     let (mut bytes, mut step) = (0, 1);
     while !stop.iter().any(|stop| stop.is_set()) {
         bytes += save_each(place, state, member, step)?.bytes;
@@ -142,8 +152,8 @@ pub fn save_until(place: &Place, state: &State, member: usize, stop: &[&Stop]) -
 ///
 /// # Errors
 /// What the store says.
-pub fn prepare_restore(place: &Place, state: &State) -> Result<()> {
-    save(&steps(place, RESTORED)?, 1, &state.part(0), &SoFar::default())
+pub fn prepare_restore(place: &TargetFolder, state: &WriterBuffers) -> Result<()> {
+    save(&steps(place, RESTORED)?, 1, &state.part(0), &ProgressCounter::default())
 }
 
 const RESTORED: &str = "restore";
@@ -152,7 +162,7 @@ const RESTORED: &str = "restore";
 ///
 /// # Errors
 /// The first that a reader meets.
-pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
+pub fn restore(place: &TargetFolder, part_bytes: u64, readers: usize) -> Result<PatternRun> {
     let memory = |_| -> Result<Mutex<Zeros>> {
         let mut memory = Zeros::try_new(part_bytes as usize)?; // fits: it is in memory already
         // Each page is had before the clock runs.
@@ -180,7 +190,7 @@ pub fn restore(place: &Place, part_bytes: u64, readers: usize) -> Result<Run> {
 }
 
 /// As [`resident`], of the longest file of the checkpoint that is read.
-fn restored_resident(place: &Place) -> Result<Option<(String, f64)>> {
+fn restored_resident(place: &TargetFolder) -> Result<Option<(String, f64)>> {
     if place.path(RESTORED).is_none() {
         return Ok(None);
     }
@@ -194,7 +204,7 @@ const ONE: &str = "one.bin";
 
 /// Where the shared file lies on this machine.
 #[must_use]
-pub fn one_path(place: &Place) -> Option<PathBuf> {
+pub fn one_path(place: &TargetFolder) -> Option<PathBuf> {
     place.path(ONE)
 }
 
@@ -202,7 +212,7 @@ pub fn one_path(place: &Place) -> Option<PathBuf> {
 ///
 /// # Errors
 /// What the system says.
-pub fn prepare_one(place: &Place, bytes: u64) -> Result<()> {
+pub fn prepare_one(place: &TargetFolder, bytes: u64) -> Result<()> {
     match one_path(place) {
         None => remove_one(place),
         Some(path) => make(&path, bytes),
@@ -225,11 +235,11 @@ const APART: &str = "apart.";
 
 /// The beginning of those names on this machine.
 #[must_use]
-pub fn apart_path(place: &Place) -> Option<PathBuf> {
+pub fn apart_path(place: &TargetFolder) -> Option<PathBuf> {
     place.path(APART)
 }
 
-fn apart_paths(place: &Place, writers: usize) -> Result<Vec<PathBuf>> {
+fn apart_paths(place: &TargetFolder, writers: usize) -> Result<Vec<PathBuf>> {
     let path = |nth| place.path(&format!("{APART}{nth}"));
     (0..writers).map(path).collect::<Option<_>>().context("a target without paths")
 }
@@ -238,7 +248,7 @@ fn apart_paths(place: &Place, writers: usize) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// What the system says.
-pub fn prepare_apart(place: &Place, state: &State) -> Result<()> {
+pub fn prepare_apart(place: &TargetFolder, state: &WriterBuffers) -> Result<()> {
     let paths = apart_paths(place, state.writers())?;
     paths.iter().try_for_each(|path| make(path, state.part_bytes()))
 }
@@ -247,7 +257,7 @@ pub fn prepare_apart(place: &Place, state: &State) -> Result<()> {
 ///
 /// # Errors
 /// The first that a writer meets.
-pub fn save_apart(place: &Place, state: &State) -> Result<Run> {
+pub fn save_apart(place: &TargetFolder, state: &WriterBuffers) -> Result<PatternRun> {
     let paths = apart_paths(place, state.writers())?;
     let direct = place.store.profile().direct;
     state.renew();
@@ -258,7 +268,7 @@ pub fn save_apart(place: &Place, state: &State) -> Result<Run> {
     })
 }
 
-fn remove_one(place: &Place) -> Result<()> {
+fn remove_one(place: &TargetFolder) -> Result<()> {
     match place.store.delete(&place.key(ONE)?) {
         Err(storage::Error::NotFound { .. }) | Ok(()) => Ok(()),
         Err(error) => Err(error.into()),
@@ -272,7 +282,7 @@ pub const CHUNK_BYTES: usize = 8 << 20;
 ///
 /// # Errors
 /// The first that a writer meets.
-pub fn save_one(place: &Place, state: &State, member: usize) -> Result<Run> {
+pub fn save_one(place: &TargetFolder, state: &WriterBuffers, member: usize) -> Result<PatternRun> {
     state.renew();
     match one_path(place) {
         Some(path) => {
@@ -297,7 +307,7 @@ pub fn save_one(place: &Place, state: &State, member: usize) -> Result<Run> {
             upload.finish()?;
             Ok(bytes)
         }),
-        None => Ok(Run::default()),
+        None => Ok(PatternRun::default()),
     }
 }
 
@@ -307,7 +317,13 @@ const O_DIRECT: i32 = 0o200_000;
 #[cfg(not(target_arch = "aarch64"))]
 const O_DIRECT: i32 = 0o40_000;
 
-fn write_range(path: &Path, bytes: &[u8], first: u64, direct: bool, wrote: &SoFar) -> Result<()> {
+fn write_range(
+    path: &Path,
+    bytes: &[u8],
+    first: u64,
+    direct: bool,
+    wrote: &ProgressCounter,
+) -> Result<()> {
     let flags = if direct { O_DIRECT } else { 0 };
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
     // What is written begins at a page and has whole rows of 4096 bytes, as direct transfers have.
@@ -326,7 +342,7 @@ mod tests {
 
     #[test]
     fn no_two_saves_write_the_same_rows() {
-        let state = State::new(8 * ROW_BYTES, 2, 7).unwrap();
+        let state = WriterBuffers::new(8 * ROW_BYTES, 2, 7).unwrap();
         let mut seen = HashSet::new();
         for _ in 0..3 {
             for nth in 0..2 {

@@ -33,7 +33,7 @@ pub struct Estimate {
 
 /// How one target does beside another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Beside {
+pub struct RatioEstimate {
     /// The median of the ratios of all rounds, the first by the second.
     pub ratio: f64,
     /// The lower end of its interval.
@@ -74,7 +74,7 @@ impl Estimate {
     }
 }
 
-impl Beside {
+impl RatioEstimate {
     /// Compares two targets round by round; `None` if there is no round or a value is not above 0.
     #[must_use]
     pub fn of(first: &[f64], second: &[f64], seed: u64) -> Option<Self> {
@@ -88,7 +88,7 @@ impl Beside {
         let is_beyond_chance = (low > 0.0 || high < 0.0) && mean_is_off(&logs);
         let is_worth_it = median.abs() >= (1.0 + MARGIN).ln();
         let told_apart = logs.len() >= ROUNDS_MIN && is_beyond_chance && is_worth_it;
-        Some(Beside { ratio: median.exp(), low: low.exp(), high: high.exp(), told_apart })
+        Some(RatioEstimate { ratio: median.exp(), low: low.exp(), high: high.exp(), told_apart })
     }
 }
 

@@ -1,7 +1,8 @@
 //! The places that are measured: opened, looked at, and left as they were found.
 //!
 //! All that is written to a target lies in one folder of it, which has a name that nobody else
-//! draws; names for it are made by [`Place::key`] alone, and a [`Key`] cannot leave its folder.
+//! draws; names for it are made by [`TargetFolder::key`] alone, and a [`Key`] cannot leave its
+//! folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,14 +14,14 @@ use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use storage::simulated::Simulation;
 use storage::{ByteSize, Key, Storage};
 
-use super::counters::Witness;
+use super::counters::CounterSource;
 
 /// What the folder in each target begins with; the rest is drawn.
 pub const FOLDER: &str = "feedline-bench-";
 
 /// A folder of a target, as this process sees it.
 #[derive(Debug)]
-pub struct Place {
+pub struct TargetFolder {
     /// How outputs call it.
     pub name: String,
     /// As it was given.
@@ -28,7 +29,7 @@ pub struct Place {
     /// The target.
     pub store: Arc<dyn Storage>,
     /// Who counts what is moved.
-    pub witness: Witness,
+    pub witness: CounterSource,
     /// What it is a model of, if it is one.
     pub simulation: Option<Arc<Simulation>>,
     folder: Key,
@@ -50,7 +51,7 @@ pub fn open_target(url: &str, model: Option<&Arc<Simulation>>) -> Result<Arc<dyn
     })
 }
 
-impl Place {
+impl TargetFolder {
     /// A place in a target that is there. Nothing is written yet.
     ///
     /// # Errors
@@ -70,13 +71,13 @@ impl Place {
         if let Some(path) = &path {
             check_mounted(url, path, &store.profile().mount_point)?;
         }
-        let witness = Witness::of(&store.profile().file_system);
+        let witness = CounterSource::of(&store.profile().file_system);
         let folder = Key::new(format!("{FOLDER}{id}"))?;
         let (name, url) = (name.to_owned(), url.to_owned());
         // What goes by the path would go past the model.
         let path = path.filter(|_| simulation.is_none());
         let begun = AtomicBool::new(false);
-        Ok(Place { name, url, store, witness, simulation, folder, path, begun })
+        Ok(TargetFolder { name, url, store, witness, simulation, folder, path, begun })
     }
 
     /// The target opened once more, as another process would.

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::counters::Witness;
-use super::honesty::Flag;
+use super::counters::CounterSource;
+use super::honesty::ValidityFlag;
 use super::need::Need;
 use super::pattern::Pattern;
 use super::report::{Comparison, Method, TargetReport, short};
@@ -11,9 +11,9 @@ use super::stats::{Estimate, ROUNDS_MIN};
 
 /// What to do.
 #[derive(Clone, Debug, Serialize)]
-pub struct Verdict {
+pub struct StoreVerdict {
     /// What each target does for the run.
-    pub targets: Vec<Standing>,
+    pub targets: Vec<TargetSummary>,
     /// Targets for the token files: the best, and those that are not told apart from it.
     pub data: Vec<String>,
     /// Targets for the checkpoints, likewise.
@@ -24,7 +24,7 @@ pub struct Verdict {
 
 /// A target in terms of the run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Standing {
+pub struct TargetSummary {
     /// The target.
     pub name: String,
     /// Clusters of this kind that it feeds, from where it was measured.
@@ -48,7 +48,7 @@ pub struct Standing {
 /// File systems of one machine: what is there is lost with it.
 const LOCAL: [&str; 6] = ["ext4", "xfs", "btrfs", "f2fs", "overlay", "tmpfs"];
 
-impl Verdict {
+impl StoreVerdict {
     /// Of targets and their comparisons.
     #[must_use]
     pub fn of(
@@ -57,7 +57,7 @@ impl Verdict {
         targets: &[TargetReport],
         comparisons: &[Comparison],
     ) -> Self {
-        let standings: Vec<Standing> = targets.iter().map(|of| standing(need, of)).collect();
+        let standings: Vec<TargetSummary> = targets.iter().map(|of| standing(need, of)).collect();
         let feeding = [Pattern::Replay, Pattern::Samples];
         let feeding = feeding.into_iter().find(|pattern| has(targets, *pattern));
         let data = feeding.map(|by| leaders(by, targets, comparisons)).unwrap_or_default();
@@ -80,7 +80,7 @@ impl Verdict {
             ));
         }
         lines.extend(settings(targets, &standings, &data, &checkpoints));
-        Verdict { targets: standings, data, checkpoints, lines }
+        StoreVerdict { targets: standings, data, checkpoints, lines }
     }
 
     /// For a person.
@@ -94,7 +94,7 @@ fn has(targets: &[TargetReport], pattern: Pattern) -> bool {
     targets.iter().any(|target| target.pattern(pattern).is_some())
 }
 
-fn standing(need: &Need, target: &TargetReport) -> Standing {
+fn standing(need: &Need, target: &TargetReport) -> TargetSummary {
     let of = |pattern| target.pattern(pattern).map(|of| of.estimate);
     let by = |estimate: Estimate, unit: f64| Estimate {
         median: estimate.median / unit,
@@ -106,8 +106,8 @@ fn standing(need: &Need, target: &TargetReport) -> Standing {
     let save = of(Pattern::Save);
     let feeds = of(Pattern::Replay).or_else(|| of(Pattern::Samples));
     let longest = target.pattern(Pattern::Rate).map(|rate| rate.latency_ms.max / 1e3);
-    let cached = target.patterns.iter().any(|of| of.flag == Some(Flag::Cached));
-    Standing {
+    let cached = target.patterns.iter().any(|of| of.flag == Some(ValidityFlag::Cached));
+    TargetSummary {
         name: target.name.clone(),
         feeds_clusters: feeds.map(|feeds| by(feeds, need.samples_per_s)),
         checkpoint_s: save.map(|save| Estimate {
@@ -120,7 +120,7 @@ fn standing(need: &Need, target: &TargetReport) -> Standing {
         start_s: of(Pattern::Start).map(|start| start.median),
         look_ahead_s: longest,
         cached,
-        in_memory: target.witness == Witness::Memory,
+        in_memory: target.witness == CounterSource::Memory,
     }
 }
 
@@ -150,8 +150,8 @@ fn pair<'a>(
     })
 }
 
-fn line(need: &Need, method: &Method, standing: &Standing) -> String {
-    let Standing { name, .. } = standing;
+fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
+    let TargetSummary { name, .. } = standing;
     let mut parts = Vec::new();
     if let Some(Estimate { median, low, high }) = standing.feeds_clusters {
         let (median, low, high) = (short(median), short(low), short(high));
@@ -226,7 +226,7 @@ fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
 /// What to set.
 fn settings(
     targets: &[TargetReport],
-    standings: &[Standing],
+    standings: &[TargetSummary],
     data: &[String],
     checkpoints: &[String],
 ) -> Vec<String> {
@@ -248,7 +248,7 @@ fn settings(
             );
         }
         let others = standings.iter().zip(targets).filter(|(_, of)| !is_local(of));
-        let clusters = |of: &Standing| of.feeds_clusters.map_or(0.0, |feeds| feeds.median);
+        let clusters = |of: &TargetSummary| of.feeds_clusters.map_or(0.0, |feeds| feeds.median);
         let shared = others.max_by(|(a, _), (b, _)| clusters(a).total_cmp(&clusters(b)));
         if is_local(&target)
             && let Some((shared, _)) = shared

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ckpt::bench::{SyntheticState, time_of_files};
-use ckpt::{Checkpoints, Options, Peak, SaveReport};
+use ckpt::{CheckpointOptions, Checkpoints, PeakRate, SaveReport};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use storage::{ByteSize, Key};
 
-use super::Answer;
-use crate::cmd::bench::guard::Stop;
+use super::CkptOutput;
+use crate::cmd::bench::guard::StopSignal;
 use crate::report::{ProgressLine, table};
 
 /// Where to measure, and what.
@@ -89,7 +89,7 @@ struct Measured {
     /// What a save took of memory at most, beyond the state.
     staging_peak_bytes: Option<u64>,
     staging_bound_bytes: u64,
-    processes: Vec<parts::Together>,
+    processes: Vec<parts::WorkersTotal>,
 }
 
 /// Bytes a second of one thing, in every round.
@@ -102,18 +102,18 @@ struct Rate {
     share_of_fio: Option<f64>,
 }
 
-pub(super) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Answer> {
+pub(super) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     let mut bench = Bench::new(args)?;
     if let Some((part, parts)) = args.part {
         return bench.one_part(part, parts);
     }
-    bench.stop = Stop::at_signals()?;
+    bench.stop = StopSignal::at_signals()?;
     let measured = bench.measure(line);
     line.clear();
     bench.remove()?;
     bench.stop.check()?;
     let measured = measured?;
-    Answer::new(args.json, &measured, measured.text(), true)
+    CkptOutput::new(args.json, &measured, measured.text(), true)
 }
 
 /// What the rows share.
@@ -121,9 +121,9 @@ struct Bench<'a> {
     args: &'a BenchArgs,
     /// A folder of our own below the one that was named.
     folder: PathBuf,
-    options: Options,
+    options: CheckpointOptions,
     /// What is under way is finished first; all that was written is removed then.
-    stop: Stop,
+    stop: StopSignal,
 }
 
 impl<'a> Bench<'a> {
@@ -132,11 +132,12 @@ impl<'a> Bench<'a> {
         ensure!(args.threads > 0, "--threads: got 0, due at least 1");
         let folder = args.folder.join(format!(".bench-ckpt-{}", std::process::id()));
         let (threads, shard_bytes_max) = (args.threads, args.shard_bytes.0);
-        let options = Options { threads, shard_bytes_max, ..Options::default() };
-        Ok(Bench { args, folder, options, stop: Stop::default() })
+        let options =
+            CheckpointOptions { threads, shard_bytes_max, ..CheckpointOptions::default() };
+        Ok(Bench { args, folder, options, stop: StopSignal::default() })
     }
 
-    fn steps(&self, options: Options) -> Result<Checkpoints> {
+    fn steps(&self, options: CheckpointOptions) -> Result<Checkpoints> {
         let url = self.folder.to_str().context("the folder's name is not UTF-8")?;
         Ok(Checkpoints::open(storage::open_url(url)?, Key::new("run")?).with_options(options))
     }
@@ -170,7 +171,7 @@ impl<'a> Bench<'a> {
         let peak = |what| measured.rates.iter().find(|rate| rate.what == what);
         if let (Some(write), Some(read)) = (peak(fio::WRITE), peak(fio::READ)) {
             let (write, read) = (write.median_bytes_per_s, read.median_bytes_per_s);
-            Peak::keep(&*store, write as u64, read as u64)?;
+            PeakRate::keep(&*store, write as u64, read as u64)?;
         }
         Ok(measured)
     }
@@ -252,7 +253,7 @@ impl<'a> Bench<'a> {
     fn commit(&self, state: &SyntheticState, line: &mut ProgressLine) -> Result<f64> {
         // Some more than a 64th, because tensors are not cut to fill files.
         let shard_bytes_max = state.bytes() / 58;
-        let steps = self.steps(Options { shard_bytes_max, ..self.options })?;
+        let steps = self.steps(CheckpointOptions { shard_bytes_max, ..self.options })?;
         let mut after = Vec::new();
         for round in 0..self.args.rounds {
             line.show(&format!("64 files, {round}"));
@@ -266,7 +267,7 @@ impl<'a> Bench<'a> {
         Ok(median(&after))
     }
 
-    fn one_part(&self, part: usize, parts: usize) -> Result<Answer> {
+    fn one_part(&self, part: usize, parts: usize) -> Result<CkptOutput> {
         let steps = self.steps(self.options)?;
         let state = SyntheticState::part_of_gpt(self.args.bytes.0, part, parts);
         writeln!(io::stdout(), "ready")?;
@@ -276,7 +277,7 @@ impl<'a> Bench<'a> {
         let seconds = begun.elapsed().as_secs_f64();
         writeln!(io::stdout(), "done {} {seconds}", report.bytes)?;
         self.remove()?;
-        Answer::new(true, &(), String::new(), true)
+        CkptOutput::new(true, &(), String::new(), true)
     }
 
     fn remove(&self) -> Result<()> {
@@ -320,7 +321,7 @@ impl Measured {
             let bound = format!("bound {}", ByteSize(self.staging_bound_bytes));
             add("memory of a save", ByteSize(peak).to_string(), bound);
         }
-        for parts::Together { processes, median_bytes_per_s, of_one } in &self.processes {
+        for parts::WorkersTotal { processes, median_bytes_per_s, of_one } in &self.processes {
             let beside = format!("{of_one:.3} of one process");
             add(&format!("{processes} processes"), gb(*median_bytes_per_s), beside);
         }

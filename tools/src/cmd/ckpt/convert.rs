@@ -4,16 +4,18 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ckpt::convert::{Bounds, Family, Format, Import, Made, NewRows, Rules, export};
-use ckpt::{Blob, Checkpoints, Codec, Dtype, Options};
+use ckpt::convert::{
+    ConvertLimits, DerivedTensor, Family, Format, Import, NewRows, RenameRules, export,
+};
+use ckpt::{Blob, CheckpointOptions, Checkpoints, Codec, Dtype};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, Key, rate_text};
 
-use super::{Answer, open_step};
-use crate::report::{Bar, Facts, ProgressLine, thousands};
-use crate::work::Work;
+use super::{CkptOutput, open_step};
+use crate::report::{Bar, FactTable, ProgressLine, thousands};
+use crate::work::CancellableJob;
 
 /// What bounds a conversion.
 #[derive(Debug, Args)]
@@ -32,12 +34,12 @@ pub struct BoundArgs {
 }
 
 impl BoundArgs {
-    fn bounds(&self, max_shard: u64) -> Result<Bounds> {
+    fn bounds(&self, max_shard: u64) -> Result<ConvertLimits> {
         ensure!(self.memory.0 >= 1 << 20, "--memory: got {}, due at least 1MiB", self.memory);
         ensure!(self.threads > 0, "--threads: got 0, due at least 1");
         let shard_bytes_max = self.max_shard.map_or(max_shard, |size| size.0);
         ensure!(shard_bytes_max > 0, "--max-shard: got 0, due at least 1B");
-        Ok(Bounds { shard_bytes_max, memory_bytes: self.memory.0, threads: self.threads })
+        Ok(ConvertLimits { shard_bytes_max, memory_bytes: self.memory.0, threads: self.threads })
     }
 }
 
@@ -185,12 +187,16 @@ struct Converted {
 /// Hugging Face's default for a file.
 const HF_SHARD_BYTES: u64 = 5_000_000_000;
 
-pub(super) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<Answer> {
-    let work = Work::at_signals()?;
+pub(super) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let work = CancellableJob::at_signals()?;
     work.end(export_by(args, &work, line))
 }
 
-fn export_by(args: &ExportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Result<Answer> {
+fn export_by(
+    args: &ExportArgs,
+    work: &Arc<CancellableJob>,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
     let begun = Instant::now();
     let bounds = args.bounds.bounds(HF_SHARD_BYTES)?;
     let step = open_step(&args.name)?;
@@ -233,17 +239,21 @@ fn export_by(args: &ExportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Re
         elapsed_s: begun.elapsed().as_secs_f64(),
         left_out: import.dropped,
     };
-    Answer::new(args.json, &converted, converted.text("exported"), true)
+    CkptOutput::new(args.json, &converted, converted.text("exported"), true)
 }
 
-pub(super) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<Answer> {
-    let work = Work::at_signals()?;
+pub(super) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let work = CancellableJob::at_signals()?;
     work.end(import_by(args, &work, line))
 }
 
-fn import_by(args: &ImportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Result<Answer> {
+fn import_by(
+    args: &ImportArgs,
+    work: &Arc<CancellableJob>,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
     let begun = Instant::now();
-    let bounds = args.bounds.bounds(Bounds::default().shard_bytes_max)?;
+    let bounds = args.bounds.bounds(ConvertLimits::default().shard_bytes_max)?;
     let format = match args.from {
         FromArg::Hf => Format::HuggingFace,
         FromArg::Torch => Format::Torch,
@@ -254,9 +264,9 @@ fn import_by(args: &ImportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Re
     let rules = match &args.rename {
         Some(file) => {
             let text = std::fs::read_to_string(file).with_context(|| format!("read {file}"))?;
-            Rules::parse(file, &text)?
+            RenameRules::parse(file, &text)?
         }
-        None => Rules::default(),
+        None => RenameRules::default(),
     };
     let mut import = Import::open(&args.source, format)?;
     import.apply(&rules)?;
@@ -293,18 +303,22 @@ fn import_by(args: &ImportArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Re
             elapsed_s: begun.elapsed().as_secs_f64(),
             left_out: import.dropped.clone(),
         };
-        Answer::new(args.json, &converted, converted.text("imported"), true)
+        CkptOutput::new(args.json, &converted, converted.text("imported"), true)
     })?
 }
 
-pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result<Answer> {
-    let work = Work::at_signals()?;
+pub(super) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let work = CancellableJob::at_signals()?;
     work.end(reshard_by(args, &work, line))
 }
 
-fn reshard_by(args: &ReshardArgs, work: &Arc<Work>, line: &mut ProgressLine) -> Result<Answer> {
+fn reshard_by(
+    args: &ReshardArgs,
+    work: &Arc<CancellableJob>,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
     let begun = Instant::now();
-    let bounds = args.bounds.bounds(Bounds::default().shard_bytes_max)?;
+    let bounds = args.bounds.bounds(ConvertLimits::default().shard_bytes_max)?;
     let source = open_step(&args.name)?;
     let (step, meta) = (source.step(), source.meta().clone());
     let mut import = Import::of_step(source)?;
@@ -324,11 +338,11 @@ fn reshard_by(args: &ReshardArgs, work: &Arc<Work>, line: &mut ProgressLine) -> 
         elapsed_s: begun.elapsed().as_secs_f64(),
         left_out: import.dropped,
     };
-    Answer::new(args.json, &converted, converted.text("wrote"), true)
+    CkptOutput::new(args.json, &converted, converted.text("wrote"), true)
 }
 
-fn steps_to_write(out: &str, compress: bool, work: &Arc<Work>) -> Result<Checkpoints> {
-    let options = Options { codec: codec_if(compress), ..Options::default() };
+fn steps_to_write(out: &str, compress: bool, work: &Arc<CancellableJob>) -> Result<Checkpoints> {
+    let options = CheckpointOptions { codec: codec_if(compress), ..CheckpointOptions::default() };
     Ok(Checkpoints::open(work.open_url(out)?, Key::root()).with_options(options))
 }
 
@@ -342,7 +356,7 @@ fn write_step(
     step: u64,
     import: &Import,
     meta: Value,
-    bounds: Bounds,
+    bounds: ConvertLimits,
     line: &mut ProgressLine,
 ) -> Result<ckpt::SaveReport> {
     let blobs: Vec<Blob<'_>> =
@@ -356,10 +370,10 @@ fn write_step(
 fn with_bar<T>(
     line: &mut ProgressLine,
     what: &str,
-    made: &[Made],
+    made: &[DerivedTensor],
     work: impl FnOnce(&(dyn Fn(u64) + Sync)) -> ckpt::Result<T>,
 ) -> Result<T> {
-    let total = made.iter().map(Made::bytes).fold(0, u64::saturating_add);
+    let total = made.iter().map(DerivedTensor::bytes).fold(0, u64::saturating_add);
     let bar = Mutex::new((Bar::new(line, what, total), 0));
     let tell = |bytes: u64| {
         // A bar is of no use after a panic, and of no harm.
@@ -419,7 +433,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 
 impl Converted {
     fn text(&self, verb: &str) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("from", &self.source);
         facts.add("to", &self.out);
         if let Some(step) = self.step {

@@ -7,7 +7,7 @@ use ckpt::{Checkpoint, Group, Span, TensorEntry, bands, to_f64};
 use clap::Args;
 use serde::Serialize;
 
-use super::{Answer, open_step};
+use super::{CkptOutput, open_step};
 use crate::report::{Bar, ProgressLine, table, thousands};
 
 /// Which steps to compare, and how.
@@ -88,7 +88,7 @@ struct BlobDiff {
 /// Read of each step at a time.
 const BAND_BYTES: u64 = 16 << 20;
 
-pub(super) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<Answer> {
+pub(super) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     let (a, b) = (open_step(&args.a)?, open_step(&args.b)?);
     let mut diff = Diff {
         a: a.display(),
@@ -121,7 +121,7 @@ pub(super) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<Answer> {
     }
     diff.compare_blobs(&a, &b)?;
     diff.same = diff.tensors.is_empty() && diff.blobs.is_empty();
-    Answer::new(args.json, &diff, diff.text(), diff.same)
+    CkptOutput::new(args.json, &diff, diff.text(), diff.same)
 }
 
 /// All tensors by name: asking a step for one that it lacks compares that name with all others.

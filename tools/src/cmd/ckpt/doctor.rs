@@ -6,12 +6,12 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use storage::{ByteSize, Error, Key, Owner, Storage, write_all};
+use storage::{ByteSize, Error, Key, ProcessIdentity, Storage, write_all};
 
-use super::Answer;
+use super::CkptOutput;
 use super::left::{Leftover, leftovers};
 use crate::cmd::steps_named;
-use crate::report::Facts;
+use crate::report::FactTable;
 
 /// Which folder.
 #[derive(Debug, Args)]
@@ -55,14 +55,14 @@ struct Probe {
 /// Times are told as the median of so many.
 const ROUNDS: usize = 5;
 
-pub(super) fn run(args: &DoctorArgs) -> Result<Answer> {
+pub(super) fn run(args: &DoctorArgs) -> Result<CkptOutput> {
     let store = storage::open_url(&args.folder)?;
-    let scratch = Key::new(format!(".tmp-doctor-{}", Owner::new()))?;
+    let scratch = Key::new(format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
     let mut found = Diagnosis::of(&store)?;
     found.probe(&*store, &scratch);
     store.delete_folder(&scratch)?;
     let ok = found.probes.iter().all(|probe| probe.ok);
-    Answer::new(args.json, &found, found.text(), ok)
+    CkptOutput::new(args.json, &found, found.text(), ok)
 }
 
 impl Diagnosis {
@@ -158,7 +158,7 @@ impl Diagnosis {
     }
 
     fn text(&self) -> String {
-        let mut facts = Facts::default();
+        let mut facts = FactTable::default();
         facts.add("file system", &self.file_system);
         facts.add("engine", format!("{}: {}", self.engine, self.engine_why));
         let direct = if self.direct_io { "direct" } else { "through the page cache" };

@@ -4,16 +4,16 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use ckpt::{Drain, DrainOptions, Options};
+use ckpt::{CheckpointOptions, Drain, DrainOptions};
 use clap::Args;
 use serde::Serialize;
 use storage::ByteSize;
 
-use super::Answer;
+use super::CkptOutput;
 use super::convert::codec_if;
 use super::retain::PolicyArgs;
 use crate::cmd::checkpoints;
-use crate::work::{Way, Work};
+use crate::work::{CancellableJob, CountedBytes};
 
 /// From where, to where, and how.
 #[derive(Debug, Args)]
@@ -69,7 +69,7 @@ struct Failed {
     why: String,
 }
 
-pub(super) fn run(args: &DrainArgs) -> Result<Answer> {
+pub(super) fn run(args: &DrainArgs) -> Result<CkptOutput> {
     let bytes_per_s = match args.rate {
         Some(rate) => {
             let rate = NonZeroU64::new(rate.0);
@@ -78,8 +78,9 @@ pub(super) fn run(args: &DrainArgs) -> Result<Answer> {
         }
         None => None,
     };
-    let options = Options { codec: codec_if(args.compress), ..Options::default() };
-    let work = Work::at_signals()?;
+    let options =
+        CheckpointOptions { codec: codec_if(args.compress), ..CheckpointOptions::default() };
+    let work = CancellableJob::at_signals()?;
     let open = |name| Ok::<_, anyhow::Error>(checkpoints(&work.open_url(name)?));
     let from = Arc::new(open(&args.from)?);
     let to = Arc::new(open(&args.to)?.with_options(options));
@@ -90,7 +91,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<Answer> {
     if !args.dry_run {
         let bytes = |step: &u64| Some(source.open_step(*step).ok()?.size().1);
         let total = told.pending.iter().map(bytes).sum();
-        work.begin(format!("drain {} steps", told.pending.len()), Way::Written, total);
+        work.begin(format!("drain {} steps", told.pending.len()), CountedBytes::Written, total);
         let pass = drain.run();
         let is_done = pass.as_ref().is_ok_and(|pass| pass.failed.is_empty());
         // A step that was given up is not one that failed.
@@ -113,7 +114,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<Answer> {
         told.failed = pass.failed.iter().map(failed).collect();
         told.deleted = pass.deleted;
     }
-    Answer::new(args.json, &told, told.text(), told.failed.is_empty())
+    CkptOutput::new(args.json, &told, told.text(), told.failed.is_empty())
 }
 
 impl Drained {

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use storage::ByteSize;
 
-use super::{Answer, open_step};
-use crate::cmd::inspect::{Step, step_of};
+use super::{CkptOutput, open_step};
+use crate::cmd::inspect::{StepSummary, step_of};
 use crate::report::table;
 
 /// Which step, and how much of it.
@@ -31,7 +31,7 @@ pub struct InspectArgs {
 #[derive(Debug, Serialize)]
 struct Inspected {
     #[serde(flatten)]
-    step: Step,
+    step: StepSummary,
     tensors: Vec<TensorLine>,
 }
 
@@ -50,7 +50,7 @@ struct TensorLine {
     files: Vec<String>,
 }
 
-pub(super) fn run(args: &InspectArgs) -> Result<Answer> {
+pub(super) fn run(args: &InspectArgs) -> Result<CkptOutput> {
     let open = open_step(&args.name)?;
     let is_wanted = |tensor: &&TensorEntry| {
         args.name_has.as_ref().is_none_or(|text| tensor.name.contains(text.as_str()))
@@ -63,7 +63,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<Answer> {
         text += "\n";
         text += &table(&["tensor", "group", "type", "shape", "size", "chunks"], &rows);
     }
-    Answer::new(args.json, &found, text, true)
+    CkptOutput::new(args.json, &found, text, true)
 }
 
 impl TensorLine {

@@ -1,7 +1,7 @@
 //! What lies beside the steps, and what each thing is.
 
 use serde::Serialize;
-use storage::{Key, Life, Owner, Result, Storage};
+use storage::{Key, Liveness, ProcessIdentity, Result, Storage};
 
 /// Something in a folder of checkpoints that is not a step.
 #[derive(Debug, Serialize)]
@@ -83,19 +83,19 @@ pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
         let kind = KINDS.iter().find(|(prefix, ..)| name.starts_with(prefix));
         let Some((prefix, kind, if_dead, else_is)) = kind else { continue };
         let owner = owner_of(&name[prefix.len()..]);
-        let life = owner.as_ref().map(Owner::life);
+        let life = owner.as_ref().map(ProcessIdentity::life);
         let entries = store.list(&Key::new(&name)?)?;
         found.push(Leftover {
             kind,
-            owner: owner.as_ref().map(Owner::label),
+            owner: owner.as_ref().map(ProcessIdentity::label),
             owner_is: match life {
-                Some(Life::Dead) => "dead",
-                Some(Life::Ours) => "ours",
-                Some(Life::Alive) => "alive",
+                Some(Liveness::Dead) => "dead",
+                Some(Liveness::Ours) => "ours",
+                Some(Liveness::Alive) => "alive",
                 _ => "unknown",
             },
             bytes: entries.iter().map(|entry| entry.bytes).sum(),
-            meaning: if matches!(life, Some(Life::Dead)) { if_dead } else { else_is },
+            meaning: if matches!(life, Some(Liveness::Dead)) { if_dead } else { else_is },
             name,
         });
     }
@@ -103,7 +103,7 @@ pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
 }
 
 /// Leases end with the owner; folders with `step-000012000-` and the owner.
-fn owner_of(rest: &str) -> Option<Owner> {
+fn owner_of(rest: &str) -> Option<ProcessIdentity> {
     let is_step = rest.get(..17).is_some_and(|name| ckpt::step_of(name).is_some());
-    Owner::parse(if is_step { rest.get(18..)? } else { rest })
+    ProcessIdentity::parse(if is_step { rest.get(18..)? } else { rest })
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use storage::{ByteSize, Key};
 
 use super::left::{Leftover, leftovers};
-use super::{Answer, open_folder};
+use super::{CkptOutput, open_folder};
 use crate::cmd::steps_named;
 use crate::report::{table, thousands};
 
@@ -44,7 +44,7 @@ struct StepLine {
     fault: Option<String>,
 }
 
-pub(super) fn run(args: &LsArgs) -> Result<Answer> {
+pub(super) fn run(args: &LsArgs) -> Result<CkptOutput> {
     let store = storage::open_url(&args.folder)?;
     let checkpoints = open_folder(&args.folder)?;
     let line = |step| match checkpoints.open_step(step) {
@@ -74,7 +74,7 @@ pub(super) fn run(args: &LsArgs) -> Result<Answer> {
     let newest = steps.iter().rev().find(|line| line.fault.is_none()).map(|line| line.step);
     let folder = store.display(&Key::root());
     let listed = Listed { folder, newest, steps, leftovers: leftovers(&*store)? };
-    Answer::new(args.json, &listed, listed.text(), true)
+    CkptOutput::new(args.json, &listed, listed.text(), true)
 }
 
 impl Listed {

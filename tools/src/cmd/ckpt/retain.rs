@@ -7,7 +7,7 @@ use ckpt::{Check, Keep, Retention, RetentionPlan};
 use clap::Args;
 use serde::Serialize;
 
-use super::{Answer, open_folder};
+use super::{CkptOutput, open_folder};
 
 /// Which steps stay.
 #[derive(Debug, Args)]
@@ -60,17 +60,17 @@ impl PolicyArgs {
 #[derive(Debug, Serialize)]
 struct Retained {
     deleted: Vec<u64>,
-    kept: Vec<Kept>,
+    kept: Vec<KeptStep>,
     dry_run: bool,
 }
 
 #[derive(Debug, Serialize)]
-struct Kept {
+struct KeptStep {
     step: u64,
     why: String,
 }
 
-pub(super) fn run(args: &RetainArgs) -> Result<Answer> {
+pub(super) fn run(args: &RetainArgs) -> Result<CkptOutput> {
     let policy = args.policy.retention()?;
     let checkpoints = open_folder(&args.folder)?;
     let RetentionPlan { keep, delete } = if args.dry_run {
@@ -78,10 +78,10 @@ pub(super) fn run(args: &RetainArgs) -> Result<Answer> {
     } else {
         checkpoints.retain_by(&policy, &[])?
     };
-    let kept = |(step, why): (u64, Keep)| Kept { step, why: why.to_string() };
+    let kept = |(step, why): (u64, Keep)| KeptStep { step, why: why.to_string() };
     let kept = keep.into_iter().map(kept).collect();
     let retained = Retained { deleted: delete, kept, dry_run: args.dry_run };
-    Answer::new(args.json, &retained, retained.text(), true)
+    CkptOutput::new(args.json, &retained, retained.text(), true)
 }
 
 impl Retained {

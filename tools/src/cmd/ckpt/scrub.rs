@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use storage::ByteSize;
 
-use super::Answer;
+use super::CkptOutput;
 use super::verify::{StepVerdict, Verified, steps_of, verify_step};
 use crate::report::ProgressLine;
 
@@ -25,7 +25,7 @@ pub struct ScrubArgs {
     pub json: bool,
 }
 
-pub(super) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<Answer> {
+pub(super) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     ensure!(args.rate.0 > 0, "--rate: got 0 B, due at least 1 B a second");
     let (store, steps) = steps_of(&args.folder)?;
     let is_only = steps.len() == 1;
@@ -39,5 +39,5 @@ pub(super) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<Answer> {
         let outcome = verify_step(&store, step, false, line, &mut pace);
         verified.steps.extend(StepVerdict::of(&store, step, outcome, is_only)?);
     }
-    Answer::new(args.json, &verified, verified.text(), verified.ok())
+    CkptOutput::new(args.json, &verified, verified.text(), verified.ok())
 }

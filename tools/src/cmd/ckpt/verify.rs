@@ -7,10 +7,10 @@ use clap::Args;
 use serde::Serialize;
 use storage::{ByteSize, Key, Storage};
 
-use super::Answer;
+use super::CkptOutput;
 use crate::cmd::{checkpoints, steps_named};
 use crate::report::{Bar, ProgressLine};
-use crate::target::Target;
+use crate::target::InspectTarget;
 
 /// What to verify, and how thoroughly.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub(super) struct StepVerdict {
     pub(super) fault: Option<String>,
 }
 
-pub(super) fn run(args: &VerifyArgs, line: &mut ProgressLine) -> Result<Answer> {
+pub(super) fn run(args: &VerifyArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     let (store, steps) = steps_of(&args.name)?;
     let is_only = steps.len() == 1;
     let mut verified = Verified { steps: Vec::new() };
@@ -51,18 +51,18 @@ pub(super) fn run(args: &VerifyArgs, line: &mut ProgressLine) -> Result<Answer> 
         let outcome = verify_step(&store, step, args.quick, line, &mut |_| ());
         verified.steps.extend(StepVerdict::of(&store, step, outcome, is_only)?);
     }
-    Answer::new(args.json, &verified, verified.text(), verified.ok())
+    CkptOutput::new(args.json, &verified, verified.text(), verified.ok())
 }
 
 /// The store and the steps that a name means.
 pub(super) fn steps_of(name: &str) -> Result<(Arc<dyn Storage>, Vec<u64>)> {
-    match Target::find(name)? {
-        Target::Checkpoint { store, step } => Ok((store, vec![step])),
-        Target::Checkpoints { store } => {
+    match InspectTarget::find(name)? {
+        InspectTarget::Checkpoint { store, step } => Ok((store, vec![step])),
+        InspectTarget::Checkpoints { store } => {
             let steps = steps_named(&*store)?;
             Ok((store, steps))
         }
-        Target::Tokens { .. } | Target::Foreign { .. } => {
+        InspectTarget::Tokens { .. } | InspectTarget::Foreign { .. } => {
             bail!("{name}: got token files, due a step-* folder or one that holds such")
         }
     }

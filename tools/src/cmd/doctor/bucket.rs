@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use storage::Stage;
-use storage::examine::{BucketFacts, Trial};
+use storage::examine::{BucketInfo, ProbeDepth};
 
 use super::{ANSWERS, Finding, Findings, Patience, Purpose};
 
@@ -26,10 +26,10 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Find
     let mut found = Findings::of(url.split('?').next().unwrap_or(url));
     let step = Arc::new(Mutex::new("begin"));
     let (named, asked) = (Arc::clone(&step), url.to_owned());
-    let trial = if purpose == Purpose::Data { Trial::Look } else { Trial::Write };
+    let trial = if purpose == Purpose::Data { ProbeDepth::Look } else { ProbeDepth::Write };
     let work = move || {
         let doing = |what| *named.lock().unwrap_or_else(PoisonError::into_inner) = what;
-        BucketFacts::of(&asked, trial, &doing)
+        BucketInfo::of(&asked, trial, &doing)
     };
     // It takes a dozen requests, of which the last removes what was written.
     let stage = Stage::begin("look at the bucket", patience.limit.saturating_mul(4));
@@ -40,8 +40,8 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Find
             let step = *step.lock().unwrap_or_else(PoisonError::into_inner);
             let cost = "a run that starts waits as long, and ends";
             let stays = match trial {
-                Trial::Look => "",
-                Trial::Write => "; an object .tmp-doctor-... may stay",
+                ProbeDepth::Look => "",
+                ProbeDepth::Write => "; an object .tmp-doctor-... may stay",
             };
             found.breaks(ANSWERS, format!("{error}, at: {step}{stays}"), cost, "");
         }
@@ -49,7 +49,7 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Find
     found.all
 }
 
-pub(super) fn judge(facts: &BucketFacts, found: &mut Findings) {
+pub(super) fn judge(facts: &BucketInfo, found: &mut Findings) {
     found.fine("server", facts.endpoint.as_deref().unwrap_or("AWS"));
     for (what, outcome) in &facts.tried {
         let reads = matches!(*what, "list" | "get" | "get a range");

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use anyhow::Result;
 use recipe::config::{Config, Objective, Offload};
-use recipe::plan::{Known, Plan};
-use storage::examine::{MountFacts, Scratch, cached_share};
+use recipe::plan::{PlanInputs, RunPlan};
+use storage::examine::{MountInfo, ProbeFolder, cached_share};
 use storage::{ByteSize, Key};
 
 use super::folder::path_of;
-use super::{ANSWERS, DoctorArgs, Finding, Findings, Made, Patience, Purpose};
+use super::{ANSWERS, DoctorArgs, Finding, Findings, FolderOrigin, Patience, Purpose};
 
 /// File systems of the machine itself.
 const LOCAL: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"];
@@ -20,24 +20,24 @@ const CACHED_SHARE_MIN: f64 = 0.2;
 
 pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding>> {
     let config = Config::load(&args.target, &args.set)?;
-    let mut tour = Tour { patience, all: Vec::new(), seen: BTreeSet::new() };
+    let mut tour = ConfigProbe { patience, all: Vec::new(), seen: BTreeSet::new() };
     for corpus in &config.data.train {
         tour.all.extend(dataset(&corpus.path, &config, patience));
-        tour.look(&folder_of(&corpus.path), Purpose::Data, Made::ByNobody);
+        tour.look(&folder_of(&corpus.path), Purpose::Data, FolderOrigin::ByNobody);
     }
     tour.all.extend(index_cache(&config.cache_dir(), patience));
     tour.all.extend(tokenizer(&config.data.tokenizer, patience));
     let dir = config.checkpoint_dir();
-    tour.look(&dir, Purpose::Checkpoint, Made::ByRun);
+    tour.look(&dir, Purpose::Checkpoint, FolderOrigin::ByRun);
     tour.all.extend(room(&dir, &config, patience));
     // Logs are written there, whatever else is.
-    tour.look(&config.run.dir, Purpose::Checkpoint, Made::ByRun);
+    tour.look(&config.run.dir, Purpose::Checkpoint, FolderOrigin::ByRun);
     if let Some(far) = &config.checkpoint.drain_to {
-        tour.look(far, Purpose::Checkpoint, Made::ByRun);
+        tour.look(far, Purpose::Checkpoint, FolderOrigin::ByRun);
         tour.all.extend(room(far, &config, patience));
     }
     if let Some(near) = &config.data.local_cache {
-        tour.look(&near.dir, Purpose::Both, Made::ByRun);
+        tour.look(&near.dir, Purpose::Both, FolderOrigin::ByRun);
         tour.all.extend(is_near(&near.dir, "local cache", patience));
     }
     tour.offloaded(&config);
@@ -45,14 +45,14 @@ pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding
 }
 
 /// Places one after the other, each once: folders that are not there yet may be below one that is.
-struct Tour<'a> {
+struct ConfigProbe<'a> {
     patience: &'a Patience,
     all: Vec<Finding>,
     seen: BTreeSet<(Purpose, String)>,
 }
 
-impl Tour<'_> {
-    fn look(&mut self, place: &str, purpose: Purpose, made: Made) {
+impl ConfigProbe<'_> {
+    fn look(&mut self, place: &str, purpose: Purpose, made: FolderOrigin) {
         let nearest = match place.starts_with("s3://") {
             true => place.to_owned(),
             false => nearest(place, self.patience).unwrap_or_else(|| place.to_owned()),
@@ -68,16 +68,16 @@ impl Tour<'_> {
 
     /// Where ranks keep states, and inputs of layers.
     fn offloaded(&mut self, config: &Config) {
-        let plan = Plan::new(config, &Known::default());
+        let plan = RunPlan::new(config, &PlanInputs::default());
         let disks = config.optim.offload.folders(0).len() as u64;
         let each = plan.offload.map_or(0, |state| state.disk_bytes.div_ceil(disks.max(1)));
         for place in places(&config.optim.offload) {
-            self.look(&place, Purpose::Checkpoint, Made::ByRun);
+            self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
             self.all.extend(is_near(&place, "offload", self.patience));
             self.all.extend(states(&place, each, self.patience));
         }
         for place in places(&config.parallel.activation_offload) {
-            self.look(&place, Purpose::Checkpoint, Made::ByRun);
+            self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
             self.all.extend(is_near(&place, "offload", self.patience));
         }
     }
@@ -147,20 +147,20 @@ fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
 /// The nearest folder of a path that is there; `None` if that cannot be told.
 fn nearest(place: &str, patience: &Patience) -> Option<String> {
     let path = path_of(place);
-    let looked = patience.stage("look where it is").run(move || MountFacts::of(&path));
+    let looked = patience.stage("look where it is").run(move || MountInfo::of(&path));
     looked.and_then(|facts| facts).ok().map(|facts| facts.nearest)
 }
 
 /// Whether the order of the samples can be kept: a run does without, and builds it every time.
 fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
     if dir.starts_with("s3://") {
-        return super::look(dir, Purpose::Both, Made::ByRun, patience);
+        return super::look(dir, Purpose::Both, FolderOrigin::ByRun, patience);
     }
     let mut found = Findings::of(dir);
     let path = path_of(dir);
     let tried = patience.stage("write to it").run(move || {
-        let facts = MountFacts::of(&path)?;
-        Scratch::new(Path::new(&facts.nearest))?.remove()?;
+        let facts = MountInfo::of(&path)?;
+        ProbeFolder::new(Path::new(&facts.nearest))?.remove()?;
         storage::Result::Ok(facts)
     });
     match tried {
@@ -273,7 +273,7 @@ fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
 /// Whether so many checkpoints fit as lie there at once: those that are kept, and the next.
 fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
-    let plan = Plan::new(config, &Known::default());
+    let plan = RunPlan::new(config, &PlanInputs::default());
     let (one, due) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
     let told = format!(
         "a checkpoint of {} parameters is {}; up to {} lie here at once",
@@ -314,7 +314,7 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
 fn is_near(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir);
     let asked = path_of(dir);
-    let looked = patience.stage("look where it is").run(move || MountFacts::of(&asked));
+    let looked = patience.stage("look where it is").run(move || MountInfo::of(&asked));
     if let Ok(Ok(facts)) = looked
         && !LOCAL.contains(&facts.file_system.as_str())
     {

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use storage::examine::{MountFacts, Scratch};
+use storage::examine::{MountInfo, ProbeFolder};
 use storage::lustre::Striping;
 use storage::{Error, Stage};
 
-use super::{ANSWERS, Finding, Findings, Made, Patience, Purpose, mount};
+use super::{ANSWERS, Finding, Findings, FolderOrigin, Patience, Purpose, mount};
 
 /// A commit that takes longer is felt, one that takes as long as the second holds up a run.
 const COMMIT_MS_NOTED: f64 = 50.0;
@@ -17,10 +17,15 @@ const COMMIT_MS_MAX: f64 = 500.0;
 const SKEW_S_NOTED: f64 = 1.0;
 const SKEW_S_MAX: f64 = 60.0;
 
-pub(super) fn look(place: &str, purpose: Purpose, made: Made, patience: &Patience) -> Vec<Finding> {
+pub(super) fn look(
+    place: &str,
+    purpose: Purpose,
+    made: FolderOrigin,
+    patience: &Patience,
+) -> Vec<Finding> {
     let (path, patience) = (path_of(place), patience.clone());
-    let mut visit = Visit { found: Findings::of(place), path, purpose, made, patience };
-    if let Err(End::Hangs(what)) = visit.all() {
+    let mut visit = FolderProbe { found: Findings::of(place), path, purpose, made, patience };
+    if let Err(ProbeEnd::Hangs(what)) = visit.all() {
         visit.found.breaks(
             ANSWERS,
             what,
@@ -40,24 +45,24 @@ pub(super) fn path_of(place: &str) -> PathBuf {
 }
 
 /// Why there is nothing more to be tried.
-enum End {
+enum ProbeEnd {
     /// A step did not come back, in words.
     Hangs(String),
     Interrupted,
 }
 
-struct Visit {
+struct FolderProbe {
     found: Findings,
     path: PathBuf,
     purpose: Purpose,
-    made: Made,
+    made: FolderOrigin,
     patience: Patience,
 }
 
-impl Visit {
-    fn all(&mut self) -> Result<(), End> {
+impl FolderProbe {
+    fn all(&mut self) -> Result<(), ProbeEnd> {
         let path = self.path.clone();
-        let facts = match self.step("look where it is", move || MountFacts::of(&path))? {
+        let facts = match self.step("look where it is", move || MountInfo::of(&path))? {
             Ok(facts) => facts,
             Err(error) => {
                 self.found.breaks("place", error.to_string(), "no run can start here", "");
@@ -77,24 +82,24 @@ impl Visit {
         self.try_out(&facts)
     }
 
-    fn is_there(&mut self, facts: &MountFacts) -> bool {
+    fn is_there(&mut self, facts: &MountInfo) -> bool {
         let told = || format!("not there; the nearest is {}, on {}", facts.nearest, facts.point);
         match self.made {
             _ if facts.is_there => {}
-            Made::ByRun => self.found.note(
+            FolderOrigin::ByRun => self.found.note(
                 "place",
                 told(),
                 "nothing, if that is where it should be: the run makes it",
                 "if a file system should be mounted there, mount it first",
             ),
-            Made::ByNobody => self.found.breaks(
+            FolderOrigin::ByNobody => self.found.breaks(
                 "place",
                 told(),
                 "a run ends with 'no such file', or fills the disk of the system",
                 "mount it, or correct the path",
             ),
         }
-        facts.is_there || self.made == Made::ByRun
+        facts.is_there || self.made == FolderOrigin::ByRun
     }
 
     /// Does a step that may hang, on a thread of its own.
@@ -102,14 +107,14 @@ impl Visit {
         &self,
         what: &str,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, End> {
+    ) -> Result<T, ProbeEnd> {
         if self.patience.stop.is_set() {
-            return Err(End::Interrupted);
+            return Err(ProbeEnd::Interrupted);
         }
-        self.patience.stage(what).run(work).map_err(|error| End::Hangs(error.to_string()))
+        self.patience.stage(what).run(work).map_err(|error| ProbeEnd::Hangs(error.to_string()))
     }
 
-    fn layout(&mut self, path: &Path) -> Result<(), End> {
+    fn layout(&mut self, path: &Path) -> Result<(), ProbeEnd> {
         let own = path.to_owned();
         match self.step("read the layout", move || Striping::of(&own))? {
             Ok(Some(striping)) => self.found.fine("striping", striping.to_string()),
@@ -125,11 +130,11 @@ impl Visit {
         Ok(())
     }
 
-    fn try_out(&mut self, facts: &MountFacts) -> Result<(), End> {
+    fn try_out(&mut self, facts: &MountInfo) -> Result<(), ProbeEnd> {
         let nearest = PathBuf::from(&facts.nearest);
         let make = move || match nearest.parent() {
-            Some(folder) if !nearest.is_dir() => Scratch::new(folder),
-            _ => Scratch::new(&nearest),
+            Some(folder) if !nearest.is_dir() => ProbeFolder::new(folder),
+            _ => ProbeFolder::new(&nearest),
         };
         let scratch = match self.step("make a folder", make)? {
             Ok(scratch) => scratch,
@@ -139,14 +144,16 @@ impl Visit {
             }
         };
         let tried = self.probes(&scratch, facts);
-        if let Err(End::Hangs(what)) = tried {
+        if let Err(ProbeEnd::Hangs(what)) = tried {
             // Whoever removes it now would hang as well.
-            return Err(End::Hangs(format!("{what}; {} stays", scratch.name())));
+            return Err(ProbeEnd::Hangs(format!("{what}; {} stays", scratch.name())));
         }
         let removing = scratch.clone();
         let stage = Stage::begin("remove what was tried", self.patience.limit);
         let removed = stage.run(move || removing.remove());
-        match removed.map_err(|error| End::Hangs(format!("{error}; {} stays", scratch.name())))? {
+        match removed
+            .map_err(|error| ProbeEnd::Hangs(format!("{error}; {} stays", scratch.name())))?
+        {
             Ok(()) => tried,
             Err(error) => {
                 let cost = "old checkpoints cannot be deleted either";
@@ -169,7 +176,7 @@ impl Visit {
         }
     }
 
-    fn probes(&mut self, scratch: &Scratch, facts: &MountFacts) -> Result<(), End> {
+    fn probes(&mut self, scratch: &ProbeFolder, facts: &MountInfo) -> Result<(), ProbeEnd> {
         self.names(scratch)?;
         let own = scratch.clone();
         match self.step("lock a file", move || own.lock())? {
@@ -202,7 +209,7 @@ impl Visit {
     }
 
     /// Whether names are given once.
-    fn names(&mut self, scratch: &Scratch) -> Result<(), End> {
+    fn names(&mut self, scratch: &ProbeFolder) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
         let created = self.step("make a file", move || own.exclusive_create())?;
         let own = scratch.clone();
@@ -233,7 +240,7 @@ impl Visit {
         Ok(())
     }
 
-    fn direct(&mut self, scratch: &Scratch, facts: &MountFacts) -> Result<(), End> {
+    fn direct(&mut self, scratch: &ProbeFolder, facts: &MountInfo) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
         let in_memory = matches!(facts.file_system.as_str(), "tmpfs" | "ramfs");
         match self.step("read and write around the page cache", move || own.direct())? {
@@ -257,7 +264,7 @@ impl Visit {
         Ok(())
     }
 
-    fn times(&mut self, scratch: &Scratch) -> Result<(), End> {
+    fn times(&mut self, scratch: &ProbeFolder) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
         match self.step("make a file durable", move || own.commit_ms())? {
             Ok(ms) if ms < COMMIT_MS_NOTED => {

@@ -1,7 +1,7 @@
 //! What this machine means for a run.
 
 use storage::ByteSize;
-use storage::examine::MachineFacts;
+use storage::examine::HostInfo;
 
 use super::{Finding, Findings};
 
@@ -11,7 +11,7 @@ const MEMLOCK_BYTES_MIN: u64 = 8 << 20;
 /// Shards, indexes, connections and logs of one process.
 const OPEN_FILES_MIN: u64 = 4096;
 
-pub(super) fn judge(facts: &MachineFacts) -> Vec<Finding> {
+pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {
     let mut found = Findings::of("this machine");
     match (&facts.ring_refused, facts.ring_disabled) {
         (None, _) => found.fine("io_uring", "it works"),

@@ -1,7 +1,7 @@
 //! What the file system of a path means for a run, by its kind and options.
 
 use storage::ByteSize;
-use storage::examine::MountFacts;
+use storage::examine::MountInfo;
 
 use super::{Findings, Purpose};
 
@@ -14,8 +14,8 @@ const FREE_SHARE_MIN: f64 = 0.1;
 /// What clients and servers of NFS agree on by themselves if both may.
 const NFS_REQUEST_BYTES_MIN: u64 = 1 << 20;
 
-pub(super) fn judge(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
-    let MountFacts { file_system, point, source, .. } = facts;
+pub(super) fn judge(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
+    let MountInfo { file_system, point, source, .. } = facts;
     found.fine("file system", format!("{file_system} at {point}, of {source}"));
     match file_system.as_str() {
         "lustre" => lustre(facts, found),
@@ -54,7 +54,7 @@ pub(super) fn judge(facts: &MountFacts, purpose: Purpose, found: &mut Findings) 
     space(facts, purpose, found);
 }
 
-fn lustre(facts: &MountFacts, found: &mut Findings) {
+fn lustre(facts: &MountInfo, found: &mut Findings) {
     if facts.has("localflock") {
         found.hurts(
             "locks",
@@ -72,7 +72,7 @@ fn lustre(facts: &MountFacts, found: &mut Findings) {
     }
 }
 
-fn nfs(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
+fn nfs(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     let connections = facts.value("nconnect").and_then(|told| told.parse::<u32>().ok());
     match connections {
         Some(count @ 2..) => found.fine("connections", format!("nconnect={count}")),
@@ -113,7 +113,7 @@ fn nfs(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
 }
 
 /// Options that take back what NFS promises to several machines.
-fn nfs_promises(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
+fn nfs_promises(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if let Some(which @ ("all" | "flock")) = facts.value("local_lock") {
         found.hurts(
             "locks",
@@ -143,7 +143,7 @@ fn nfs_promises(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
 }
 
 /// Options that make many requests of one.
-fn nfs_requests(facts: &MountFacts, found: &mut Findings) {
+fn nfs_requests(facts: &MountInfo, found: &mut Findings) {
     let is_off = |option| facts.value(option) == Some("0");
     if facts.has("noac") || is_off("acregmax") || is_off("acdirmax") {
         found.hurts(
@@ -168,7 +168,7 @@ fn nfs_requests(facts: &MountFacts, found: &mut Findings) {
     }
 }
 
-fn ceph(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
+fn ceph(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if facts.value("recover_session") != Some("clean") {
         found.note(
             "recovery",
@@ -189,7 +189,7 @@ fn ceph(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
     }
 }
 
-fn options(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
+fn options(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if facts.has("ro") {
         match purpose {
             Purpose::Data => found.fine("writing", "mounted read-only, as data should be"),
@@ -233,7 +233,7 @@ fn options(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
     }
 }
 
-fn read_ahead(facts: &MountFacts, found: &mut Findings) {
+fn read_ahead(facts: &MountInfo, found: &mut Findings) {
     match facts.read_ahead_kib {
         Some(kib) if kib > READ_AHEAD_KIB_MAX => found.note(
             "read-ahead",
@@ -247,7 +247,7 @@ fn read_ahead(facts: &MountFacts, found: &mut Findings) {
     }
 }
 
-fn space(facts: &MountFacts, purpose: Purpose, found: &mut Findings) {
+fn space(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if purpose == Purpose::Data {
         return;
     }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use indexed::{Builder, Built, Dtype};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use storage::{Key, Mark, Storage};
+use storage::{Key, Storage, SyncPoint};
 
 const SUFFIX: &str = ".unfinished.json";
 
@@ -16,7 +16,7 @@ const SUFFIX: &str = ".unfinished.json";
 const RECORD_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug)]
-pub(super) struct Unfinished {
+pub(super) struct MaterializeResume {
     store: Arc<dyn Storage>,
     prefix: Key,
     record: Record,
@@ -33,10 +33,10 @@ struct Record {
     /// Samples that are certain.
     samples: u64,
     /// None before the first sync.
-    bin: Option<Mark>,
+    bin: Option<SyncPoint>,
 }
 
-impl Unfinished {
+impl MaterializeResume {
     /// Begins an output, or goes on with it.
     pub(super) fn begin(
         store: &Arc<dyn Storage>,
@@ -77,7 +77,7 @@ impl Unfinished {
         };
         let (store, prefix) = (Arc::clone(store), prefix.clone());
         let sample_bytes = (seq_len + 1) * dtype.item_bytes();
-        Ok(Unfinished { store, prefix, record, builder, sample_bytes })
+        Ok(MaterializeResume { store, prefix, record, builder, sample_bytes })
     }
 
     /// Tells the builder of the samples that it has. The one after them may be there in part.
@@ -121,7 +121,7 @@ impl Unfinished {
 
     /// The same, of an output that is complete.
     pub(super) fn discard_or_warn(store: &dyn Storage, prefix: &Key) {
-        if let Err(error) = Unfinished::discard(store, prefix) {
+        if let Err(error) = MaterializeResume::discard(store, prefix) {
             log::warn!("{}: what is not needed any more stays: {error}", store.display(prefix));
         }
     }
@@ -151,7 +151,7 @@ impl Unfinished {
         self.keep(samples, mark)
     }
 
-    fn keep(&mut self, samples: u64, mark: Mark) -> Result<()> {
+    fn keep(&mut self, samples: u64, mark: SyncPoint) -> Result<()> {
         let record = Record { run: self.record.run.clone(), samples, bin: Some(mark) };
         record.write(self.store.as_ref(), &self.prefix.with_suffix(SUFFIX)?)?;
         self.record = record;
@@ -159,20 +159,20 @@ impl Unfinished {
     }
 
     /// Makes both files visible, when all is certain. What is needed to go on stays until
-    /// [`Unfinished::discard`].
+    /// [`MaterializeResume::discard`].
     pub(super) fn finish(self) -> Result<Built> {
         Ok(self.builder.finish()?)
     }
 
     /// Ends without success. What is certain stays, and is told.
     pub(super) fn fail(self, error: anyhow::Error) -> anyhow::Error {
-        let Unfinished { store, prefix, record, builder, .. } = self;
+        let MaterializeResume { store, prefix, record, builder, .. } = self;
         drop(builder);
         if record.samples > 0 {
             let samples = record.samples;
             return error.context(format!("{samples} samples stay for the same command to go on"));
         }
-        match Unfinished::discard(store.as_ref(), &prefix) {
+        match MaterializeResume::discard(store.as_ref(), &prefix) {
             Ok(()) => error,
             Err(left) => error.context(format!("something of it is left ({left})")),
         }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use ckpt::offload::{Away, Folder, Spill, SpillOptions, SpillReport};
+use ckpt::offload::{Folder, Spill, SpillHandle, SpillOptions, SpillReport};
 use serde::Serialize;
 use storage::{ByteSize, Key, Storage};
 
 use super::{BenchArgs, numbers};
-use crate::cmd::bench::guard::Stop;
+use crate::cmd::bench::guard::StopSignal;
 use crate::cmd::ckpt::bench::median;
 use crate::fio;
 use crate::report::ProgressLine;
@@ -24,11 +24,11 @@ pub(super) struct MovedInputs {
     bytes_per_step: u64,
     layer_bytes: u64,
     /// Written on the way there.
-    there: Way,
+    there: TransferDirection,
     /// Read on the way back.
-    back: Way,
+    back: TransferDirection,
     /// The bytes of both by the time of both: what `trainer plan --disk-per-s` wants.
-    both: Way,
+    both: TransferDirection,
     /// The part of what was read that was not read ahead of its need.
     late_share: f64,
     /// What all buffers take.
@@ -36,7 +36,7 @@ pub(super) struct MovedInputs {
 }
 
 #[derive(Debug, Serialize)]
-struct Way {
+struct TransferDirection {
     bytes_per_s: f64,
     fio_bytes_per_s: Option<f64>,
     of_fio: Option<f64>,
@@ -58,7 +58,7 @@ pub(super) fn check(args: &BenchArgs) -> Result<()> {
 pub(super) fn run(
     args: &BenchArgs,
     (folders, stores): (&[PathBuf], Vec<Arc<dyn Storage>>),
-    (stop, line): (&Stop, &mut ProgressLine),
+    (stop, line): (&StopSignal, &mut ProgressLine),
 ) -> Result<MovedInputs> {
     let layers = args.input_bytes.0.div_ceil(args.layer_bytes.0);
     let bytes = layers * args.layer_bytes.0;
@@ -89,7 +89,7 @@ pub(super) fn run(
         let shares: Vec<f64> = ours.iter().zip(&theirs).map(|(own, fio)| own / fio).collect();
         let told = |values: &[f64]| (!values.is_empty()).then(|| median(values));
         let (fio_bytes_per_s, of_fio) = (told(&theirs), told(&shares));
-        Way { bytes_per_s: median(&ours), fio_bytes_per_s, of_fio }
+        TransferDirection { bytes_per_s: median(&ours), fio_bytes_per_s, of_fio }
     };
     let report = spill.report();
     Ok(MovedInputs {
@@ -121,7 +121,7 @@ impl Moved {
 }
 
 /// One step that computes nothing, so that all its time is the disks'.
-fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &Stop) -> Result<[Moved; 2]> {
+fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &StopSignal) -> Result<[Moved; 2]> {
     let before = spill.report();
     let begun = Instant::now();
     let mut away = Vec::new();
@@ -133,7 +133,7 @@ fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &Stop) -> Result<[Moved;
     let bytes = spill.report().write_bytes - before.write_bytes;
     let there = Moved { bytes, seconds };
     let turned = Instant::now();
-    away.iter().rev().for_each(Away::expect);
+    away.iter().rev().for_each(SpillHandle::expect);
     let mut into = vec![0; layer.len()];
     for layer in away.into_iter().rev() {
         stop.check()?;
@@ -172,7 +172,7 @@ impl MovedInputs {
             ("  both, one after the other", &self.both),
         ];
         let mut rows = Vec::new();
-        for (what, Way { bytes_per_s, fio_bytes_per_s, of_fio }) in ways {
+        for (what, TransferDirection { bytes_per_s, fio_bytes_per_s, of_fio }) in ways {
             let beside = of_fio.zip(*fio_bytes_per_s);
             let beside = beside.map(|(share, rate)| format!("{share:.3} of fio's {}", gb(rate)));
             rows.push(vec![what.to_owned(), gb(*bytes_per_s), beside.unwrap_or_default()]);

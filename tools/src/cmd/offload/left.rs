@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use ckpt::offload::{Marked, marked, sweep};
+use ckpt::offload::{OwnedFolder, marked, sweep};
 use clap::Args;
 use serde::Serialize;
 use storage::{ByteSize, Storage};
 
-use crate::cmd::ckpt::Answer;
+use crate::cmd::ckpt::CkptOutput;
 use crate::report::table;
 
 /// Where to look.
@@ -31,14 +31,14 @@ pub struct LeftArgs {
 #[derive(Debug, Serialize)]
 struct Found {
     /// All there are, those that were removed too.
-    states: Vec<Marked>,
+    states: Vec<OwnedFolder>,
     /// What no process has.
     left_bytes: u64,
     removed: Vec<String>,
 }
 
 /// Looks, and removes what is to be.
-pub(super) fn run(args: &LeftArgs) -> Result<Answer> {
+pub(super) fn run(args: &LeftArgs) -> Result<CkptOutput> {
     let open = |folder: &String| storage::open_url(folder);
     let stores: Vec<Arc<dyn Storage>> = args.folders.iter().map(open).collect::<Result<_, _>>()?;
     let (mut states, mut removed) = (Vec::new(), Vec::new());
@@ -51,13 +51,13 @@ pub(super) fn run(args: &LeftArgs) -> Result<Answer> {
     let left = states.iter().filter(|state| !state.is_open);
     let left_bytes = left.map(|state| state.bytes).sum();
     let found = Found { states, left_bytes, removed };
-    Answer::new(args.json, &found, found.text(), true)
+    CkptOutput::new(args.json, &found, found.text(), true)
 }
 
 impl Found {
     fn text(&self) -> String {
-        let row = |state: &Marked| {
-            let Marked { folder, owner, rank, disk, disks, bytes, is_open } = state;
+        let row = |state: &OwnedFolder| {
+            let OwnedFolder { folder, owner, rank, disk, disks, bytes, is_open } = state;
             let now = match is_open {
                 true => "in use",
                 false if self.removed.contains(folder) => "removed",

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use indexed::IndexedDataset;
-use loader::{Order, PieceRef};
+use loader::{PieceRef, SampleOrder};
 use preprocess::Tokenizer;
 use recipe::config::Config;
 use serde::Serialize;
-use storage::{Key, Read};
+use storage::{Key, RangeRead};
 
 use super::SamplesArgs;
 use crate::report::thousands;
@@ -34,12 +34,12 @@ pub struct Sample {
     /// Its place in the training order.
     pub sample: u64,
     /// What it was made of.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SampleSpan>,
 }
 
 /// A run of tokens of one file.
 #[derive(Debug, Serialize)]
-pub struct Part {
+pub struct SampleSpan {
     /// The token file.
     pub file: String,
     /// The sequence in it that the run begins in: a document, unless it was split into sentences.
@@ -78,20 +78,20 @@ pub fn show(args: &SamplesArgs) -> Result<Shown> {
     if let Err(error) = &tokenizer {
         log::warn!("samples without their text: {}", storage::one_line(error));
     }
-    let shelf = Shelf { order, files, tokenizer: tokenizer.ok() };
+    let shelf = SampleReader { order, files, tokenizer: tokenizer.ok() };
     let samples = (args.first..end).map(|sample| shelf.sample(sample)).collect::<Result<_>>()?;
     Ok(Shown { config: args.prefix.clone(), samples })
 }
 
 /// What samples are taken from.
-struct Shelf {
-    order: Arc<dyn Order>,
+struct SampleReader {
+    order: Arc<dyn SampleOrder>,
     /// Of each source of the order.
     files: Vec<IndexedDataset>,
     tokenizer: Option<Arc<dyn Tokenizer>>,
 }
 
-impl Shelf {
+impl SampleReader {
     fn sample(&self, sample: u64) -> Result<Sample> {
         let mut pieces = Vec::new();
         self.order.pieces(sample, &mut pieces)?;
@@ -104,16 +104,16 @@ impl Shelf {
         Ok(Sample { sample, parts })
     }
 
-    fn part(&self, piece: &PieceRef) -> Result<Part> {
+    fn part(&self, piece: &PieceRef) -> Result<SampleSpan> {
         let file = &self.files[piece.file as usize]; // fits: a place in a list
         let item_bytes = file.dtype().item_bytes();
         let mut bytes = vec![0; piece.len_bytes as usize]; // fits: a sample is in memory
         let offset = piece.offset_bytes;
-        file.bin().read_many(&mut [Read { offset, buf: &mut bytes }])?;
+        file.bin().read_many(&mut [RangeRead { offset, buf: &mut bytes }])?;
         let mut tokens = vec![0; bytes.len() / item_bytes as usize]; // fits: at most 8
         file.dtype().decode_i64(&bytes, &mut tokens);
         let sequence = last_at(file, offset);
-        Ok(Part {
+        Ok(SampleSpan {
             file: file.display(),
             sequence,
             first_token: offset.saturating_sub(file.sequence_offset_bytes(sequence)) / item_bytes,
@@ -162,9 +162,9 @@ impl Shown {
     }
 }
 
-impl Part {
+impl SampleSpan {
     fn line(&self) -> String {
-        let Part { file, sequence, first_token, tokens, .. } = self;
+        let SampleSpan { file, sequence, first_token, tokens, .. } = self;
         let place = format!("  {file}, sequence {sequence}, {tokens} tokens from {first_token}");
         let Some(text) = &self.text else { return place };
         let more = if text.chars().nth(TEXT_CHARS).is_some() { " ..." } else { "" };

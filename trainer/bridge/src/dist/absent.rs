@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::group::Inner;
-use super::{Lost, NOTES_WAIT, Store, Wait, ranks_text};
+use super::{LostPeer, NOTES_WAIT, Store, Wait, ranks_text};
 use crate::ffi::{self, RawWait};
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ pub(super) fn register(id: u64, group: &Arc<Inner>) {
 }
 
 /// The error of an operation that another rank kept from its end.
-pub(crate) fn explain(lost: &Lost, text: &str) -> Error {
+pub(crate) fn explain(lost: &LostPeer, text: &str) -> Error {
     let text = one_line(text);
     let group = groups().get(&lost.group).and_then(Weak::upgrade);
     let Some(group) = group else {
@@ -60,7 +60,7 @@ pub(crate) fn explain(lost: &Lost, text: &str) -> Error {
 impl Inner {
     /// The ranks that did not come to this operation, and a sentence about each that came to
     /// another one instead.
-    fn who_is_missing(&self, lost: &Lost) -> Result<(Vec<usize>, Vec<String>)> {
+    fn who_is_missing(&self, lost: &LostPeer) -> Result<(Vec<usize>, Vec<String>)> {
         self.tell(&self.store, lost.number, lost.op())?;
         if let Some(peer) = lost.peer() {
             return Ok((self.members.get(peer).copied().into_iter().collect(), Vec::new()));

@@ -23,18 +23,18 @@ pub enum Listen {
 
 /// How a group is connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct GroupOptions {
     /// How long any operation may wait for another rank, and the making of the group for all.
     pub timeout: Duration,
     /// Where this rank listens.
     pub listen: Listen,
 }
 
-impl Options {
+impl GroupOptions {
     /// For ranks that are all on this machine.
     #[must_use]
     pub fn local(timeout: Duration) -> Self {
-        Options { timeout, listen: Listen::Address("127.0.0.1".to_owned()) }
+        GroupOptions { timeout, listen: Listen::Address("127.0.0.1".to_owned()) }
     }
 }
 
@@ -85,7 +85,7 @@ impl Group {
         name: &str,
         rank: usize,
         members: &[usize],
-        options: &Options,
+        options: &GroupOptions,
     ) -> Result<Self> {
         let doing = "connect a group";
         let text = |text: &str| {
@@ -128,7 +128,7 @@ impl Group {
         rank: usize,
         members: &[usize],
         device: Device,
-        options: &Options,
+        options: &GroupOptions,
     ) -> Result<Self> {
         Self::make(store, name, (rank, members), device, options, |prefix, id, out| {
             // SAFETY: the store and the text are alive during the call, and `out` has room.
@@ -151,7 +151,7 @@ impl Group {
         name: &str,
         (rank, members): (usize, &[usize]),
         device: Device,
-        options: &Options,
+        options: &GroupOptions,
         create: impl FnOnce(&CString, u64, *mut *mut RawGroup) -> i32,
     ) -> Result<Self> {
         let doing = "connect a group";

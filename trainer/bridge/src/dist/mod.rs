@@ -15,8 +15,8 @@ mod store;
 mod work;
 
 pub(crate) use absent::{explain, seconds};
-pub use group::{Group, Listen, Options};
-pub(crate) use op::{Lost, Op};
+pub use group::{Group, GroupOptions, Listen};
+pub(crate) use op::{LostPeer, Op};
 pub use op::{Reduce, Wait};
 pub use store::Store;
 pub use work::{Work, settle, waited};

@@ -70,7 +70,7 @@ pub enum Reduce {
 /// `feedline::LastLost` of `shim/shim.cpp`: an operation that another rank kept from its end.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Lost {
+pub(crate) struct LostPeer {
     pub(crate) group: u64,
     op: i32,
     /// The other side, in the group; -1 if that is all of it.
@@ -79,7 +79,7 @@ pub(crate) struct Lost {
     pub(crate) seconds: f64,
 }
 
-impl Lost {
+impl LostPeer {
     pub(crate) fn op(&self) -> &'static str {
         usize::try_from(self.op).ok().and_then(|op| NAMES.get(op)).unwrap_or(&"an operation")
     }

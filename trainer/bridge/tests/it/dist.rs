@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{PATIENCE, ranks, stores};
-use bridge::dist::{Group, Options, Reduce, Store, ranks_text};
+use bridge::dist::{Group, GroupOptions, Reduce, Store, ranks_text};
 use bridge::{Error, norms, runtime};
 use tch::{Device, Kind, Tensor};
 
@@ -185,7 +185,7 @@ fn work_can_be_asked_and_dropped() {
 #[test]
 fn groups_of_one_store_do_not_mix() {
     let sums = stores(4, |rank, store| {
-        let options = Options::local(PATIENCE);
+        let options = GroupOptions::local(PATIENCE);
         let (row, column) = (rank / 2, rank % 2);
         let name = |kind: &str, i: usize| format!("{kind}[{i}]");
         let rows = [row * 2, row * 2 + 1];
@@ -210,7 +210,7 @@ fn groups_of_one_store_do_not_mix() {
 #[test]
 fn a_rank_alone_is_a_group() {
     let store = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
-    let group = Group::gloo(&store, "dp[0]", 0, &[5], &Options::local(PATIENCE)).unwrap();
+    let group = Group::gloo(&store, "dp[0]", 0, &[5], &GroupOptions::local(PATIENCE)).unwrap();
     let mut tensor = Tensor::from_slice(&[3_i64, 4]);
     group.all_reduce(&mut tensor, Reduce::Sum).unwrap();
     group.monitored_barrier("alone", PATIENCE).unwrap();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{PATIENCE, free_port, pulse, stores};
-use bridge::dist::{Group, Options, Reduce, Store};
+use bridge::dist::{Group, GroupOptions, Reduce, Store};
 use bridge::{Error, Result, autograd, backward};
 use tch::{Device, Kind, Tensor};
 
@@ -19,7 +19,7 @@ const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 /// A group of which no time has passed when the last of its ranks comes.
 fn group(store: &Store, name: &str, rank: usize, members: &[usize]) -> Group {
     store.meet("start", members[rank], members, PATIENCE).unwrap();
-    Group::gloo(store, name, rank, members, &Options::local(SHORT)).unwrap()
+    Group::gloo(store, name, rank, members, &GroupOptions::local(SHORT)).unwrap()
 }
 
 fn sum(group: &Group) -> Result<()> {
@@ -152,7 +152,7 @@ fn ranks_that_never_come_are_named() {
         // Three more were due.
         let members: Vec<usize> = (0..8).collect();
         store.meet("start", rank, &members[..5], PATIENCE).unwrap();
-        Group::gloo(&store, "world", rank, &members, &Options::local(SHORT)).unwrap_err()
+        Group::gloo(&store, "world", rank, &members, &GroupOptions::local(SHORT)).unwrap_err()
     });
     for error in errors {
         assert_eq!(error.to_string(), "group/world: ranks 5-7 missing after 5.0 s");

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use ckpt::convert::{Bounds, Format, Import};
+use ckpt::convert::{ConvertLimits, Format, Import};
 use ckpt::{Checkpoints, Group};
 use storage::Key;
 use tempfile::TempDir;
@@ -106,7 +106,7 @@ pub fn imported(from: &Path, model: &str, tokenizer: &str) -> TempDir {
     let store = storage::open_url(&path("ckpt")).expect("a store");
     let meta = serde_json::json!({ "step": 0 });
     Checkpoints::open(store, Key::root())
-        .save_made(0, &import, &[], meta, Bounds::default(), &|_| ())
+        .save_made(0, &import, &[], meta, ConvertLimits::default(), &|_| ())
         .expect("room");
     let text = format!(
         "run = {{ dir = 'unused', budget = {{ steps = 1 }} }}

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bridge::dist::{Options, Store};
+use bridge::dist::{GroupOptions, Store};
 use ckpt::Region;
 use tch::{Device, Kind, Tensor};
 use trainer::Trainer;
 use trainer::comm::Comm;
-use trainer::mesh::Mesh;
+use trainer::mesh::DeviceMesh;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -49,9 +49,9 @@ impl Layout {
         stages: &[],
     };
 
-    pub fn mesh(&self) -> Mesh {
+    pub fn mesh(&self) -> DeviceMesh {
         let virtual_stages = self.virtual_stages as usize;
-        Mesh { tp: self.tp, pp: self.pp, dp: self.dp, virtual_stages }
+        DeviceMesh { tp: self.tp, pp: self.pp, dp: self.dp, virtual_stages }
     }
 
     /// As `[parallel]` has it.
@@ -75,14 +75,14 @@ impl Layout {
 static ONE_MESH: Mutex<()> = Mutex::new(());
 
 /// Runs `body` on every rank of a mesh, a thread each, and gives what they return.
-pub fn on_ranks<T: Send>(mesh: Mesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
+pub fn on_ranks<T: Send>(mesh: DeviceMesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     on_devices(|_| Device::Cpu, mesh, body)
 }
 
 /// The same where each rank has a device.
 pub fn on_devices<T: Send>(
     device: impl Fn(usize) -> Device + Sync,
-    mesh: Mesh,
+    mesh: DeviceMesh,
     body: impl Fn(Comm) -> T + Sync,
 ) -> Vec<T> {
     let device = |rank: usize| {
@@ -104,7 +104,7 @@ pub fn on_devices<T: Send>(
             scope.spawn(move || {
                 tch::set_num_threads(1);
                 let store = Store::connect("127.0.0.1", port, PATIENCE).expect("it is there");
-                let options = Options::local(PATIENCE);
+                let options = GroupOptions::local(PATIENCE);
                 let device = device(rank);
                 body(Comm::connect(&store, mesh, rank, device, &options).expect("all come"))
             })

@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::{BenchArgs, median};
-use crate::cmd::bench::guard::Stop;
+use crate::cmd::bench::guard::StopSignal;
 use crate::report::ProgressLine;
 
 /// What so many processes did in all.
 #[derive(Debug, Serialize)]
-pub(super) struct Together {
+pub(super) struct WorkersTotal {
     pub(super) processes: usize,
     pub(super) median_bytes_per_s: f64,
     /// The median of what they did in each round of what one did in that round.
@@ -25,9 +25,9 @@ pub(super) struct Together {
 pub(super) fn all(
     args: &BenchArgs,
     folder: &Path,
-    stop: &Stop,
+    stop: &StopSignal,
     line: &mut ProgressLine,
-) -> Result<Vec<Together>> {
+) -> Result<Vec<WorkersTotal>> {
     let mut counts = vec![1];
     counts.extend(args.processes.iter().copied().filter(|&count| count > 1));
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); counts.len()];
@@ -42,7 +42,7 @@ pub(super) fn all(
         let ratios = theirs.iter().zip(&rates[0]).map(|(theirs, one)| theirs / one);
         median(&ratios.collect::<Vec<_>>())
     };
-    let told = counts.iter().zip(&rates).map(|(&processes, theirs)| Together {
+    let told = counts.iter().zip(&rates).map(|(&processes, theirs)| WorkersTotal {
         processes,
         median_bytes_per_s: median(theirs),
         of_one: of_one(theirs),
@@ -52,8 +52,9 @@ pub(super) fn all(
 
 /// Bytes a second from the moment that all may begin until the last has saved.
 fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
-    let parts = (0..count).map(|i| Part::start(args, &folder.join(format!("part-{i}")), i, count));
-    let mut parts = parts.collect::<Result<Vec<Part>>>()?;
+    let parts =
+        (0..count).map(|i| WorkerShare::start(args, &folder.join(format!("part-{i}")), i, count));
+    let mut parts = parts.collect::<Result<Vec<WorkerShare>>>()?;
     for part in &mut parts {
         let said = part.line()?;
         ensure!(said == "ready", "a process of the benchmark said '{said}', due 'ready'");
@@ -74,12 +75,12 @@ fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
     Ok(super::rate(bytes, took))
 }
 
-struct Part {
+struct WorkerShare {
     child: Child,
     told: BufReader<ChildStdout>,
 }
 
-impl Part {
+impl WorkerShare {
     fn start(args: &BenchArgs, folder: &Path, part: usize, count: usize) -> Result<Self> {
         let bytes = args.bytes.0;
         let mut command = Command::new(std::env::current_exe()?);
@@ -88,7 +89,7 @@ impl Part {
         command.arg(format!("--shard-bytes={}B", args.shard_bytes.0));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("the process has no standard output")?;
-        Ok(Part { child, told: BufReader::new(stdout) })
+        Ok(WorkerShare { child, told: BufReader::new(stdout) })
     }
 
     fn line(&mut self) -> Result<String> {
@@ -98,7 +99,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for WorkerShare {
     fn drop(&mut self) {
         // One that waits for its line goes on with none, and ends by itself.
         drop(self.child.stdin.take());

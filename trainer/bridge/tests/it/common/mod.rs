@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bridge::dist::{Group, Options, Store};
+use bridge::dist::{Group, GroupOptions, Store};
 
 pub use ports::free_port;
 
@@ -68,7 +68,7 @@ pub fn pulse(store: &Store) -> Pulse {
 pub fn ranks<T: Send>(size: usize, body: impl Fn(&Group) -> T + Sync) -> Vec<T> {
     let members: Vec<usize> = (0..size).collect();
     stores(size, |rank, store| {
-        let options = Options::local(PATIENCE);
+        let options = GroupOptions::local(PATIENCE);
         let group = Group::gloo(&store, "world", rank, &members, &options).unwrap();
         let result = body(&group);
         group.barrier().unwrap();

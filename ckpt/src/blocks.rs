@@ -117,14 +117,14 @@ impl ChunkWriter {
         self.bytes += block.len() as u64;
         if self.codec.is_none() {
             self.sums.push(match self.summing {
-                Checksums::On => upload.write_summed(block)?,
-                Checksums::Off => upload.write_given(block, 0).map(|()| 0)?,
+                Checksums::On => upload.write_with_crc(block)?,
+                Checksums::Off => upload.write_with_known_crc(block, 0).map(|()| 0)?,
             });
             return Ok(());
         }
         self.sums.push(crc64(block));
         self.packer.pack(dtype, block, &mut self.packed);
-        let crc64 = upload.write_summed(&self.packed)?;
+        let crc64 = upload.write_with_crc(&self.packed)?;
         let bytes = self.packed.len() as u32; // fits: a block is at most 64 MiB
         self.stored.push(StoredBlock { bytes, crc64 });
         Ok(())

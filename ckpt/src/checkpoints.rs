@@ -185,7 +185,7 @@ impl Checkpoints {
 
     /// All that is directly in the folder.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
-        Ok(self.store.names(&self.folder)?)
+        Ok(self.store.list_names(&self.folder)?)
     }
 
     /// Opens a step, unless it is damaged.

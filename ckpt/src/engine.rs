@@ -161,14 +161,14 @@ impl ShardWriter<'_> {
 
     fn fill(&self, job: &FileJob<'_>, mut upload: Box<dyn Upload>) -> Result<Filled> {
         let block_bytes = self.options.block_bytes;
-        let mut sum = upload.write_summed(job.header)?;
+        let mut sum = upload.write_with_crc(job.header)?;
         let mut sums = Vec::with_capacity(job.parts.len());
         let mut writer = ChunkWriter::new(block_bytes, job.codec, self.summing);
         for FilePart { offset, dtype, bytes } in &job.parts {
             if job.codec.is_none() {
                 // fits: less than a page
                 let gap = &ZEROS[..(offset - upload.len_bytes()) as usize];
-                sum = crc64_join(sum, upload.write_summed(gap)?, gap.len() as u64);
+                sum = crc64_join(sum, upload.write_with_crc(gap)?, gap.len() as u64);
             }
             writer.begin(&*upload);
             for block in bytes.chunks(block_bytes as usize) {
@@ -181,14 +181,14 @@ impl ShardWriter<'_> {
             sum = crc64_join(sum, stored_crc64, stored_bytes);
             sums.push(part);
         }
-        upload.settle()?;
+        upload.flush()?;
         let due = (upload.len_bytes(), sum);
         Ok(Filled { upload, path: job.path.clone(), due, sums })
     }
 
     fn finish(&self, filled: Filled) -> Result<(WrittenFile, PendingDirSync)> {
         let Filled { upload, path, due, sums } = filled;
-        let (entry, name) = upload.finish_in_folder()?;
+        let (entry, name) = upload.finish_deferred()?;
         if self.summing == Checksums::On && (entry.bytes, entry.crc64) != due {
             // A store that sums for itself has seen other bytes: memory, or a tensor that changed.
             return Err(Error::Corrupt {

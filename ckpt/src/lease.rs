@@ -116,7 +116,7 @@ impl LeaseState {
         };
         // A listing may miss both the last sign and the next while one follows the other.
         for _ in 0..2 {
-            let names = self.store.names(&self.folder)?;
+            let names = self.store.list_names(&self.folder)?;
             if names.iter().any(|name| maker_of(name).1 == pulse.name()) {
                 return Ok(true);
             }
@@ -185,7 +185,7 @@ impl LeaseState {
     /// The leases of others that are not known to be dead; those are removed.
     fn others(&self, own: &str) -> Result<Vec<Other>> {
         let mut others = Vec::new();
-        for name in self.store.names(&self.folder)? {
+        for name in self.store.list_names(&self.folder)? {
             let Some(text) = name.strip_prefix(PREFIX) else { continue };
             if !own.is_empty() && maker_of(&name).1 == own {
                 continue;

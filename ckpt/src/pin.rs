@@ -68,7 +68,7 @@ impl Checkpoints {
     fn wait_for_pass(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
-            let names = self.store.names(&self.folder)?;
+            let names = self.store.list_names(&self.folder)?;
             let is_at_work = |owner: &str| {
                 ProcessIdentity::parse(owner).is_some_and(|owner| owner.life() != Liveness::Dead)
             };
@@ -85,7 +85,7 @@ impl Checkpoints {
     /// The steps that readers hold, and one who does.
     pub(crate) fn pins(&self) -> Result<BTreeMap<u64, String>> {
         let mut pins = BTreeMap::new();
-        for name in self.store.names(&self.folder)? {
+        for name in self.store.list_names(&self.folder)? {
             let Some(rest) = name.strip_prefix(PIN) else { continue };
             let Some(owner) = after_step(rest) else { continue };
             let Some(step) = step_of(&rest[..rest.len() - owner.len() - 1]) else { continue };

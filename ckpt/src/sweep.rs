@@ -36,7 +36,7 @@ impl Checkpoints {
     /// [`Error::Held`](crate::Error::Held), or what the store says.
     pub fn sweep(&self) -> Result<SweepReport> {
         let _alone = self.begin_change()?;
-        let removed = self.store.sweep(&self.folder)?;
+        let removed = self.store.remove_orphans(&self.folder)?;
         let mut report = SweepReport { removed, kept: Vec::new() };
         let names = self.names()?;
         for name in names.clone() {

@@ -17,7 +17,7 @@ fuzz_target!(|lines: &str| {
     }
     journal += torn;
     let store: Store = std::sync::Arc::new(FaultStore::new(1, FaultPlan::default()));
-    let mut draft = store.create_draft(&key("a.journal")).expect("an empty store");
+    let mut draft = store.create_resumable(&key("a.journal")).expect("an empty store");
     draft.write(journal.as_bytes()).expect("a disk without faults");
     draft.sync().expect("a disk without faults");
     drop(draft);

@@ -49,7 +49,7 @@ impl Storage for Memory {
         })
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
         let first = |name: &String| Some(below(folder, name)?.split('/').next()?.to_owned());
         let mut names: Vec<String> = self.with(|files| files.keys().filter_map(first).collect());
         names.dedup();
@@ -66,7 +66,7 @@ impl Storage for Memory {
     }
 
     /// As on an object store: a record commits.
-    fn can_publish(&self, _: &Key) -> Result<bool> {
+    fn has_atomic_publish(&self, _: &Key) -> Result<bool> {
         Ok(false)
     }
 

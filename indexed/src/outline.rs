@@ -68,7 +68,7 @@ impl LengthLog {
 
     /// An empty one that stays when it is dropped.
     pub(crate) fn create(store: &Arc<dyn Storage>, key: Key) -> Result<Self> {
-        let draft = store.create_draft(&key)?;
+        let draft = store.create_resumable(&key)?;
         let side = LengthSpill::Draft { store: Arc::clone(store), key, draft, keep: true };
         Ok(LengthLog::on(side, Counts::default()))
     }
@@ -80,7 +80,7 @@ impl LengthLog {
         from: SyncPoint,
         counts: Counts,
     ) -> Result<Self> {
-        let draft = store.resume_draft(&key, from)?;
+        let draft = store.resume(&key, from)?;
         let side = LengthSpill::Draft { store: Arc::clone(store), key, draft, keep: true };
         Ok(LengthLog::on(side, counts))
     }
@@ -131,7 +131,7 @@ impl LengthLog {
                 unreachable!("as above");
             };
             end = draft.sync()?.bytes;
-            object = Some(store.open_draft(key)?);
+            object = Some(store.open_partial(key)?);
         }
         Ok(Reader { object, offset: 0, end, chunk: Vec::new(), pending: &self.pending, at: 0 })
     }
@@ -145,15 +145,15 @@ impl LengthLog {
     fn spill(&mut self) -> Result<()> {
         if let LengthSpill::Memory(store, key) = &self.side {
             let (store, key) = (Arc::clone(store), key.clone());
-            if matches!(store.open_draft(&key), Err(storage::Error::Unsupported { .. })) {
+            if matches!(store.open_partial(&key), Err(storage::Error::Unsupported { .. })) {
                 self.side = LengthSpill::MemoryForGood;
                 return Ok(());
             }
-            self.side = match store.create_draft(&key) {
+            self.side = match store.create_resumable(&key) {
                 Ok(draft) => LengthSpill::Draft { store, key, draft, keep: false },
                 // Of a writer that was killed; one that is at work holds it.
                 Err(storage::Error::Exists { .. }) => {
-                    let draft = store.resume_draft(&key, SyncPoint::default())?;
+                    let draft = store.resume(&key, SyncPoint::default())?;
                     LengthSpill::Draft { store, key, draft, keep: false }
                 }
                 Err(error) => return Err(error.into()),
@@ -172,7 +172,7 @@ impl Drop for LengthLog {
         let side = std::mem::replace(&mut self.side, LengthSpill::MemoryForGood);
         let LengthSpill::Draft { store, key, draft, keep: false } = side else { return };
         drop(draft);
-        if let Err(error) = store.discard_draft(&key) {
+        if let Err(error) = store.discard(&key) {
             log::warn!("{}: a draft that is no longer needed stays: {error}", store.display(&key));
         }
     }
@@ -306,7 +306,7 @@ mod tests {
         let tail = [Event::Sequence(9, false), Event::DocumentEnd];
         assert_eq!(events(&mut kept), [&due[..], &tail].concat());
         drop(kept);
-        store.discard_draft(&key).unwrap();
+        store.discard(&key).unwrap();
     }
 
     #[test]
@@ -321,11 +321,11 @@ mod tests {
             long.end_document();
         }
         assert!(long.pending.len() < SPILL_BYTES / 2, "it is in memory");
-        store.open_draft(&key).unwrap();
+        store.open_partial(&key).unwrap();
         let events = events(&mut long);
         assert_eq!(events.len() as u64, count);
         assert!(events.iter().all(|event| *event == Event::Sequence(100, true)));
         drop(long);
-        assert!(store.open_draft(&key).is_err(), "the draft is still there");
+        assert!(store.open_partial(&key).is_err(), "the draft is still there");
     }
 }

@@ -53,7 +53,7 @@ impl Sparse {
         let Some(object) = object else { return Ok(false) };
         let Some(file) = object.file() else { return Ok(false) };
         if !self.is_told.load(Ordering::Relaxed) {
-            object.expect_random_reads();
+            object.advise_random();
             self.is_told.store(true, Ordering::Relaxed);
         }
         let read = file.read_exact_at(into, offset);

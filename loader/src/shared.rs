@@ -64,7 +64,7 @@ impl LoaderChannels {
         if let Some((what, age)) = self.opening.look() {
             return format!("{what} has been opening for {:.0} s", age.as_secs_f64());
         }
-        if let Some(story) = storage::StuckReads::story() {
+        if let Some(story) = storage::StuckReads::describe() {
             return story;
         }
         let Metrics { in_flight, reads, .. } = self.metrics();

@@ -138,7 +138,7 @@ impl Worker {
                 // Requests that were given up have all memory, and give it back when they end.
                 std::thread::sleep(look_after);
             }
-            self.reader.reap(now + wait, &mut self.came)?;
+            self.reader.wait(now + wait, &mut self.came)?;
             look_after = if self.came.is_empty() {
                 (look_after * 2).min(LOOK_AFTER[1])
             } else {

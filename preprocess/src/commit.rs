@@ -62,7 +62,7 @@ impl OutputWriter {
     ) -> Result<Self> {
         let Outputs { store, plans } = outputs;
         // Of writers that were killed: the little files, for the large ones are drafts.
-        for name in store.sweep(&plans[0].prefix.parent())? {
+        for name in store.remove_orphans(&plans[0].prefix.parent())? {
             log::info!("removed {name}, whose writer is gone");
         }
         let journal_key = plans[0].prefix.with_suffix(".journal")?;

@@ -48,7 +48,7 @@ pub(crate) struct ResumeState {
 impl Journal {
     /// Begins the journal of a run, which says what it is.
     pub(crate) fn create(store: &Arc<dyn Storage>, key: Key, run: &Value) -> Result<Self> {
-        let draft = store.create_draft(&key)?;
+        let draft = store.create_resumable(&key)?;
         let mut journal = Journal { store: Arc::clone(store), key, draft, has_record: false };
         if let Err(error) = journal.append(run) {
             if let Err(error) = journal.discard() {
@@ -66,7 +66,7 @@ impl Journal {
         run: &Value,
     ) -> Result<Option<ResumeState>> {
         let mut found = JournalContents::default();
-        let draft = store.resume_draft_by(key, &mut |object| {
+        let draft = store.resume_with(key, &mut |object| {
             let mut bytes = vec![0; object.len_bytes() as usize]; // fits: of our own records
             object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut bytes }])?;
             found = JournalContents::in_bytes(&bytes);
@@ -81,7 +81,7 @@ impl Journal {
         };
         let JournalContents { run: Some(there), record, .. } = found else {
             // Killed before its first line was whole: there is nothing to go on with.
-            store.discard_draft(key)?;
+            store.discard(key)?;
             return Ok(None);
         };
         same_run(&store.display(key), &there, run)?;
@@ -112,7 +112,7 @@ impl Journal {
 
     /// Removes it: the run is finished, or is not worth going on with.
     pub(crate) fn discard(&mut self) -> Result<()> {
-        Ok(self.store.discard_draft(&self.key)?)
+        Ok(self.store.discard(&self.key)?)
     }
 
     fn append(&mut self, line: &impl Serialize) -> Result<()> {

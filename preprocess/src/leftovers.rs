@@ -62,12 +62,12 @@ pub(crate) fn take_back(
 /// Removes what an interrupted run left, unless it is at work.
 pub(crate) fn discard(store: &dyn Storage, plans: &[OutputPlan], journal: &Key) -> Result<()> {
     // Held until all is gone.
-    let _held = match store.resume_draft(journal, storage::SyncPoint::default()) {
+    let _held = match store.resume(journal, storage::SyncPoint::default()) {
         Err(storage::Error::NotFound { .. }) => None,
         outcome => Some(outcome?),
     };
     discard_drafts(store, plans)?;
-    Ok(store.discard_draft(journal)?)
+    Ok(store.discard(journal)?)
 }
 
 /// Removes what builders have left of all outputs, unless another process writes one.

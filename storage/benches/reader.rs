@@ -107,7 +107,7 @@ fn ours(store: &dyn Storage, key: &Key, load: Load) -> Outcome<f64> {
             let offset = random.next() % blocks * load.block as u64;
             reader.submit(want(&object, &pool, offset, load.block)?);
         }
-        reader.reap(Instant::now() + Duration::from_secs(10), &mut came)?;
+        reader.wait(Instant::now() + Duration::from_secs(10), &mut came)?;
         for one in came.drain(..) {
             one.outcome?;
             count += 1;
@@ -132,7 +132,7 @@ fn want(
 
 fn drain(reader: &mut dyn Reader) -> Outcome<()> {
     while reader.in_flight() > 0 {
-        reader.reap(Instant::now() + Duration::from_secs(10), &mut Vec::new())?;
+        reader.wait(Instant::now() + Duration::from_secs(10), &mut Vec::new())?;
     }
     Ok(())
 }

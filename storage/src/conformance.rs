@@ -176,7 +176,7 @@ fn empty_object(store: &Arc<dyn Storage>) -> Outcome {
     ensure!(object.map()?.is_empty(), "its map is not empty");
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut [] }])?;
     object.read_many(&mut [])?;
-    ensure!(store.names(&Key::root())? == ["nothing"], "it is not listed");
+    ensure!(store.list_names(&Key::root())? == ["nothing"], "it is not listed");
     Ok(())
 }
 
@@ -187,10 +187,14 @@ fn invisible_until_finished(store: &Arc<dyn Storage>) -> Outcome {
         let mut upload = store.create(&name, 0)?;
         upload.write(&bytes_of(size, 2))?;
         ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
-        ensure!(store.names(&folder)? == ["other"], "names shows {:?}", store.names(&folder)?);
+        ensure!(
+            store.list_names(&folder)? == ["other"],
+            "names shows {:?}",
+            store.list_names(&folder)?
+        );
         ensure!(store.list(&folder)?.len() == 1, "list shows {:?}", store.list(&folder)?);
         upload.finish()?;
-        ensure!(store.names(&folder)? == ["a", "other"], "it is not there when finished");
+        ensure!(store.list_names(&folder)? == ["a", "other"], "it is not there when finished");
     }
     Ok(())
 }
@@ -200,9 +204,9 @@ fn dropped(store: &Arc<dyn Storage>) -> Outcome {
         let mut upload = store.create(&key("new/folder/a")?, size as u64)?;
         upload.write(&bytes_of(size, 3))?;
         drop(upload);
-        let names = store.names(&Key::root())?;
+        let names = store.list_names(&Key::root())?;
         ensure!(names.is_empty(), "after dropping {size} bytes there is {names:?}");
-        ensure!(store.sweep(&Key::root())?.is_empty(), "there was something to sweep");
+        ensure!(store.remove_orphans(&Key::root())?.is_empty(), "there was something to sweep");
     }
     write_all(&**store, &key("new/folder/a")?, &[1, 2])?;
     ensure!(read_all(&**store, &key("new/folder/a")?)? == [1, 2], "the name was spoilt");
@@ -239,7 +243,7 @@ fn one_winner(store: &Arc<dyn Storage>) -> Outcome {
         let bytes = read_all(&**store, &name)?;
         ensure!(bytes == vec![winners[0]; 300_000], "the bytes are not the winner's");
     }
-    ensure!(store.names(&key("race")?)?.len() == 8, "the losers left something");
+    ensure!(store.list_names(&key("race")?)?.len() == 8, "the losers left something");
     Ok(())
 }
 
@@ -251,8 +255,8 @@ fn absent(store: &Arc<dyn Storage>) -> Outcome {
     ensure!(matches!(deleted, Err(Error::NotFound { .. })), "delete gave {deleted:?}");
     store.delete_folder(&name)?;
     ensure!(store.list(&name)?.is_empty(), "list is not empty");
-    ensure!(store.names(&name)?.is_empty(), "names is not empty");
-    ensure!(store.sweep(&name)?.is_empty(), "there was something to sweep");
+    ensure!(store.list_names(&name)?.is_empty(), "names is not empty");
+    ensure!(store.remove_orphans(&name)?.is_empty(), "there was something to sweep");
     Ok(())
 }
 
@@ -370,9 +374,9 @@ fn listings(store: &Arc<dyn Storage>) -> Outcome {
     ensure!(came == due, "list gave {came:?}");
     let below: Vec<_> = store.list(&key("a")?)?.into_iter().map(|e| e.key.to_string()).collect();
     ensure!(below == ["a/b/c", "a/z"], "below a there was {below:?}");
-    let top = store.names(&Key::root())?;
+    let top = store.list_names(&Key::root())?;
     ensure!(top == [".hidden", ".tmp-step-3", "a", "a-1", "a.b", "b", "表"], "names gave {top:?}");
-    ensure!(store.names(&key("a")?)? == ["b", "z"], "names of a gave something else");
+    ensure!(store.list_names(&key("a")?)? == ["b", "z"], "names of a gave something else");
     Ok(())
 }
 
@@ -383,14 +387,18 @@ fn deletes(store: &Arc<dyn Storage>) -> Outcome {
     let open = store.open(&key("a/b")?)?;
     store.delete(&key("a/b")?)?;
     ensure!(store.open(&key("a/b")?).is_err(), "it is still there");
-    ensure!(store.names(&key("a")?)? == ["c", "d"], "others went with it");
+    ensure!(store.list_names(&key("a")?)? == ["c", "d"], "others went with it");
     let mut byte = [0];
     // An open object may outlive its name, or say that it is gone; it may not be another's bytes.
     if open.read_many(&mut [RangeRead { offset: 0, buf: &mut byte }]).is_ok() {
         ensure!(byte == [1], "an open object changed");
     }
     store.delete_folder(&key("a")?)?;
-    ensure!(store.names(&Key::root())? == ["ab"], "left is {:?}", store.names(&Key::root())?);
+    ensure!(
+        store.list_names(&Key::root())? == ["ab"],
+        "left is {:?}",
+        store.list_names(&Key::root())?
+    );
     write_all(&**store, &key("a/b")?, &[2])?;
     ensure!(read_all(&**store, &key("a/b")?)? == [2], "the name was spoilt");
     ensure!(store.delete_folder(&Key::root()).is_err(), "the root was deleted");
@@ -410,7 +418,7 @@ fn publishes(store: &Arc<dyn Storage>) -> Outcome {
         Manifest { format: "test".to_owned(), version: 1, files, meta: serde_json::Value::Null };
     manifest.write(&**store, &staged.join("manifest.json")?)?;
     store.publish(&staged, &target)?;
-    ensure!(store.names(&target)?.len() == 4, "it has {:?}", store.names(&target)?);
+    ensure!(store.list_names(&target)?.len() == 4, "it has {:?}", store.list_names(&target)?);
     ensure!(store.list(&key("staging")?)?.is_empty(), "the staged folder is still there");
     let read = Manifest::read(&**store, &target.join("manifest.json")?)?;
     ensure!(read == manifest, "the manifest came back as {read:?}");
@@ -430,7 +438,7 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
     let all = bytes_of(17_000_001, 10);
     for marks in [vec![], vec![0], vec![5], vec![4096, 8_388_608], vec![1, 4097, 9_000_000]] {
         let name = key(&format!("deep/{marks:?}"))?;
-        let mut draft = store.create_draft(&name)?;
+        let mut draft = store.create_resumable(&name)?;
         let mut from = SyncPoint::default();
         for end in marks {
             draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
@@ -439,7 +447,7 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
             // What comes after the mark is cut off again.
             draft.write(&bytes_of(100_000, 11))?;
             drop(draft);
-            draft = store.resume_draft(&name, from)?;
+            draft = store.resume(&name, from)?;
             ensure!(draft.len_bytes() == from.bytes, "it has {} bytes", draft.len_bytes());
         }
         draft.write(&all[from.bytes as usize..])?;
@@ -453,27 +461,27 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
 
 fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("d")?;
-    let absent = store.resume_draft(&name, SyncPoint::default());
+    let absent = store.resume(&name, SyncPoint::default());
     ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
-    let mut draft = store.create_draft(&name)?;
+    let mut draft = store.create_resumable(&name)?;
     draft.write(b"seen")?;
     draft.sync()?;
-    ensure!(store.names(&Key::root())?.is_empty(), "it is listed");
+    ensure!(store.list_names(&Key::root())?.is_empty(), "it is listed");
     ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
-    let second = store.create_draft(&name);
+    let second = store.create_resumable(&name);
     ensure!(matches!(second, Err(Error::Exists { .. })), "a second gave {second:?}");
     let mut bytes = [0; 4];
-    store.open_draft(&name)?.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
+    store.open_partial(&name)?.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
     ensure!(&bytes == b"seen", "its begin is {bytes:?}");
     drop(draft);
-    let far = store.resume_draft(&name, SyncPoint { bytes: 10_000, crc64: 0 });
+    let far = store.resume(&name, SyncPoint { bytes: 10_000, crc64: 0 });
     ensure!(matches!(far, Err(Error::Corrupt { .. })), "beyond its end gave {far:?}");
-    ensure!(store.sweep(&Key::root())?.is_empty(), "it was swept");
-    store.discard_draft(&name)?;
-    store.discard_draft(&name)?;
-    drop(store.create_draft(&name)?);
+    ensure!(store.remove_orphans(&Key::root())?.is_empty(), "it was swept");
+    store.discard(&name)?;
+    store.discard(&name)?;
+    drop(store.create_resumable(&name)?);
     write_all(&**store, &name, b"taken")?;
-    let late = store.resume_draft(&name, SyncPoint::default())?.finish();
+    let late = store.resume(&name, SyncPoint::default())?.finish();
     ensure!(matches!(late, Err(Error::Exists { .. })), "over a taken name: {late:?}");
     ensure!(read_all(&**store, &name)? == b"taken", "what was there has changed");
     Ok(())
@@ -483,9 +491,9 @@ fn sweeps(store: &Arc<dyn Storage>) -> Outcome {
     write_all(&**store, &key("f/a")?, &[1])?;
     let mut upload = store.create(&key("f/b")?, 0)?;
     upload.write(&bytes_of(1_000_000, 9))?;
-    let swept = store.sweep(&key("f")?)?;
+    let swept = store.remove_orphans(&key("f")?)?;
     ensure!(swept.is_empty(), "it took {swept:?}");
     upload.finish()?;
-    ensure!(store.names(&key("f")?)? == ["a", "b"], "something is missing");
+    ensure!(store.list_names(&key("f")?)? == ["a", "b"], "something is missing");
     Ok(())
 }

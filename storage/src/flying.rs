@@ -294,7 +294,7 @@ impl<C: ReadBackend> Reader for InFlightReader<C> {
         });
     }
 
-    fn reap(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()> {
+    fn wait(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()> {
         let before = came.len();
         loop {
             let now = Instant::now();

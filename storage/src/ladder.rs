@@ -461,7 +461,7 @@ mod tests {
             }
             let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
             while reader.in_flight() > 0 && Instant::now() < until {
-                reader.reap(until, &mut came).unwrap();
+                reader.wait(until, &mut came).unwrap();
             }
             assert!(came.iter().all(|came| came.bytes() == [7; 100]), "{came:?}");
         }

@@ -134,7 +134,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// What the store says.
-    fn names(&self, folder: &Key) -> Result<Vec<String>>;
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>>;
 
     /// Deletes one object, durably.
     ///
@@ -156,7 +156,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// What the store says when it is tried.
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
         let _ = folder;
         Ok(true)
     }
@@ -204,19 +204,19 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// What the store says; what was removed by then stays removed.
-    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         let _ = folder;
         Ok(Vec::new())
     }
 
     /// Begins an object that outlives its writer. It is as invisible as every upload until it is
-    /// finished, but dropped or killed before, it stays as a draft: [`Storage::resume_draft`] goes
-    /// on with it, [`Storage::discard_draft`] removes it. Nobody else may write it meanwhile.
+    /// finished, but dropped or killed before, it stays as a draft: [`Storage::resume`] goes
+    /// on with it, [`Storage::discard`] removes it. Nobody else may write it meanwhile.
     ///
     /// # Errors
     /// [`Error::Exists`] if the key is taken or has a draft; [`Error::Unsupported`] from a store
     /// that keeps none; [`Error::NoSpace`], [`Error::Io`].
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         Err(Error::Unsupported { doing: "begin a draft of", what: self.display(key) })
     }
 
@@ -226,23 +226,23 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::NotFound`] if there is no draft, [`Error::Corrupt`] if it is shorter than the mark,
     /// [`Error::Locked`] if another process writes it; [`Error::Unsupported`], [`Error::Io`].
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let _ = from;
         Err(Error::Unsupported { doing: "go on with a draft of", what: self.display(key) })
     }
 
-    /// As [`Storage::resume_draft`], from a place that `find` tells when it has seen what is there,
+    /// As [`Storage::resume`], from a place that `find` tells when it has seen what is there,
     /// which nobody else writes by then.
     ///
     /// # Errors
     /// As there, and what `find` says.
-    fn resume_draft_by(
+    fn resume_with(
         &self,
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        let from = find(self.open_draft(key)?.as_ref())?;
-        self.resume_draft(key, from)
+        let from = find(self.open_partial(key)?.as_ref())?;
+        self.resume(key, from)
     }
 
     /// Opens a draft for reading: what was synced when it was opened, and perhaps more, of which
@@ -250,7 +250,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
-    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
         Err(Error::Unsupported { doing: "open a draft of", what: self.display(key) })
     }
 
@@ -258,7 +258,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Io`].
-    fn discard_draft(&self, key: &Key) -> Result<()> {
+    fn discard(&self, key: &Key) -> Result<()> {
         Err(Error::Unsupported { doing: "discard a draft of", what: self.display(key) })
     }
 
@@ -268,7 +268,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`]; [`Error::Unsupported`] from a store
     /// that has no such files.
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+    fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
             doing: "keep a file that is written in place,",
@@ -280,8 +280,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Locked`] if another process has it; as
-    /// [`Storage::create_work`] else.
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+    /// [`Storage::create_in_place`] else.
+    fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         Err(Error::Unsupported {
             doing: "open a file that is written in place,",
             what: self.display(key),
@@ -292,8 +292,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// when it is dropped or this process is gone, however it goes.
     ///
     /// # Errors
-    /// As [`Storage::create_work`].
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+    /// As [`Storage::create_in_place`].
+    fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
             doing: "keep a file without a name in",
@@ -307,7 +307,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Exists`] if the key is taken; [`Error::NotFound`] if the file was removed;
     /// [`Error::Io`].
-    fn share(
+    fn link(
         &self,
         key: &Key,
         from: &dyn Object,
@@ -371,7 +371,7 @@ pub trait Object: fmt::Debug + Send + Sync {
     fn display(&self) -> String;
 
     /// Tells that a few bytes here and there will be read of [`Self::file`]: no read-ahead.
-    fn expect_random_reads(&self) {}
+    fn advise_random(&self) {}
 
     /// What long reads want of memory, so that no copy is made: that the address of a byte and its
     /// offset in the object are the same but for multiples of this, at most 4096.
@@ -409,7 +409,7 @@ pub trait Upload: fmt::Debug + Send {
     ///
     /// # Errors
     /// As [`Upload::write`].
-    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
+    fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
         self.write(bytes)?;
         Ok(crc64(bytes))
     }
@@ -418,7 +418,7 @@ pub trait Upload: fmt::Debug + Send {
     ///
     /// # Errors
     /// As [`Upload::write`].
-    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+    fn write_with_known_crc(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
         let _ = crc64;
         self.write(bytes)
     }
@@ -458,7 +458,7 @@ pub trait Upload: fmt::Debug + Send {
     ///
     /// # Errors
     /// As [`Upload::write`].
-    fn settle(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         Ok(())
     }
 
@@ -476,7 +476,7 @@ pub trait Upload: fmt::Debug + Send {
     ///
     /// # Errors
     /// As [`Upload::finish`].
-    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
+    fn finish_deferred(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         Ok((self.finish()?, PendingDirSync::nothing()))
     }
 }

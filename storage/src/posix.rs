@@ -93,7 +93,7 @@ impl Storage for Posix {
         Ok(entries)
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
         Ok(self.0.read_dir(folder)?.into_iter().map(|name| name.text).collect())
     }
 
@@ -128,7 +128,7 @@ impl Storage for Posix {
         synced.map_err(failed)
     }
 
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
         let path = self.0.path(folder);
         self.0.make_folder(&path)?;
         let asked = self.disk().renames_exclusively(&path);
@@ -198,7 +198,7 @@ impl Storage for Posix {
         self.0.path(key).display().to_string()
     }
 
-    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         let path = self.0.path(folder);
         let failed = |e| Error::from_io("clear what dead writers left in", self.display(folder), e);
         let mut swept = Vec::new();
@@ -227,7 +227,7 @@ impl Storage for Posix {
         Ok(swept)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.0.refuse_temporary(key)?;
         if self.stat(key)?.is_some() {
             return Err(Error::Exists { what: self.display(key) });
@@ -235,11 +235,11 @@ impl Storage for Posix {
         Ok(Box::new(upload::PosixUpload::begin_draft(Arc::clone(&self.0), key)?))
     }
 
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        self.resume_draft_by(key, &mut |_| Ok(from))
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+        self.resume_with(key, &mut |_| Ok(from))
     }
 
-    fn resume_draft_by(
+    fn resume_with(
         &self,
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
@@ -247,7 +247,7 @@ impl Storage for Posix {
         Ok(Box::new(upload::PosixUpload::resume_draft(Arc::clone(&self.0), key, find)?))
     }
 
-    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
         let path = self.0.draft_path(key);
         let failed = |e| Error::from_io("open", show(&path), e);
         let file = self.disk().open(&path).map_err(failed)?;
@@ -255,7 +255,7 @@ impl Storage for Posix {
         Ok(Arc::new(PosixObject { file, len_bytes, name: show(&path) }))
     }
 
-    fn discard_draft(&self, key: &Key) -> Result<()> {
+    fn discard(&self, key: &Key) -> Result<()> {
         let path = self.0.draft_path(key);
         let failed = |e| Error::from_io("delete", show(&path), e);
         match self.disk().unlink(&path) {
@@ -265,20 +265,20 @@ impl Storage for Posix {
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+    fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.0.refuse_temporary(key)?;
         Ok(Arc::new(PosixInPlaceFile::create(Arc::clone(&self.0), key, len_bytes)?))
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+    fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         Ok(Arc::new(PosixInPlaceFile::open(Arc::clone(&self.0), key)?))
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+    fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         Ok(Arc::new(PosixInPlaceFile::create_unnamed(Arc::clone(&self.0), folder, len_bytes)?))
     }
 
-    fn share(
+    fn link(
         &self,
         key: &Key,
         from: &dyn Object,
@@ -439,7 +439,7 @@ impl Object for PosixObject {
         self.name.clone()
     }
 
-    fn expect_random_reads(&self) {
+    fn advise_random(&self) {
         self.file().into_iter().for_each(sys::advise_random);
     }
 

@@ -27,7 +27,7 @@ pub trait Reader: fmt::Debug {
     /// Requests handed over that have not come. Those reported stuck have come.
     fn in_flight(&self) -> usize;
 
-    /// Hands over one read. It may begin at once or with the next [`Reader::reap`].
+    /// Hands over one read. It may begin at once or with the next [`Reader::wait`].
     ///
     /// # Panics
     /// If [`Reader::depth_max`] are in flight, or the buffer has no room for the read.
@@ -39,7 +39,7 @@ pub trait Reader: fmt::Debug {
     /// # Errors
     /// [`crate::Error::Stuck`] if more requests hang than [`ReaderOptions::orphans_max`]. Nothing
     /// more may be hoped for then. What fails one read is in its [`Completion::outcome`].
-    fn reap(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()>;
+    fn wait(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()>;
 
     /// What was done so far.
     fn counters(&self) -> ReaderCounters;

@@ -150,8 +150,8 @@ impl Storage for FaultStore {
         self.store.list(folder)
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.store.names(folder)
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.store.list_names(folder)
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
@@ -162,8 +162,8 @@ impl Storage for FaultStore {
         self.store.publish(staged, target)
     }
 
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
-        self.store.can_publish(folder)
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
+        self.store.has_atomic_publish(folder)
     }
 
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
@@ -186,53 +186,53 @@ impl Storage for FaultStore {
         self.store.display(key)
     }
 
-    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
-        self.store.sweep(folder)
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
+        self.store.remove_orphans(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
-        self.store.create_draft(key)
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+        self.store.create_resumable(key)
     }
 
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        self.store.resume_draft(key, from)
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+        self.store.resume(key, from)
     }
 
-    fn resume_draft_by(
+    fn resume_with(
         &self,
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        self.store.resume_draft_by(key, find)
+        self.store.resume_with(key, find)
     }
 
-    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.store.open_draft(key)
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.store.open_partial(key)
     }
 
-    fn discard_draft(&self, key: &Key) -> Result<()> {
-        self.store.discard_draft(key)
+    fn discard(&self, key: &Key) -> Result<()> {
+        self.store.discard(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
-        self.store.create_work(key, len_bytes)
+    fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        self.store.create_in_place(key, len_bytes)
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
-        self.store.open_work(key)
+    fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+        self.store.open_in_place(key)
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
-        self.store.create_unnamed(folder, len_bytes)
+    fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        self.store.create_anonymous(folder, len_bytes)
     }
 
-    fn share(
+    fn link(
         &self,
         key: &Key,
         from: &dyn Object,
         how: LinkMethod,
     ) -> Result<Option<PendingDirSync>> {
-        self.store.share(key, from, how)
+        self.store.link(key, from, how)
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {

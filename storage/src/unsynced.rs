@@ -6,7 +6,7 @@ use crate::disk::FileSystem;
 use crate::{Error, Result};
 
 /// The name of an object that a crash may still take away: see
-/// [`Upload::finish_in_folder`](crate::Upload::finish_in_folder). It is durable when
+/// [`Upload::finish_deferred`](crate::Upload::finish_deferred). It is durable when
 /// [`PendingDirSync::sync_all`] has returned.
 #[derive(Debug)]
 #[must_use = "a name that is not synced may be lost"]

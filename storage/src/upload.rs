@@ -361,7 +361,7 @@ impl Upload for PosixUpload {
         self.attempt(|upload| upload.append(bytes, None))
     }
 
-    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
+    fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
         self.attempt(|upload| {
             upload.sum_from(upload.crc64());
             upload.append(bytes, None)?;
@@ -369,7 +369,7 @@ impl Upload for PosixUpload {
         })
     }
 
-    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+    fn write_with_known_crc(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
         self.attempt(|upload| upload.append(bytes, Some(crc64)))
     }
 
@@ -391,7 +391,7 @@ impl Upload for PosixUpload {
         self.len_bytes
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         self.attempt(|upload| {
             upload.settle_content()?;
             // What the page cache has is on its way while others are still being written.
@@ -408,7 +408,7 @@ impl Upload for PosixUpload {
         Ok(self.finished())
     }
 
-    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
+    fn finish_deferred(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         self.check_state()?;
         self.name()?;
         let disk = Arc::clone(&self.place.disk);

@@ -52,7 +52,7 @@ impl StuckReads {
 
     /// The same as a sentence.
     #[must_use]
-    pub fn story() -> Option<String> {
+    pub fn describe() -> Option<String> {
         StuckReads::oldest().map(|pending| pending.to_string())
     }
 }

@@ -131,7 +131,7 @@ pub(crate) fn checkpoints(store: &Arc<dyn Storage>) -> Checkpoints {
 /// The steps that have a folder below the root, complete or not, the oldest first.
 pub(crate) fn steps_named(store: &dyn Storage) -> Result<Vec<u64>> {
     let mut steps: Vec<u64> =
-        store.names(&Key::root())?.iter().filter_map(|name| ::ckpt::step_of(name)).collect();
+        store.list_names(&Key::root())?.iter().filter_map(|name| ::ckpt::step_of(name)).collect();
     steps.sort_unstable();
     Ok(steps)
 }

@@ -72,7 +72,8 @@ impl InspectTarget {
         let (parent, key) = storage::locate(if name.is_empty() { "." } else { name })
             .or_else(|error| if name == "." { storage::locate("./.") } else { Err(error) })
             .with_context(|| format!("look for {name}"))?;
-        let beside = parent.names(&key.parent()).with_context(|| format!("look for {name}"))?;
+        let beside =
+            parent.list_names(&key.parent()).with_context(|| format!("look for {name}"))?;
         let has =
             |suffix: &str| beside.iter().any(|other| *other == format!("{}{suffix}", key.name()));
         if has(".idx") || has(".bin") {
@@ -90,7 +91,7 @@ impl InspectTarget {
                 that name is there"
             );
         }
-        if inside.names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
+        if inside.list_names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
             return Ok(InspectTarget::Checkpoints { store: inside });
         }
         bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it")

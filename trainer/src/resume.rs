@@ -169,7 +169,7 @@ impl CheckpointFolder {
                 }
             }
         }
-        let names = self.store.names(&Key::root())?.into_iter();
+        let names = self.store.list_names(&Key::root())?.into_iter();
         let named = names.filter(|name| name.starts_with("step-"));
         bad.extend(named.map(|name| format!("{name} is damaged")));
         if bad.is_empty() {

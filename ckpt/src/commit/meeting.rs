@@ -146,7 +146,7 @@ impl<'a> Rendezvous<'a> {
 
     /// Which writers have written their part.
     pub(super) fn parts_there(&self) -> Result<Vec<usize>> {
-        let names = self.store().names(&self.key("part")?)?;
+        let names = self.store().list_names(&self.key("part")?)?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
@@ -232,7 +232,7 @@ impl Checkpoints {
     /// wrote after writer 0 had given up. The lease is held: none of them goes on.
     pub(crate) fn clear_meetings(&self, but: &str) -> Result<Vec<String>> {
         let mut removed = Vec::new();
-        for name in self.store.names(&self.folder)? {
+        for name in self.store.list_names(&self.folder)? {
             let is_ours = |owner: &ProcessIdentity| owner.life() == Liveness::Ours;
             let staged =
                 name.strip_prefix(STAGING).and_then(after_step).and_then(ProcessIdentity::parse);

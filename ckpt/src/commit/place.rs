@@ -86,12 +86,12 @@ impl Checkpoints {
     ) -> Result<CommitTarget> {
         let name = step_name(step);
         let target = self.folder.join(&name)?;
-        let is_taken = self.store.names(&self.folder)?.contains(&name);
+        let is_taken = self.store.list_names(&self.folder)?.contains(&name);
         let there = if is_taken { self.listing()? } else { Listing::new() };
         if is_taken && self.open_if_complete(step, &there)?.is_some() {
             return Err(Error::StepExists { what: self.store.display(&target) });
         }
-        let (form, data, record, has_damaged) = if self.store.can_publish(&self.folder)? {
+        let (form, data, record, has_damaged) = if self.store.has_atomic_publish(&self.folder)? {
             let data = self.folder.join(&format!("{hidden}{name}-{mark}"))?;
             (CommitMode::Renamed, data, target.join(MANIFEST)?, is_taken)
         } else {
@@ -116,7 +116,7 @@ impl Checkpoints {
             return Ok(self.store.publish(&place.target, &aside)?);
         }
         log::warn!("{what} is damaged; its files stay, and are not the step any more");
-        for name in self.store.names(&place.target)? {
+        for name in self.store.list_names(&place.target)? {
             if let Some(owner) = name.strip_prefix(DATA) {
                 let mark = place.target.join(&format!("{DAMAGED_DATA}{owner}"))?;
                 match storage::write_all(&*self.store, &mark, b"") {
@@ -157,7 +157,7 @@ impl Checkpoints {
         self.forget_notes(step)?;
         let name = step_name(step);
         let target = self.folder.join(&name)?;
-        if self.store.can_publish(&self.folder)? {
+        if self.store.has_atomic_publish(&self.folder)? {
             // Hidden in one step, so that a crash never shows half a checkpoint.
             let trash = self.folder.join(&format!("{TRASH}{name}-{}", ProcessIdentity::new()))?;
             self.store.publish(&target, &trash)?;
@@ -234,12 +234,12 @@ impl Checkpoints {
                 found.push((step, mark.to_owned(), folder));
             }
         };
-        for name in self.store.names(&self.folder)? {
+        for name in self.store.list_names(&self.folder)? {
             if let Some(rest) = name.strip_prefix(hidden) {
                 add(rest, self.folder.join(&name)?);
             }
         }
-        if self.store.can_publish(&self.folder)? {
+        if self.store.has_atomic_publish(&self.folder)? {
             return Ok(found);
         }
         let there = self.listing()?;
@@ -255,7 +255,7 @@ impl Checkpoints {
                 }
                 Err(error) => return Err(error),
             };
-            for name in self.store.names(&target)? {
+            for name in self.store.list_names(&target)? {
                 let folder = target.join(&name)?;
                 let mark = name.strip_prefix(DATA).filter(|_| committed.as_ref() != Some(&folder));
                 if let Some(mark) = mark {
@@ -278,11 +278,11 @@ impl Checkpoints {
     /// Removes the files of steps that were never committed, or were being deleted, where steps are
     /// committed by a record. The lease is held: whoever wrote them writes no more.
     pub(crate) fn sweep_data(&self, report: &mut SweepReport) -> Result<()> {
-        if self.store.can_publish(&self.folder)? {
+        if self.store.has_atomic_publish(&self.folder)? {
             return Ok(());
         }
         let there = self.listing()?;
-        for name in self.store.names(&self.folder)? {
+        for name in self.store.list_names(&self.folder)? {
             let Some(step) = step_of(&name) else { continue };
             let target = self.folder.join(&name)?;
             let committed = match self.data_folder(step, &there) {
@@ -290,7 +290,7 @@ impl Checkpoints {
                 Err(Error::Uncommitted { .. }) => None,
                 Err(_) => continue, // damaged, for somebody to look at
             };
-            let names = self.store.names(&target)?;
+            let names = self.store.list_names(&target)?;
             let mut left = names.len();
             for inner in &names {
                 let Some(owner) = inner.strip_prefix(DATA) else { continue };

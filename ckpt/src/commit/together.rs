@@ -327,13 +327,13 @@ impl JointSave<'_> {
             self.control.check()?;
             if called.is_none_or(|called| called.elapsed() >= self.steps.patience.beat / 2) {
                 called = Some(Instant::now());
-                roll.call(&self.steps.store.names(&alive)?, Instant::now());
+                roll.call(&self.steps.store.list_names(&alive)?, Instant::now());
             }
             if let Some(dead) = roll.dead(&done, Instant::now()) {
                 return Err(self.aborted(dead));
             }
             if self.is_late() {
-                roll.call(&self.steps.store.names(&alive)?, Instant::now());
+                roll.call(&self.steps.store.list_names(&alive)?, Instant::now());
                 let (late, deadline) = (roll.late(&done), self.together.deadline);
                 return Err(self.aborted(format!("{late}; the deadline is {deadline:?}")));
             }

@@ -29,7 +29,7 @@ type Param = (String, Vec<u64>);
 pub(crate) fn open(url: &str) -> Result<Import> {
     let (store, folder) = folder_by(url, "latest", str::to_owned)?;
     let mut ranks: BTreeMap<u64, Rank> = BTreeMap::new();
-    for name in store.names(&folder)? {
+    for name in store.list_names(&folder)? {
         let Some((dp, mp, kind)) = parse(&name) else { continue };
         let rank = ranks.entry(mp).or_default();
         match kind {

@@ -45,7 +45,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         return Ok(Import::of(source));
     }
     let store = storage::open_url(url)?;
-    let names = store.names(&Key::root())?;
+    let names = store.list_names(&Key::root())?;
     let has = |name: &str| names.iter().any(|there| there == name);
     let mut source = TensorSource::of_files(&store, store.display(&Key::root()));
     if has(INDEX) {
@@ -157,10 +157,10 @@ pub fn export(
     if let Some(other) = made.iter().find(|made| made.group != Group::Model) {
         return Err(unfit(source, format!("{} '{}'", other.group, other.name), "weights alone"));
     }
-    if store.names(&folder.parent())?.iter().any(|name| name == folder.name()) {
+    if store.list_names(&folder.parent())?.iter().any(|name| name == folder.name()) {
         return Err(storage::Error::Exists { what: store.display(folder) }.into());
     }
-    if !store.can_publish(&folder.parent())? {
+    if !store.has_atomic_publish(&folder.parent())? {
         let (doing, what) = ("export a folder that appears at once", store.display(folder));
         return Err(storage::Error::Unsupported { doing, what }.into());
     }

@@ -132,7 +132,7 @@ pub(crate) fn folder_by(
     };
     let text = String::from_utf8_lossy(&text);
     let folder = Key::new(folder_of(text.trim()))?;
-    if store.names(&folder)?.is_empty() {
+    if store.list_names(&folder)?.is_empty() {
         return Err(Error::Corrupt {
             what: store.display(&key),
             offset: 0,

@@ -96,7 +96,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     let mut source = TensorSource::of_files(&store, store.display(&folder));
     // By stage, then by rank.
     let mut files: BTreeMap<u64, BTreeMap<u64, TorchFile>> = BTreeMap::new();
-    for name in store.names(&folder)? {
+    for name in store.list_names(&folder)? {
         let Some(rest) = name.strip_prefix("mp_rank_") else { continue };
         let numbers: Vec<_> = rest.split('_').map(str::parse::<u64>).collect();
         let (tensor, pipeline) = match numbers[..] {

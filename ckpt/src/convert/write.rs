@@ -127,7 +127,7 @@ impl WriteJob<'_> {
         };
         let key = self.folder.join(&path)?;
         let mut upload = self.store.create(&key, self.file_bytes_max(file))?;
-        let mut sum = upload.write_summed(header)?;
+        let mut sum = upload.write_with_crc(header)?;
         let (mut band_bytes, mut scratch) = (Vec::new(), DeriveBuffers::default());
         let mut chunks = Vec::with_capacity(file.members.len());
         let mut writer = ChunkWriter::new(self.block_bytes, self.codec, Checksums::On);
@@ -136,7 +136,7 @@ impl WriteJob<'_> {
             if self.codec.is_none() {
                 // fits: less than a page
                 let gap = vec![0; (offset - upload.len_bytes()) as usize];
-                sum = crc64_join(sum, upload.write_summed(&gap)?, gap.len() as u64);
+                sum = crc64_join(sum, upload.write_with_crc(&gap)?, gap.len() as u64);
             }
             writer.begin(&*upload);
             for band in bands(&made.shape, made.dtype.item_bytes(), self.band_bytes_max(made)) {

@@ -27,7 +27,7 @@ impl Drain {
     ) -> Result<u64> {
         let to = &*self.to.store;
         for folder in folders_of(source, staging)? {
-            to.sweep(&folder)?;
+            to.remove_orphans(&folder)?;
         }
         let there = self.to.listing_of(staging)?;
         let jobs = self.jobs(source);

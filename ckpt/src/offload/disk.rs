@@ -407,7 +407,7 @@ fn last(
     block_bytes: u64,
 ) -> Result<Option<CompleteGeneration>> {
     let Folder { store, key } = &folders[0];
-    let names = store.names(key)?;
+    let names = store.list_names(key)?;
     let mut records: Vec<u64> = names.iter().filter_map(|name| number_of(name)).collect();
     records.sort_unstable();
     let Some(newest) = records.pop() else { return Ok(None) };
@@ -424,8 +424,8 @@ fn clear(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
     let mut slots = BTreeSet::new();
     for Folder { store, key } in folders {
         // What was killed while it removed a slot has left the rest of it.
-        store.sweep(key)?;
-        slots.extend(store.names(key)?.iter().filter_map(|name| slot_of(name)));
+        store.remove_orphans(key)?;
+        slots.extend(store.list_names(key)?.iter().filter_map(|name| slot_of(name)));
     }
     slots.iter().filter(|slot| Some(**slot) != own).for_each(|slot| remove(folders, *slot));
     Ok(slots)

@@ -125,7 +125,7 @@ fn lock(folder: &Folder) -> Result<Arc<dyn InPlaceFile>> {
     match patiently(LOOKS_AT_LOCK, || open_lock(folder)) {
         Err(storage::Error::NotFound { .. }) => {
             let Folder { store, key } = folder;
-            Ok(store.create_work(&key.join(LOCK)?, LOCK_BYTES)?)
+            Ok(store.create_in_place(&key.join(LOCK)?, LOCK_BYTES)?)
         }
         lock => Ok(lock?),
     }
@@ -149,7 +149,7 @@ pub(super) fn patiently(
 }
 
 fn open_lock(Folder { store, key }: &Folder) -> storage::Result<Arc<dyn InPlaceFile>> {
-    store.open_work(&key.join(LOCK)?)
+    store.open_in_place(&key.join(LOCK)?)
 }
 
 /// A folder that is marked as a rank's.
@@ -216,7 +216,7 @@ pub fn sweep(store: &Arc<dyn Storage>, owner: &str, ranks: usize) -> Result<Vec<
 
 /// The folders with a mark. What cannot be read is not known to be ours.
 fn marks(store: &Arc<dyn Storage>) -> Result<Vec<(Folder, FolderOwner)>> {
-    let names = match store.names(&Key::root()) {
+    let names = match store.list_names(&Key::root()) {
         Err(storage::Error::NotFound { .. }) => return Ok(Vec::new()),
         names => names?,
     };

@@ -123,7 +123,7 @@ impl ReadyFiles {
             [(PublishMethod::Link, LinkMethod::Name), (PublishMethod::Clone, LinkMethod::Blocks)]
         {
             if way >= self.prefer
-                && let Some(name) = steps.store.share(key, object, share)?
+                && let Some(name) = steps.store.link(key, object, share)?
             {
                 self.took(way, entry.bytes);
                 return Ok((entry, chunks, name));
@@ -131,7 +131,7 @@ impl ReadyFiles {
         }
         let mut upload = steps.store.create(key, entry.bytes)?;
         upload.write_from(object, 0..entry.bytes, Some(entry.crc64))?;
-        let (copied, name) = upload.finish_in_folder()?;
+        let (copied, name) = upload.finish_deferred()?;
         self.took(PublishMethod::Copy, entry.bytes);
         if (copied.bytes, copied.crc64) != (entry.bytes, entry.crc64) {
             return Err(Error::Corrupt {

@@ -43,7 +43,7 @@ impl GenerationFiles {
             let mut files = Vec::with_capacity(form.files.len());
             for file in &form.files {
                 let Folder { store, key } = &folders[file.disk];
-                let work = store.create_work(&key.join(&own)?.join(&file.name)?, file.bytes)?;
+                let work = store.create_in_place(&key.join(&own)?.join(&file.name)?, file.bytes)?;
                 work.write_at(0, &file.header)?;
                 files.push(work);
             }
@@ -60,7 +60,7 @@ impl GenerationFiles {
             let key = key.join(&own)?.join(&file.name)?;
             // The folder is ours: a process that was killed has had it, and the kernel still reads
             // for it.
-            let work = patiently(LOOKS_MAX, || store.open_work(&key))?;
+            let work = patiently(LOOKS_MAX, || store.open_in_place(&key))?;
             files.push(work);
         }
         Ok(GenerationFiles { number, files })

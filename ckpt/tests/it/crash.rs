@@ -92,7 +92,7 @@ impl Storage for Model {
         Ok(entries)
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
         let image = self.image();
         let below = image.keys().filter_map(|key| below(folder, key)?.split('/').next());
         let mut names: Vec<String> = below.map(str::to_owned).collect();

@@ -25,7 +25,7 @@ fn open(store: &FaultStore) -> Checkpoints {
 /// its own successor, which would know that its predecessor, of another boot, is dead.
 fn after(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     let image = store.crash_at(ops, seed);
-    for name in image.names(&run()).unwrap() {
+    for name in image.list_names(&run()).unwrap() {
         if name.starts_with(".lease-") || name.starts_with(".pin-") {
             image.delete(&run().join(&name).unwrap()).unwrap();
         }
@@ -35,7 +35,7 @@ fn after(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
 
 /// What is there, but for the note `latest` and what is remembered of steps that are there.
 fn names(store: &FaultStore) -> Vec<String> {
-    let all = store.names(&run()).unwrap();
+    let all = store.list_names(&run()).unwrap();
     let is_of_step = |name: &String| {
         let rest = name.strip_prefix(".verified-");
         rest.is_some_and(|rest| all.iter().any(|step| rest.starts_with(step.as_str())))

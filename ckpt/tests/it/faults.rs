@@ -199,7 +199,10 @@ fn a_full_store_is_found_before_the_first_byte() {
         other => panic!("{other}"),
     }
     assert_eq!(ops, 0, "operations that change the disk");
-    assert_eq!(store.names(&Key::new("run").unwrap()).unwrap(), ["latest", "step-000000000001"]);
+    assert_eq!(
+        store.list_names(&Key::new("run").unwrap()).unwrap(),
+        ["latest", "step-000000000001"]
+    );
 }
 
 /// A real disk that another fills up after its free space was looked at.

@@ -21,7 +21,7 @@ fn steps_on(server: &S3Server, options: &str) -> Checkpoints {
 
 fn names(server: &S3Server, folder: &str) -> Vec<String> {
     let store = storage::open_url(&server.url("runs")).unwrap();
-    store.names(&Key::new(folder).unwrap()).unwrap()
+    store.list_names(&Key::new(folder).unwrap()).unwrap()
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn small_state(seed: u64) -> State {
 /// The store as the next process finds it, which knows that the one before is gone.
 fn after_crash(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     let after = store.crash_at(ops, seed);
-    for name in after.names(&key("run")).unwrap() {
+    for name in after.list_names(&key("run")).unwrap() {
         if name.starts_with(".lease-") {
             after.delete(&key(&format!("run/{name}"))).unwrap();
         }
@@ -172,7 +172,7 @@ fn a_save_survives_any_failing_operation() {
                 break;
             }
             if saved.is_err() {
-                for name in store.names(&key("run")).unwrap() {
+                for name in store.list_names(&key("run")).unwrap() {
                     if name.starts_with(".lease-") {
                         store.delete(&key(&format!("run/{name}"))).unwrap();
                     }
@@ -199,7 +199,7 @@ fn a_record_commits_where_nothing_can_be_renamed() {
     let steps = steps_on(&store);
     let state = small_state(9);
     state.save(&steps, 9).unwrap();
-    let names = store.names(&key("run/step-000000000009")).unwrap();
+    let names = store.list_names(&key("run/step-000000000009")).unwrap();
     assert_eq!(names.len(), 2, "{names:?}");
     assert!(names[0] == "COMMIT" && names[1].starts_with("data-"), "{names:?}");
     let latest = storage::read_all(&store, &key("run/latest")).unwrap();
@@ -213,7 +213,7 @@ fn a_record_commits_where_nothing_can_be_renamed() {
     let opened = steps.open_step(9);
     assert!(matches!(opened, Err(Error::Uncommitted { .. })), "{opened:?}");
     assert_eq!(steps.sweep().unwrap().removed, [format!("step-000000000009/{}", names[1])]);
-    assert_eq!(store.names(&key("run")).unwrap(), ["latest"]);
+    assert_eq!(store.list_names(&key("run")).unwrap(), ["latest"]);
 }
 
 /// Records that are whole, and lie.
@@ -225,7 +225,7 @@ fn records_that_are_refused() {
     small_state(5).save(&steps, 5).unwrap();
     let record = key("run/step-000000000005/COMMIT");
     let good = storage::Manifest::read(&store, &record).unwrap();
-    let other = store.names(&key("run/step-000000000004")).unwrap().remove(1);
+    let other = store.list_names(&key("run/step-000000000004")).unwrap().remove(1);
     let check = |change: &dyn Fn(&mut storage::Manifest), due: &str| {
         let mut bad = good.clone();
         change(&mut bad);

@@ -29,14 +29,14 @@ impl Builder {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
         drop(store.create(&idx_key, 0)?);
         let outline_key = prefix.with_suffix(OUTLINE)?;
-        let bin = store.create_draft(&bin_key)?;
+        let bin = store.create_resumable(&bin_key)?;
         // An outline without its tokens is what a run left that was killed when it was done.
-        let cleared = store.discard_draft(&outline_key).map_err(Error::from);
+        let cleared = store.discard(&outline_key).map_err(Error::from);
         match cleared.and_then(|()| LengthLog::create(store, outline_key)) {
             Ok(outline) => Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline)),
             Err(error) => {
                 drop(bin);
-                store.discard_draft(&bin_key)?;
+                store.discard(&bin_key)?;
                 Err(error)
             }
         }
@@ -67,7 +67,7 @@ impl Builder {
     /// As [`Builder::create_draft`].
     pub fn create_tokens(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         drop(store.create(&prefix.with_suffix(".idx")?, 0)?);
-        let bin = Bin::Draft(store.create_draft(&prefix.with_suffix(".bin")?)?);
+        let bin = Bin::Draft(store.create_resumable(&prefix.with_suffix(".bin")?)?);
         let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
         Ok(Builder::new(store, prefix, dtype, bin, outline))
     }
@@ -98,12 +98,12 @@ impl Builder {
     pub fn discard_drafts(store: &dyn Storage, prefix: &Key) -> Result<()> {
         let bin_key = prefix.with_suffix(".bin")?;
         // Held until both are gone.
-        let _bin = match store.resume_draft(&bin_key, SyncPoint::default()) {
+        let _bin = match store.resume(&bin_key, SyncPoint::default()) {
             Err(storage::Error::NotFound { .. }) => None,
             outcome => Some(outcome?),
         };
-        store.discard_draft(&bin_key)?;
-        Ok(store.discard_draft(&prefix.with_suffix(OUTLINE)?)?)
+        store.discard(&bin_key)?;
+        Ok(store.discard(&prefix.with_suffix(OUTLINE)?)?)
     }
 
     /// Whether an earlier process had finished its `.bin`, so that nothing may be added.
@@ -150,7 +150,7 @@ impl Builder {
     pub fn sync_all_tokens(&mut self) -> Result<SyncPoint> {
         self.flush_at(1)?;
         if let Bin::Draft(draft) = &mut self.bin {
-            draft.settle()?;
+            draft.flush()?;
         }
         self.sync_tokens()
     }
@@ -180,7 +180,7 @@ impl Builder {
 /// The `.bin` of a builder of drafts, from where it was synced.
 fn resume_bin(store: &Arc<dyn Storage>, prefix: &Key, from: SyncPoint) -> Result<Bin> {
     let key = prefix.with_suffix(".bin")?;
-    match store.resume_draft(&key, from) {
+    match store.resume(&key, from) {
         Ok(draft) => return Ok(Bin::Draft(draft)),
         // A process that was about to finish has come that far.
         Err(storage::Error::NotFound { .. }) => {}

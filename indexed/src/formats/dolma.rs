@@ -34,7 +34,7 @@ pub(super) fn open(
     match store.open(&key.with_suffix(".npy")?) {
         Ok(_) => parts.push(key.clone()),
         Err(storage::Error::NotFound { .. }) => {
-            let names = store.names(key)?;
+            let names = store.list_names(key)?;
             for stem in names.iter().filter_map(|name| name.strip_suffix(".npy")) {
                 parts.push(key.join(stem)?);
             }

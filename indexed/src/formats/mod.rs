@@ -129,7 +129,7 @@ impl Format {
     /// # Errors
     /// [`Error::Storage`]; [`Error::Malformed`] for an `.idx` of neither kind.
     pub fn detect(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<(Format, Key)>> {
-        let names = store.names(&key.parent())?;
+        let names = store.list_names(&key.parent())?;
         for suffix in SUFFIXES {
             let Some(stem) = key.name().strip_suffix(suffix).filter(|stem| !stem.is_empty()) else {
                 continue;
@@ -142,7 +142,7 @@ impl Format {
         }
         // A folder with parts of Dolma's in it.
         let inside = if names.iter().any(|name| name == key.name()) {
-            store.names(key).unwrap_or_default()
+            store.list_names(key).unwrap_or_default()
         } else {
             Vec::new()
         };

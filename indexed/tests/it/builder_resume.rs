@@ -31,7 +31,7 @@ fn expected(prefix: &Key) -> [Vec<u8>; 2] {
     let mut builder = Builder::create(&store, prefix, Dtype::U16).unwrap();
     add(&mut builder, 0..60);
     builder.finish().unwrap();
-    assert_eq!(store.names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+    assert_eq!(store.list_names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
     files(&*store, prefix)
 }
 
@@ -64,7 +64,7 @@ fn a_crash_anywhere_changes_no_byte() {
             built.bin.verify(&*after, &Key::root()).unwrap();
             built.idx.verify(&*after, &Key::root()).unwrap();
             Builder::discard_drafts(&*after, &prefix).unwrap();
-            assert_eq!(after.names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+            assert_eq!(after.list_names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
         }
     }
 }

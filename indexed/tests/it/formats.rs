@@ -274,7 +274,11 @@ fn types_are_changed_without_loss_or_refused() {
     let wide = pair(&store, "wide", Dtype::I32, &documents);
     let error = write(&store, "n", Format::NanoGpt, &wide).unwrap_err();
     assert!(matches!(error, Error::IdOutside { id: 70_000, .. }), "{error}");
-    assert_eq!(store.names(&Key::root()).unwrap(), ["wide.bin", "wide.idx"], "nothing is left");
+    assert_eq!(
+        store.list_names(&Key::root()).unwrap(),
+        ["wide.bin", "wide.idx"],
+        "nothing is left"
+    );
     for dtype in [Dtype::I64, Dtype::I32] {
         let name = dtype.to_string();
         let options = WriteOptions { dtype: Some(dtype) };

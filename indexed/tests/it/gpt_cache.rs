@@ -316,7 +316,7 @@ fn a_cache_that_cannot_be_written_is_a_warning() {
         assert_eq!(index.sample_count(), 207);
         let warnings = warnings_of(&guard);
         assert!(warnings.iter().any(|text| text.contains("not kept")), "{warnings:?}");
-        let names = store.names(&Key::root()).unwrap();
+        let names = store.list_names(&Key::root()).unwrap();
         assert!(names.iter().all(|name| !name.ends_with("description.txt")), "{names:?}");
         // And the next run makes it whole.
         replay(&runs["multi_epoch_sep"], Split::Train, store.as_ref());

@@ -70,7 +70,7 @@ fn each_is_refused_by_its_own_error() {
 
 #[test]
 fn every_file_of_the_folder_is_a_case() {
-    let names = golden("bad").names(&storage::Key::root()).unwrap();
+    let names = golden("bad").list_names(&storage::Key::root()).unwrap();
     let idx = names.iter().filter_map(|name| name.strip_suffix(".idx"));
     let mut due: Vec<&str> = CASES.iter().map(|case| case.0).collect();
     due.sort_unstable();

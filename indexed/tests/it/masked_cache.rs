@@ -69,9 +69,9 @@ fn whole_folders_are_equal() {
             assert_eq!(got.map(|number| number as i64), rows[..3], "{name}");
         }
         let folder = golden(&format!("masked/cache_{name}"));
-        let mut names = store.names(&Key::root()).unwrap();
+        let mut names = store.list_names(&Key::root()).unwrap();
         names.retain(|name| !name.ends_with("feedline.json"));
-        let mut due = folder.names(&Key::root()).unwrap();
+        let mut due = folder.list_names(&Key::root()).unwrap();
         names.sort();
         due.sort();
         assert_eq!(names, due, "{name}");
@@ -118,7 +118,7 @@ fn wrong_rows_are_rebuilt() {
         .unwrap()
     };
     build();
-    let names = store.names(&Key::root()).unwrap();
+    let names = store.list_names(&Key::root()).unwrap();
     let array = key(names.iter().find(|name| name.ends_with("sample_index.npy")).unwrap());
     let good = storage::read_all(store.as_ref(), &array).unwrap();
     let harms: [fn(&mut Vec<u8>); 4] = [

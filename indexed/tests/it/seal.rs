@@ -40,7 +40,7 @@ fn load(store: &Arc<dyn Storage>) -> (IndexedDataset, indexed::Result<GptIndex>)
 }
 
 fn seal(store: &Arc<dyn Storage>) -> String {
-    let names = store.names(&key("cache")).unwrap();
+    let names = store.list_names(&key("cache")).unwrap();
     let name = names.iter().find(|name| name.ends_with("feedline.json")).unwrap();
     String::from_utf8(common::read(store.as_ref(), &format!("cache/{name}"))).unwrap()
 }
@@ -112,7 +112,7 @@ fn a_harmed_array_is_seen_behind_its_seal() {
     let (guard, store) = common::temp_store();
     write(&store, &[30; 100]);
     let good = load(&store).1.unwrap().shuffle_index().file().to_vec();
-    let names = store.names(&key("cache")).unwrap();
+    let names = store.list_names(&key("cache")).unwrap();
     let name = names.iter().find(|name| name.ends_with("shuffle_index.npy")).unwrap();
     patch(&guard.path().join("cache").join(name), 130, &[9]);
     assert!(load(&store).1.unwrap().shuffle_index().file() == good);
@@ -161,5 +161,5 @@ fn a_ready_dataset_is_checked_before_it_is_built_on() {
     assert!(matches!(index.unwrap_err(), Error::Malformed { .. }));
     assert!(GptIndex::build(&dataset, Split::Train, &config()).is_err());
     assert!(IndexedDataset::open(&store, &key("a")).is_err());
-    assert!(store.names(&Key::root()).unwrap().iter().all(|name| name != "cache"));
+    assert!(store.list_names(&Key::root()).unwrap().iter().all(|name| name != "cache"));
 }

@@ -97,7 +97,7 @@ fn what_cannot_be_joined_is_refused_and_leaves_nothing() {
     ] {
         let error = splice(&store, &key("out"), &[docs(), other]).unwrap_err().to_string();
         assert!(error.contains(due), "{error}, due {due}");
-        assert_eq!(store.names(&Key::root()).unwrap(), Vec::<String>::new());
+        assert_eq!(store.list_names(&Key::root()).unwrap(), Vec::<String>::new());
     }
     splice(&store, &key("out"), &[docs()]).unwrap();
     let error = splice(&store, &key("out"), &[docs()]).unwrap_err();

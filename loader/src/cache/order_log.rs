@@ -115,7 +115,7 @@ impl OrderLog {
             work: Condvar::new(),
             files: Mutex::default(),
         });
-        if let Err(error) = store.sweep(&shared.folder) {
+        if let Err(error) = store.remove_orphans(&shared.folder) {
             log::warn!("cache: {error}");
         }
         shared.scan();

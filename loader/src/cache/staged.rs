@@ -117,7 +117,7 @@ impl StagedFiles {
             state: Mutex::default(),
             stop: Condvar::new(),
         });
-        if let Err(error) = store.sweep(&shared.folder) {
+        if let Err(error) = store.remove_orphans(&shared.folder) {
             log::warn!("cache: {error}");
         }
         let stager = Arc::clone(&shared);

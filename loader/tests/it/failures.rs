@@ -324,7 +324,7 @@ fn services_nfs_a_server_that_hangs_is_named() {
         loader.next_batch().unwrap().unwrap();
         nfs.server("hang");
         let error = read_on(&mut loader, 16).unwrap_err();
-        panic!("told: {error}, watched: {:?}", StuckReads::story());
+        panic!("told: {error}, watched: {:?}", StuckReads::describe());
     }
     let folder = nfs.folder_on(&nfs.other());
     let store = on_disk(folder.path());

@@ -83,7 +83,7 @@ pub(super) fn find(
         }
         return Ok(found);
     }
-    let names = match store.names(folder) {
+    let names = match store.list_names(folder) {
         Err(storage::Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => {
             return Ok(found);
         }

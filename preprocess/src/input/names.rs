@@ -191,7 +191,9 @@ impl Finder<'_> {
             Ok(object) => Look::File(store, key, object),
             Err(error) if is_folder(&error) => Look::Folder,
             // A store without folders has what is below them.
-            Err(storage::Error::NotFound { .. }) if !store.names(&key)?.is_empty() => Look::Folder,
+            Err(storage::Error::NotFound { .. }) if !store.list_names(&key)?.is_empty() => {
+                Look::Folder
+            }
             Err(error @ storage::Error::NotFound { .. }) => Look::Nothing(error.into()),
             Err(error) => return Err(not_a_file(name, error)),
         })

@@ -45,7 +45,7 @@ fn read_one(reader: &mut dyn Reader, want: ReadRequest) -> Result<Completion, Er
     let (mut came, until) = (Vec::new(), soon());
     reader.submit(want);
     while came.is_empty() && Instant::now() < until {
-        reader.reap(until, &mut came)?;
+        reader.wait(until, &mut came)?;
     }
     Ok(came.pop().expect("a read comes, or fails, within a minute"))
 }
@@ -77,7 +77,7 @@ fn equals_a_model(store: &dyn Storage) -> Outcome {
                 waiting.insert(tag, offset as usize..offset as usize + len);
                 tag += 1;
             }
-            reader.reap(soon(), &mut came)?;
+            reader.wait(soon(), &mut came)?;
             for came in came.drain(..) {
                 let range = waiting.remove(&came.tag).ok_or("a tag came that was not due")?;
                 came.outcome.as_ref().map_err(ToString::to_string)?;
@@ -118,13 +118,13 @@ fn reap_ends(store: &dyn Storage) -> Outcome {
     let pool = BufferPool::new(1 << 20);
     let mut reader = store.reader(&ReaderOptions::new(&pool))?;
     let mut came = Vec::new();
-    reader.reap(Instant::now() + Duration::from_secs(3600), &mut came)?;
+    reader.wait(Instant::now() + Duration::from_secs(3600), &mut came)?;
     ensure!(came.is_empty(), "out of nothing came {came:?}");
     write_all(store, &key("a")?, &bytes_of(9, 23))?;
     reader.submit(want(&pool, &store.open(&key("a")?)?, 1, 8));
     let past = Instant::now();
     while came.is_empty() {
-        reader.reap(past, &mut came)?;
+        reader.wait(past, &mut came)?;
     }
     ensure!(came[0].bytes() == &bytes_of(9, 23)[1..], "it came back changed");
     ensure!(reader.in_flight() == 0, "{} are in flight", reader.in_flight());
@@ -143,14 +143,14 @@ fn several_objects(store: &dyn Storage) -> Outcome {
     for round in 0..3 {
         for i in 0..100 {
             while reader.in_flight() == reader.depth_max() {
-                reader.reap(soon(), &mut came)?;
+                reader.wait(soon(), &mut came)?;
             }
             let object = store.open(&key(&format!("f{i}"))?)?;
             reader.submit(ReadRequest { tag: i, ..want(&pool, &object, round, 600) });
             due.end += 1;
         }
         while reader.in_flight() > 0 {
-            reader.reap(soon(), &mut came)?;
+            reader.wait(soon(), &mut came)?;
         }
         for one in came.drain(..) {
             let bytes = bytes_of(700 + one.tag as usize, one.tag);
@@ -176,7 +176,7 @@ fn dropped(store: &dyn Storage) -> Outcome {
             reader.submit(want(&pool, &object, i * 1000, 500_000));
         }
         if in_flight > 1 {
-            reader.reap(Instant::now(), &mut Vec::new())?;
+            reader.wait(Instant::now(), &mut Vec::new())?;
         }
         drop(reader);
         let until = soon();

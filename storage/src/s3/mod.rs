@@ -139,7 +139,7 @@ impl Storage for S3 {
         Ok(entries)
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
         let live = self.live()?;
         let mut names = list::names(&live, &self.below(folder), &self.display(folder))?;
         names.retain(|name| !temporary::is_hidden(name));
@@ -162,7 +162,7 @@ impl Storage for S3 {
         Err(Error::Unsupported { doing, what })
     }
 
-    fn can_publish(&self, _folder: &Key) -> Result<bool> {
+    fn has_atomic_publish(&self, _folder: &Key) -> Result<bool> {
         Ok(false)
     }
 
@@ -193,7 +193,7 @@ impl Storage for S3 {
         &self.profile
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         let (live, target, state) = (self.live()?, self.target(key), Self::draft_key(key)?);
         if object::head(&live, &target.path, &target.name)?.is_some() {
             return Err(Error::Exists { what: target.name });
@@ -202,13 +202,13 @@ impl Storage for S3 {
         Ok(Box::new(draft))
     }
 
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let (target, state) = (self.target(key), Self::draft_key(key)?);
         let state_target = self.target(&state);
         Ok(Box::new(draft::resume(self, self.live()?, target, &state, state_target, from)?))
     }
 
-    fn discard_draft(&self, key: &Key) -> Result<()> {
+    fn discard(&self, key: &Key) -> Result<()> {
         draft::discard(self, &*self.live()?, &self.target(key), &Self::draft_key(key)?)
     }
 

@@ -356,7 +356,7 @@ impl Upload for S3Upload {
         self.len_bytes
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         self.write(&[])?;
         let in_parts = self.multipart.is_some() || self.draft.is_some();
         let sent = if in_parts && !self.part.is_empty() { self.send_part() } else { Ok(()) };

@@ -188,8 +188,8 @@ impl Storage for ReadFaultLayer {
         self.inner.list(folder)
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.names(folder)
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.list_names(folder)
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
@@ -200,8 +200,8 @@ impl Storage for ReadFaultLayer {
         self.inner.publish(staged, target)
     }
 
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
-        self.inner.can_publish(folder)
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
+        self.inner.has_atomic_publish(folder)
     }
 
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
@@ -224,46 +224,46 @@ impl Storage for ReadFaultLayer {
         self.inner.display(key)
     }
 
-    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.sweep(folder)
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.remove_orphans(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
-        self.inner.create_draft(key)
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+        self.inner.create_resumable(key)
     }
 
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        self.inner.resume_draft(key, from)
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+        self.inner.resume(key, from)
     }
 
-    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.inner.open_draft(key)
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.inner.open_partial(key)
     }
 
-    fn discard_draft(&self, key: &Key) -> Result<()> {
-        self.inner.discard_draft(key)
+    fn discard(&self, key: &Key) -> Result<()> {
+        self.inner.discard(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
-        self.inner.create_work(key, len_bytes)
+    fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        self.inner.create_in_place(key, len_bytes)
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
-        self.inner.open_work(key)
+    fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+        self.inner.open_in_place(key)
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
-        let inner = self.inner.create_unnamed(folder, len_bytes)?;
+    fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        let inner = self.inner.create_anonymous(folder, len_bytes)?;
         Ok(Arc::new(ReadFaultObject { inner, plan: Arc::clone(&self.plan) }))
     }
 
-    fn share(
+    fn link(
         &self,
         key: &Key,
         from: &dyn Object,
         how: LinkMethod,
     ) -> Result<Option<PendingDirSync>> {
-        self.inner.share(key, from, how)
+        self.inner.link(key, from, how)
     }
 
     fn profile(&self) -> &Profile {

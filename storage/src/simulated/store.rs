@@ -89,8 +89,8 @@ impl Storage for SimulationLayer {
         self.listed(folder, self.inner.list(folder))
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.listed(folder, self.inner.names(folder))
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.listed(folder, self.inner.list_names(folder))
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
@@ -104,8 +104,8 @@ impl Storage for SimulationLayer {
         self.named("publish", target, || self.inner.publish(staged, target))
     }
 
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
-        Ok(self.sim.model.meta.can_publish && self.inner.can_publish(folder)?)
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
+        Ok(self.sim.model.meta.can_publish && self.inner.has_atomic_publish(folder)?)
     }
 
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
@@ -135,41 +135,41 @@ impl Storage for SimulationLayer {
         self.inner.display(key)
     }
 
-    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
-        self.named("sweep", folder, || self.inner.sweep(folder))
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
+        self.named("sweep", folder, || self.inner.remove_orphans(folder))
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.drafts("begin a draft of", key)?;
-        let inner = self.named("create", key, || self.inner.create_draft(key))?;
+        let inner = self.named("create", key, || self.inner.create_resumable(key))?;
         Ok(self.upload(inner, key))
     }
 
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         self.drafts("go on with a draft of", key)?;
-        let inner = self.named("open", key, || self.inner.resume_draft(key, from))?;
+        let inner = self.named("open", key, || self.inner.resume(key, from))?;
         Ok(self.upload(inner, key))
     }
 
-    fn resume_draft_by(
+    fn resume_with(
         &self,
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
         self.drafts("go on with a draft of", key)?;
-        let inner = self.named("open", key, || self.inner.resume_draft_by(key, find))?;
+        let inner = self.named("open", key, || self.inner.resume_with(key, find))?;
         Ok(self.upload(inner, key))
     }
 
-    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
         self.drafts("open a draft of", key)?;
-        let inner = self.named("open", key, || self.inner.open_draft(key))?;
+        let inner = self.named("open", key, || self.inner.open_partial(key))?;
         Ok(self.object(inner, key))
     }
 
-    fn discard_draft(&self, key: &Key) -> Result<()> {
+    fn discard(&self, key: &Key) -> Result<()> {
         self.drafts("discard a draft of", key)?;
-        self.named("delete", key, || self.inner.discard_draft(key))
+        self.named("delete", key, || self.inner.discard(key))
     }
 
     fn reader_group(&self) -> Option<String> {
@@ -316,13 +316,13 @@ impl<U: ?Sized + Upload> Upload for SimUpload<U> {
         self.send(false)
     }
 
-    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
-        let sum = self.inner.write_summed(bytes)?;
+    fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
+        let sum = self.inner.write_with_crc(bytes)?;
         self.send(false).map(|()| sum)
     }
 
-    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
-        self.inner.write_given(bytes, crc64)?;
+    fn write_with_known_crc(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        self.inner.write_with_known_crc(bytes, crc64)?;
         self.send(false)
     }
 
@@ -334,11 +334,11 @@ impl<U: ?Sized + Upload> Upload for SimUpload<U> {
         self.inner.len_bytes()
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         self.send(true)?;
         let (last, name) = (self.last, self.name.clone());
         let Self { inner, sim, .. } = self;
-        sim.carry(last, "write", || name, || inner.settle())
+        sim.carry(last, "write", || name, || inner.flush())
     }
 
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
@@ -347,10 +347,10 @@ impl<U: ?Sized + Upload> Upload for SimUpload<U> {
         sim.carry(ticket, "finish", || name, || inner.finish())
     }
 
-    fn finish_in_folder(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
+    fn finish_deferred(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         let ticket = self.commit()?;
         let Self { inner, sim, name, .. } = *self;
-        sim.carry(ticket, "finish", || name, || inner.finish_in_folder())
+        sim.carry(ticket, "finish", || name, || inner.finish_deferred())
     }
 }
 

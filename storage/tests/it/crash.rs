@@ -62,8 +62,8 @@ fn crash_everywhere(
 }
 
 fn sweep_all(store: &FaultStore, folder: &Key) {
-    store.sweep(folder).unwrap();
-    for name in store.names(folder).unwrap() {
+    store.remove_orphans(folder).unwrap();
+    for name in store.list_names(folder).unwrap() {
         if store.open(&folder.join(&name).unwrap()).is_err() {
             sweep_all(store, &folder.join(&name).unwrap());
         }
@@ -131,7 +131,7 @@ fn stage(store: &FaultStore) -> Result<()> {
 fn a_published_folder_is_absent_or_whole() {
     crash_everywhere(&FaultPlan::default(), stage, |after, finished, context| {
         check_old(after, context);
-        if after.names(&key("run")).unwrap().is_empty() {
+        if after.list_names(&key("run")).unwrap().is_empty() {
             assert!(!finished, "{context}: the folder is gone");
             return;
         }
@@ -162,7 +162,7 @@ fn a_deleted_object_is_whole_or_gone() {
 fn a_deleted_folder_is_whole_or_gone() {
     let act = |store: &FaultStore| store.delete_folder(&key("old"));
     crash_everywhere(&FaultPlan::default(), act, |after, finished, context| {
-        match after.names(&key("old")).unwrap().is_empty() {
+        match after.list_names(&key("old")).unwrap().is_empty() {
             true => assert!(after.list(&Key::root()).unwrap().is_empty(), "{context}"),
             false => {
                 assert!(!finished, "{context}: it is still there");
@@ -289,7 +289,7 @@ fn a_draft_survives_every_crash() {
     let (first, rest) = (bytes_of(9_001, 4), bytes_of(300_000, 5));
     let whole = [&first[..], &rest].concat();
     let store = furnished(FaultPlan::default());
-    let mut draft = store.create_draft(&key("new/d")).unwrap();
+    let mut draft = store.create_resumable(&key("new/d")).unwrap();
     draft.write(&first).unwrap();
     let mark = draft.sync().unwrap();
     let synced = store.op_count();
@@ -305,7 +305,7 @@ fn a_draft_survives_every_crash() {
                 assert_eq!(bytes, whole, "{context}");
                 continue;
             }
-            let mut draft = after.resume_draft(&key("new/d"), mark).expect(&context);
+            let mut draft = after.resume(&key("new/d"), mark).expect(&context);
             draft.write(&rest).unwrap();
             draft.finish().unwrap();
             assert_eq!(read_all(&after, &key("new/d")).unwrap(), whole, "{context}");

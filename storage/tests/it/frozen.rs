@@ -46,7 +46,7 @@ fn submit(reader: &mut dyn Reader, pool: &Arc<BufferPool>, object: &Arc<dyn Obje
 fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Completion> {
     let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
     while came.len() < count && Instant::now() < until {
-        reader.reap(until, &mut came).unwrap();
+        reader.wait(until, &mut came).unwrap();
     }
     came
 }

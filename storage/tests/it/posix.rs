@@ -58,7 +58,7 @@ fn a_full_disk_is_found_before_the_first_byte() {
 fn a_file_without_a_name_is_gone_when_it_is_dropped() {
     let Some(disk) = mount("size=4m") else { return };
     let store = open(disk.path());
-    let file = store.create_unnamed(&key("a/b"), 3 << 20).unwrap();
+    let file = store.create_anonymous(&key("a/b"), 3 << 20).unwrap();
     assert!(raw_names(&disk.path().join("a/b")).is_empty());
     assert_eq!((file.len_bytes(), file.names().unwrap()), (3 << 20, 0));
     file.write_at(8192, &[7; 5000]).unwrap();
@@ -67,13 +67,13 @@ fn a_file_without_a_name_is_gone_when_it_is_dropped() {
     assert!(buf[..5000] == [7; 5000] && buf[5000] == 0);
     let error = file.write_at((3 << 20) - 1, &[1, 2]).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
-    let Err(error) = store.create_unnamed(&key("a/b"), 2 << 20) else { panic!("no such space") };
+    let Err(error) = store.create_anonymous(&key("a/b"), 2 << 20) else { panic!("no such space") };
     let due = format!("write a file without a name in {}/a/b: no space", disk.path().display());
     assert!(error.to_string().starts_with(&due), "{error}");
     assert!(error.to_string().contains("(2097152 bytes due, 1048576 free)"), "{error}");
     assert!(raw_names(&disk.path().join("a/b")).is_empty());
     drop(file);
-    store.create_unnamed(&key("a/b"), 4 << 20).unwrap();
+    store.create_anonymous(&key("a/b"), 4 << 20).unwrap();
 }
 
 #[test]
@@ -209,11 +209,11 @@ fn the_dead_are_swept_and_the_living_are_not() {
     }
 
     assert_eq!(raw_names(folder.path()).len(), 5);
-    assert_eq!(store.names(&Key::root()).unwrap(), [".notes.tmp-3", "x.tmp-old"]);
-    let swept = store.sweep(&Key::root()).unwrap();
+    assert_eq!(store.list_names(&Key::root()).unwrap(), [".notes.tmp-3", "x.tmp-old"]);
+    let swept = store.remove_orphans(&Key::root()).unwrap();
     assert_eq!(swept.len(), 1);
     assert!(swept[0].starts_with(".dead.tmp-"), "{swept:?}");
-    assert!(store.sweep(&Key::root()).unwrap().is_empty());
+    assert!(store.remove_orphans(&Key::root()).unwrap().is_empty());
     upload.finish().unwrap();
     let due = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "live", "x.tmp-old"];
     assert_eq!(raw_names(folder.path()), due);
@@ -270,17 +270,17 @@ fn urls_choose_the_engine() {
 fn a_draft_has_one_writer() {
     let folder = tempfile::tempdir().unwrap();
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
-    let draft = store.create_draft(&key("a")).unwrap();
-    let second = store.resume_draft(&key("a"), SyncPoint::default()).unwrap_err();
+    let draft = store.create_resumable(&key("a")).unwrap();
+    let second = store.resume(&key("a"), SyncPoint::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
     drop(draft);
     // Who looks at it first is its writer by then.
     let mut find = |object: &dyn storage::Object| {
         assert_eq!(object.len_bytes(), 0);
-        let second = store.resume_draft(&key("a"), SyncPoint::default()).unwrap_err();
+        let second = store.resume(&key("a"), SyncPoint::default()).unwrap_err();
         assert!(matches!(second, Error::Locked { .. }), "{second}");
         Ok(SyncPoint::default())
     };
-    drop(store.resume_draft_by(&key("a"), &mut find).unwrap());
-    drop(store.resume_draft(&key("a"), SyncPoint::default()).unwrap());
+    drop(store.resume_with(&key("a"), &mut find).unwrap());
+    drop(store.resume(&key("a"), SyncPoint::default()).unwrap());
 }

@@ -25,7 +25,7 @@ fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usiz
 fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Completion> {
     let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
     while came.len() < count && Instant::now() < until {
-        reader.reap(until, &mut came).unwrap();
+        reader.wait(until, &mut came).unwrap();
     }
     came
 }
@@ -135,7 +135,7 @@ fn too_many_that_hang_end_the_reader() {
     (0..3).for_each(|i| reader.submit(want(&pool, &object, i * 100, 10)));
     let (mut came, until) = (Vec::new(), Instant::now() + PATIENCE);
     let outcome = loop {
-        let outcome = reader.reap(until, &mut came);
+        let outcome = reader.wait(until, &mut came);
         if outcome.is_err() || Instant::now() > until {
             break outcome;
         }

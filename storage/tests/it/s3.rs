@@ -296,9 +296,9 @@ fn drafts_go_on(store: &dyn Storage) {
     let all: Vec<u8> =
         (0..37_000_001_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let name = key("deep/draft");
-    let absent = store.resume_draft(&name, SyncPoint::default());
+    let absent = store.resume(&name, SyncPoint::default());
     assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
-    let mut draft = store.create_draft(&name).unwrap();
+    let mut draft = store.create_resumable(&name).unwrap();
     assert_eq!(draft.sync().unwrap(), SyncPoint::default());
     draft.write(&all[..20_000_000]).unwrap();
     let mark = draft.sync().unwrap();
@@ -308,29 +308,29 @@ fn drafts_go_on(store: &dyn Storage) {
     draft.write(&vec![7; 20_000_000]).unwrap();
     draft.sync().unwrap();
     drop(draft);
-    assert_eq!(store.names(&Key::new("deep").unwrap()).unwrap(), Vec::<String>::new());
+    assert_eq!(store.list_names(&Key::new("deep").unwrap()).unwrap(), Vec::<String>::new());
     assert_eq!(store.list(&Key::root()).unwrap(), []);
-    let second = store.create_draft(&name);
+    let second = store.create_resumable(&name);
     assert!(matches!(second, Err(Error::Exists { .. })), "{second:?}");
     for wrong in [
         SyncPoint { bytes: due + 1, ..mark },
         SyncPoint { bytes: 9 << 20, ..mark },
         SyncPoint { crc64: 1, ..mark },
     ] {
-        let refused = store.resume_draft(&name, wrong);
+        let refused = store.resume(&name, wrong);
         assert!(matches!(refused, Err(Error::Corrupt { .. })), "{wrong:?}: {refused:?}");
     }
-    let mut draft = store.resume_draft(&name, mark).unwrap();
+    let mut draft = store.resume(&name, mark).unwrap();
     assert_eq!(draft.len_bytes(), due);
     draft.write(&all[due as usize..]).unwrap();
-    draft.settle().unwrap();
+    draft.flush().unwrap();
     let whole = draft.sync().unwrap();
     assert_eq!(whole, SyncPoint { bytes: all.len() as u64, crc64: crc64(&all) });
     drop(draft);
-    let entry = store.resume_draft(&name, whole).unwrap().finish().unwrap();
+    let entry = store.resume(&name, whole).unwrap().finish().unwrap();
     assert_eq!((entry.bytes, entry.crc64), (whole.bytes, whole.crc64));
     assert!(read_all(store, &name).unwrap() == all, "it came back changed");
-    store.discard_draft(&name).unwrap();
+    store.discard(&name).unwrap();
     assert_eq!(store.list(&Key::root()).unwrap().len(), 1);
 }
 
@@ -348,7 +348,7 @@ fn drafts_go_on_by_whole_parts() {
 
 /// A draft of some bytes, whose writer is gone.
 fn begin_draft(store: &dyn Storage, name: &Key, bytes: &[u8]) -> SyncPoint {
-    let mut draft = store.create_draft(name).unwrap();
+    let mut draft = store.create_resumable(name).unwrap();
     draft.write(bytes).unwrap();
     draft.sync().unwrap()
 }
@@ -371,7 +371,7 @@ fn the_state_of_a_draft_keeps_its_form() {
     );
     assert_eq!(text, released);
     store.replace(&state_key, released.as_bytes()).unwrap();
-    let mut draft = store.resume_draft(&name, mark).unwrap();
+    let mut draft = store.resume(&name, mark).unwrap();
     draft.write(&bytes[draft.len_bytes() as usize..]).unwrap();
     draft.finish().unwrap();
     assert!(read_all(&*store, &name).unwrap() == bytes);
@@ -390,34 +390,34 @@ fn parts_that_are_not_there_are_missed() {
     let other =
         String::from_utf8(state.clone()).unwrap().replace("\"etag\":\"\\\"", "\"etag\":\"\\\"0");
     store.replace(&state_key, other.as_bytes()).unwrap();
-    let told = store.resume_draft(&name, mark).unwrap_err().to_string();
+    let told = store.resume(&name, mark).unwrap_err().to_string();
     assert!(told.contains("part 1 of 16777216 bytes with ETag"), "{told}");
     store.replace(&state_key, b"{}").unwrap();
-    let told = store.resume_draft(&name, mark).unwrap_err().to_string();
+    let told = store.resume(&name, mark).unwrap_err().to_string();
     assert!(told.contains("/gone/.a.draft, at byte 0: got missing field"), "{told}");
     // Whoever discards it gives its parts up; a life cycle rule does so too.
     store.replace(&state_key, &state).unwrap();
-    store.discard_draft(&name).unwrap();
+    store.discard(&name).unwrap();
     assert_eq!(server.upload_count(), 0);
     store.replace(&state_key, &state).unwrap();
-    let told = store.resume_draft(&name, mark).unwrap_err().to_string();
+    let told = store.resume(&name, mark).unwrap_err().to_string();
     assert!(told.contains("no multipart upload") && told.contains("life cycle"), "{told}");
-    let mut anew = store.resume_draft(&name, SyncPoint::default()).unwrap();
+    let mut anew = store.resume(&name, SyncPoint::default()).unwrap();
     anew.write(&bytes).unwrap();
     // The name is taken meanwhile: what was to be the draft's stays.
     write_all(&*store, &name, b"taken").unwrap();
     let late = anew.finish();
     assert!(matches!(late, Err(Error::Exists { .. })), "{late:?}");
     assert_eq!(read_all(&*store, &name).unwrap(), b"taken");
-    store.discard_draft(&name).unwrap();
+    store.discard(&name).unwrap();
     assert_eq!(server.upload_count(), 0);
     // Finished by a process that died before it could say so.
     store.delete(&name).unwrap();
     begin();
     let state = read_all(&*store, &state_key).unwrap();
-    store.resume_draft(&name, mark).unwrap().finish().unwrap();
+    store.resume(&name, mark).unwrap().finish().unwrap();
     store.replace(&state_key, &state).unwrap();
-    let done = store.resume_draft(&name, mark);
+    let done = store.resume(&name, mark);
     assert!(matches!(done, Err(Error::NotFound { .. })), "{done:?}");
 }
 

@@ -250,7 +250,7 @@ fn models_that_are_built_in_say_what_they_are() {
         assert!(profile.to_string().contains("simulated"), "{profile}");
         assert_eq!(sim.label(), format!("simulated: {name}"));
         assert!(sim.about().contains("not measured"), "{}", sim.about());
-        assert!(!store.can_publish(&Key::root()).unwrap());
+        assert!(!store.has_atomic_publish(&Key::root()).unwrap());
     }
     assert!(StoreModel::named("tape").is_none());
 }

@@ -41,10 +41,10 @@ fn services_nfs_what_another_machine_writes_is_there_at_once() {
             let parent = key(name.as_str().rsplit_once('/').map_or("folder", |(parent, _)| parent));
             let absent = ours.open(&name);
             assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
-            let before = ours.names(&parent).unwrap();
+            let before = ours.list_names(&parent).unwrap();
             write_all(&*theirs, &name, name.as_str().as_bytes()).unwrap();
             assert_eq!(read_all(&*ours, &name).unwrap(), name.as_str().as_bytes());
-            let listed = ours.names(&parent).unwrap();
+            let listed = ours.list_names(&parent).unwrap();
             assert!(name.as_str() == "a" || listed.len() > before.len(), "{before:?} {listed:?}");
             // Taken is taken, also where the name seemed free.
             let taken = write_all(&*ours, &name, b"ours").unwrap_err();
@@ -53,7 +53,7 @@ fn services_nfs_what_another_machine_writes_is_there_at_once() {
         theirs.replace(&key("a"), b"another").unwrap();
         assert_eq!(read_all(&*ours, &key("a")).unwrap(), b"another");
         theirs.delete_folder(&key("folder")).unwrap();
-        assert_eq!(ours.names(&Key::root()).unwrap(), ["a"]);
+        assert_eq!(ours.list_names(&Key::root()).unwrap(), ["a"]);
         let gone = ours.open(&key("folder/deep/c"));
         assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
     }
@@ -80,7 +80,7 @@ fn services_nfs_a_listing_beside_renames_is_whole() {
             }
         });
         for _ in 0..300 {
-            let names = ours.names(&Key::root());
+            let names = ours.list_names(&Key::root());
             let is_whole = names.as_ref().is_ok_and(|names| names.contains(&"stays".to_owned()));
             if !is_whole {
                 is_over.store(true, Ordering::Relaxed);
@@ -102,7 +102,7 @@ fn services_nfs_what_is_open_is_deleted_later() {
     write_all(&*store, &key("step/a"), &bytes).unwrap();
     let reader = store.open(&key("step/a")).unwrap();
     store.delete_folder(&key("step")).unwrap();
-    assert_eq!(store.names(&Key::root()).unwrap(), [] as [&str; 0]);
+    assert_eq!(store.list_names(&Key::root()).unwrap(), [] as [&str; 0]);
     let mut read = vec![0; bytes.len()];
     reader.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut read }]).unwrap();
     assert!(read == bytes, "an open file changed");
@@ -113,9 +113,9 @@ fn services_nfs_what_is_open_is_deleted_later() {
     let name = left.file_name().unwrap().to_str().unwrap().to_owned();
     let dead = with_other_start(&name);
     fs::rename(left, left.with_file_name(&dead)).unwrap();
-    assert_eq!(store.sweep(&Key::root()).unwrap(), [] as [&str; 0]);
+    assert_eq!(store.remove_orphans(&Key::root()).unwrap(), [] as [&str; 0]);
     drop(reader);
-    assert_eq!(store.sweep(&Key::root()).unwrap(), [dead]);
+    assert_eq!(store.remove_orphans(&Key::root()).unwrap(), [dead]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -135,17 +135,17 @@ fn services_nfs_a_draft_has_one_writer_on_all_machines() {
     let folder = nfs.folder_on(&nfs.hard());
     let ours = open(folder.path());
     let theirs = open(&nfs.seen_on(&nfs.other(), folder.path()));
-    let mut draft = ours.create_draft(&key("a")).unwrap();
+    let mut draft = ours.create_resumable(&key("a")).unwrap();
     draft.write(b"ours").unwrap();
     let mark = draft.sync().unwrap();
-    let second = theirs.resume_draft(&key("a"), SyncPoint::default()).unwrap_err();
+    let second = theirs.resume(&key("a"), SyncPoint::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
     drop(draft);
-    let mut draft = theirs.resume_draft(&key("a"), mark).unwrap();
+    let mut draft = theirs.resume(&key("a"), mark).unwrap();
     draft.write(b" and theirs").unwrap();
     draft.finish().unwrap();
     assert_eq!(read_all(&*ours, &key("a")).unwrap(), b"ours and theirs");
-    let late = ours.resume_draft(&key("a"), mark).unwrap_err();
+    let late = ours.resume(&key("a"), mark).unwrap_err();
     assert!(matches!(late, Error::NotFound { .. }), "{late}");
 }
 

@@ -258,8 +258,8 @@ fn saves_together(urls: &[&str], can_publish: bool) {
         assert_eq!(newest.blob("rng-2").unwrap(), [2]);
     }
     let store = open_url(urls[0]).unwrap();
-    assert_eq!(store.can_publish(&key("run")).unwrap(), can_publish);
-    let has_record = store.names(&key("run/step-000000000002")).unwrap()[0] == "COMMIT";
+    assert_eq!(store.has_atomic_publish(&key("run")).unwrap(), can_publish);
+    let has_record = store.list_names(&key("run/step-000000000002")).unwrap()[0] == "COMMIT";
     assert_eq!(has_record, !can_publish);
     assert_eq!(steps().retain(1).unwrap(), [1]);
     steps().sweep().unwrap();

@@ -125,7 +125,8 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
             continue;
         }
         let folder = work.open_url(bare)?;
-        let names = folder.names(&Key::root()).with_context(|| format!("look into {input}"))?;
+        let names =
+            folder.list_names(&Key::root()).with_context(|| format!("look into {input}"))?;
         let with =
             |stem: &str, suffix: &str| names.binary_search(&format!("{stem}{suffix}")).is_ok();
         let stems = names.iter().filter_map(|name| name.strip_suffix(".idx"));

@@ -47,8 +47,8 @@ impl Storage for ProgressLayer {
         self.inner.list(folder)
     }
 
-    fn names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.names(folder)
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.list_names(folder)
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
@@ -60,8 +60,8 @@ impl Storage for ProgressLayer {
         self.inner.publish(staged, target)
     }
 
-    fn can_publish(&self, folder: &Key) -> Result<bool> {
-        self.inner.can_publish(folder)
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
+        self.inner.has_atomic_publish(folder)
     }
 
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
@@ -84,57 +84,57 @@ impl Storage for ProgressLayer {
         self.inner.display(key)
     }
 
-    fn sweep(&self, folder: &Key) -> Result<Vec<String>> {
-        self.inner.sweep(folder)
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
+        self.inner.remove_orphans(folder)
     }
 
-    fn create_draft(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.work.check()?;
-        Ok(self.upload(self.inner.create_draft(key)?))
+        Ok(self.upload(self.inner.create_resumable(key)?))
     }
 
-    fn resume_draft(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        Ok(self.upload(self.inner.resume_draft(key, from)?))
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+        Ok(self.upload(self.inner.resume(key, from)?))
     }
 
-    fn resume_draft_by(
+    fn resume_with(
         &self,
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        Ok(self.upload(self.inner.resume_draft_by(key, find)?))
+        Ok(self.upload(self.inner.resume_with(key, find)?))
     }
 
-    fn open_draft(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        Ok(self.object(self.inner.open_draft(key)?))
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        Ok(self.object(self.inner.open_partial(key)?))
     }
 
-    fn discard_draft(&self, key: &Key) -> Result<()> {
-        self.inner.discard_draft(key)
+    fn discard(&self, key: &Key) -> Result<()> {
+        self.inner.discard(key)
     }
 
-    fn create_work(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+    fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.work.check()?;
-        self.inner.create_work(key, len_bytes)
+        self.inner.create_in_place(key, len_bytes)
     }
 
-    fn open_work(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
-        self.inner.open_work(key)
+    fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+        self.inner.open_in_place(key)
     }
 
-    fn create_unnamed(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+    fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         self.work.check()?;
-        self.inner.create_unnamed(folder, len_bytes)
+        self.inner.create_anonymous(folder, len_bytes)
     }
 
-    fn share(
+    fn link(
         &self,
         key: &Key,
         from: &dyn Object,
         how: LinkMethod,
     ) -> Result<Option<PendingDirSync>> {
         self.work.check()?;
-        self.inner.share(key, from, how)
+        self.inner.link(key, from, how)
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
@@ -188,8 +188,8 @@ where
         self.inner.display()
     }
 
-    fn expect_random_reads(&self) {
-        self.inner.expect_random_reads();
+    fn advise_random(&self) {
+        self.inner.advise_random();
     }
 
     fn memory_align(&self) -> usize {
@@ -231,12 +231,12 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
         self.write_by(bytes.len() as u64, |inner| inner.write(bytes))
     }
 
-    fn write_summed(&mut self, bytes: &[u8]) -> Result<u64> {
-        self.write_by(bytes.len() as u64, |inner| inner.write_summed(bytes))
+    fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
+        self.write_by(bytes.len() as u64, |inner| inner.write_with_crc(bytes))
     }
 
-    fn write_given(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
-        self.write_by(bytes.len() as u64, |inner| inner.write_given(bytes, crc64))
+    fn write_with_known_crc(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        self.write_by(bytes.len() as u64, |inner| inner.write_with_known_crc(bytes, crc64))
     }
 
     fn write_from(
@@ -258,9 +258,9 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
         self.inner.len_bytes()
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         self.work.check()?;
-        self.inner.settle()
+        self.inner.flush()
     }
 
     fn finish(self: Box<Self>) -> Result<FileEntry> {
@@ -268,9 +268,9 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
         self.inner.finish()
     }
 
-    fn finish_in_folder(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
+    fn finish_deferred(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         self.work.check()?;
-        self.inner.finish_in_folder()
+        self.inner.finish_deferred()
     }
 }
 

@@ -123,7 +123,7 @@ fn services_doctor_on_rgw() {
     assert_eq!(told.of("life cycle").0, "note");
     assert_eq!(told.0, 0, "{:#?}", told.1);
     let store = storage::open_url(&url).unwrap();
-    let names = store.names(&Key::root()).unwrap();
+    let names = store.list_names(&Key::root()).unwrap();
     assert!(names.iter().all(|name| !name.contains("doctor")), "{names:?}");
 }
 

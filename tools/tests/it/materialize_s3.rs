@@ -55,7 +55,7 @@ fn finish(server: &S3Server, folder: &Path, place: &str, due: &[Vec<u8>; 3]) -> 
     let was_done = told.contains("out.manifest.json: exists already");
     assert!(was_done || output.status.success(), "{place}: {told}");
     let store = open_url(&server.url(place)).unwrap();
-    assert_eq!(store.names(&Key::root()).unwrap(), NAMES, "{place}");
+    assert_eq!(store.list_names(&Key::root()).unwrap(), NAMES, "{place}");
     for (name, due) in NAMES.iter().zip(due) {
         let got = read_all(&*store, &Key::new(*name).unwrap()).unwrap();
         assert!(got == *due, "{place}: {name} has other bytes");

@@ -258,7 +258,7 @@ impl<'a> LeaderLiveness<'a> {
         let steps = self.joint.steps;
         if self.called.elapsed() >= steps.patience.beat / 2 {
             self.called = Instant::now();
-            let names = steps.store.names(&self.folder)?;
+            let names = steps.store.list_names(&self.folder)?;
             if names.is_empty() {
                 self.has_left = true;
                 return Ok(Some("writer 0 has left".to_owned()));

@@ -46,8 +46,8 @@ pub(super) struct FileRange {
 impl SpaceMap {
     /// Removes what a killed process may have left in the folder, and makes the first file.
     pub(super) fn open(folder: Folder) -> Result<Self> {
-        folder.store.sweep(&folder.key)?;
-        let file = folder.store.create_unnamed(&folder.key, FILE_BYTES_MIN)?;
+        folder.store.remove_orphans(&folder.key)?;
+        let file = folder.store.create_anonymous(&folder.key, FILE_BYTES_MIN)?;
         let taken = Taken { last: Some((file, 0)), bytes: FILE_BYTES_MIN, ..Taken::default() };
         Ok(SpaceMap { folder, taken: Mutex::new(taken) })
     }
@@ -88,7 +88,7 @@ impl SpaceMap {
         let Folder { store, key } = &self.folder;
         let mut bytes = bytes.max(least);
         loop {
-            match store.create_unnamed(key, bytes) {
+            match store.create_anonymous(key, bytes) {
                 Err(storage::Error::NoSpace { .. }) if bytes > least => {
                     bytes = (bytes / 2).next_multiple_of(ALIGN_BYTES).max(least);
                 }

@@ -99,7 +99,7 @@ impl StopSignal {
             }
             if Instant::now() > until {
                 let story =
-                    StuckReads::story().map(|story| format!(" ({story})")).unwrap_or_default();
+                    StuckReads::describe().map(|story| format!(" ({story})")).unwrap_or_default();
                 // What is only slow ends now, and writes nothing more.
                 self.set();
                 let _ = answered.recv_timeout(STOP_WAIT);

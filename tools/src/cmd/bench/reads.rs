@@ -143,7 +143,7 @@ pub fn drive(
 ) -> Result<PatternRun> {
     let object = open_data(load.place)?;
     if load.len_max < READ_AHEAD_FROM {
-        object.expect_random_reads();
+        object.advise_random();
     }
     let room = BufferPool::bytes_of(load.len_max as u64) as usize; // fits: of memory
     let pool = BufferPool::new(room * load.depth);
@@ -178,7 +178,7 @@ pub fn drive(
             thread::sleep(wake.saturating_duration_since(now));
             continue;
         }
-        reader.reap(wake, &mut came)?;
+        reader.wait(wake, &mut came)?;
         let now = Instant::now();
         for came in came.drain(..) {
             let cut = flight.land(now, &came);

@@ -122,7 +122,7 @@ impl TargetFolder {
         let about = b"Files of a benchmark that runs, or was killed: feedline bench.\n";
         let store = self.store.as_ref();
         // What cannot even be looked at is not written to, and nothing is left there.
-        let looked = self.store.names(&self.folder);
+        let looked = self.store.list_names(&self.folder);
         looked.map_err(|error| self.told(error)).context("look into it")?;
         self.begun.store(true, Relaxed);
         let wrote = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));

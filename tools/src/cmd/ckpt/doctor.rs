@@ -85,7 +85,7 @@ impl Diagnosis {
     }
 
     fn probe(&mut self, store: &dyn Storage, scratch: &Key) {
-        match store.can_publish(&Key::root()) {
+        match store.has_atomic_publish(&Key::root()) {
             Ok(true) => self.probe_folders(store, scratch),
             Ok(false) => self.probe_objects(store, scratch),
             Err(error) => {

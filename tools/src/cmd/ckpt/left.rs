@@ -79,7 +79,7 @@ const KINDS: [(&str, &str, &str, &str); 8] = [
 /// What the store says.
 pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
     let mut found = Vec::new();
-    for name in store.names(&Key::root())? {
+    for name in store.list_names(&Key::root())? {
         let kind = KINDS.iter().find(|(prefix, ..)| name.starts_with(prefix));
         let Some((prefix, kind, if_dead, else_is)) = kind else { continue };
         let owner = owner_of(&name[prefix.len()..]);

@@ -46,7 +46,7 @@ impl MaterializeResume {
         seq_len: u64,
     ) -> Result<Self> {
         // Of writers that were killed: the little files, for the large ones are drafts.
-        store.sweep(&prefix.parent())?;
+        store.remove_orphans(&prefix.parent())?;
         let key = prefix.with_suffix(SUFFIX)?;
         let (record, builder) = match read(store.as_ref(), &key)? {
             Some(record) => {

@@ -200,8 +200,8 @@ impl Checkpoints {
     }
 }
 
-fn failed(why: impl Into<String>) -> Error {
-    Error::Agent { why: why.into() }
+fn failed(reason: impl Into<String>) -> Error {
+    Error::Agent { reason: reason.into() }
 }
 
 fn tell(error: &Error) -> String {

@@ -332,8 +332,8 @@ impl AsyncSaver {
         let max = self.options.staging_bytes_max;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= max);
         let len = len.ok_or_else(|| Error::BadInput {
-            what: format!("{bytes} bytes behind the run"),
-            why: format!("there is room for {max}; hint: raise staging_bytes_max"),
+            object: format!("{bytes} bytes behind the run"),
+            reason: format!("there is room for {max}; hint: raise staging_bytes_max"),
         })?;
         if kit.arena.as_ref().is_some_and(|arena| arena.len() >= len) {
             return Ok(());
@@ -387,8 +387,8 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
         let outcome = outcome.unwrap_or_else(|_| {
             // Nobody knows what it has still to say.
             job.kit.agent = None;
-            let why = "the thread that writes it panicked".to_owned();
-            Err(Error::BadInput { what: format!("step {}", job.snapshot.step), why })
+            let reason = "the thread that writes it panicked".to_owned();
+            Err(Error::BadInput { object: format!("step {}", job.snapshot.step), reason })
         });
         tell(&job.snapshot, &outcome);
         let report = outcome.as_ref().ok().copied();

@@ -184,8 +184,8 @@ pub(crate) struct Catalog {
 
 impl Catalog {
     /// Checks a manifest. `what` names it in messages.
-    pub(crate) fn new(manifest: Manifest, what: &str) -> Result<Self> {
-        let bad = Refusal { what };
+    pub(crate) fn new(manifest: Manifest, object: &str) -> Result<Self> {
+        let bad = Refusal { object };
         if manifest.format != FORMAT {
             return bad.of("format", &manifest.format, FORMAT);
         }
@@ -196,12 +196,12 @@ impl Catalog {
         let meta: Meta = serde_json::from_value(manifest.meta).or_else(|error| {
             bad.of("meta", &error.to_string(), "the fields that FORMAT.md lists and no others")
         })?;
-        Self::of(meta, manifest.files, what)
+        Self::of(meta, manifest.files, object)
     }
 
     /// Checks what a manifest says, or is to say.
-    pub(crate) fn of(meta: Meta, files: Vec<FileEntry>, what: &str) -> Result<Self> {
-        let bad = Refusal { what };
+    pub(crate) fn of(meta: Meta, files: Vec<FileEntry>, object: &str) -> Result<Self> {
+        let bad = Refusal { object };
         if !is_block_size(meta.block_bytes) {
             let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
             return bad.of("block_bytes", &meta.block_bytes.to_string(), &due);
@@ -428,16 +428,16 @@ fn check_chunk(
 }
 
 struct Refusal<'a> {
-    what: &'a str,
+    object: &'a str,
 }
 
 impl Refusal<'_> {
-    fn of<T>(&self, place: &str, got: &str, due: &str) -> Result<T> {
+    fn of<T>(&self, place: &str, found: &str, expected: &str) -> Result<T> {
         Err(Error::BadManifest {
-            what: self.what.to_owned(),
+            object: self.object.to_owned(),
             place: place.to_owned(),
-            got: got.to_owned(),
-            due: due.to_owned(),
+            found: found.to_owned(),
+            expected: expected.to_owned(),
         })
     }
 }

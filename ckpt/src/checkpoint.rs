@@ -24,7 +24,7 @@ pub struct Checkpoint {
     pub(crate) manifest_crc64: u64,
     pub(crate) threads: usize,
     /// Bytes that reads have brought so far.
-    pub(crate) came: Arc<AtomicU64>,
+    pub(crate) read_bytes: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Checkpoint {
@@ -55,39 +55,46 @@ impl Checkpoint {
         threads: usize,
     ) -> Result<Self> {
         let key = folder.join(MANIFEST)?;
-        let what = store.display(&key);
-        let bad = |place: &str, got: String, due: String| {
-            Err(Error::BadManifest { what: what.clone(), place: place.to_owned(), got, due })
+        let object = store.display(&key);
+        let bad = |place: &str, found: String, expected: String| {
+            Err(Error::BadManifest {
+                object: object.clone(),
+                place: place.to_owned(),
+                found,
+                expected,
+            })
         };
         if !there.contains_key(&key) {
-            let due = "a file in a folder of its own; links are not followed".to_owned();
-            return bad("the record of its commit", "none".to_owned(), due);
+            let expected = "a file in a folder of its own; links are not followed".to_owned();
+            return bad("the record of its commit", "none".to_owned(), expected);
         }
         let (manifest, manifest_crc64) = Manifest::read_summed(&**store, &key)?;
-        let catalog = Catalog::new(manifest, &what)?;
+        let catalog = Catalog::new(manifest, &object)?;
         if catalog.meta.step != step {
-            let due = format!("{step}, the step that its folder is named for");
-            return bad("meta", format!("step {}", catalog.meta.step), due);
+            let expected = format!("{step}, the step that its folder is named for");
+            return bad("meta", format!("step {}", catalog.meta.step), expected);
         }
         for file in &catalog.files {
             let key = folder.join(&file.path)?;
-            let what = store.display(&key);
+            let object = store.display(&key);
             match there.get(&key) {
-                None => return Err(storage::Error::NotFound { what }.into()),
-                Some(&bytes) if bytes != file.bytes => return Err(wrong_length(what, bytes, file)),
+                None => return Err(storage::Error::NotFound { object }.into()),
+                Some(&bytes) if bytes != file.bytes => {
+                    return Err(wrong_length(object, bytes, file));
+                }
                 Some(_) => {}
             }
         }
         let store = Arc::clone(store);
         let came = Arc::default();
-        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads, came })
+        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads, read_bytes: came })
     }
 
     /// Has its reads counted where another looks: to `came` is added what they bring, as it comes
     /// and is found whole.
     #[must_use]
     pub fn counted(self, came: &Arc<AtomicU64>) -> Self {
-        Checkpoint { came: Arc::clone(came), ..self }
+        Checkpoint { read_bytes: Arc::clone(came), ..self }
     }
 
     /// The training step.
@@ -131,7 +138,7 @@ impl Checkpoint {
     /// [`Error::NoTensor`], which tells what there is instead.
     pub fn tensor(&self, name: &str, group: Group) -> Result<&TensorEntry> {
         self.catalog.tensor(name, group).ok_or_else(|| Error::NoTensor {
-            what: self.display(),
+            object: self.display(),
             name: name.to_owned(),
             group,
             near: nearest(self.tensors(), name, group),
@@ -145,7 +152,7 @@ impl Checkpoint {
     pub fn blob(&self, name: &str) -> Result<Vec<u8>> {
         let found = self.catalog.meta.blobs.iter().find(|blob| blob.name == name);
         let blob = found.ok_or_else(|| Error::NoBlob {
-            what: self.display(),
+            object: self.display(),
             name: name.to_owned(),
             near: self.blobs().map(str::to_owned).collect(),
         })?;
@@ -156,10 +163,10 @@ impl Checkpoint {
         let got = crc64(&bytes);
         if got != file.crc64 {
             return Err(Error::Corrupt {
-                what: self.store.display(&key),
+                object: self.store.display(&key),
                 offset: 0,
-                got: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
-                due: format!("{:016x} by the manifest", file.crc64),
+                found: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
+                expected: format!("{:016x} by the manifest", file.crc64),
             });
         }
         Ok(bytes)
@@ -278,9 +285,9 @@ pub(crate) fn blocks_of(
     })
 }
 
-fn wrong_length(what: String, got: u64, file: &storage::FileEntry) -> Error {
-    let due = format!("{} by the manifest", file.bytes);
-    Error::Corrupt { what, offset: got.min(file.bytes), got: format!("{got} bytes"), due }
+fn wrong_length(object: String, got: u64, file: &storage::FileEntry) -> Error {
+    let expected = format!("{} by the manifest", file.bytes);
+    Error::Corrupt { object, offset: got.min(file.bytes), found: format!("{got} bytes"), expected }
 }
 
 /// The three tensors most like the one asked for: the same name in other groups first, then names

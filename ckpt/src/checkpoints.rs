@@ -144,9 +144,9 @@ impl Checkpoints {
                 return Ok(found);
             }
         }
-        let what = self.store.display(&self.folder);
-        let what = format!("{what}: a step that stays while it is looked for");
-        Err(storage::Error::NotFound { what }.into())
+        let object = self.store.display(&self.folder);
+        let object = format!("{object}: a step that stays while it is looked for");
+        Err(storage::Error::NotFound { object }.into())
     }
 
     /// Opens one step.
@@ -159,8 +159,8 @@ impl Checkpoints {
         if !near.contains(&step) {
             near.sort_by_key(|there| there.abs_diff(step));
             near.truncate(5);
-            let what = self.store.display(&self.folder.join(&step_name(step))?);
-            return Err(Error::NoStep { what, near });
+            let object = self.store.display(&self.folder.join(&step_name(step))?);
+            return Err(Error::NoStep { object, near });
         }
         self.open_named(step, &self.listing()?)
     }
@@ -224,7 +224,7 @@ impl Checkpoints {
 
     /// Refuses a step and options that no checkpoint can have.
     pub(crate) fn check_options(&self, step: u64) -> Result<()> {
-        let bad = |why: String| Err(Error::BadInput { what: format!("step {step}"), why });
+        let bad = |reason: String| Err(Error::BadInput { object: format!("step {step}"), reason });
         let CheckpointOptions { shard_bytes_max, block_bytes, threads, .. } = self.options;
         if step > STEP_MAX {
             return bad(format!("a step is at most {STEP_MAX}"));

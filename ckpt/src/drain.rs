@@ -156,7 +156,7 @@ impl Drain {
             match far.contains(&step).then(|| self.is_same(step)).transpose() {
                 Ok(Some(true)) => {}
                 Ok(_) => lacking.push(step),
-                Err(Error::NoStep { what, .. }) => was_retired(&what),
+                Err(Error::NoStep { object, .. }) => was_retired(&object),
                 Err(error) => return Err(error),
             }
         }
@@ -193,7 +193,7 @@ impl Drain {
             match self.step(step) {
                 Ok(report) => pass.drained.push(report),
                 Err(Error::Cancelled) => return Err(Error::Cancelled),
-                Err(Error::NoStep { what, .. }) => was_retired(&what),
+                Err(Error::NoStep { object, .. }) => was_retired(&object),
                 Err(error) => {
                     let is_own = error.is_damage() || matches!(error, Error::Differs { .. });
                     pass.failed.push((step, error));
@@ -242,13 +242,13 @@ impl Drain {
         let (_, bytes) = source.size();
         let _alone = self.to.begin_change()?;
         let place = match self.to.find_place_for(step, DRAIN, &self.contents(&source)) {
-            Err(Error::StepExists { what: other }) => {
+            Err(Error::StepExists { object: other }) => {
                 let is_same = self.to.open_step(step)?.catalog.has_same(&source.catalog);
-                let what = source.display();
+                let object = source.display();
                 return if is_same {
                     Ok((bytes, bytes))
                 } else {
-                    Err(Error::Differs { what, other })
+                    Err(Error::Differs { object, other })
                 };
             }
             place => place?,
@@ -275,7 +275,7 @@ impl Drain {
         for &step in pending {
             match self.from.open_step(step) {
                 Ok(source) => due.push((step, self.contents(&source))),
-                Err(Error::NoStep { what, .. }) => was_retired(&what),
+                Err(Error::NoStep { object, .. }) => was_retired(&object),
                 Err(error) => return Err(error),
             }
         }

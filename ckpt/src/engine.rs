@@ -122,7 +122,7 @@ struct Filled {
     upload: Box<dyn Upload>,
     path: String,
     /// Its length and its checksum, by its parts.
-    due: (u64, u64),
+    expected: (u64, u64),
     sums: Vec<ChunkSums>,
 }
 
@@ -182,20 +182,23 @@ impl ShardWriter<'_> {
             sums.push(part);
         }
         upload.flush()?;
-        let due = (upload.len_bytes(), sum);
-        Ok(Filled { upload, path: job.path.clone(), due, sums })
+        let expected = (upload.len_bytes(), sum);
+        Ok(Filled { upload, path: job.path.clone(), expected, sums })
     }
 
     fn finish(&self, filled: Filled) -> Result<(WrittenFile, PendingDirSync)> {
-        let Filled { upload, path, due, sums } = filled;
+        let Filled { upload, path, expected, sums } = filled;
         let (entry, name) = upload.finish_deferred()?;
-        if self.summing == Checksums::On && (entry.bytes, entry.crc64) != due {
+        if self.summing == Checksums::On && (entry.bytes, entry.crc64) != expected {
             // A store that sums for itself has seen other bytes: memory, or a tensor that changed.
             return Err(Error::Corrupt {
-                what: self.store.display(&self.folder.join(&path)?),
+                object: self.store.display(&self.folder.join(&path)?),
                 offset: 0,
-                got: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
-                due: format!("{:016x} of {}, as they were handed over", due.1, due.0),
+                found: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
+                expected: format!(
+                    "{:016x} of {}, as they were handed over",
+                    expected.1, expected.0
+                ),
             });
         }
         Ok((WrittenFile { file: FileEntry { path, ..entry }, sums }, name))

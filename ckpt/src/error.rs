@@ -11,19 +11,19 @@ pub enum Error {
     /// That step has been saved already, and is not overwritten.
     StepExists {
         /// The step's folder.
-        what: String,
+        object: String,
     },
     /// There is no such step.
     NoStep {
         /// The step's folder, as it would be.
-        what: String,
+        object: String,
         /// Steps that are there, the nearest first.
         near: Vec<u64>,
     },
     /// The checkpoint has no such tensor.
     NoTensor {
         /// The checkpoint's folder.
-        what: String,
+        object: String,
         /// The name asked for.
         name: String,
         /// The group asked for.
@@ -34,7 +34,7 @@ pub enum Error {
     /// The checkpoint has no such blob.
     NoBlob {
         /// The checkpoint's folder.
-        what: String,
+        object: String,
         /// The name asked for.
         name: String,
         /// Blobs that are there.
@@ -43,30 +43,30 @@ pub enum Error {
     /// The buffer or region that the caller gave does not fit the tensor.
     BadRequest {
         /// The tensor, as `group name`.
-        what: String,
+        object: String,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// What the caller wants saved cannot be.
     BadInput {
         /// The tensor, blob or step.
-        what: String,
+        object: String,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
     /// A model cannot be laid out so.
     BadLayout {
         /// The mesh or the parameter.
-        what: String,
+        object: String,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
     /// The checkpoint is not of the model that is to be loaded.
     OtherModel {
         /// The checkpoint's folder.
-        what: String,
+        object: String,
         /// Tensors of the model that the checkpoint has not, as `group 'name'`.
         missing: Vec<String>,
         /// Tensors of the checkpoint that the model has not.
@@ -77,55 +77,55 @@ pub enum Error {
     /// What is to be converted does not fit what is to become of it.
     Unfit {
         /// The tensor, model or file.
-        what: String,
+        object: String,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// The bytes on the store are not those that were saved.
     Corrupt {
         /// The file.
-        what: String,
+        object: String,
         /// Where in it.
         offset: u64,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// The manifest is whole, and says what cannot be.
     BadManifest {
         /// The manifest.
-        what: String,
+        object: String,
         /// The field or tensor in it.
         place: String,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// The step is being written, or deleted, or was left by a crash in the midst of either.
     Uncommitted {
         /// The step's folder.
-        what: String,
+        object: String,
     },
     /// The writers of a save have given it up, all of them.
     Aborted {
         /// The step, and which writer this process is.
-        what: String,
+        object: String,
         /// Which writer it was, and what happened to it.
-        why: String,
+        reason: String,
     },
     /// Another process took this one for dead, and writes into the folder now.
     LeaseLost {
         /// The folder.
-        what: String,
+        object: String,
     },
     /// The second store has other contents under the name of a step that is to be copied there.
     Differs {
         /// The step's folder.
-        what: String,
+        object: String,
         /// The one in the second store.
         other: String,
     },
@@ -141,12 +141,12 @@ pub enum Error {
     /// The process that saves in this one's stead failed.
     Agent {
         /// What it said, or what became of it.
-        why: String,
+        reason: String,
     },
     /// Somebody else writes into this folder.
     Held {
         /// The folder.
-        what: String,
+        object: String,
         /// The process that holds it.
         holder: String,
         /// The lease to delete if that process is known to be gone.
@@ -189,65 +189,67 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Storage(error) => error.fmt(f),
-            Error::StepExists { what } => {
-                write!(f, "save {what}: this step is saved already, and is not overwritten")
+            Error::StepExists { object } => {
+                write!(f, "save {object}: this step is saved already, and is not overwritten")
             }
-            Error::NoStep { what, near } => {
-                write!(f, "open {what}: no such step")?;
+            Error::NoStep { object, near } => {
+                write!(f, "open {object}: no such step")?;
                 near_text(f, "steps", &near.iter().map(u64::to_string).collect::<Vec<_>>())
             }
-            Error::NoTensor { what, name, group, near } => {
-                write!(f, "read {group} '{name}' of {what}: no such tensor")?;
+            Error::NoTensor { object, name, group, near } => {
+                write!(f, "read {group} '{name}' of {object}: no such tensor")?;
                 near_text(f, "tensors", near)
             }
-            Error::NoBlob { what, name, near } => {
-                write!(f, "read extra '{name}' of {what}: no such blob")?;
+            Error::NoBlob { object, name, near } => {
+                write!(f, "read extra '{name}' of {object}: no such blob")?;
                 near_text(f, "blobs", near)
             }
-            Error::BadRequest { what, got, due } => {
-                write!(f, "read {what}: got {got}, due {due}")
+            Error::BadRequest { object, found, expected } => {
+                write!(f, "read {object}: got {found}, due {expected}")
             }
-            Error::Unfit { what, got, due } => {
-                write!(f, "convert {what}: got {got}, due {due}")
+            Error::Unfit { object, found, expected } => {
+                write!(f, "convert {object}: got {found}, due {expected}")
             }
-            Error::BadInput { what, why } => write!(f, "save {what}: {why}"),
-            Error::BadLayout { what, why } => write!(f, "lay out {what}: {why}"),
-            Error::OtherModel { what, missing, extra, different } => {
-                write!(f, "load {what}: it is of another model")?;
+            Error::BadInput { object, reason } => write!(f, "save {object}: {reason}"),
+            Error::BadLayout { object, reason } => write!(f, "lay out {object}: {reason}"),
+            Error::OtherModel { object, missing, extra, different } => {
+                write!(f, "load {object}: it is of another model")?;
                 list_text(f, "missing", missing)?;
                 list_text(f, "extra", extra)?;
                 list_text(f, "different", different)
             }
-            Error::Corrupt { what, offset, got, due } => {
-                write!(f, "{what}, at byte {offset}: got {got}, due {due}")
+            Error::Corrupt { object, offset, found, expected } => {
+                write!(f, "{object}, at byte {offset}: got {found}, due {expected}")
             }
-            Error::BadManifest { what, place, got, due } => {
-                write!(f, "{what}, {place}: got {got}, due {due}")
+            Error::BadManifest { object, place, found, expected } => {
+                write!(f, "{object}, {place}: got {found}, due {expected}")
             }
-            Error::Uncommitted { what } => write!(
+            Error::Uncommitted { object } => write!(
                 f,
-                "open {what}: it is not committed: it is being written or deleted, or a crash \
+                "open {object}: it is not committed: it is being written or deleted, or a crash \
                  left it; hint: sweep removes what nobody works on"
             ),
-            Error::Aborted { what, why } => write!(f, "save {what}: given up by all: {why}"),
-            Error::LeaseLost { what } => write!(
+            Error::Aborted { object, reason } => {
+                write!(f, "save {object}: given up by all: {reason}")
+            }
+            Error::LeaseLost { object } => write!(
                 f,
-                "write into {what}: this process gave no sign of life for so long that another \
+                "write into {object}: this process gave no sign of life for so long that another \
                  took the lease over; hint: was the store stuck, or the process stopped?"
             ),
-            Error::Differs { what, other } => write!(
+            Error::Differs { object, other } => write!(
                 f,
-                "copy {what}: {other} is there with other contents, and is not overwritten; \
+                "copy {object}: {other} is there with other contents, and is not overwritten; \
                  hint: two runs have one folder there"
             ),
             Error::Cancelled => f.write_str("cancelled before it was committed; nothing stays"),
             Error::Reported { step, first } => {
                 write!(f, "step {step} was not saved, as was reported before ({first})")
             }
-            Error::Agent { why } => write!(f, "save by the agent process: {why}"),
-            Error::Held { what, holder, lease } => write!(
+            Error::Agent { reason } => write!(f, "save by the agent process: {reason}"),
+            Error::Held { object, holder, lease } => write!(
                 f,
-                "write into {what}: {holder} holds it; hint: stop that run, or if it is gone \
+                "write into {object}: {holder} holds it; hint: stop that run, or if it is gone \
                  for certain, delete {lease}"
             ),
         }

@@ -62,7 +62,7 @@ pub(crate) enum BlockDestination<'a> {
     /// Nowhere: so many bytes are read to be checked only.
     Nowhere(usize),
     /// To a visitor, after they have been checked.
-    Visitor { len: usize, visitor: &'a dyn Visitor, at: [usize; 2] },
+    Visitor { len: usize, visitor: &'a dyn Visitor, tag: [usize; 2] },
 }
 
 /// Who takes blocks from scratch space, on whatever thread read them.
@@ -168,7 +168,7 @@ fn fetch_batch(batch: Vec<ChecksumBlock<'_>>, scratch: &mut IoBuffer) -> Result<
                 check(object, offset, bytes, copy_and_sum(bytes, buf), due)?;
             }
             BlockDestination::Nowhere(_) => check(object, offset, bytes, crc64(bytes), due)?,
-            BlockDestination::Visitor { visitor, at, .. } => {
+            BlockDestination::Visitor { visitor, tag: at, .. } => {
                 check(object, offset, bytes, crc64(bytes), due)?;
                 visitor.visit(at, bytes);
             }
@@ -198,15 +198,15 @@ impl Unpacking {
         let (block, visitor) = match into {
             BlockDestination::Buffer(buf) => (buf, None),
             BlockDestination::Nowhere(_) => (self.block.as_mut_slice(), None),
-            BlockDestination::Visitor { visitor, at, .. } => {
+            BlockDestination::Visitor { visitor, tag: at, .. } => {
                 (self.block.as_mut_slice(), Some((visitor, at)))
             }
         };
-        self.unpacker.unpack(dtype, packed, block).map_err(|got| Error::Corrupt {
-            what: object.display(),
+        self.unpacker.unpack(dtype, packed, block).map_err(|found| Error::Corrupt {
+            object: object.display(),
             offset,
-            got,
-            due: format!("{} bytes of {dtype}, packed", block.len()),
+            found,
+            expected: format!("{} bytes of {dtype}, packed", block.len()),
         })?;
         check(object, offset, block, crc64(block), due)?;
         if let Some((visitor, at)) = visitor {
@@ -268,9 +268,9 @@ fn check(object: &dyn Object, offset: u64, bytes: &[u8], got: u64, due: u64) -> 
         return Ok(());
     }
     Err(Error::Corrupt {
-        what: object.display(),
+        object: object.display(),
         offset,
-        got: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
-        due: format!("{due:016x} by the manifest"),
+        found: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
+        expected: format!("{due:016x} by the manifest"),
     })
 }

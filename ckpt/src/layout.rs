@@ -238,7 +238,7 @@ pub struct LocalRegion {
     pub region: Region,
     /// Elements before it: in the rank's tensor parallel part of the parameter, padding included,
     /// or in its ZeRO slice, if that is sliced.
-    pub at: u64,
+    pub offset: u64,
 }
 
 /// What every process of a run holds.
@@ -330,7 +330,7 @@ impl Layout {
                     if start < end || count == 0 {
                         let region = region.slice(start - at..end - at);
                         let at = base + start - slice.start.min(start);
-                        parts.push(LocalRegion { tensor, region, at });
+                        parts.push(LocalRegion { tensor, region, offset: at });
                     }
                 }
             }
@@ -478,6 +478,6 @@ fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
     }
 }
 
-fn bad<T>(what: String, why: String) -> Result<T> {
-    Err(Error::BadLayout { what, why })
+fn bad<T>(object: String, reason: String) -> Result<T> {
+    Err(Error::BadLayout { object, reason })
 }

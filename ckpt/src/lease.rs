@@ -106,7 +106,7 @@ impl LeaseState {
 
     /// Looks whether the lease is still ours, before what cannot be taken back.
     pub(crate) fn check(&self) -> Result<()> {
-        let lost = || Error::LeaseLost { what: self.store.display(&self.folder) };
+        let lost = || Error::LeaseLost { object: self.store.display(&self.folder) };
         self.is_ours(&self.held())?.then_some(()).ok_or_else(lost)
     }
 
@@ -207,7 +207,7 @@ impl LeaseState {
     fn held_by(&self, other: &Other) -> Error {
         let label = other.owner.as_ref().map(ProcessIdentity::label);
         Error::Held {
-            what: self.store.display(&self.folder),
+            object: self.store.display(&self.folder),
             holder: label.unwrap_or_else(|| "an unknown process".to_owned()),
             lease: self.store.display(&other.key),
         }

@@ -341,8 +341,8 @@ fn put(bytes: &mut Vec<u8>, numbers: impl IntoIterator<Item = u64>) {
 }
 
 /// A tensor or writer that no plan can take.
-fn bad<T>(what: String, why: String) -> Result<T> {
-    Err(Error::BadInput { what, why })
+fn bad<T>(object: String, reason: String) -> Result<T> {
+    Err(Error::BadInput { object, reason })
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl Checkpoint {
         if missing.is_empty() && extra.is_empty() && different.is_empty() {
             return Ok(());
         }
-        Err(Error::OtherModel { what: self.display(), missing, extra, different })
+        Err(Error::OtherModel { object: self.display(), missing, extra, different })
     }
 
     /// Reads the blocks of chunks, file after file.
@@ -140,7 +140,7 @@ impl Checkpoint {
                 let (_, object) = open.peek().expect("opened above");
                 touched.push_blocks(&**object, deal, first + number, &mut directs, &mut blocks);
             }
-            fetch_counted(blocks, self.threads, &self.came)?;
+            fetch_counted(blocks, self.threads, &self.read_bytes)?;
             rest = &rest[count..];
             first += count;
         }
@@ -149,21 +149,23 @@ impl Checkpoint {
 }
 
 fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> {
-    let bad = |got: String, due: String| Err(Error::BadRequest { what: tensor.label(), got, due });
+    let bad = |found: String, expected: String| {
+        Err(Error::BadRequest { object: tensor.label(), found, expected })
+    };
     if !region.is_within(&tensor.shape) {
         let pairs: Vec<[u64; 2]> = region.spans.iter().map(|&span| span.into()).collect();
-        let got = match &region.flat {
+        let found = match &region.flat {
             None => format!("the box {pairs:?}"),
             Some(flat) => format!("elements {flat:?} of the box {pairs:?}"),
         };
-        return bad(got, format!("a box within {:?}", tensor.shape));
+        return bad(found, format!("a box within {:?}", tensor.shape));
     }
     // fits: within a tensor whose bytes fit.
-    let due = region.count() * tensor.dtype.item_bytes();
-    if into.len() as u64 != due {
+    let expected = region.count() * tensor.dtype.item_bytes();
+    if into.len() as u64 != expected {
         let lens: Vec<u64> = region.spans.iter().map(|span| span.len).collect();
-        let got = format!("a buffer of {} bytes", into.len());
-        return bad(got, format!("{due} for {} of shape {lens:?}", tensor.dtype));
+        let found = format!("a buffer of {} bytes", into.len());
+        return bad(found, format!("{expected} for {} of shape {lens:?}", tensor.dtype));
     }
     Ok(())
 }
@@ -187,7 +189,7 @@ enum BlockUse {
     /// It is not read.
     Unread,
     /// It is read to its place in the buffer of one wish, at this byte.
-    Direct { want: usize, to: u64 },
+    Direct { request: usize, to: u64 },
     /// It is read, and dealt out to all who want some of it.
     Dealt,
 }
@@ -214,7 +216,7 @@ impl<'a> ChunkUse<'a> {
                 let from = run.from * item_bytes;
                 let range = from..from + run.len * item_bytes;
                 use_blocks(&mut touched.blocks, chunk, block_bytes, &range, |at| {
-                    BlockUse::Direct { want, to: run.to * item_bytes + (at - from) }
+                    BlockUse::Direct { request: want, to: run.to * item_bytes + (at - from) }
                 });
                 Ok::<(), Infallible>(())
             });
@@ -253,7 +255,7 @@ impl<'a> ChunkUse<'a> {
         for (block, usage, source) in self.used(deal.block_bytes) {
             let into = if usage == BlockUse::Dealt {
                 let len = source.bytes as usize; // fits: at most 64 MiB
-                BlockDestination::Visitor { len, visitor: deal, at: [number, block] }
+                BlockDestination::Visitor { len, visitor: deal, tag: [number, block] }
             } else {
                 BlockDestination::Buffer(
                     directs.next().expect("one was split off for each of them"),
@@ -310,7 +312,7 @@ fn split_buffers<'a>(
     let mut count = 0;
     for touched in touched {
         for (_, usage, source) in touched.used(block_bytes) {
-            if let BlockUse::Direct { want, to } = usage {
+            if let BlockUse::Direct { request: want, to } = usage {
                 of_want[want].push((to, source.bytes, count));
                 count += 1;
             }

@@ -254,8 +254,11 @@ impl Checkpoints {
 pub(crate) fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
     let mut seen = HashSet::new();
     for blob in blobs {
-        let bad = |why: &str| {
-            Err(Error::BadInput { what: format!("extra '{}'", blob.name), why: why.to_owned() })
+        let bad = |reason: &str| {
+            Err(Error::BadInput {
+                object: format!("extra '{}'", blob.name),
+                reason: reason.to_owned(),
+            })
         };
         if blob.name.contains('/') || blob.name.starts_with('.') {
             return bad("its name is to be a plain file name, not hidden and without '/'");
@@ -279,7 +282,8 @@ const META_DEPTH_MAX: usize = 100;
 
 /// Refuses what would make a manifest that no reader opens, before the first byte is written.
 pub(crate) fn check_meta(meta: &serde_json::Value) -> Result<()> {
-    let bad = |why: String| Err(Error::BadInput { what: "the meta of a step".to_owned(), why });
+    let bad =
+        |reason: String| Err(Error::BadInput { object: "the meta of a step".to_owned(), reason });
     if is_deeper(meta, META_DEPTH_MAX) {
         return bad(format!("its lists and objects lie more than {META_DEPTH_MAX} deep"));
     }
@@ -330,8 +334,8 @@ pub(crate) fn check_space(
     let need_bytes = bytes + bytes / 50 + (1 << 20) + 1024 * pieces;
     match store.free_bytes()? {
         Some(free) if free < need_bytes => {
-            let (what, free_bytes) = (store.display(target), Some(free));
-            Err(storage::Error::NoSpace { what, need_bytes, free_bytes }.into())
+            let (object, free_bytes) = (store.display(target), Some(free));
+            Err(storage::Error::NoSpace { object, need_bytes, free_bytes }.into())
         }
         _ => Ok(()),
     }

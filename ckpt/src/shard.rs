@@ -129,8 +129,8 @@ fn header(entries: &[HeaderEntry]) -> Result<Vec<u8>> {
     let total = bytes.len().next_multiple_of(ALIGN_BYTES as usize); // fits: a page
     let len = (total - PREFIX_BYTES) as u64;
     if len > HEADER_BYTES_MAX {
-        let why = format!("its header has {len} bytes; readers take {HEADER_BYTES_MAX}");
-        return Err(Error::BadInput { what: "a safetensors file".to_owned(), why });
+        let reason = format!("its header has {len} bytes; readers take {HEADER_BYTES_MAX}");
+        return Err(Error::BadInput { object: "a safetensors file".to_owned(), reason });
     }
     bytes.resize(total, b' ');
     bytes[..PREFIX_BYTES].copy_from_slice(&len.to_le_bytes());
@@ -168,11 +168,11 @@ pub(crate) struct Header {
 
 /// Reads the header of a file.
 pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
-    let corrupt = |offset: usize, got: String, due: String| Error::Corrupt {
-        what: object.display(),
+    let corrupt = |offset: usize, found: String, expected: String| Error::Corrupt {
+        object: object.display(),
         offset: offset as u64,
-        got,
-        due,
+        found,
+        expected,
     };
     let mut prefix = [0; PREFIX_BYTES];
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut prefix }])?;
@@ -185,12 +185,12 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     let mut bytes = vec![0; PREFIX_BYTES + len as usize];
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
     let json = &bytes[PREFIX_BYTES..];
-    let due = "the JSON of a safetensors header".to_owned();
+    let expected = "the JSON of a safetensors header".to_owned();
     if json.first() != Some(&b'{') {
-        return Err(corrupt(PREFIX_BYTES, "no '{'".to_owned(), due));
+        return Err(corrupt(PREFIX_BYTES, "no '{'".to_owned(), expected));
     }
     let pairs: HeaderPairs = serde_json::from_slice(json)
-        .map_err(|error| corrupt(PREFIX_BYTES, error.to_string(), due))?;
+        .map_err(|error| corrupt(PREFIX_BYTES, error.to_string(), expected))?;
     let mut entries = Vec::with_capacity(pairs.0.len());
     for (name, value) in pairs.0 {
         let Some(Fields { dtype, shape, data_offsets }) = value else { continue };

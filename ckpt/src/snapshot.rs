@@ -71,7 +71,7 @@ impl ArenaRange {
         let end = self.offset.checked_add(self.bytes).and_then(|end| usize::try_from(end).ok());
         let bytes = start.zip(end).and_then(|(start, end)| arena.get(start..end));
         bytes.ok_or_else(|| Error::Agent {
-            why: format!("{} bytes at {} of {}", self.bytes, self.offset, arena.len()),
+            reason: format!("{} bytes at {} of {}", self.bytes, self.offset, arena.len()),
         })
     }
 }
@@ -150,8 +150,8 @@ impl Snapshot {
         if self.writer < plan.writers() && (self.party.is_some() || plan.writers() == 1) {
             return Ok(());
         }
-        let why = format!("writer {} alone of {}", self.writer, plan.writers());
-        Err(Error::Agent { why })
+        let reason = format!("writer {} alone of {}", self.writer, plan.writers());
+        Err(Error::Agent { reason })
     }
 
     /// The bytes of the writer's pieces, as they lie in the arena.

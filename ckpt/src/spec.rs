@@ -54,7 +54,7 @@ pub struct HeldRegion {
 pub(crate) fn check_specs(specs: &[TensorSpec]) -> Result<()> {
     let mut seen = HashSet::with_capacity(specs.len());
     for spec in specs {
-        let bad = |why: String| Err(Error::BadInput { what: spec.label(), why });
+        let bad = |reason: String| Err(Error::BadInput { object: spec.label(), reason });
         match spec.name.as_str() {
             "" => return bad("it has no name".to_owned()),
             "__metadata__" => return bad("safetensors keeps this name for itself".to_owned()),

@@ -66,10 +66,10 @@ impl Checkpoint {
         let data_start = head.len() as u64;
 
         let sums_disagree = |place: String, got: u64, due: u64| Error::BadManifest {
-            what: self.display(),
+            object: self.display(),
             place,
-            got: format!("CRC-64 {due:016x}"),
-            due: format!("{got:016x}, which its parts sum up to"),
+            found: format!("CRC-64 {due:016x}"),
+            expected: format!("{got:016x}, which its parts sum up to"),
         };
         let block_bytes = self.catalog.meta.block_bytes;
         let mut end = data_start;
@@ -102,10 +102,10 @@ impl Checkpoint {
         }
         if end != file.bytes {
             return Err(Error::Corrupt {
-                what: object.display(),
+                object: object.display(),
                 offset: end,
-                got: format!("{} bytes after the last tensor", file.bytes - end),
-                due: "none".to_owned(),
+                found: format!("{} bytes after the last tensor", file.bytes - end),
+                expected: "none".to_owned(),
             });
         }
         tell_more(data_start);
@@ -113,10 +113,10 @@ impl Checkpoint {
         if sum != file.crc64 {
             // The tensors are right, so it is the header, or the manifest disagrees with itself.
             return Err(Error::Corrupt {
-                what: object.display(),
+                object: object.display(),
                 offset: 0,
-                got: format!("CRC-64 {sum:016x} of its {} bytes", file.bytes),
-                due: format!("{:016x} by the manifest", file.crc64),
+                found: format!("CRC-64 {sum:016x} of its {} bytes", file.bytes),
+                expected: format!("{:016x} by the manifest", file.crc64),
             });
         }
         Ok(())
@@ -150,11 +150,11 @@ fn fetch_telling(
 /// gaps between tensors.
 fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Vec<[u64; 2]>)> {
     let what = object.display();
-    let corrupt = |offset, got, due: &str| Error::Corrupt {
-        what: what.clone(),
+    let corrupt = |offset, found, expected: &str| Error::Corrupt {
+        object: what.clone(),
         offset,
-        got,
-        due: due.to_owned(),
+        found,
+        expected: expected.to_owned(),
     };
     if chunks.iter().all(|placed| placed.chunk.packed.is_none()) {
         let header = shard::read_header(object)?;
@@ -175,8 +175,8 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
     let len = object.len_bytes().min(magic.len() as u64) as usize; // fits: 16
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut magic[..len] }])?;
     if magic != PACKED_MAGIC || len < magic.len() {
-        let got = format!("'{}'", magic[..len].escape_ascii());
-        return Err(corrupt(0, got, "'feedline planes', with which packed tensors begin"));
+        let found = format!("'{}'", magic[..len].escape_ascii());
+        return Err(corrupt(0, found, "'feedline planes', with which packed tensors begin"));
     }
     let gaps = find_gaps(&what, magic.len() as u64, chunks)?;
     match gaps.first() {
@@ -190,16 +190,16 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
 }
 
 /// The bytes of a file that no chunk has, before each chunk, none if there are none there.
-fn find_gaps(what: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[u64; 2]>> {
+fn find_gaps(object: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[u64; 2]>> {
     let mut gaps = Vec::new();
     let mut end = data_start;
     for Placed { tensor, k, chunk } in chunks {
         let Some(gap) = chunk.offset.checked_sub(end).filter(|&gap| gap < ALIGN_BYTES) else {
             return Err(Error::Corrupt {
-                what: what.to_owned(),
+                object: object.to_owned(),
                 offset: end,
-                got: format!("{} at {}", tensor.entry_name(*k), chunk.offset),
-                due: format!("a tensor within {ALIGN_BYTES} bytes"),
+                found: format!("{} at {}", tensor.entry_name(*k), chunk.offset),
+                expected: format!("a tensor within {ALIGN_BYTES} bytes"),
             });
         };
         if gap > 0 {
@@ -212,9 +212,9 @@ fn find_gaps(what: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[
 
 /// Whether a file's own header says what the manifest says of it.
 fn check_entries(
-    what: &str,
+    object: &str,
     data_start: u64,
-    mut got: Vec<HeaderEntry>,
+    mut found: Vec<HeaderEntry>,
     chunks: &[Placed<'_>],
     gaps: &[[u64; 2]],
 ) -> Result<()> {
@@ -227,19 +227,24 @@ fn check_entries(
             data_offsets: [begin, begin + chunk.bytes],
         }
     };
-    let corrupt = |got: String, due: String| {
-        Err(Error::Corrupt { what: what.to_owned(), offset: 8, got, due })
+    let corrupt = |found: String, expected: String| {
+        Err(Error::Corrupt { object: object.to_owned(), offset: 8, found, expected })
     };
     let pads = gaps.iter().enumerate();
     let pads = pads.map(|(n, [from, to])| shard::pad(n, from - data_start, to - data_start));
-    let mut due: Vec<HeaderEntry> = chunks.iter().map(entry).chain(pads).collect();
-    got.sort_by(|a, b| a.name.cmp(&b.name));
-    due.sort_by(|a, b| a.name.cmp(&b.name));
-    if let Some((got, due)) = got.iter().zip(&due).find(|(got, due)| got != due) {
-        return corrupt(format!("{got:?}"), format!("{due:?} by the manifest"));
+    let mut expected: Vec<HeaderEntry> = chunks.iter().map(entry).chain(pads).collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    expected.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some((found, expected)) =
+        found.iter().zip(&expected).find(|(found, expected)| found != expected)
+    {
+        return corrupt(format!("{found:?}"), format!("{expected:?} by the manifest"));
     }
-    if got.len() != due.len() {
-        return corrupt(format!("{} tensors", got.len()), format!("{} by the manifest", due.len()));
+    if found.len() != expected.len() {
+        return corrupt(
+            format!("{} tensors", found.len()),
+            format!("{} by the manifest", expected.len()),
+        );
     }
     Ok(())
 }

@@ -120,7 +120,7 @@ impl TokenSpellings {
             )
         };
         Err(Error::Mismatch(Incompatible {
-            doing: format!("find the special tokens of data.tokenizer '{name}'"),
+            operation: format!("find the special tokens of data.tokenizer '{name}'"),
             details: missing.iter().map(detail).collect(),
             hint: "give their ids, or the tokenizer that made the corpus, with its file",
         }))

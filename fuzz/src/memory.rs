@@ -28,13 +28,13 @@ impl Memory {
 impl Storage for Memory {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         let bytes = self.with(|files| files.get(key.as_str()).cloned());
-        let bytes = bytes.ok_or_else(|| Error::NotFound { what: self.display(key) })?;
+        let bytes = bytes.ok_or_else(|| Error::NotFound { object: self.display(key) })?;
         Ok(Arc::new(File { name: self.display(key), bytes }))
     }
 
     fn create(&self, key: &Key, _: u64) -> Result<Box<dyn Upload>> {
         if self.with(|files| files.contains_key(key.as_str())) {
-            return Err(Error::Exists { what: self.display(key) });
+            return Err(Error::Exists { object: self.display(key) });
         }
         Ok(Box::new(Writing { files: Arc::clone(&self.0), key: key.clone(), bytes: Vec::new() }))
     }
@@ -58,11 +58,11 @@ impl Storage for Memory {
 
     fn delete(&self, key: &Key) -> Result<()> {
         let found = self.with(|files| files.remove(key.as_str()));
-        found.map(drop).ok_or_else(|| Error::NotFound { what: self.display(key) })
+        found.map(drop).ok_or_else(|| Error::NotFound { object: self.display(key) })
     }
 
     fn publish(&self, _: &Key, _: &Key) -> Result<()> {
-        Err(Error::Unsupported { doing: "rename", what: "files in memory".to_owned() })
+        Err(Error::Unsupported { operation: "rename", object: "files in memory".to_owned() })
     }
 
     /// As on an object store: a record commits.

@@ -62,8 +62,12 @@ pub fn normalize_weights(weights: &[f64]) -> Result<Vec<f64>> {
     let sum = numpy_sum(weights);
     let is_good = |weight: &f64| weight.is_finite() && *weight > 0.0;
     if !weights.iter().all(is_good) || !is_good(&sum) {
-        let due = "finite numbers above 0, one for each dataset".to_owned();
-        return Err(Error::BadSetting { name: "blend weights", got: format!("{weights:?}"), due });
+        let expected = "finite numbers above 0, one for each dataset".to_owned();
+        return Err(Error::BadSetting {
+            name: "blend weights",
+            found: format!("{weights:?}"),
+            expected,
+        });
     }
     Ok(weights.iter().map(|weight| weight / sum).collect())
 }
@@ -247,9 +251,9 @@ impl BlendConfig {
     fn check(&self) -> Result<()> {
         let parts = self.weights.dataset_count();
         if parts != self.datasets.len() || parts != self.available.len() {
-            let got = format!("{parts} weights and {} sample counts", self.available.len());
-            let due = format!("one each for {} datasets", self.datasets.len());
-            return Err(Error::BadSetting { name: "blend", got, due });
+            let found = format!("{parts} weights and {} sample counts", self.available.len());
+            let expected = format!("one each for {} datasets", self.datasets.len());
+            return Err(Error::BadSetting { name: "blend", found, expected });
         }
         match &self.weights {
             BlendWeights::Weighted { weights, .. } => normalize_weights(weights).map(drop),
@@ -257,8 +261,8 @@ impl BlendConfig {
                 None => Ok(()),
                 Some(dataset) => Err(Error::BadSetting {
                     name: "blend",
-                    got: format!("dataset {dataset} without samples"),
-                    due: "samples of every dataset".to_owned(),
+                    found: format!("dataset {dataset} without samples"),
+                    expected: "samples of every dataset".to_owned(),
                 }),
             },
         }
@@ -266,9 +270,9 @@ impl BlendConfig {
 
     fn has_enough(&self, counts: &[u64]) -> Result<()> {
         let which = self.which;
-        for (dataset, (&due, &got)) in counts.iter().zip(&self.available).enumerate() {
-            if due > got {
-                return Err(Error::TooFewSamples { dataset, which, got, due });
+        for (dataset, (&expected, &found)) in counts.iter().zip(&self.available).enumerate() {
+            if expected > found {
+                return Err(Error::TooFewSamples { dataset, which, found, expected });
             }
         }
         Ok(())
@@ -278,12 +282,12 @@ impl BlendConfig {
 /// `sizes` is empty if datasets never run out.
 fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
     if weights.len() > DATASETS_MAX {
-        let (got, most) = (weights.len() as u128, DATASETS_MAX as u128);
-        return Err(Error::TooBig { what: "datasets in a blend", got, most });
+        let (found, most) = (weights.len() as u128, DATASETS_MAX as u128);
+        return Err(Error::TooBig { object: "datasets in a blend", found, most });
     }
     if weights.is_empty() && total > 0 {
-        let (got, due) = ("none".to_owned(), "one for each dataset".to_owned());
-        return Err(Error::BadSetting { name: "blend weights", got, due });
+        let (found, expected) = ("none".to_owned(), "one for each dataset".to_owned());
+        return Err(Error::BadSetting { name: "blend weights", found, expected });
     }
     let mut dataset = NpyBuilder::<i16>::new("dataset index", &[total])?;
     let mut dataset_sample = NpyBuilder::<i64>::new("dataset sample index", &[total])?;

@@ -51,17 +51,17 @@ impl BlockShuffle {
     /// samples.
     pub fn new(samples: u64, block_samples: u64, window_blocks: u64, seed: u64) -> Result<Self> {
         const MOST: u64 = 1 << 48;
-        for (name, got) in [("block samples", block_samples), ("window blocks", window_blocks)] {
-            if got == 0 {
-                let due = "at least 1".to_owned();
-                return Err(Error::BadSetting { name, got: "0".to_owned(), due });
+        for (name, found) in [("block samples", block_samples), ("window blocks", window_blocks)] {
+            if found == 0 {
+                let expected = "at least 1".to_owned();
+                return Err(Error::BadSetting { name, found: "0".to_owned(), expected });
             }
         }
         let window = block_samples.checked_mul(window_blocks);
         if window.is_none_or(|window| window > MOST) || samples > MOST {
-            let got = format!("{window_blocks} blocks of {block_samples}, of {samples} samples");
-            let due = format!("at most {MOST} samples");
-            return Err(Error::BadSetting { name: "block shuffle", got, due });
+            let found = format!("{window_blocks} blocks of {block_samples}, of {samples} samples");
+            let expected = format!("at most {MOST} samples");
+            return Err(Error::BadSetting { name: "block shuffle", found, expected });
         }
         Ok(BlockShuffle { samples, block_samples, window_blocks, seed })
     }

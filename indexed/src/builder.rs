@@ -75,7 +75,7 @@ impl Builder {
         // Both are begun now, so that a name that is taken shows before the work, not after it.
         let idx = store.create(&idx_key, 0)?;
         let bin = store.create(&bin_key, 0).map_err(|error| match error {
-            storage::Error::Exists { what } => Error::Orphan { file: what },
+            storage::Error::Exists { object } => Error::Orphan { file: object },
             other => Error::Storage(other),
         })?;
         let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
@@ -378,14 +378,14 @@ impl Builder {
         let words = |dtype: Dtype, has_modes: bool| {
             format!("{dtype} with{} modes", if has_modes { "" } else { "out" })
         };
-        let got = words(dataset.dtype(), dataset.has_modes());
-        let due = words(self.dtype, self.modes.is_some());
+        let found = words(dataset.dtype(), dataset.has_modes());
+        let expected = words(self.dtype, self.modes.is_some());
         // A dataset without sequences looks the same with modes and without.
         let same_modes = dataset.has_modes() == self.modes.is_some();
         if dataset.dtype() == self.dtype && (same_modes || dataset.sequence_count() == 0) {
             return Ok(());
         }
-        Err(Error::CannotMerge { file: dataset.display(), into: self.file(), got, due })
+        Err(Error::CannotMerge { file: dataset.display(), into: self.file(), found, expected })
     }
 
     fn file(&self) -> String {

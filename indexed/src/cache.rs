@@ -156,7 +156,7 @@ fn find<R: CachedIndex<N>, const N: usize>(
     };
     let mut absent = Vec::new();
     match store.open(&description) {
-        Err(storage::Error::NotFound { what }) => absent.push(what),
+        Err(storage::Error::NotFound { object: what }) => absent.push(what),
         Err(error) => return Err(error.into()),
         Ok(object) => {
             let due = names.description.as_bytes();
@@ -171,7 +171,7 @@ fn find<R: CachedIndex<N>, const N: usize>(
     for array in R::ARRAYS {
         match Npy::open(store, &names.array_key(array)?) {
             Ok(npy) => opened.push(npy),
-            Err(Error::Storage(storage::Error::NotFound { what })) => absent.push(what),
+            Err(Error::Storage(storage::Error::NotFound { object: what })) => absent.push(what),
             Err(error @ Error::Malformed { .. }) => return bad(&error.to_string()),
             Err(error) => return Err(error),
         }

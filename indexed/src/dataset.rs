@@ -197,7 +197,7 @@ impl IndexedDataset {
                 file: self.display(),
                 table,
                 place: seq,
-                got: start as i64,
+                found: start as i64,
             });
         }
         Ok((start, (end - start) / item_bytes))

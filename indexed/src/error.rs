@@ -17,9 +17,9 @@ pub enum Error {
         /// Which rule it breaks.
         fault: FormatRule,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// A `.bin` stands without its `.idx` where a pair is to be written.
     Orphan {
@@ -74,9 +74,9 @@ pub enum Error {
         /// The file that was being written.
         into: String,
         /// What differs.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// The elements are floating-point numbers where token ids are due.
     NotTokens {
@@ -90,9 +90,9 @@ pub enum Error {
         /// Its name.
         name: &'static str,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// The split string gives nothing to the part that was asked for.
     EmptySplit {
@@ -134,9 +134,9 @@ pub enum Error {
         /// The part.
         which: Split,
         /// The samples it has.
-        got: u64,
+        found: u64,
         /// The samples the blend asks for.
-        due: u64,
+        expected: u64,
     },
     /// A number in a table of an index is not one that can be there.
     BadPlace {
@@ -147,21 +147,21 @@ pub enum Error {
         /// The place in the table.
         place: u64,
         /// The number.
-        got: i64,
+        found: i64,
     },
     /// A count is beyond what the index format can hold.
     TooBig {
         /// What is counted.
-        what: &'static str,
+        object: &'static str,
         /// The count.
-        got: u128,
+        found: u128,
         /// The most there may be.
         most: u128,
     },
     /// Memory for a table could not be had.
     OutOfMemory {
         /// The table.
-        what: &'static str,
+        object: &'static str,
         /// Its size.
         bytes: u128,
     },
@@ -255,15 +255,15 @@ impl Error {
                  of {documents_all} documents give none; hint: documents with a sentence of more \
                  than 512 tokens, and those of too few sentences, are passed over"
             ),
-            Error::TooFewSamples { dataset, which, got, due } => write!(
+            Error::TooFewSamples { dataset, which, found, expected } => write!(
                 f,
-                "blend the {which} parts: dataset {dataset} has {got} samples, and {due} are due; \
-                 hint: its index was built for fewer; each is built for half a percent more than \
-                 its share"
+                "blend the {which} parts: dataset {dataset} has {found} samples, and {expected} \
+                 are due; hint: its index was built for fewer; each is built for half a percent \
+                 more than its share"
             ),
-            Error::BadPlace { file, table, place, got } => write!(
+            Error::BadPlace { file, table, place, found } => write!(
                 f,
-                "read the order of {file}: the {table} has {got} at {place}, where nothing is; \
+                "read the order of {file}: the {table} has {found} at {place}, where nothing is; \
                  hint: the cache or the .idx changed during the run"
             ),
             _ => Ok(()),
@@ -275,8 +275,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Storage(error) => error.fmt(f),
-            Error::Malformed { file, offset, fault, got, due } => {
-                write!(f, "read {file}, at byte {offset}: got {got}, due {due}")?;
+            Error::Malformed { file, offset, fault, found, expected } => {
+                write!(f, "read {file}, at byte {offset}: got {found}, due {expected}")?;
                 fault.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
             }
             Error::Orphan { file } => write!(
@@ -306,13 +306,15 @@ impl fmt::Display for Error {
             Error::UnendedDocument { file, sequences } => {
                 write!(f, "write {file}: {sequences} sequences came after the last document's end")
             }
-            Error::CannotMerge { file, into, got, due } => {
-                write!(f, "append {file} to {into}: got {got}, due {due}")
+            Error::CannotMerge { file, into, found, expected } => {
+                write!(f, "append {file} to {into}: got {found}, due {expected}")
             }
             Error::NotTokens { file, dtype } => {
                 write!(f, "read tokens of {file}: got {dtype} elements, due integers")
             }
-            Error::BadSetting { name, got, due } => write!(f, "{name}: got {got}, due {due}"),
+            Error::BadSetting { name, found, expected } => {
+                write!(f, "{name}: got {found}, due {expected}")
+            }
             Error::EmptySplit { split, which } => {
                 write!(f, "index the {which} part: the split '{split}' gives it no share")
             }
@@ -325,9 +327,11 @@ impl fmt::Display for Error {
             Error::NoSamples { .. } | Error::TooFewSamples { .. } | Error::BadPlace { .. } => {
                 self.fmt_of_order(f)
             }
-            Error::TooBig { what, got, most } => write!(f, "{what}: got {got}, due at most {most}"),
-            Error::OutOfMemory { what, bytes } => {
-                write!(f, "hold the {what}: {bytes} bytes of memory could not be had")
+            Error::TooBig { object, found, most } => {
+                write!(f, "{object}: got {found}, due at most {most}")
+            }
+            Error::OutOfMemory { object, bytes } => {
+                write!(f, "hold the {object}: {bytes} bytes of memory could not be had")
             }
         }
     }

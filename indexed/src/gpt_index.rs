@@ -166,11 +166,11 @@ impl GptIndex {
         sample: u64,
         mut visit: impl FnMut(TokenSpan, u64),
     ) -> Result<()> {
-        let bad = |table: &'static str, place: u64, got: i64| Error::BadPlace {
+        let bad = |table: &'static str, place: u64, found: i64| Error::BadPlace {
             file: dataset.display(),
             table,
             place,
-            got,
+            found,
         };
         let (mut number, mut rows) = ([0], [0; 4]);
         self.shuffle.numbers(sample, &mut number)?;

@@ -45,7 +45,7 @@ impl Plan {
         };
         check_max("epochs", epochs)?;
         let tokens_all = epochs * u128::from(tokens);
-        let fits = |_| Error::TooBig { what: "tokens", got: tokens_all, most: u64::MAX.into() };
+        let fits = |_| Error::TooBig { object: "tokens", found: tokens_all, most: u64::MAX.into() };
         let sample_count = rule.sample_count(u64::try_from(tokens_all).map_err(fits)?)?;
         let epochs = epochs as u64; // fits: seen above
         let samples_before_last_epoch = match config.num_samples {
@@ -72,8 +72,8 @@ impl Plan {
 
 fn sample_rule(which: Split, config: &GptIndexConfig) -> Result<SampleRule> {
     if !(1..=COUNT_MAX).contains(&config.seq_len) {
-        let (got, due) = (config.seq_len.to_string(), format!("1 to {COUNT_MAX}"));
-        return Err(Error::BadSetting { name: "seq_len", got, due });
+        let (found, expected) = (config.seq_len.to_string(), format!("1 to {COUNT_MAX}"));
+        return Err(Error::BadSetting { name: "seq_len", found, expected });
     }
     Ok(SampleRule {
         seq_len: config.seq_len,
@@ -104,9 +104,9 @@ fn separate_last_epoch(samples: u64, epochs: u64, tokens: u64, rule: &SampleRule
     (in_last < (0.80 * per_epoch as f64) as u64).then_some(before)
 }
 
-fn check_max(what: &'static str, got: u128) -> Result<()> {
-    if got > COUNT_MAX.into() {
-        return Err(Error::TooBig { what, got, most: COUNT_MAX.into() });
+fn check_max(object: &'static str, found: u128) -> Result<()> {
+    if found > COUNT_MAX.into() {
+        return Err(Error::TooBig { object, found, most: COUNT_MAX.into() });
     }
     Ok(())
 }

@@ -282,11 +282,11 @@ pub(crate) fn malformed(
     file: &str,
     offset: usize,
     fault: FormatRule,
-    got: impl Into<String>,
-    due: impl Into<String>,
+    found: impl Into<String>,
+    expected: impl Into<String>,
 ) -> Error {
     let (file, offset) = (file.to_owned(), offset as u64);
-    Error::Malformed { file, offset, fault, got: got.into(), due: due.into() }
+    Error::Malformed { file, offset, fault, found: found.into(), expected: expected.into() }
 }
 
 fn check_magic(got: &[u8], due: &[u8], file: &str) -> Result<()> {

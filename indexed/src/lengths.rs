@@ -60,7 +60,7 @@ impl Lengths {
         // An empty table cannot be had.
         let bytes = words.max(1) * 8;
         let words = usize::try_from(bytes).ok().and_then(|bytes| Zeros::try_new(bytes).ok());
-        let no_memory = Error::OutOfMemory { what: "packed lengths", bytes: bytes.into() };
+        let no_memory = Error::OutOfMemory { object: "packed lengths", bytes: bytes.into() };
         let mut words = words.ok_or(no_memory)?;
         let (mut left, table) = (groups.iter(), words.as_chunks_mut().0);
         dataset.for_lengths(AT_ONCE, |lengths| {

@@ -157,11 +157,13 @@ impl MaskedConfig {
     }
 
     fn mapping(&self) -> Result<MappingConfig> {
-        let refuse = |name, got: String, due: String| Err(Error::BadSetting { name, got, due });
+        let refuse = |name, found: String, expected: String| {
+            Err(Error::BadSetting { name, found, expected })
+        };
         let special = self.kind.special_tokens();
         if !(special + 2..=COUNT_MAX).contains(&self.seq_len) {
-            let due = format!("{} to {COUNT_MAX}", special + 2);
-            return refuse("seq_len", self.seq_len.to_string(), due);
+            let expected = format!("{} to {COUNT_MAX}", special + 2);
+            return refuse("seq_len", self.seq_len.to_string(), expected);
         }
         let prob = self.short_sequence_probability;
         // One in more than 2^31 is no number to Megatron.
@@ -171,10 +173,10 @@ impl MaskedConfig {
         if u64::from(self.seed) >= COUNT_MAX {
             return refuse("seed", self.seed.to_string(), format!("below {COUNT_MAX}"));
         }
-        if let Some(got) = self.num_samples.filter(|&samples| samples > SAMPLES_MAX) {
+        if let Some(found) = self.num_samples.filter(|&samples| samples > SAMPLES_MAX) {
             return Err(Error::TooBig {
-                what: "samples",
-                got: got.into(),
+                object: "samples",
+                found: found.into(),
                 most: SAMPLES_MAX.into(),
             });
         }
@@ -261,9 +263,9 @@ impl<'a> MaskedIndexSpec<'a> {
     ) -> Result<Self> {
         let mapping = config.mapping()?;
         let documents = part_of(config.split.as_deref(), which, dataset.document_count())?;
-        let (got, most) = (documents.end.into(), COUNT_MAX.into());
-        if got > most {
-            return Err(Error::TooBig { what: "documents", got, most });
+        let (found, most) = (documents.end.into(), COUNT_MAX.into());
+        if found > most {
+            return Err(Error::TooBig { object: "documents", found, most });
         }
         let samples = config.num_samples;
         Ok(MaskedIndexSpec { dataset, which, documents, mapping, samples, store })

@@ -219,11 +219,11 @@ pub(crate) struct NpyBuilder<T> {
 
 impl<T: Element> NpyBuilder<T> {
     /// Takes memory for all of it, or fails. `what` names it.
-    pub(crate) fn new(what: &'static str, shape: &[u64]) -> Result<Self> {
+    pub(crate) fn new(object: &'static str, shape: &[u64]) -> Result<Self> {
         let items = shape.iter().map(|&axis| u128::from(axis)).product::<u128>();
         let bytes = items.saturating_mul(size_of::<T>() as u128).saturating_add(DATA_AT as u128);
         let memory = usize::try_from(bytes).ok().and_then(|len| Zeros::try_new(len).ok());
-        let mut file = memory.ok_or(Error::OutOfMemory { what, bytes })?;
+        let mut file = memory.ok_or(Error::OutOfMemory { object, bytes })?;
         file[..DATA_AT].copy_from_slice(&header(T::DESCR, shape));
         Ok(NpyBuilder { file, filled: DATA_AT, shape: shape.to_vec(), element: PhantomData })
     }

@@ -243,8 +243,13 @@ impl Reader<'_> {
     /// The draft is ours, so only a disk that lies comes here.
     fn torn(&self) -> Error {
         let what = self.object.as_ref().map_or_else(String::new, |object| object.display());
-        let (got, due) = ("a number that does not end".to_owned(), "a length".to_owned());
-        Error::Storage(storage::Error::Corrupt { what, offset: self.offset, got, due })
+        let (found, expected) = ("a number that does not end".to_owned(), "a length".to_owned());
+        Error::Storage(storage::Error::Corrupt {
+            object: what,
+            offset: self.offset,
+            found,
+            expected,
+        })
     }
 }
 

@@ -42,8 +42,8 @@ impl SampleRule {
         let exact = tokens.div_ceil(self.seq_len);
         let count = (tokens as f32 / self.seq_len as f32).ceil() as u64; // fits: not negative
         if count > exact {
-            let what = "samples, by a division in single precision as Megatron's";
-            return Err(Error::TooBig { what, got: count.into(), most: exact.into() });
+            let object = "samples, by a division in single precision as Megatron's";
+            return Err(Error::TooBig { object, found: count.into(), most: exact.into() });
         }
         if count < exact {
             log::warn!(

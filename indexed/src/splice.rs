@@ -59,7 +59,7 @@ pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[DocumentRange]) -
     let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
     let mut idx = store.create(&idx_key, 0)?;
     let mut bin = store.create(&bin_key, 0).map_err(|error| match error {
-        storage::Error::Exists { what } => Error::Orphan { file: what },
+        storage::Error::Exists { object } => Error::Orphan { file: object },
         other => Error::Storage(other),
     })?;
     let plan = plan(parts, &store.display(prefix))?;
@@ -98,8 +98,8 @@ fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
             return Err(Error::CannotMerge {
                 file: pair.display,
                 into: into.to_owned(),
-                got: words(dtype, has_modes),
-                due: words(plan.dtype, plan.has_modes),
+                found: words(dtype, has_modes),
+                expected: words(plan.dtype, plan.has_modes),
             });
         }
         pair.check()?;
@@ -107,8 +107,12 @@ fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
         let all = pair.documents.count() - 1;
         let documents = part.documents.clone().unwrap_or(0..all);
         if documents.start > documents.end || documents.end > all {
-            let (name, got) = ("documents", format!("{documents:?}"));
-            return Err(Error::BadSetting { name, got, due: format!("a range in 0..{all}") });
+            let (name, found) = ("documents", format!("{documents:?}"));
+            return Err(Error::BadSetting {
+                name,
+                found,
+                expected: format!("a range in 0..{all}"),
+            });
         }
         let (sequences, bytes) = pair.extent(&documents)?;
         plan.sequences += sequences.end - sequences.start;

@@ -62,8 +62,8 @@ impl SplitMatrix {
     pub fn parse(split: &str) -> Result<Self> {
         let refuse = || Error::BadSetting {
             name: "split",
-            got: format!("'{split}'"),
-            due: "one to three numbers, not all of them 0, such as '949,50,1'".to_owned(),
+            found: format!("'{split}'"),
+            expected: "one to three numbers, not all of them 0, such as '949,50,1'".to_owned(),
         };
         // Megatron overlooks signs and exponents, so that '1e-3' is the numbers 1 and 3 to it.
         // Nobody can mean that.

@@ -33,8 +33,8 @@ impl TokenStream {
         add_extra_token: bool,
     ) -> Result<Self> {
         if seq_len == 0 {
-            let (got, due) = ("0".to_owned(), "at least 1".to_owned());
-            return Err(Error::BadSetting { name: "seq_len", got, due });
+            let (found, expected) = ("0".to_owned(), "at least 1".to_owned());
+            return Err(Error::BadSetting { name: "seq_len", found, expected });
         }
         let sequences_all = dataset.sequence_count();
         let sequences = part_of(split, which, sequences_all)?;

@@ -16,9 +16,9 @@ pub enum Error {
         /// The token file.
         dataset: String,
         /// One past the last sample asked for.
-        due: u64,
+        expected: u64,
         /// Samples in the index.
-        got: u64,
+        found: u64,
     },
     /// A sample is shorter or longer than the sequence length says.
     SampleLength {
@@ -27,9 +27,9 @@ pub enum Error {
         /// Its number in the shuffled order.
         sample: u64,
         /// Tokens that the index gives it.
-        got: u64,
+        found: u64,
         /// Tokens that a sample has at most.
-        due: u64,
+        expected: u64,
     },
     /// A blend asks for a sample that its dataset does not have.
     BlendSample {
@@ -40,7 +40,7 @@ pub enum Error {
         /// The sample of it.
         sample: u64,
         /// Samples that it has.
-        got: u64,
+        found: u64,
     },
     /// A sample has a piece that its file does not have.
     PieceOutside {
@@ -56,11 +56,11 @@ pub enum Error {
     /// A file is not as long as its index says.
     FileLength {
         /// The file.
-        what: String,
+        object: String,
         /// Its length.
-        got: u64,
+        found: u64,
         /// What its index says.
-        due: u64,
+        expected: u64,
     },
     /// A batch did not come in time.
     Late {
@@ -81,9 +81,9 @@ pub enum Error {
         /// Its name.
         name: &'static str,
         /// What came.
-        got: u64,
+        found: u64,
         /// What was due.
-        due: &'static str,
+        expected: &'static str,
     },
     /// Datasets that belong together do not have the same documents.
     Triple {
@@ -92,9 +92,9 @@ pub enum Error {
         /// What it is to the others.
         part: &'static str,
         /// Its sequences.
-        got: u64,
+        found: u64,
         /// Those of the first.
-        due: u64,
+        expected: u64,
     },
     /// A sample cannot be made into a row of a batch.
     Sample {
@@ -103,9 +103,9 @@ pub enum Error {
         /// The sample, as its number in the order.
         sample: u64,
         /// What is wrong with it.
-        got: String,
+        found: String,
         /// What was due, and why it may be wrong.
-        due: String,
+        expected: String,
     },
     /// A thread of the loader ended without a word: it panicked, and said why on stderr.
     Gone,
@@ -121,19 +121,19 @@ impl fmt::Display for Error {
         match self {
             Error::Storage(error) => write!(f, "load a batch: {error}"),
             Error::Indexed(error) => write!(f, "load a batch: {error}"),
-            Error::TooFewSamples { dataset, due, got } => write!(
+            Error::TooFewSamples { dataset, expected, found } => write!(
                 f,
-                "load samples up to {due} of {dataset}: its index orders {got}; \
+                "load samples up to {expected} of {dataset}: its index orders {found}; \
                  hint: build the index for as many samples as the run will consume"
             ),
-            Error::SampleLength { dataset, sample, got, due } => write!(
+            Error::SampleLength { dataset, sample, found, expected } => write!(
                 f,
-                "load sample {sample} of {dataset}: its index gives it {got} tokens, due at most \
-                 {due}; hint: the index was built for another sequence length"
+                "load sample {sample} of {dataset}: its index gives it {found} tokens, due at most \
+                 {expected}; hint: the index was built for another sequence length"
             ),
-            Error::BlendSample { blend, dataset, sample, got } => write!(
+            Error::BlendSample { blend, dataset, sample, found } => write!(
                 f,
-                "load sample {sample} of dataset {dataset} of {blend}: it has {got} samples; \
+                "load sample {sample} of dataset {dataset} of {blend}: it has {found} samples; \
                  hint: the blend's index was built for other datasets"
             ),
             Error::PieceOutside { order, sample, piece, file_bytes } => {
@@ -145,9 +145,9 @@ impl fmt::Display for Error {
                      built for another file"
                 )
             }
-            Error::FileLength { what, got, due } => write!(
+            Error::FileLength { object, found, expected } => write!(
                 f,
-                "open {what}: got {got} bytes, due {due} as its index says; \
+                "open {object}: got {found} bytes, due {expected} as its index says; \
                  hint: the file was replaced, or is not whole"
             ),
             Error::Late { sample, waited, story } => write!(
@@ -158,18 +158,20 @@ impl fmt::Display for Error {
             Error::Ended { first } => {
                 write!(f, "load a batch: the loader has failed before ({first})")
             }
-            Error::Option { name, got, due } => {
-                write!(f, "loader option {name} is {got}, due {due}")
+            Error::Option { name, found, expected } => {
+                write!(f, "loader option {name} is {found}, due {expected}")
             }
-            Error::Triple { dataset, part, got, due } => write!(
+            Error::Triple { dataset, part, found, expected } => write!(
                 f,
-                "order the samples of three datasets: {dataset}, the {part}, has {got} sequences, \
-                 due {due}, as the context has; hint: they are not of one run of preprocess"
+                "order the samples of three datasets: {dataset}, the {part}, has {found} \
+                 sequences, due {expected}, as the context has; hint: they are not of one run of \
+                 preprocess"
             ),
-            Error::Sample { objective, sample, got, due } => {
+            Error::Sample { objective, sample, found, expected } => {
                 write!(
                     f,
-                    "make sample {sample} a row of a batch of {objective}: got {got}, due {due}"
+                    "make sample {sample} a row of a batch of {objective}: got {found}, \
+                     due {expected}"
                 )
             }
             Error::Gone => write!(f, "load a batch: a thread of the loader has ended"),

@@ -82,9 +82,9 @@ fn open(source: &DataFile, opening: &Opening, timeout: Duration) -> Result<Arc<d
     let opened = Stage::begin(format!("open {what}"), timeout).run(move || store.open(&key));
     opening.set(None);
     let object = opened??;
-    let (got, due) = (object.len_bytes(), source.len_bytes);
-    if got != due {
-        return Err(Error::FileLength { what, got, due });
+    let (found, expected) = (object.len_bytes(), source.len_bytes);
+    if found != expected {
+        return Err(Error::FileLength { object: what, found, expected });
     }
     Ok(object)
 }

@@ -231,7 +231,7 @@ impl<A: Assemble> Drop for Loader<A> {
 }
 
 fn check(order: &dyn SampleOrder, options: &LoaderOptions) -> Result<()> {
-    let bad = |name, got, due| Err(Error::Option { name, got, due });
+    let bad = |name, found, expected| Err(Error::Option { name, found, expected });
     let Range { start, end } = options.samples;
     if start > end {
         return bad("samples.start", start, "at most samples.end");
@@ -242,9 +242,9 @@ fn check(order: &dyn SampleOrder, options: &LoaderOptions) -> Result<()> {
     if options.depth == Some(0) {
         return bad("depth", 0, "at least 1");
     }
-    let got = order.sample_count();
-    if end > got {
-        return Err(Error::TooFewSamples { dataset: order.name(), due: end, got });
+    let found = order.sample_count();
+    if end > found {
+        return Err(Error::TooFewSamples { dataset: order.name(), expected: end, found });
     }
     Ok(())
 }

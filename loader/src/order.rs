@@ -118,15 +118,15 @@ impl SampleOrder for GptOrder {
 
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let item_bytes = self.dataset.dtype().item_bytes();
-        let mut got = 0;
+        let mut found = 0;
         self.index.for_each_part(&self.dataset, sample, |part, offset_bytes| {
-            got += part.token_count;
+            found += part.token_count;
             let len_bytes = part.token_count * item_bytes;
             into.push(PieceRef { file: 0, offset_bytes, len_bytes });
         })?;
-        if got > self.tokens_max {
-            let due = self.tokens_max;
-            return Err(Error::SampleLength { dataset: self.name(), sample, got, due });
+        if found > self.tokens_max {
+            let expected = self.tokens_max;
+            return Err(Error::SampleLength { dataset: self.name(), sample, found, expected });
         }
         Ok(())
     }
@@ -172,9 +172,9 @@ impl SampleOrder for BlendOrder {
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let (dataset, inner) = self.blend.sample(sample);
         // The index may be a file, and of other datasets.
-        let got = self.orders.get(dataset).map_or(0, |order| order.sample_count());
-        if inner >= got {
-            return Err(Error::BlendSample { blend: self.name(), dataset, sample: inner, got });
+        let found = self.orders.get(dataset).map_or(0, |order| order.sample_count());
+        if inner >= found {
+            return Err(Error::BlendSample { blend: self.name(), dataset, sample: inner, found });
         }
         let first = into.len();
         self.orders[dataset].pieces(inner, into)?;

@@ -33,11 +33,11 @@ impl EncDecOrder {
         index: Arc<GptIndex>,
         encoder_len: usize,
     ) -> Result<Self> {
-        let due = datasets[0].sequence_count();
+        let expected = datasets[0].sequence_count();
         for (dataset, part) in datasets.iter().zip(PARTS) {
-            let got = dataset.sequence_count();
-            if got != due {
-                return Err(Error::Triple { dataset: dataset.display(), part, got, due });
+            let found = dataset.sequence_count();
+            if found != expected {
+                return Err(Error::Triple { dataset: dataset.display(), part, found, expected });
             }
         }
         let [context, target, offset] = &datasets;
@@ -75,17 +75,17 @@ impl SampleOrder for EncDecOrder {
 
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let item_bytes = self.datasets[0].dtype().item_bytes();
-        let mut got = 0;
+        let mut found = 0;
         self.index.for_each_part(&self.datasets[0], sample, |part, offset_bytes| {
-            got += part.token_count;
+            found += part.token_count;
             let mut context = self.whole(0, part.sequence);
             context.offset_bytes = offset_bytes;
             context.len_bytes = part.token_count * item_bytes;
             into.extend([context, self.whole(1, part.sequence), self.whole(2, part.sequence)]);
         })?;
-        let due = self.encoder_len;
-        if got != due {
-            return Err(Error::SampleLength { dataset: self.name(), sample, got, due });
+        let expected = self.encoder_len;
+        if found != expected {
+            return Err(Error::SampleLength { dataset: self.name(), sample, found, expected });
         }
         Ok(())
     }

@@ -31,12 +31,20 @@ impl BlockOrder {
         shuffle: &BlockShuffle,
         epochs: u64,
     ) -> Result<Self> {
-        let got = shuffle.sample_count();
-        if got != stream.sample_count() {
-            return Err(Error::Option { name: "block shuffle", got, due: "the stream's samples" });
+        let found = shuffle.sample_count();
+        if found != stream.sample_count() {
+            return Err(Error::Option {
+                name: "block shuffle",
+                found,
+                expected: "the stream's samples",
+            });
         }
         if !(1..=1_000_000).contains(&epochs) {
-            return Err(Error::Option { name: "epochs", got: epochs, due: "1 to 1,000,000" });
+            return Err(Error::Option {
+                name: "epochs",
+                found: epochs,
+                expected: "1 to 1,000,000",
+            });
         }
         let source = [DataFile::bin_of(dataset)?];
         let epochs = (0..epochs).map(|epoch| shuffle.epoch(epoch)).collect();
@@ -111,13 +119,13 @@ impl SampleOrder for FileOrder {
     }
 
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
-        let got = u64::from(self.dataset.sequence_len(sample));
-        if got > self.tokens_max {
-            let (dataset, due) = (self.name(), self.tokens_max);
-            return Err(Error::SampleLength { dataset, sample, got, due });
+        let found = u64::from(self.dataset.sequence_len(sample));
+        if found > self.tokens_max {
+            let (dataset, expected) = (self.name(), self.tokens_max);
+            return Err(Error::SampleLength { dataset, sample, found, expected });
         }
         let offset_bytes = self.dataset.sequence_offset_bytes(sample);
-        let len_bytes = got * self.dataset.dtype().item_bytes();
+        let len_bytes = found * self.dataset.dtype().item_bytes();
         into.push(PieceRef { file: 0, offset_bytes, len_bytes });
         Ok(())
     }

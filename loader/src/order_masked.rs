@@ -47,8 +47,11 @@ impl SampleOrder for MaskedOrder {
             return Err(Error::Sample {
                 objective: "sentences",
                 sample,
-                got: format!("sentences {start} to {end}"),
-                due: format!("some of the {due} of {}; hint: an index of other data", self.name()),
+                found: format!("sentences {start} to {end}"),
+                expected: format!(
+                    "some of the {due} of {}; hint: an index of other data",
+                    self.name()
+                ),
             });
         }
         let item_bytes = self.dataset.dtype().item_bytes();

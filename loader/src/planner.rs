@@ -129,7 +129,7 @@ impl Planner {
         let due = self.shared.window.due(Instant::now());
         for (lot, work) in round.lots.iter_mut().zip(&self.shared.work) {
             if let Some(mut lot) = lot.take_if(|lot| lot.left > 0) {
-                lot.due = due;
+                lot.deadline = due;
                 work.push_now(lot);
             }
         }

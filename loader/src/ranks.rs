@@ -39,7 +39,8 @@ pub(crate) struct RankSchedule {
 impl RankSchedule {
     pub(crate) fn new(samples: Range<u64>, micro_batch: usize, ranks: Ranks) -> Result<Self> {
         let Ranks { first, count, of } = ranks;
-        let bad = |name, got: u32, due| Err(Error::Option { name, got: got.into(), due });
+        let bad =
+            |name, found: u32, expected| Err(Error::Option { name, found: found.into(), expected });
         if count == 0 {
             return bad("ranks.count", count, "at least 1");
         }

@@ -50,7 +50,7 @@ struct Worker {
     /// The request of each tag.
     flights: Vec<InFlightRead>,
     free_tags: Vec<usize>,
-    came: Vec<Completion>,
+    completions: Vec<Completion>,
     /// Requests that were late when they were last counted, and when that was.
     late: (usize, Instant),
 }
@@ -101,7 +101,7 @@ pub(crate) fn run(
         queue,
         flights,
         free_tags,
-        came,
+        completions: came,
         late,
     };
     if let Err(error) = worker.work() {
@@ -138,8 +138,8 @@ impl Worker {
                 // Requests that were given up have all memory, and give it back when they end.
                 std::thread::sleep(look_after);
             }
-            self.reader.wait(now + wait, &mut self.came)?;
-            look_after = if self.came.is_empty() {
+            self.reader.wait(now + wait, &mut self.completions)?;
+            look_after = if self.completions.is_empty() {
                 (look_after * 2).min(LOOK_AFTER[1])
             } else {
                 LOOK_AFTER[0]
@@ -196,8 +196,15 @@ impl Worker {
                 None => self.flights.push(flight),
             }
             let object = Arc::clone(lot.object(extent.file));
-            let (offset, due) = (extent.offset_bytes, lot.due);
-            self.reader.submit(ReadRequest { object, offset, len, buf, tag: tag as u64, due });
+            let (offset, due) = (extent.offset_bytes, lot.deadline);
+            self.reader.submit(ReadRequest {
+                object,
+                offset,
+                len,
+                buf,
+                tag: tag as u64,
+                deadline: due,
+            });
             lot.begun += 1;
             if lot.begun == lot.extents.len() {
                 self.queue.pop_front();
@@ -220,7 +227,7 @@ impl Worker {
     /// Puts what came in its place, and hands over the lots of which all came.
     fn finish(&mut self) {
         let now = Instant::now();
-        for came in self.came.drain(..) {
+        for came in self.completions.drain(..) {
             let tag = came.tag as usize; // fits: it was a usize
             let flight = &mut self.flights[tag];
             let (place, extent, is_kept) = (flight.lot, flight.extent, flight.is_kept);

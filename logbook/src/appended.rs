@@ -31,13 +31,13 @@ impl Appended {
     }
 
     fn tried(&mut self, doing: &str, work: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
-        let what = self.path.display().to_string();
+        let object = self.path.display().to_string();
         if let Some(first) = &self.first_failure {
-            return Err(Error::Poisoned { what, first: first.clone() });
+            return Err(Error::Poisoned { object, first: first.clone() });
         }
         work(&mut self.file).map_err(|error| {
             self.first_failure = Some(error.to_string());
-            Error::from_io(doing, what, error)
+            Error::from_io(doing, object, error)
         })
     }
 }

@@ -125,10 +125,11 @@ fn kept(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
             None if !stays => tail_at = Some(seen_bytes),
             Some(offset) if stays => {
                 return Err(Error::Corrupt {
-                    what: path.display().to_string(),
+                    object: path.display().to_string(),
                     offset,
-                    got: format!("a line to cut, and lines up to step {step} after it"),
-                    due: "steps that only grow; hint: move the log away to start another".into(),
+                    found: format!("a line to cut, and lines up to step {step} after it"),
+                    expected: "steps that only grow; hint: move the log away to start another"
+                        .into(),
                 });
             }
             _ => {}

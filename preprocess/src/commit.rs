@@ -112,7 +112,7 @@ impl OutputWriter {
         run: &Value,
     ) -> Result<Self> {
         let journal = Journal::create(store, journal, run).map_err(|error| match error {
-            Error::Storage(storage::Error::Exists { what }) => Error::WasInterrupted { what },
+            Error::Storage(storage::Error::Exists { object }) => Error::WasInterrupted { object },
             other => other,
         })?;
         let mut builders = Vec::new();
@@ -123,8 +123,8 @@ impl OutputWriter {
                     continue;
                 }
                 // Drafts without our journal are of a run with other keys.
-                Err(indexed::Error::Storage(storage::Error::Exists { what })) => {
-                    Error::WasInterrupted { what }
+                Err(indexed::Error::Storage(storage::Error::Exists { object })) => {
+                    Error::WasInterrupted { object }
                 }
                 Err(error) => error.into(),
             };

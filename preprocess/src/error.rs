@@ -15,18 +15,18 @@ pub enum Error {
         /// The input.
         input: String,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// An option has a value that cannot be used.
     BadOption {
         /// Its name, as on the command line but without the dashes.
         name: &'static str,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// A file of a vocabulary is not what it should be.
     BadVocab {
@@ -35,9 +35,9 @@ pub enum Error {
         /// The line, counted from 1, where lines have a meaning.
         line: Option<u64>,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// An id that no token has.
     UnknownToken {
@@ -76,7 +76,7 @@ pub enum Error {
     /// An earlier run of the same outputs was interrupted.
     WasInterrupted {
         /// Its journal.
-        what: String,
+        object: String,
     },
     /// An earlier run of the same outputs was of other settings.
     OtherRun {
@@ -92,12 +92,12 @@ pub enum Error {
     /// All that a resumed run was to make is there.
     Complete {
         /// The manifest that says so.
-        what: String,
+        object: String,
     },
     /// All outputs are there, but of a run with other settings or inputs.
     OtherSettings {
         /// A manifest of theirs.
-        what: String,
+        object: String,
     },
     /// The run was asked to stop, and can be gone on with.
     Stopped,
@@ -123,9 +123,9 @@ pub struct BadLine {
     /// The input is compressed, and `offset` counts decompressed bytes.
     pub decompressed: bool,
     /// What came.
-    pub got: String,
+    pub found: String,
     /// What was due.
-    pub due: String,
+    pub expected: String,
     /// The likely cause.
     pub hint: Option<&'static str>,
 }
@@ -154,15 +154,17 @@ impl fmt::Display for Error {
             Error::Storage(error) => error.fmt(f),
             Error::Indexed(error) => error.fmt(f),
             Error::BadLine(line) => line.fmt(f),
-            Error::BadInput { input, got, due } => {
-                write!(f, "read {input}: got {got}, due {due}")
+            Error::BadInput { input, found, expected } => {
+                write!(f, "read {input}: got {found}, due {expected}")
             }
-            Error::BadOption { name, got, due } => write!(f, "--{name}: got {got}, due {due}"),
-            Error::BadVocab { file, line: None, got, due } => {
-                write!(f, "read {file}: got {got}, due {due}")
+            Error::BadOption { name, found, expected } => {
+                write!(f, "--{name}: got {found}, due {expected}")
             }
-            Error::BadVocab { file, line: Some(line), got, due } => {
-                write!(f, "read {file}, line {line}: got {got}, due {due}")
+            Error::BadVocab { file, line: None, found, expected } => {
+                write!(f, "read {file}: got {found}, due {expected}")
+            }
+            Error::BadVocab { file, line: Some(line), found, expected } => {
+                write!(f, "read {file}, line {line}: got {found}, due {expected}")
             }
             Error::UnknownToken { id, vocab_size } => {
                 write!(f, "decode token {id}: due an id below {vocab_size}")?;
@@ -188,17 +190,19 @@ impl fmt::Display for Error {
             Error::LeftBehind { file, source } => {
                 write!(f, "{source}; and {file} could not be taken back; hint: delete it")
             }
-            Error::WasInterrupted { what } => {
-                write!(f, "{what}: an earlier run was interrupted, or is at work; hint: go on ")?;
+            Error::WasInterrupted { object } => {
+                write!(f, "{object}: an earlier run was interrupted, or is at work; hint: go on ")?;
                 write!(f, "with it by --resume, or throw it away by --restart")
             }
             Error::OtherRun { journal, key, there, here } => {
                 write!(f, "go on with {journal}: '{key}' was {there} there and is {here} here; ")?;
                 write!(f, "hint: give what was given there, or begin anew with --restart")
             }
-            Error::Complete { what } => write!(f, "{what}: the outputs are complete already"),
-            Error::OtherSettings { what } => {
-                write!(f, "{what}: the outputs are complete, but of other settings or inputs; ")?;
+            Error::Complete { object } => {
+                write!(f, "{object}: the outputs are complete already")
+            }
+            Error::OtherSettings { object } => {
+                write!(f, "{object}: the outputs are complete, but of other settings or inputs; ")?;
                 write!(f, "hint: give another --out, or delete them")
             }
             Error::Stopped => f.write_str("stopped as asked; --resume goes on from here"),
@@ -211,13 +215,13 @@ impl fmt::Display for Error {
 
 impl fmt::Display for BadLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BadLine { input, line, offset, column, got, due, .. } = self;
+        let BadLine { input, line, offset, column, found, expected, .. } = self;
         let stream = if self.decompressed { "decompressed stream" } else { "file" };
         match line {
             Some(line) => write!(f, "read {input}, line {line} (byte {offset} of the {stream}), ")?,
             None => write!(f, "read {input}, the line at byte {offset} of the {stream}, ")?,
         }
-        write!(f, "at byte {column} of the line: got {got}, due {due}")?;
+        write!(f, "at byte {column} of the line: got {found}, due {expected}")?;
         self.hint.map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
     }
 }

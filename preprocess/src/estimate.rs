@@ -140,8 +140,8 @@ fn stopped(input: &str, stop: BatchEnd) -> Error {
             offset: offset as u64,
             column: fault.column as u64,
             decompressed: false,
-            got: fault.got,
-            due: fault.due,
+            found: fault.found,
+            expected: fault.expected,
             hint: fault.hint,
         })),
     }

@@ -19,8 +19,8 @@ pub(crate) use list::Texts;
 pub(crate) struct LineFault {
     /// Where, in bytes from the start of the line.
     pub(crate) column: usize,
-    pub(crate) got: String,
-    pub(crate) due: String,
+    pub(crate) found: String,
+    pub(crate) expected: String,
     pub(crate) hint: Option<&'static str>,
 }
 
@@ -432,8 +432,8 @@ fn kind_of(first: u8) -> &'static str {
     }
 }
 
-fn fault(column: usize, got: String, due: &str) -> LineFault {
-    LineFault { column, got, due: due.to_owned(), hint: None }
+fn fault(column: usize, found: String, expected: &str) -> LineFault {
+    LineFault { column, found, expected: expected.to_owned(), hint: None }
 }
 
 #[cfg(test)]

@@ -35,17 +35,17 @@ pub(crate) fn refuse_existing(
     }
     match first {
         None => Ok(()),
-        Some(what) if manifests == plans.len() && interrupted == ResumePolicy::Resume => {
+        Some(object) if manifests == plans.len() && interrupted == ResumePolicy::Resume => {
             for OutputPlan { prefix, .. } in plans {
                 let key = prefix.with_suffix(MANIFEST)?;
                 if Manifest::read(store, &key)?.meta["settings"] != settings {
-                    return Err(Error::OtherSettings { what: store.display(&key) });
+                    return Err(Error::OtherSettings { object: store.display(&key) });
                 }
             }
             discard_drafts(store, plans)?;
-            Err(Error::Complete { what })
+            Err(Error::Complete { object })
         }
-        Some(what) => Err(storage::Error::Exists { what }.into()),
+        Some(object) => Err(storage::Error::Exists { object }.into()),
     }
 }
 

@@ -89,8 +89,8 @@ fn check_dtype(dtype: Dtype, vocab_size: u64) -> Result<()> {
         Dtype::I32 => Ok(()),
         _ => Err(Error::BadOption {
             name: "dtype",
-            got: dtype.to_string(),
-            due: match dtype {
+            found: dtype.to_string(),
+            expected: match dtype {
                 Dtype::U16 => format!("int32, for a vocabulary of {vocab_size}"),
                 _ => "uint16 or int32".to_owned(),
             },

@@ -64,8 +64,8 @@ impl DocumentBatch {
             offset: self.offset + offset as u64,
             column: fault.column as u64,
             decompressed: self.decompressed,
-            got: fault.got,
-            due: fault.due,
+            found: fault.found,
+            expected: fault.expected,
             hint: fault.hint,
         }
     }
@@ -90,8 +90,8 @@ impl DocumentBatch {
 pub(crate) fn too_long(line_bytes_max: usize) -> LineFault {
     LineFault {
         column: line_bytes_max,
-        got: "no end of the line yet".to_owned(),
-        due: format!("lines of at most {}", storage::ByteSize(line_bytes_max as u64)),
+        found: "no end of the line yet".to_owned(),
+        expected: format!("lines of at most {}", storage::ByteSize(line_bytes_max as u64)),
         hint: Some("lines end with \\n; or raise --line-max, at the cost of memory"),
     }
 }

@@ -137,8 +137,8 @@ pub(crate) fn prepare(options: &PreprocessOptions) -> Result<Prepared> {
 }
 
 fn check(options: &PreprocessOptions) -> Result<()> {
-    let bad = |name: &'static str, got: String, due: &str| {
-        Err(Error::BadOption { name, got, due: due.to_owned() })
+    let bad = |name: &'static str, found: String, expected: &str| {
+        Err(Error::BadOption { name, found, expected: expected.to_owned() })
     };
     if options.inputs.is_empty() {
         return bad("json-in", "no input".to_owned(), "at least one");
@@ -158,19 +158,20 @@ fn check(options: &PreprocessOptions) -> Result<()> {
         }
     }
     if options.out_prefix.ends_with('/') {
-        let due = "a prefix for file names, such as data/corpus";
-        return bad("out", format!("the folder '{}'", options.out_prefix), due);
+        let expected = "a prefix for file names, such as data/corpus";
+        return bad("out", format!("the folder '{}'", options.out_prefix), expected);
     }
     if options.out_prefix.starts_with("s3://") {
-        let due = "a place in a file system; hint: write to a disk, then copy the finished files";
-        return bad("out", options.out_prefix.clone(), due);
+        let expected =
+            "a place in a file system; hint: write to a disk, then copy the finished files";
+        return bad("out", options.out_prefix.clone(), expected);
     }
     if options.block_bytes == Some(0) {
         return bad("block-bytes", "0".to_owned(), "at least 1");
     }
     if !(1..=LINE_BYTES_MAX).contains(&options.line_bytes_max) {
-        let got = storage::ByteSize(options.line_bytes_max).to_string();
-        return bad("line-max", got, "at least 1B and at most 1GiB");
+        let found = storage::ByteSize(options.line_bytes_max).to_string();
+        return bad("line-max", found, "at least 1B and at most 1GiB");
     }
     Ok(())
 }
@@ -181,9 +182,9 @@ fn inputs(options: &PreprocessOptions) -> Result<Vec<Input>> {
     if let Some(input) = inputs.iter().find(|input| !input.is_json())
         && options.keys.len() > 1
     {
-        let got =
+        let found =
             format!("{} of them, but in {} no document has keys", options.keys.len(), input.name);
-        return Err(Error::BadOption { name: "json-key", got, due: "one".to_owned() });
+        return Err(Error::BadOption { name: "json-key", found, expected: "one".to_owned() });
     }
     if let Some(shard) = options.shard {
         share_out(&mut inputs, Share::new(shard.index.into(), shard.count.into())?)?;
@@ -199,8 +200,8 @@ fn eod(options: &PreprocessOptions, tokenizer: &dyn Tokenizer) -> Result<Option<
     }
     let eod = tokenizer.eod().ok_or_else(|| Error::BadOption {
         name: if spans { "objective" } else { "append-eod" },
-        got: format!("the vocabulary of {}, which has no end of document", tokenizer.name()),
-        due: "one with a token such as <|endoftext|> or <eod>".to_owned(),
+        found: format!("the vocabulary of {}, which has no end of document", tokenizer.name()),
+        expected: "one with a token such as <|endoftext|> or <eod>".to_owned(),
     })?;
     Ok(Some(eod))
 }

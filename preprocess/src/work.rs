@@ -240,8 +240,8 @@ impl<'a> TokenizeWorker<'a> {
 
     /// Into [`TokenizeWorker::ids`].
     fn tokenize(&mut self, text: &str) -> Result<(), LineFault> {
-        if let Some(EncodeError { got, due }) = self.tokenizer.refused(text) {
-            return Err(LineFault { column: 0, got, due, hint: None });
+        if let Some(EncodeError { found, expected }) = self.tokenizer.refused(text) {
+            return Err(LineFault { column: 0, found, expected, hint: None });
         }
         self.ids.clear();
         if !long::encode(self.tokenizer, text, &self.work.helpers, &mut self.ids) {
@@ -300,10 +300,10 @@ impl<'a> TokenizeWorker<'a> {
             None => {
                 self.ids.extend(self.work.eod);
                 objective::corrupt(&self.ids, document, config, &mut self.triple).map_err(
-                    |SpanError { got, due, hint }| LineFault {
+                    |SpanError { found, expected, hint }| LineFault {
                         column: 0,
-                        got,
-                        due,
+                        found,
+                        expected,
                         hint: Some(hint),
                     },
                 )?;
@@ -354,8 +354,8 @@ fn document_number(input_idx: usize, offset: u64) -> u64 {
 pub(crate) fn not_utf8(line: &[u8], at: usize) -> LineFault {
     LineFault {
         column: at,
-        got: format!("the byte {:#04x}, which is no UTF-8", line[at]),
-        due: "JSON in UTF-8".to_owned(),
+        found: format!("the byte {:#04x}, which is no UTF-8", line[at]),
+        expected: "JSON in UTF-8".to_owned(),
         hint: Some("if the file is GBK or Latin-1, convert it: iconv -f GB18030 -t UTF-8 FILE"),
     }
 }

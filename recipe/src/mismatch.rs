@@ -4,7 +4,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incompatible {
     /// What was being done, and to what.
-    pub doing: String,
+    pub operation: String,
     /// What came and what was due, one item a line.
     pub details: Vec<String>,
     /// What is likely to help.
@@ -14,14 +14,18 @@ pub struct Incompatible {
 impl Incompatible {
     /// Of two things.
     #[must_use]
-    pub fn new(doing: impl Into<String>, detail: impl Into<String>, hint: &'static str) -> Self {
-        Incompatible { doing: doing.into(), details: vec![detail.into()], hint }
+    pub fn new(
+        operation: impl Into<String>,
+        detail: impl Into<String>,
+        hint: &'static str,
+    ) -> Self {
+        Incompatible { operation: operation.into(), details: vec![detail.into()], hint }
     }
 }
 
 impl fmt::Display for Incompatible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.doing)?;
+        write!(f, "{}:", self.operation)?;
         for detail in &self.details {
             write!(f, "\n  {detail}")?;
         }

@@ -127,7 +127,7 @@ fn want(
     len: usize,
 ) -> Outcome<ReadRequest> {
     let buf = pool.take(len).ok_or("the pool is too small")?;
-    Ok(ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, due: None })
+    Ok(ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, deadline: None })
 }
 
 fn drain(reader: &mut dyn Reader) -> Outcome<()> {

@@ -80,8 +80,8 @@ impl WriteBehind {
     ) -> Result<Self, TransferError> {
         let failed = |e| TransferError {
             offset: len_bytes,
-            due: 0,
-            got: 0,
+            expected: 0,
+            found: 0,
             cause: TransferErrorKind::Io(e),
         };
         let mut behind = Self::start(Arc::clone(file), buffers_max).map_err(failed)?;
@@ -217,5 +217,5 @@ fn write_all(file: &dyn FsFile, work: &Mutex<Receiver<FullBuffer>>, answers: &Bu
 
 fn gone() -> TransferError {
     let cause = TransferErrorKind::Io(io::Error::other("the writing thread is gone"));
-    TransferError { offset: 0, due: 0, got: 0, cause }
+    TransferError { offset: 0, expected: 0, found: 0, cause }
 }

@@ -278,11 +278,11 @@ fn past_the_end(store: &Arc<dyn Storage>) -> Outcome {
     let mut buf = vec![0; len + 1];
     for (offset, want, came) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)] {
         let read = object.read_many(&mut [RangeRead { offset, buf: &mut buf[..want] }]);
-        let Err(Error::ShortRead { got, due, len_bytes, .. }) = read else {
+        let Err(Error::ShortRead { found, expected, len_bytes, .. }) = read else {
             return Err(format!("{want} bytes at {offset} gave {read:?}").into());
         };
-        let told = (got, due, len_bytes) == (came as u64, want as u64, len as u64);
-        ensure!(told, "{want} bytes at {offset} told of {got} of {due} in {len_bytes}");
+        let told = (found, expected, len_bytes) == (came as u64, want as u64, len as u64);
+        ensure!(told, "{want} bytes at {offset} told of {found} of {expected} in {len_bytes}");
     }
     object.read_many(&mut [RangeRead { offset: len as u64, buf: &mut [] }])?;
     Ok(())

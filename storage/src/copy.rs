@@ -107,10 +107,10 @@ pub(crate) fn read_and_write<U: Upload + ?Sized>(
     }
     match crc64_due {
         Some(due) if due != sum.value() => Err(Error::Corrupt {
-            what: object.display(),
+            object: object.display(),
             offset: range.start,
-            got: format!("CRC-64 {:016x} of {len} bytes", sum.value()),
-            due: format!("{due:016x}, as is recorded"),
+            found: format!("CRC-64 {:016x} of {len} bytes", sum.value()),
+            expected: format!("{due:016x}, as is recorded"),
         }),
         _ => Ok(()),
     }

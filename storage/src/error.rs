@@ -8,17 +8,17 @@ pub enum Error {
     /// There is no such object or folder.
     NotFound {
         /// Its full name.
-        what: String,
+        object: String,
     },
     /// The name is taken, and nothing is ever overwritten.
     Exists {
         /// Its full name.
-        what: String,
+        object: String,
     },
     /// The store is full, or the quota is.
     NoSpace {
         /// The object that was being written.
-        what: String,
+        object: String,
         /// Bytes that were to be written.
         need_bytes: u64,
         /// Bytes that were free, if the store told.
@@ -27,29 +27,29 @@ pub enum Error {
     /// An operating system call failed.
     Io {
         /// What we were doing, such as `read 4096 bytes at 8192 of`.
-        doing: String,
+        operation: String,
         /// The object.
-        what: String,
+        object: String,
         /// What the system said.
         source: io::Error,
     },
     /// The object ended before the read did.
     ShortRead {
         /// The object.
-        what: String,
+        object: String,
         /// Where the read began.
         offset: u64,
         /// Bytes that came.
-        got: u64,
+        found: u64,
         /// Bytes that were due.
-        due: u64,
+        expected: u64,
         /// The length of the object.
         len_bytes: u64,
     },
     /// The object is not the one that was opened: it was cut off, or another has its name.
     Changed {
         /// The object.
-        what: String,
+        object: String,
         /// Where it was to be read.
         offset: u64,
         /// The length that it had when it was opened.
@@ -60,16 +60,16 @@ pub enum Error {
     /// The server does not know the open file any more (`ESTALE`), also after it was opened again.
     Stale {
         /// What we were doing.
-        doing: String,
+        operation: String,
         /// The object.
-        what: String,
+        object: String,
     },
     /// It is not allowed.
     Denied {
         /// What we were doing.
-        doing: String,
+        operation: String,
         /// The object.
-        what: String,
+        object: String,
         /// What the system said.
         source: io::Error,
     },
@@ -78,12 +78,12 @@ pub enum Error {
         /// The way, such as `engine ring`.
         way: String,
         /// Who refuses it, and how.
-        why: String,
+        reason: String,
     },
     /// A request does not come back.
     Stuck {
         /// The object.
-        what: String,
+        object: String,
         /// Where in it.
         offset: u64,
         /// How long it has been under way.
@@ -103,13 +103,13 @@ pub enum Error {
     /// The bytes are not what they should be.
     Corrupt {
         /// The object.
-        what: String,
+        object: String,
         /// Where in it.
         offset: u64,
         /// What came.
-        got: String,
+        found: String,
         /// What was due.
-        due: String,
+        expected: String,
     },
     /// A store behind a network refused, or did not answer as it should.
     Remote(Box<crate::RemoteError>),
@@ -118,33 +118,33 @@ pub enum Error {
         /// The name.
         key: String,
         /// What is wrong with it.
-        why: &'static str,
+        reason: &'static str,
     },
     /// A URL that cannot be used.
     BadUrl {
         /// As it was given.
         url: String,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
     /// The store has no such thing.
     Unsupported {
         /// What we were doing, such as `begin a draft of`.
-        doing: &'static str,
+        operation: &'static str,
         /// The object.
-        what: String,
+        object: String,
     },
     /// Another process is writing it.
     Locked {
         /// The object.
-        what: String,
+        object: String,
     },
     /// This process was told to stop, by whoever watches this store.
     Interrupted,
     /// The handle has failed before; what it would write now could not be trusted.
     Poisoned {
         /// The object.
-        what: String,
+        object: String,
         /// The first failure, as text.
         first: String,
     },
@@ -157,17 +157,25 @@ impl Error {
     /// An operating system error, sorted into the variant that says most: absent, taken, full,
     /// not allowed, stale, or [`Error::Io`].
     #[must_use]
-    pub fn from_io(doing: impl Into<String>, what: impl Into<String>, source: io::Error) -> Self {
-        let what = what.into();
+    pub fn from_io(
+        operation: impl Into<String>,
+        object: impl Into<String>,
+        source: io::Error,
+    ) -> Self {
+        let object = object.into();
         match source.kind() {
-            io::ErrorKind::NotFound => Error::NotFound { what },
-            io::ErrorKind::AlreadyExists => Error::Exists { what },
+            io::ErrorKind::NotFound => Error::NotFound { object },
+            io::ErrorKind::AlreadyExists => Error::Exists { object },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Error::NoSpace { what, need_bytes: 0, free_bytes: None }
+                Error::NoSpace { object, need_bytes: 0, free_bytes: None }
             }
-            io::ErrorKind::PermissionDenied => Error::Denied { doing: doing.into(), what, source },
-            io::ErrorKind::StaleNetworkFileHandle => Error::Stale { doing: doing.into(), what },
-            _ => Error::Io { doing: doing.into(), what, source },
+            io::ErrorKind::PermissionDenied => {
+                Error::Denied { operation: operation.into(), object, source }
+            }
+            io::ErrorKind::StaleNetworkFileHandle => {
+                Error::Stale { operation: operation.into(), object }
+            }
+            _ => Error::Io { operation: operation.into(), object, source },
         }
     }
 }
@@ -175,26 +183,34 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotFound { what } => write!(f, "{what}: no such file or folder"),
-            Error::Exists { what } => write!(f, "{what}: exists already, and is not overwritten"),
-            Error::NoSpace { what, need_bytes, free_bytes } => {
-                write!(f, "write {what}: no space left on the device")?;
+            Error::NotFound { object } => write!(f, "{object}: no such file or folder"),
+            Error::Exists { object } => {
+                write!(f, "{object}: exists already, and is not overwritten")
+            }
+            Error::NoSpace { object, need_bytes, free_bytes } => {
+                write!(f, "write {object}: no space left on the device")?;
                 match (need_bytes, free_bytes) {
                     (0, _) => Ok(()),
                     (need, Some(free)) => write!(f, " ({need} bytes due, {free} free)"),
                     (need, None) => write!(f, " ({need} bytes due)"),
                 }
             }
-            Error::Io { doing, what, source } | Error::Denied { doing, what, source } => {
-                write!(f, "{doing} {what}: {source}")
+            Error::Io { operation, object, source }
+            | Error::Denied { operation, object, source } => {
+                write!(f, "{operation} {object}: {source}")
             }
-            Error::ShortRead { what, offset, got, due, len_bytes } => write!(
-                f,
-                "read {due} bytes at {offset} of {what}: got {got}, then end of file \
+            Error::ShortRead { object, offset, found, expected, len_bytes } => {
+                write!(
+                    f,
+                    "read {expected} bytes at {offset} of {object}: got {found}, then end of file \
                  (object is {len_bytes} bytes)"
-            ),
-            Error::Changed { what, offset, len_then, len_now } => {
-                write!(f, "read {what} at {offset}: it was {len_then} bytes when it was opened, ")?;
+                )
+            }
+            Error::Changed { object, offset, len_then, len_now } => {
+                write!(
+                    f,
+                    "read {object} at {offset}: it was {len_then} bytes when it was opened, "
+                )?;
                 match len_now {
                     Some(now) if now == len_then => f.write_str("and another has its name now")?,
                     Some(now) => write!(f, "and has {now} now")?,
@@ -202,14 +218,14 @@ impl fmt::Display for Error {
                 }
                 f.write_str("; hint: it was truncated or replaced under the run")
             }
-            Error::Stale { doing, what } => write!(
+            Error::Stale { operation, object } => write!(
                 f,
-                "{doing} {what}: stale file handle; hint: it was replaced on the server, or the \
-                 server was restarted without its state"
+                "{operation} {object}: stale file handle; hint: it was replaced on the server, or \
+                 the server was restarted without its state"
             ),
-            Error::Refused { way, why } => write!(f, "{way} does not work here: {why}"),
-            Error::Stuck { what, offset, age, backend, placement } => {
-                write!(f, "read {what} at {offset}: no answer for {} s", age.as_secs())?;
+            Error::Refused { way, reason } => write!(f, "{way} does not work here: {reason}"),
+            Error::Stuck { object, offset, age, backend, placement } => {
+                write!(f, "read {object} at {offset}: no answer for {} s", age.as_secs())?;
                 write!(f, " ({backend}")?;
                 if !placement.is_empty() {
                     write!(f, ", {placement}")?;
@@ -220,19 +236,19 @@ impl fmt::Display for Error {
                 write!(f, "{stage}: not done after {} s", limit.as_secs_f32())?;
                 f.write_str("; hint: the file system does not answer")
             }
-            Error::Corrupt { what, offset, got, due } => {
-                write!(f, "{what}, at byte {offset}: got {got}, due {due}")
+            Error::Corrupt { object, offset, found, expected } => {
+                write!(f, "{object}, at byte {offset}: got {found}, due {expected}")
             }
             Error::Remote(remote) => write!(f, "{remote}"),
-            Error::BadKey { key, why } => write!(f, "name {key:?} {why}"),
-            Error::BadUrl { url, why } => write!(f, "cannot use '{url}': {why}"),
-            Error::Unsupported { doing, what } => {
-                write!(f, "{doing} {what}: this kind of store cannot")
+            Error::BadKey { key, reason } => write!(f, "name {key:?} {reason}"),
+            Error::BadUrl { url, reason } => write!(f, "cannot use '{url}': {reason}"),
+            Error::Unsupported { operation, object } => {
+                write!(f, "{operation} {object}: this kind of store cannot")
             }
-            Error::Locked { what } => write!(f, "{what}: another process is writing it"),
+            Error::Locked { object } => write!(f, "{object}: another process is writing it"),
             Error::Interrupted => f.write_str("interrupted"),
-            Error::Poisoned { what, first } => {
-                write!(f, "write {what}: an earlier write failed ({first})")
+            Error::Poisoned { object, first } => {
+                write!(f, "write {object}: an earlier write failed ({first})")
             }
         }
     }

@@ -110,7 +110,7 @@ fn nearest(path: &Path) -> Result<PathBuf> {
             Err(e) => return Err(Error::from_io("look at", there.display().to_string(), e)),
         }
     }
-    Err(Error::NotFound { what: path.display().to_string() })
+    Err(Error::NotFound { object: path.display().to_string() })
 }
 
 fn read_ahead_kib(device: u64) -> Option<u64> {

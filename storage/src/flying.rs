@@ -34,7 +34,7 @@ pub(crate) struct BackendRead {
     pub(crate) buf: Buffer,
     /// When the bytes are needed, for carriers that can hurry.
     #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "files cannot be hurried"))]
-    pub(crate) due: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     /// 0 for the first time. A file is opened anew from 1 on.
     pub(crate) attempt: u32,
 }
@@ -77,7 +77,7 @@ struct RequestSlot {
     object: Option<Arc<dyn Object>>,
     offset: u64,
     len: usize,
-    due: Option<Instant>,
+    deadline: Option<Instant>,
     began: Instant,
     attempt: u32,
     moved_bytes: u64,
@@ -107,7 +107,7 @@ impl<C: ReadBackend> InFlightReader<C> {
             object: None,
             offset: 0,
             len: 0,
-            due: None,
+            deadline: None,
             began: now,
             attempt: 0,
             moved_bytes: 0,
@@ -162,7 +162,7 @@ impl<C: ReadBackend> InFlightReader<C> {
         let object = slot.object.as_ref().expect("a slot in use has its object");
         let (backend, placement) = self.carrier.place(object, slot.offset);
         let story = || Error::Stuck {
-            what: object.display(),
+            object: object.display(),
             offset: slot.offset,
             age,
             backend,
@@ -247,7 +247,7 @@ impl RequestSlot {
             offset: self.offset,
             len: self.len,
             buf,
-            due: self.due,
+            deadline: self.deadline,
             attempt: self.attempt,
         }
     }
@@ -264,7 +264,7 @@ impl<C: ReadBackend> Reader for InFlightReader<C> {
 
     fn submit(&mut self, want: ReadRequest) {
         assert!(self.flying < self.depth, "no more than depth_max() in flight");
-        let ReadRequest { object, offset, len, buf, tag, due } = want;
+        let ReadRequest { object, offset, len, buf, tag, deadline: due } = want;
         let blocks = (offset % ALIGN_BYTES as u64) as usize + len; // fits: less than ALIGN_BYTES
         let room = len == 0 || blocks.next_multiple_of(ALIGN_BYTES) <= buf.len();
         assert!(room, "the buffer has room for the blocks of the read");
@@ -275,7 +275,17 @@ impl<C: ReadBackend> Reader for InFlightReader<C> {
         self.seats.sit(index as usize, &object, offset, len as u64, began);
         let (state, object) = (SlotState::Flying, Some(object));
         let (attempt, moved_bytes) = (0, 0);
-        *slot = RequestSlot { state, tag, object, offset, len, due, began, attempt, moved_bytes };
+        *slot = RequestSlot {
+            state,
+            tag,
+            object,
+            offset,
+            len,
+            deadline: due,
+            began,
+            attempt,
+            moved_bytes,
+        };
         self.flying += 1;
         let load = slot.load(index, buf);
         if len > 0 && got >= len as u64 {
@@ -324,10 +334,10 @@ impl<C: ReadBackend> Reader for InFlightReader<C> {
 fn past_the_end(load: &BackendRead) -> Error {
     let len_bytes = load.object.len_bytes();
     Error::ShortRead {
-        what: load.object.display(),
+        object: load.object.display(),
         offset: load.offset,
-        got: len_bytes.saturating_sub(load.offset),
-        due: load.len as u64,
+        found: len_bytes.saturating_sub(load.offset),
+        expected: load.len as u64,
         len_bytes,
     }
 }

@@ -18,7 +18,7 @@ impl Key {
     /// [`Error::BadKey`] if a component is empty, `.`, `..`, or holds a NUL, or all is too long.
     pub fn new(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
-        let refuse = |why: &'static str| Err(Error::BadKey { key: name.clone(), why });
+        let refuse = |reason: &'static str| Err(Error::BadKey { key: name.clone(), reason });
         if name.len() > KEY_BYTES_MAX {
             return refuse("longer than 1024 bytes");
         }

@@ -374,7 +374,7 @@ fn probe(file: &OpenFile, wishes: IoSettings) {
             file.mount.refuse(way, &why);
             way = file.way(wishes);
         }
-        let (kind, told) = (&file.mount.file_system, &file.mount.told);
+        let (kind, told) = (&file.mount.file_system, &file.mount.description);
         log::info!("{kind} {told}: read by {way}, aligned to {}", file.align(way));
     });
 }
@@ -456,7 +456,7 @@ mod tests {
                     len: 100,
                     buf,
                     tag,
-                    due: None,
+                    deadline: None,
                 });
             }
             let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));

@@ -169,7 +169,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Io`].
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
         let _ = bytes;
-        Err(Error::Unsupported { doing: "replace", what: self.display(key) })
+        Err(Error::Unsupported { operation: "replace", object: self.display(key) })
     }
 
     /// Makes the names in a folder durable, whoever gave them: one that is seen may be gone after a
@@ -217,7 +217,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Exists`] if the key is taken or has a draft; [`Error::Unsupported`] from a store
     /// that keeps none; [`Error::NoSpace`], [`Error::Io`].
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
-        Err(Error::Unsupported { doing: "begin a draft of", what: self.display(key) })
+        Err(Error::Unsupported { operation: "begin a draft of", object: self.display(key) })
     }
 
     /// Goes on with a draft from a place that it was synced at; what was written after that is cut
@@ -228,7 +228,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Locked`] if another process writes it; [`Error::Unsupported`], [`Error::Io`].
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let _ = from;
-        Err(Error::Unsupported { doing: "go on with a draft of", what: self.display(key) })
+        Err(Error::Unsupported { operation: "go on with a draft of", object: self.display(key) })
     }
 
     /// As [`Storage::resume`], from a place that `find` tells when it has seen what is there,
@@ -251,7 +251,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
     fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        Err(Error::Unsupported { doing: "open a draft of", what: self.display(key) })
+        Err(Error::Unsupported { operation: "open a draft of", object: self.display(key) })
     }
 
     /// Removes a draft, durably. There need not be one.
@@ -259,7 +259,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Io`].
     fn discard(&self, key: &Key) -> Result<()> {
-        Err(Error::Unsupported { doing: "discard a draft of", what: self.display(key) })
+        Err(Error::Unsupported { operation: "discard a draft of", object: self.display(key) })
     }
 
     /// Makes a file of so many bytes that this process writes in place and no other may; its space
@@ -271,8 +271,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
-            doing: "keep a file that is written in place,",
-            what: self.display(key),
+            operation: "keep a file that is written in place,",
+            object: self.display(key),
         })
     }
 
@@ -283,8 +283,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Storage::create_in_place`] else.
     fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         Err(Error::Unsupported {
-            doing: "open a file that is written in place,",
-            what: self.display(key),
+            operation: "open a file that is written in place,",
+            object: self.display(key),
         })
     }
 
@@ -296,8 +296,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
-            doing: "keep a file without a name in",
-            what: self.display(folder),
+            operation: "keep a file without a name in",
+            object: self.display(folder),
         })
     }
 
@@ -547,7 +547,7 @@ pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
         return s3::locate(url);
     }
     let mut location = url::parse(url)?;
-    let bad = |why: &str| Error::BadUrl { url: url.to_owned(), why: why.to_owned() };
+    let bad = |reason: &str| Error::BadUrl { url: url.to_owned(), reason: reason.to_owned() };
     let name = location.path.file_name().ok_or_else(|| bad("it has no last component"))?;
     let name = name.to_str().ok_or_else(|| bad("its last component is not UTF-8"))?;
     let key = Key::new(name)?;
@@ -562,10 +562,10 @@ pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
 pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
     let object = store.open(key)?;
     let too_big = |_| Error::Corrupt {
-        what: object.display(),
+        object: object.display(),
         offset: 0,
-        got: format!("{} bytes", object.len_bytes()),
-        due: "no more than this machine can address".to_owned(),
+        found: format!("{} bytes", object.len_bytes()),
+        expected: "no more than this machine can address".to_owned(),
     };
     let mut bytes = vec![0; usize::try_from(object.len_bytes()).map_err(too_big)?];
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
@@ -579,8 +579,8 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
 pub fn read_small(store: &dyn Storage, key: &Key, bytes_max: u64) -> Result<Vec<u8>> {
     let bytes = store.open(key)?.len_bytes();
     if bytes > bytes_max {
-        let (got, due) = (format!("{bytes} bytes"), format!("at most {bytes_max}"));
-        return Err(Error::Corrupt { what: store.display(key), offset: 0, got, due });
+        let (found, expected) = (format!("{bytes} bytes"), format!("at most {bytes_max}"));
+        return Err(Error::Corrupt { object: store.display(key), offset: 0, found, expected });
     }
     read_all(store, key)
 }

@@ -30,7 +30,7 @@ pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
     let place = format!("{} (TMPDIR says where)", folder.display());
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error::NoSpace { what: place.clone(), need_bytes: len_bytes, free_bytes: None }
+            Error::NoSpace { object: place.clone(), need_bytes: len_bytes, free_bytes: None }
         }
         _ => Error::from_io(format!("copy {} to", object.display()), &*place, error),
     };

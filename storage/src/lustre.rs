@@ -186,16 +186,16 @@ impl Striping {
     }
 
     fn read(file: &File, path: &Path) -> Result<Option<Self>> {
-        let what = path.display().to_string();
+        let object = path.display().to_string();
         let lov = match sys::attribute(file, ATTRIBUTE) {
             Ok(lov) => lov,
             Err(e) if e.raw_os_error() == Some(libc::ENODATA) => return Ok(None),
-            Err(e) => return Err(Error::from_io("read the layout of", what, e)),
+            Err(e) => return Err(Error::from_io("read the layout of", object, e)),
         };
         let unknown = || Error::Corrupt {
-            got: format!("{} bytes that begin with {:02x?}", lov.len(), &lov[..lov.len().min(8)]),
-            due: "a layout of lov_user_md version 1 or 3, or a composite of such".to_owned(),
-            what,
+            found: format!("{} bytes that begin with {:02x?}", lov.len(), &lov[..lov.len().min(8)]),
+            expected: "a layout of lov_user_md version 1 or 3, or a composite of such".to_owned(),
+            object,
             offset: 0,
         };
         Self::parse(&lov).map(Some).ok_or_else(unknown)
@@ -285,7 +285,8 @@ impl Striping {
     /// is there, [`Error::Refused`] on any other file system, and what the file system says.
     pub fn set(&self, path: &Path) -> Result<Option<Self>> {
         let what = path.display().to_string();
-        self.check().map_err(|why| Error::BadUrl { url: format!("a layout of {what}"), why })?;
+        self.check()
+            .map_err(|reason| Error::BadUrl { url: format!("a layout of {what}"), reason })?;
         if path.is_dir() {
             let folder = open(path)?;
             self.give(&folder, &what)?;
@@ -388,7 +389,7 @@ fn require_lustre(path: &Path) -> Result<()> {
         "lustre" => Ok(()),
         kind => Err(Error::Refused {
             way: format!("striping of {what}"),
-            why: format!("it is on {kind}, and only Lustre has stripes that can be set"),
+            reason: format!("it is on {kind}, and only Lustre has stripes that can be set"),
         }),
     }
 }

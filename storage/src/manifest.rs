@@ -75,8 +75,8 @@ impl Manifest {
     pub fn write(&self, store: &dyn Storage, key: &Key) -> Result<FileEntry> {
         let text = self.to_text();
         if text.len() as u64 > MANIFEST_BYTES_MAX {
-            let doing = "write a manifest of more than 1 GiB";
-            return Err(Error::Unsupported { doing, what: store.display(key) });
+            let operation = "write a manifest of more than 1 GiB";
+            return Err(Error::Unsupported { operation, object: store.display(key) });
         }
         write_all(store, key, text.as_bytes())
     }
@@ -95,14 +95,14 @@ impl Manifest {
     /// # Errors
     /// As there.
     pub fn read_summed(store: &dyn Storage, key: &Key) -> Result<(Self, u64)> {
-        let what = store.display(key);
+        let object = store.display(key);
         let len_bytes = store.open(key)?.len_bytes();
         if len_bytes > MANIFEST_BYTES_MAX {
-            let got = format!("{len_bytes} bytes");
-            let due = format!("a manifest of at most {MANIFEST_BYTES_MAX}");
-            return Err(Error::Corrupt { what, offset: 0, got, due });
+            let found = format!("{len_bytes} bytes");
+            let expected = format!("a manifest of at most {MANIFEST_BYTES_MAX}");
+            return Err(Error::Corrupt { object, offset: 0, found, expected });
         }
-        Self::from_bytes(&read_all(store, key)?, &what)
+        Self::from_bytes(&read_all(store, key)?, &object)
     }
 
     /// Reads every file that the manifest lists below `folder` and compares its length and
@@ -131,12 +131,12 @@ impl Manifest {
         text
     }
 
-    fn from_bytes(bytes: &[u8], what: &str) -> Result<(Self, u64)> {
-        let corrupt = |offset: usize, got: String, due: &str| Error::Corrupt {
-            what: what.to_owned(),
+    fn from_bytes(bytes: &[u8], object: &str) -> Result<(Self, u64)> {
+        let corrupt = |offset: usize, found: String, expected: &str| Error::Corrupt {
+            object: object.to_owned(),
             offset: offset as u64,
-            got,
-            due: due.to_owned(),
+            found,
+            expected: expected.to_owned(),
         };
         let text = std::str::from_utf8(bytes).map_err(|e| {
             corrupt(e.valid_up_to(), "bytes that are not UTF-8".to_owned(), "a manifest")
@@ -170,12 +170,12 @@ impl FileEntry {
     pub fn verify(&self, store: &dyn Storage, folder: &Key) -> Result<()> {
         let key = folder.join(&self.path)?;
         let object = store.open(&key)?;
-        let corrupt = |got: String, due: String| {
-            Err(Error::Corrupt { what: store.display(&key), offset: 0, got, due })
+        let corrupt = |found: String, expected: String| {
+            Err(Error::Corrupt { object: store.display(&key), offset: 0, found, expected })
         };
         if object.len_bytes() != self.bytes {
-            let got = format!("{} bytes", object.len_bytes());
-            return corrupt(got, format!("{} by the manifest", self.bytes));
+            let found = format!("{} bytes", object.len_bytes());
+            return corrupt(found, format!("{} by the manifest", self.bytes));
         }
         let mut sum = Crc64::new();
         let mut buf = vec![
@@ -192,8 +192,8 @@ impl FileEntry {
             offset += len as u64;
         }
         if sum.value() != self.crc64 {
-            let got = format!("CRC-64 {:016x} of its {} bytes", sum.value(), self.bytes);
-            return corrupt(got, format!("{:016x} by the manifest", self.crc64));
+            let found = format!("CRC-64 {:016x} of its {} bytes", sum.value(), self.bytes);
+            return corrupt(found, format!("{:016x} by the manifest", self.crc64));
         }
         Ok(())
     }

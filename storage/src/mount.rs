@@ -66,7 +66,7 @@ pub(crate) struct Mount {
     /// Such as `ext4`, `lustre` or `fuse.ceph-fuse`.
     pub(crate) file_system: String,
     /// Where it is mounted, and those of its options that matter for reading.
-    pub(crate) told: String,
+    pub(crate) description: String,
     /// Whether reading from it is asynchronous by itself: then a submission does not block.
     pub(crate) inline: bool,
     /// Bits of [`ReadMethod`], and [`KEEPS_CACHE`].
@@ -101,7 +101,7 @@ impl Mount {
         };
         let told = line.map_or_else(String::new, |line| line.tell());
         let refused = AtomicU8::new(0);
-        Ok(Mount { file_system, told, inline, refused, probed: OnceLock::new() })
+        Ok(Mount { file_system, description: told, inline, refused, probed: OnceLock::new() })
     }
 
     pub(crate) fn is_refused(&self, way: ReadMethod) -> bool {
@@ -111,7 +111,7 @@ impl Mount {
     /// Takes a way off the ladder of this mount, for this process, and says so once.
     pub(crate) fn refuse(&self, way: ReadMethod, why: &dyn fmt::Display) {
         if self.refused.fetch_or(way.bit(), Ordering::Relaxed) & way.bit() == 0 {
-            log::info!("{} {}: not {way}, because {why}", self.file_system, self.told);
+            log::info!("{} {}: not {way}, because {why}", self.file_system, self.description);
         }
     }
 

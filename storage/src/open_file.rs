@@ -71,14 +71,14 @@ impl OpenFile {
         let failed = |e| Error::from_io("open", object.display(), e);
         let ask = || Some(Identity::of(&object.file()?.metadata().ok()?));
         let Some(due) = known.map(|known| known.identity).or_else(ask) else {
-            return Err(Error::Stale { doing: "open".to_owned(), what: object.display() });
+            return Err(Error::Stale { operation: "open".to_owned(), object: object.display() });
         };
         let file = File::open(object.display()).map_err(failed)?;
         let identity = Identity::of(&file.metadata().map_err(failed)?);
         let len_then = object.len_bytes();
         if identity != due || identity.len_bytes != len_then {
             let (what, len_now) = (object.display(), Some(identity.len_bytes));
-            return Err(Error::Changed { what, offset: 0, len_then, len_now });
+            return Err(Error::Changed { object: what, offset: 0, len_then, len_now });
         }
         let mount = Mount::of(&file).map_err(failed)?;
         let again = file.try_clone().map_err(failed)?;
@@ -183,16 +183,16 @@ impl OpenFile {
 
     /// What a failed read means. Asks the file system where the file ended.
     pub(crate) fn error(&self, load: &BackendRead, cause: TransferErrorKind) -> Error {
-        let what = load.object.display();
+        let object = load.object.display();
         match cause {
             TransferErrorKind::Io(e) => {
-                Error::from_io(format!("read {} bytes at {} of", load.len, load.offset), what, e)
+                Error::from_io(format!("read {} bytes at {} of", load.len, load.offset), object, e)
             }
             TransferErrorKind::End => {
                 let len_now =
                     self.file(ReadMethod::ThreadsCached).metadata().ok().map(|meta| meta.len());
                 let len_then = load.object.len_bytes();
-                Error::Changed { what, offset: load.offset, len_then, len_now }
+                Error::Changed { object, offset: load.offset, len_then, len_now }
             }
         }
     }
@@ -328,7 +328,7 @@ mod tests {
         }
 
         fn read_many(&self, _: &mut [RangeRead<'_>]) -> Result<()> {
-            Err(Error::Stale { doing: "read".to_owned(), what: self.display() })
+            Err(Error::Stale { operation: "read".to_owned(), object: self.display() })
         }
 
         fn map(&self) -> Result<Map> {

@@ -38,7 +38,7 @@ pub(crate) struct Transfer<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferProgress {
     /// Bytes that must come. Fewer than were asked for only where direct IO rounds past the end.
-    due: usize,
+    expected: usize,
     /// A resumed transfer begins at a multiple of this.
     align: usize,
     done: usize,
@@ -58,8 +58,8 @@ pub(crate) enum NextStep {
 #[derive(Debug)]
 pub(crate) struct TransferError {
     pub(crate) offset: u64,
-    pub(crate) due: usize,
-    pub(crate) got: usize,
+    pub(crate) expected: usize,
+    pub(crate) found: usize,
     pub(crate) cause: TransferErrorKind,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Transfer<'a> {
 
     /// Resumes at multiples of `align` only, and is content with `due` bytes.
     pub(crate) fn direct(mut self, align: usize, due: usize) -> Self {
-        self.progress = TransferProgress::new(due.min(self.progress.due), align);
+        self.progress = TransferProgress::new(due.min(self.progress.expected), align);
         self
     }
 
@@ -104,7 +104,7 @@ impl<'a> Transfer<'a> {
             Transfer::write(offset + (i * PIECE_BYTES) as u64, chunk)
         };
         let aligned = |piece: Self| {
-            let due = piece.progress.due;
+            let due = piece.progress.expected;
             piece.direct(align, due)
         };
         chunks.map(piece).map(aligned).collect()
@@ -122,7 +122,7 @@ impl<'a> Transfer<'a> {
 
     /// Starts over, after an engine gave up.
     pub(crate) fn reset(&mut self) {
-        self.progress = TransferProgress::new(self.progress.due, self.progress.align);
+        self.progress = TransferProgress::new(self.progress.expected, self.progress.align);
     }
 
     /// Judges a completion.
@@ -138,15 +138,15 @@ impl<'a> Transfer<'a> {
                 }
                 (_, cause) => cause,
             };
-            let TransferProgress { due, done, .. } = self.progress;
-            TransferError { offset: self.offset, due, got: done.min(due), cause }
+            let TransferProgress { expected, done, .. } = self.progress;
+            TransferError { offset: self.offset, expected, found: done.min(expected), cause }
         })
     }
 }
 
 impl TransferProgress {
-    pub(crate) fn new(due: usize, align: usize) -> Self {
-        TransferProgress { due, align, done: 0, retries: 0 }
+    pub(crate) fn new(expected: usize, align: usize) -> Self {
+        TransferProgress { expected, align, done: 0, retries: 0 }
     }
 
     /// Bytes that came, from the beginning. What is still to come begins here.
@@ -163,10 +163,10 @@ impl TransferProgress {
         came: io::Result<usize>,
     ) -> Result<NextStep, TransferErrorKind> {
         match came {
-            Ok(0) if self.done < self.due => Err(TransferErrorKind::End),
+            Ok(0) if self.done < self.expected => Err(TransferErrorKind::End),
             Ok(count) => {
                 let done = self.done + count;
-                if done >= self.due {
+                if done >= self.expected {
                     self.done = done;
                     return Ok(NextStep::Done);
                 }
@@ -223,15 +223,19 @@ impl TransferError {
     }
 
     /// A failed read as an error of the object `what`, which had `len_bytes` when it was opened.
-    pub(crate) fn of_read(self, what: &str, len_bytes: u64) -> Error {
-        let TransferError { offset, due, got, cause } = self;
-        let what = what.to_owned();
+    pub(crate) fn of_read(self, object: &str, len_bytes: u64) -> Error {
+        let TransferError { offset, expected, found, cause } = self;
+        let object = object.to_owned();
         match cause {
-            TransferErrorKind::End => {
-                Error::ShortRead { what, offset, got: got as u64, due: due as u64, len_bytes }
-            }
+            TransferErrorKind::End => Error::ShortRead {
+                object,
+                offset,
+                found: found as u64,
+                expected: expected as u64,
+                len_bytes,
+            },
             TransferErrorKind::Io(source) => {
-                Error::from_io(format!("read {due} bytes at {offset} of"), what, source)
+                Error::from_io(format!("read {expected} bytes at {offset} of"), object, source)
             }
         }
     }
@@ -275,7 +279,7 @@ mod tests {
         let mut piece = Transfer::read(0, &mut buf).direct(512, 2048);
         let stuck = (0..=RETRIES_MAX).find_map(|_| piece.advance(Ok(100)).err()).unwrap();
         assert!(
-            matches!(stuck, TransferError { got: 100, cause: TransferErrorKind::End, .. }),
+            matches!(stuck, TransferError { found: 100, cause: TransferErrorKind::End, .. }),
             "{stuck:?}"
         );
     }

@@ -81,7 +81,7 @@ impl Storage for Posix {
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
         self.0.refuse_temporary(key)?;
         if self.stat(key)?.is_some() {
-            return Err(Error::Exists { what: self.display(key) });
+            return Err(Error::Exists { object: self.display(key) });
         }
         Ok(Box::new(upload::PosixUpload::begin(Arc::clone(&self.0), key, len_bytes_max)?))
     }
@@ -111,12 +111,12 @@ impl Storage for Posix {
         match self.stat(staged)? {
             Some(Stat::Folder) => {}
             Some(_) => return Err(failed(io::Error::from_raw_os_error(libc::ENOTDIR))),
-            None => return Err(Error::NotFound { what: self.display(staged) }),
+            None => return Err(Error::NotFound { object: self.display(staged) }),
         }
         self.0.make_folder(&folder_of(&to))?;
         self.0.folders.forget(&from);
         self.disk().rename_new(&from, &to).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => Error::Exists { what: self.display(target) },
+            io::ErrorKind::AlreadyExists => Error::Exists { object: self.display(target) },
             _ => failed(e),
         })?;
         let synced = self.0.sync_both(&to, &from);
@@ -160,8 +160,8 @@ impl Storage for Posix {
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         if *folder == Key::root() {
-            let why = "is empty: a store's own folder is not deleted through it";
-            return Err(Error::BadKey { key: String::new(), why });
+            let reason = "is empty: a store's own folder is not deleted through it";
+            return Err(Error::BadKey { key: String::new(), reason });
         }
         let path = self.0.path(folder);
         let failed = |e| Error::from_io("delete the folder", self.display(folder), e);
@@ -230,7 +230,7 @@ impl Storage for Posix {
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.0.refuse_temporary(key)?;
         if self.stat(key)?.is_some() {
-            return Err(Error::Exists { what: self.display(key) });
+            return Err(Error::Exists { object: self.display(key) });
         }
         Ok(Box::new(upload::PosixUpload::begin_draft(Arc::clone(&self.0), key)?))
     }
@@ -339,8 +339,8 @@ impl StoreRoot {
 
     fn refuse_temporary(&self, key: &Key) -> Result<()> {
         let hidden = key.as_str().split('/').any(temporary::is_hidden);
-        let why = "has the form of a temporary name, which listings hide";
-        if hidden { Err(Error::BadKey { key: key.to_string(), why }) } else { Ok(()) }
+        let reason = "has the form of a temporary name, which listings hide";
+        if hidden { Err(Error::BadKey { key: key.to_string(), reason }) } else { Ok(()) }
     }
 
     /// What is in a folder, without temporaries, sorted. An absent folder is empty.
@@ -409,11 +409,11 @@ impl Object for PosixObject {
 
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         for read in &*reads {
-            let due = read.buf.len() as u64;
-            let got = self.len_bytes.saturating_sub(read.offset).min(due);
-            if got < due {
-                let (what, offset, len_bytes) = (self.name.clone(), read.offset, self.len_bytes);
-                return Err(Error::ShortRead { what, offset, got, due, len_bytes });
+            let expected = read.buf.len() as u64;
+            let found = self.len_bytes.saturating_sub(read.offset).min(expected);
+            if found < expected {
+                let (object, offset, len_bytes) = (self.name.clone(), read.offset, self.len_bytes);
+                return Err(Error::ShortRead { object, offset, found, expected, len_bytes });
             }
         }
         let failed = |failure: TransferError| failure.of_read(&self.name, self.len_bytes);

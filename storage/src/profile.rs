@@ -178,7 +178,7 @@ fn choose_engine(
     asynchronous: bool,
     wish: Setting<IoEngine>,
 ) -> Result<(IoEngine, String)> {
-    let bad = |why: String| Error::BadUrl { url: name.to_owned(), why };
+    let bad = |reason: String| Error::BadUrl { url: name.to_owned(), reason };
     let (wish, whose) = match (wish, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
         (Setting::Only(engine), _) => (Setting::Only(engine), "the URL says so".to_owned()),
         (Setting::Auto, None | Some("" | "auto")) => (Setting::Auto, String::new()),
@@ -196,12 +196,12 @@ fn choose_engine(
     };
     let works = ring::probe();
     match (wish, works) {
-        (Setting::Only(IoEngine::Ring), Err(why)) => {
-            Err(bad(format!("engine ring was asked for, and does not work here: {why}")))
+        (Setting::Only(IoEngine::Ring), Err(reason)) => {
+            Err(bad(format!("engine ring was asked for, and does not work here: {reason}")))
         }
         (Setting::Only(engine), _) => Ok((engine, whose)),
-        (Setting::Auto, Err(why)) => {
-            Ok((IoEngine::Pread, format!("io_uring does not work: {why}")))
+        (Setting::Auto, Err(reason)) => {
+            Ok((IoEngine::Pread, format!("io_uring does not work: {reason}")))
         }
         (Setting::Auto, Ok(())) if asynchronous => {
             Ok((IoEngine::Ring, format!("io_uring works and reads {file_system} asynchronously")))

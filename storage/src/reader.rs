@@ -103,7 +103,7 @@ pub struct ReadRequest {
     /// Comes back with the bytes.
     pub tag: u64,
     /// When the bytes are needed, if that is known: stores that can hurry do then.
-    pub due: Option<Instant>,
+    pub deadline: Option<Instant>,
 }
 
 /// A read that was made, or failed.

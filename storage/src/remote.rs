@@ -6,13 +6,13 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct RemoteError {
     /// What we were doing, such as `read 4096 bytes at 8192 of`.
-    pub doing: String,
+    pub operation: String,
     /// The object, as a URL without its options.
-    pub what: String,
+    pub object: String,
     /// What it comes down to.
     pub cause: RemoteErrorKind,
     /// What came: status, code and message of the server, or what the network said.
-    pub came: String,
+    pub response: String,
     /// The server's name for the request, by which its operators find it.
     pub request_id: Option<String>,
     /// How often it was tried.
@@ -210,8 +210,9 @@ impl fmt::Display for RemoteErrorKind {
 
 impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RemoteError { doing, what, cause, came, request_id, tries, waited } = self;
-        write!(f, "{doing} {what}: {cause}: {came}")?;
+        let RemoteError { operation, object, cause, response: came, request_id, tries, waited } =
+            self;
+        write!(f, "{operation} {object}: {cause}: {came}")?;
         if let Some(id) = request_id {
             write!(f, " (request id {id})")?;
         }

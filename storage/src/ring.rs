@@ -325,7 +325,7 @@ mod tests {
     fn what_is_refused_is_not_what_failed() {
         let stop = |errno| {
             let cause = crate::piece::TransferErrorKind::Io(io::Error::from_raw_os_error(errno));
-            BatchError::from(TransferError { offset: 0, due: 1, got: 0, cause })
+            BatchError::from(TransferError { offset: 0, expected: 1, found: 0, cause })
         };
         assert!(matches!(stop(libc::EPERM), BatchError::Refused(_)));
         assert!(matches!(stop(libc::EOPNOTSUPP), BatchError::Refused(_)));

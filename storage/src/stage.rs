@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Stage {
-    what: String,
+    operation: String,
     limit: Duration,
     warn_after: [Duration; 3],
     stop: Option<(Arc<AtomicBool>, Duration)>,
@@ -34,7 +34,7 @@ impl Stage {
     #[must_use]
     pub fn begin(what: impl Into<String>, limit: Duration) -> Self {
         let warn_after = [10, 30, 60].map(Duration::from_secs);
-        Stage { what: what.into(), limit, warn_after, stop: None }
+        Stage { operation: what.into(), limit, warn_after, stop: None }
     }
 
     /// Other ages at which the log names it.
@@ -57,7 +57,7 @@ impl Stage {
     /// # Panics
     /// If the step does.
     pub fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-        let Stage { what, mut limit, warn_after, mut stop } = self;
+        let Stage { operation: what, mut limit, warn_after, mut stop } = self;
         let (answer, answered) = sync_channel(1);
         let begun = Instant::now();
         let act = move || drop(answer.send(work()));

@@ -162,8 +162,8 @@ impl PoolTask for BackendRead {
     }
 
     fn fail(self, e: io::Error) -> BackendCompletion {
-        let what = self.object.display();
-        self.failed(Error::Io { doing: "start a thread to read".to_owned(), what, source: e })
+        let object = self.object.display();
+        self.failed(Error::Io { operation: "start a thread to read".to_owned(), object, source: e })
     }
 }
 

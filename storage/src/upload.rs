@@ -93,7 +93,7 @@ impl PosixUpload {
         if let Some(free) = free_bytes
             && free < len_bytes_max
         {
-            return Err(Error::NoSpace { what: name, need_bytes: len_bytes_max, free_bytes });
+            return Err(Error::NoSpace { object: name, need_bytes: len_bytes_max, free_bytes });
         }
         let (made, temporary, file) = create_temporary(&place, &path, key.name(), len_bytes_max)?;
         let mut upload = PosixUpload::new(place, key, file, temporary);
@@ -134,10 +134,10 @@ impl PosixUpload {
         let from = find(&PosixObject { file: Arc::clone(&file), len_bytes, name })?;
         if len_bytes < from.bytes {
             return Err(Error::Corrupt {
-                what: path.display().to_string(),
+                object: path.display().to_string(),
                 offset: len_bytes,
-                got: "the end".to_owned(),
-                due: format!("{} bytes, as were synced", from.bytes),
+                found: "the end".to_owned(),
+                expected: format!("{} bytes, as were synced", from.bytes),
             });
         }
         file.set_len(from.bytes).map_err(failed)?;
@@ -195,7 +195,7 @@ impl PosixUpload {
     fn check_state(&self) -> Result<()> {
         match &self.state {
             UploadState::Poisoned(first) => {
-                Err(Error::Poisoned { what: self.name.clone(), first: first.clone() })
+                Err(Error::Poisoned { object: self.name.clone(), first: first.clone() })
             }
             UploadState::Open | UploadState::Finished => Ok(()),
         }
@@ -334,22 +334,22 @@ impl PosixUpload {
     }
 
     fn write_failed(&self, failure: TransferError) -> Error {
-        let TransferError { offset, due, cause, .. } = failure;
+        let TransferError { offset, expected, cause, .. } = failure;
         let source = match cause {
             TransferErrorKind::Io(source) => source,
             TransferErrorKind::End => io::ErrorKind::WriteZero.into(),
         };
-        self.failed(&format!("write {due} bytes at {offset} of"), source)
+        self.failed(&format!("write {expected} bytes at {offset} of"), source)
     }
 
     /// An error, with the numbers if it is one of space.
     fn failed(&self, doing: &str, e: io::Error) -> Error {
         match Error::from_io(doing, &self.name, e) {
-            Error::NoSpace { what, .. } => {
+            Error::NoSpace { object, .. } => {
                 let need_bytes = self.len_bytes_max.max(self.len_bytes);
                 let folder = folder_of(&self.path);
                 let free_bytes = self.place.disk.free_bytes(&folder).ok().flatten();
-                Error::NoSpace { what, need_bytes, free_bytes }
+                Error::NoSpace { object, need_bytes, free_bytes }
             }
             other => other,
         }
@@ -441,10 +441,10 @@ impl Drop for PosixUpload {
 }
 
 fn locked(path: &std::path::Path, e: io::Error) -> Error {
-    let what = path.display().to_string();
+    let object = path.display().to_string();
     match e.kind() {
-        io::ErrorKind::WouldBlock => Error::Locked { what },
-        _ => Error::from_io("go on with", what, e),
+        io::ErrorKind::WouldBlock => Error::Locked { object },
+        _ => Error::from_io("go on with", object, e),
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) enum Setting<T> {
 /// Reads a URL, or a plain path, which is taken as it is: a question mark in it is a question mark.
 /// There are no percent escapes: a path that would need them is given plain.
 pub(crate) fn parse(url: &str) -> Result<Location> {
-    let bad = |why: String| Error::BadUrl { url: url.to_owned(), why };
+    let bad = |reason: String| Error::BadUrl { url: url.to_owned(), reason };
     if url.is_empty() {
         return Err(bad("it is empty".to_owned()));
     }

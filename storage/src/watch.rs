@@ -24,7 +24,7 @@ pub struct StuckReads;
 #[non_exhaustive]
 pub struct StuckRead {
     /// The object.
-    pub what: String,
+    pub object: String,
     /// Its first byte.
     pub offset: u64,
     /// Its bytes.
@@ -59,8 +59,8 @@ impl StuckReads {
 
 impl fmt::Display for StuckRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StuckRead { what, offset, len, age, backend, placement, retries, siblings } = self;
-        write!(f, "read {len} bytes at {offset} of {what}: no answer for {} s", age.as_secs())?;
+        let StuckRead { object, offset, len, age, backend, placement, retries, siblings } = self;
+        write!(f, "read {len} bytes at {offset} of {object}: no answer for {} s", age.as_secs())?;
         if !backend.is_empty() {
             write!(f, " by {backend}")?;
         }
@@ -181,7 +181,7 @@ impl Table {
         let seat = &self.seats[i];
         let who = seat.who();
         let pending = StuckRead {
-            what: who.object.as_ref()?.display(),
+            object: who.object.as_ref()?.display(),
             offset: seat.offset.load(Ordering::Relaxed),
             len: seat.len.load(Ordering::Relaxed),
             age,

@@ -67,7 +67,7 @@ impl PosixInPlaceFile {
         let name = path.display().to_string();
         place.make_folder(&folder_of(&path))?;
         let file = place.disk.create_sized(&path, len_bytes).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => Error::Exists { what: name.clone() },
+            io::ErrorKind::AlreadyExists => Error::Exists { object: name.clone() },
             _ => Error::from_io("create", &name, e),
         })?;
         let make = || {
@@ -115,7 +115,7 @@ impl PosixInPlaceFile {
         let path = place.path(key);
         let name = path.display().to_string();
         let file = place.disk.reopen(&path).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => Error::Locked { what: name.clone() },
+            io::ErrorKind::WouldBlock => Error::Locked { object: name.clone() },
             _ => Error::from_io("open", &name, e),
         })?;
         let len_bytes = file.len_bytes().map_err(|e| Error::from_io("open", &name, e))?;
@@ -123,7 +123,7 @@ impl PosixInPlaceFile {
     }
 
     fn failed(&self, failure: TransferError) -> Error {
-        let doing = format!("write {} bytes at {} of", failure.due, failure.offset);
+        let doing = format!("write {} bytes at {} of", failure.expected, failure.offset);
         let failed = Error::from_io(doing, &self.object.name, failure.into_io());
         no_space(&self.place, self.object.name.as_ref(), self.object.len_bytes, failed)
     }
@@ -132,9 +132,9 @@ impl PosixInPlaceFile {
 /// With the numbers, if it is an error of space.
 fn no_space(place: &StoreRoot, path: &Path, need_bytes: u64, failed: Error) -> Error {
     match failed {
-        Error::NoSpace { what, .. } => {
+        Error::NoSpace { object, .. } => {
             let free_bytes = place.disk.free_bytes(&folder_of(path)).ok().flatten();
-            Error::NoSpace { what, need_bytes, free_bytes }
+            Error::NoSpace { object, need_bytes, free_bytes }
         }
         other => other,
     }
@@ -168,12 +168,12 @@ impl Object for PosixInPlaceFile {
 
 impl InPlaceFile for PosixInPlaceFile {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let due = bytes.len() as u64;
-        if offset.checked_add(due).is_none_or(|end| end > self.object.len_bytes) {
-            let what = self.object.name.clone();
-            let got = format!("{due} bytes to be written");
-            let due = format!("no more than up to its end, at {}", self.object.len_bytes);
-            return Err(Error::Corrupt { what, offset, got, due });
+        let expected = bytes.len() as u64;
+        if offset.checked_add(expected).is_none_or(|end| end > self.object.len_bytes) {
+            let object = self.object.name.clone();
+            let found = format!("{expected} bytes to be written");
+            let expected = format!("no more than up to its end, at {}", self.object.len_bytes);
+            return Err(Error::Corrupt { object, offset, found, expected });
         }
         // The end of a file need not be that of a block, and goes through the page cache.
         let (whole, end) = bytes.split_at(bytes.len() / ALIGN_BYTES * ALIGN_BYTES);
@@ -213,7 +213,7 @@ pub(crate) fn share(
     };
     match shared {
         Ok(()) => Ok(Some(PendingDirSync::in_folder(Arc::clone(&place.disk), folder))),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::Exists { what: name }),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::Exists { object: name }),
         Err(e) if cannot(&e) => {
             log::debug!("{name}: {how:?} is not shared: {e}");
             Ok(None)

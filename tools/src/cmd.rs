@@ -60,7 +60,7 @@ pub(crate) fn no_manifest_yet(store: &dyn Storage, prefix: &Key) -> Result<()> {
     match store.open(&key) {
         Err(storage::Error::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
-        Ok(_) => Err(storage::Error::Exists { what: store.display(&key) }),
+        Ok(_) => Err(storage::Error::Exists { object: store.display(&key) }),
     }
 }
 

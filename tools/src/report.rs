@@ -124,7 +124,7 @@ impl<'a> Bar<'a> {
 /// A [`Bar`] whose line is somebody else's.
 #[derive(Debug)]
 pub struct Gauge {
-    what: String,
+    title: String,
     /// None if nobody knows: what is done is told then.
     total_bytes: Option<u64>,
     begun: Instant,
@@ -138,7 +138,7 @@ impl Gauge {
     /// Of a work that begins now.
     #[must_use]
     pub fn new(what: impl Into<String>, total_bytes: Option<u64>) -> Self {
-        Gauge { what: what.into(), total_bytes, begun: Instant::now(), shown: None }
+        Gauge { title: what.into(), total_bytes, begun: Instant::now(), shown: None }
     }
 
     /// Shows that so many bytes are done, all in all.
@@ -147,7 +147,7 @@ impl Gauge {
             return;
         }
         self.shown = Some(Instant::now());
-        line.show(&gauge_text(&self.what, done_bytes, self.total_bytes, self.begun.elapsed()));
+        line.show(&gauge_text(&self.title, done_bytes, self.total_bytes, self.begun.elapsed()));
     }
 }
 

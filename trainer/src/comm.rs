@@ -28,16 +28,16 @@ pub struct Comm {
     /// Who has the other stages, for the same samples.
     pub pp: Option<Group>,
     /// What the rank is doing, for whoever watches it.
-    pub doing: RankActivity,
+    pub activity: RankActivity,
 }
 
 impl Comm {
     /// The only rank.
     #[must_use]
     pub fn alone(device: Device) -> Self {
-        let doing = RankActivity::default();
+        let activity = RankActivity::default();
         let mesh = DeviceMesh::ALONE;
-        Comm { mesh, rank: 0, local_rank: 0, device, tp: None, dp: None, pp: None, doing }
+        Comm { mesh, rank: 0, local_rank: 0, device, tp: None, dp: None, pp: None, activity }
     }
 
     /// Connects a rank to the others of its groups. All ranks call it. What a pipeline sends goes
@@ -75,7 +75,7 @@ impl Comm {
             tp: group("tp", pp * mesh.dp + dp, mesh.tp_group(place))?,
             dp: group("dp", pp * mesh.tp + tp, mesh.dp_group(place))?,
             pp: group("pp", dp * mesh.tp + tp, mesh.pp_group(place))?,
-            doing: RankActivity::default(),
+            activity: RankActivity::default(),
         })
     }
 

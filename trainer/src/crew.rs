@@ -94,7 +94,7 @@ impl RankGroup {
         })?;
         comm.local_rank = local_rank;
         let limit = config.parallel.timeout.0 / TELL_AFTER;
-        let doing = comm.doing.clone();
+        let doing = comm.activity.clone();
         let watchdog = Watchdog::start(session.store(), (rank, size), limit, move || doing.get())?;
         Ok((comm, Some(watchdog)))
     }
@@ -128,7 +128,7 @@ impl RankGroup {
             return Ok((None, text.to_owned()));
         }
         let text = format!("rank 0: {}", text.trim_start_matches('-'));
-        Err(bridge::Error::Peer { doing: key, text }.into())
+        Err(bridge::Error::Peer { operation: key, text }.into())
     }
 
     /// The ranks of this machine, this one among them, ascending.
@@ -189,7 +189,7 @@ fn machine() -> String {
 fn mesh(config: &Config, ranks: usize) -> Result<DeviceMesh> {
     let division = config.divide(ranks as u64).map_err(|details| {
         Error::Mismatch(Incompatible {
-            doing: format!("divide the run among {ranks} ranks"),
+            operation: format!("divide the run among {ranks} ranks"),
             details,
             hint: "`trainer plan --world N` says what would work",
         })
@@ -208,7 +208,7 @@ pub(crate) fn any<const N: usize>(comm: &Comm, flags: [bool; N]) -> Result<[bool
     if comm.mesh.ranks() == 1 {
         return Ok(flags);
     }
-    comm.doing.set(|| "agrees with the others".to_owned());
+    comm.activity.set(|| "agrees with the others".to_owned());
     let mut counts = flags.map(|flag| f64::from(u8::from(flag))).to_vec();
     for group in [&comm.tp, &comm.dp, &comm.pp] {
         all_sum(group.as_ref(), &mut counts)?;

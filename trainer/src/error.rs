@@ -30,7 +30,7 @@ pub enum Error {
         /// The step that was being computed; its weights were not changed.
         step: u64,
         /// What was not finite, and its value.
-        what: String,
+        object: String,
         /// The first sample of the step, as its place in the sample order.
         first_sample: u64,
         /// Samples of the step.
@@ -52,7 +52,7 @@ pub enum Error {
     /// A file of the run's own folder could not be written.
     Run {
         /// What was being done, and to what.
-        doing: String,
+        operation: String,
         /// What the system said.
         source: std::io::Error,
     },
@@ -79,9 +79,9 @@ impl fmt::Display for Error {
             Error::Feed(e) => write!(f, "{e}"),
             Error::Ckpt(e) => write!(f, "{e}"),
             Error::Mismatch(e) => write!(f, "{e}"),
-            Error::NotFinite { step, what, first_sample, samples } => write!(
+            Error::NotFinite { step, object, first_sample, samples } => write!(
                 f,
-                "step {step}: {what} is not finite, after samples {first_sample} to {} of the \
+                "step {step}: {object} is not finite, after samples {first_sample} to {} of the \
                  training order; the weights are those of step {}\n\
                  hint: lower optim.lr.peak, lengthen optim.lr.warmup, or look at those samples: \
                  `feedline samples RUN.toml --show --first {first_sample} --samples {samples}`",
@@ -97,7 +97,7 @@ impl fmt::Display for Error {
                  counts as a leap",
                 first_sample + samples - 1
             ),
-            Error::Run { doing, source } => write!(f, "{doing}: {source}"),
+            Error::Run { operation, source } => write!(f, "{operation}: {source}"),
         }
     }
 }

@@ -72,7 +72,7 @@ impl Trainer {
 pub(crate) fn range(part: &LocalRegion, item_bytes: u64) -> Range<usize> {
     let elements = part.region.elements().expect("a layout's parts can be counted");
     // fits: both are within a tensor that is in memory.
-    let start = (part.at * item_bytes) as usize;
+    let start = (part.offset * item_bytes) as usize;
     start..start + (elements * item_bytes) as usize
 }
 

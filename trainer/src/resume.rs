@@ -176,7 +176,7 @@ impl CheckpointFolder {
             return anew(start.config, crew, trainer);
         }
         Err(Error::Mismatch(Incompatible {
-            doing: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
+            operation: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
             details: bad,
             hint: "restore one, or move them away to start anew",
         }))
@@ -255,8 +255,8 @@ fn agreed<T>(
 }
 
 fn elsewhere() -> Error {
-    let (doing, text) = ("load the checkpoint".to_owned(), "another rank cannot".to_owned());
-    Error::Bridge(bridge::Error::Peer { doing, text })
+    let (operation, text) = ("load the checkpoint".to_owned(), "another rank cannot".to_owned());
+    Error::Bridge(bridge::Error::Peer { operation, text })
 }
 
 fn tell(crew: &RankGroup, text: impl FnOnce() -> String) {

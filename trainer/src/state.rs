@@ -204,9 +204,9 @@ pub fn load_group(
         }
     }
     if !details.is_empty() {
-        let doing = format!("load {}", checkpoint.display());
+        let operation = format!("load {}", checkpoint.display());
         let hint = "the checkpoint is of another model, or was not saved by this trainer";
-        return Err(Error::Mismatch(Incompatible { doing, details, hint }));
+        return Err(Error::Mismatch(Incompatible { operation, details, hint }));
     }
     let reads = specs.iter().zip(into).map(|(spec, tensor)| {
         let into = &mut bridge::bytes_mut(tensor)?[..4 * spec.numel()];
@@ -253,7 +253,7 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
         return Ok(());
     }
     Err(Error::Mismatch(Incompatible {
-        doing: format!("resume from {}", checkpoint.display()),
+        operation: format!("resume from {}", checkpoint.display()),
         details,
         hint: "take the config of that run, or another run.dir for a new one",
     }))

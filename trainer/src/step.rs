@@ -179,7 +179,7 @@ impl Trainer {
             return Ok(());
         }
         let _no_grad = tch::no_grad_guard();
-        self.comm.doing.set(|| "gathers weights".to_owned());
+        self.comm.activity.set(|| "gathers weights".to_owned());
         let group = self.comm.dp.as_ref().expect("slices are of several replicas");
         let start = |run: usize| {
             let own = self.params[self.setup.runs[run].clone()].iter();
@@ -251,14 +251,14 @@ impl Trainer {
             }
             return Err(Error::NotFinite {
                 step,
-                what: format!("{what} ({value})"),
+                object: format!("{what} ({value})"),
                 first_sample: self.first_sample(batches),
                 samples,
             });
         }
         let grad_divisor = scale * optim::clip_divisor(grad_norm, config.clip);
         let step = step - self.scaler.as_ref().map_or(0, |(scaler, _)| scaler.skipped_steps);
-        self.comm.doing.set(|| "updates weights".to_owned());
+        self.comm.activity.set(|| "updates weights".to_owned());
         let step = StepSize { step, lr, grad_divisor };
         match &mut self.offloaded {
             Some(offloaded) => offloaded.update(config, &mut self.params, grads, &step)?,
@@ -322,7 +322,7 @@ impl Trainer {
         let tokens = batches.iter().map(Input::counted_tokens).sum::<f64>();
         let samples = batches.iter().map(|batch| batch.rows() as f64).sum::<f64>();
         let mut counts = vec![tokens, samples];
-        self.comm.doing.set(|| "counts the tokens of the step".to_owned());
+        self.comm.activity.set(|| "counts the tokens of the step".to_owned());
         all_sum(self.comm.dp.as_ref(), &mut counts)?;
         // A batch without a single token that counts has a loss of 0.
         let [token, sample] = [counts[0], counts[1]].map(|count| scale / count.max(1.0));
@@ -342,7 +342,7 @@ impl Trainer {
             }
         }
         let pipeline = self.comm.pp.as_ref();
-        let joined = self.setup.uses.join(pipeline, grads, &self.comm.doing)?;
+        let joined = self.setup.uses.join(pipeline, grads, &self.comm.activity)?;
         let shaped = joined.into_iter().zip(&self.params);
         shaped.map(|(grad, param)| Ok(grad.f_view(param.size().as_slice())?)).collect()
     }
@@ -350,7 +350,7 @@ impl Trainer {
     /// The loss of the step and the norm of its gradient, alike on all ranks, of the losses of this
     /// rank's micro-batches and its part of the gradient.
     fn loss_and_norm(&self, losses: &[Tensor], grads: &[Tensor]) -> Result<(f64, f64)> {
-        self.comm.doing.set(|| "takes the norm of the gradient".to_owned());
+        self.comm.activity.set(|| "takes the norm of the gradient".to_owned());
         let Setup { params, uses, rules, .. } = &self.setup;
         let (mesh, place) = (self.comm.mesh, self.comm.place());
         let elements = |at: usize| self.setup.elements(at) as u64; // fits: not negative
@@ -416,13 +416,13 @@ impl Trainer {
 
     pub(crate) fn part(&self) -> RankNetwork<'_> {
         let Setup { shape, chunks, pieces, kind, .. } = &self.setup;
-        RankNetwork { shape: *shape, chunks, pieces, kind: *kind, doing: &self.comm.doing }
+        RankNetwork { shape: *shape, chunks, pieces, kind: *kind, activity: &self.comm.activity }
     }
 
     pub(crate) fn pipe(&self, lists: impl FnOnce() -> Vec<Vec<Action>>) -> Option<Pipe<'_>> {
         let group = self.comm.pp.as_ref()?;
         let what = (self.setup.kind, self.comm.device);
-        Some(Pipe::new(group, self.setup.shape, &lists(), what, &self.comm.doing))
+        Some(Pipe::new(group, self.setup.shape, &lists(), what, &self.comm.activity))
     }
 
     pub(crate) fn weights(&self) -> Result<Weights<'_>> {
@@ -453,9 +453,9 @@ fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
         Ok(due) => vec![format!("got {mesh:?}, due tp = {}, pp = {}", due.tp, due.pp)],
         Err(refusals) => refusals,
     };
-    let doing = format!("divide the run among {} ranks", mesh.ranks());
+    let operation = format!("divide the run among {} ranks", mesh.ranks());
     Err(Error::Mismatch(Incompatible {
-        doing,
+        operation,
         details,
         hint: "`trainer plan --world N` says what would work",
     }))

@@ -185,7 +185,7 @@ impl<'a> TrainingLoop<'a> {
         let folder = Path::new(&config.run.dir).join("trace");
         let trace = (config.log.timers == Timers::Trace).then(|| Trace::new(&folder, comm.rank));
         if let Some(trace) = &trace {
-            comm.doing.record(trace.clone());
+            comm.activity.record(trace.clone());
         }
         // The first rank speaks for all, which are of one kind.
         let peak = if crew.is_first() { peak_flop_per_s(config, comm.device)? } else { 1.0 };
@@ -330,7 +330,7 @@ impl<'a> TrainingLoop<'a> {
     }
 
     fn doing(&self, what: &str) {
-        self.trainer.comm().doing.set(|| what.to_owned());
+        self.trainer.comm().activity.set(|| what.to_owned());
     }
 
     fn evaluate(&mut self) -> Result<()> {
@@ -425,7 +425,7 @@ fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64, tells: bool) -> R
     }
     let hint = "`trainer plan` says what would work";
     Err(Error::Mismatch(Incompatible {
-        doing: "plan the run".to_owned(),
+        operation: "plan the run".to_owned(),
         details: plan.refusals,
         hint,
     }))

@@ -16,8 +16,8 @@ pub(crate) fn merge_parts(
     parts: WriterFiles,
 ) -> Result<(Vec<FileEntry>, Vec<TensorEntry>)> {
     let bad = |writer: usize, got: String, due: String| {
-        let why = format!("it wrote {got}, and {due} was planned");
-        Err(Error::BadInput { what: format!("the part of writer {writer}"), why })
+        let reason = format!("it wrote {got}, and {due} was planned");
+        Err(Error::BadInput { object: format!("the part of writer {writer}"), reason })
     };
     if parts.len() != plan.writers() {
         let got = format!("{} parts", parts.len());

@@ -106,8 +106,8 @@ impl<'a> Rendezvous<'a> {
     pub(super) fn new(steps: &'a Checkpoints, step: u64, token: &str) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !token.chars().all(is_plain) {
-            let why = format!("it has 1 to {TOKEN_BYTES_MAX} letters, digits, '-', '_' and '.'");
-            return Err(Error::BadInput { what: format!("with the token '{token}'"), why });
+            let reason = format!("it has 1 to {TOKEN_BYTES_MAX} letters, digits, '-', '_' and '.'");
+            return Err(Error::BadInput { object: format!("with the token '{token}'"), reason });
         }
         let folder = steps.folder.join(&format!("{MEETING}{}-{token}", step_name(step)))?;
         Ok(Rendezvous { steps, folder })
@@ -124,9 +124,9 @@ impl<'a> Rendezvous<'a> {
     /// Says what is saved. A token serves once: what another try left would be mistaken for ours.
     pub(super) fn announce(&self, announce: &SaveAnnouncement) -> Result<()> {
         match self.write(ANNOUNCE, Vec::new(), announce) {
-            Err(Error::Storage(storage::Error::Exists { what })) => {
-                let why = format!("{what} is there; every try takes a token of its own");
-                Err(Error::BadInput { what: self.steps.store.display(&self.folder), why })
+            Err(Error::Storage(storage::Error::Exists { object })) => {
+                let reason = format!("{object} is there; every try takes a token of its own");
+                Err(Error::BadInput { object: self.steps.store.display(&self.folder), reason })
             }
             outcome => outcome,
         }
@@ -154,16 +154,16 @@ impl<'a> Rendezvous<'a> {
         let name = format!("part/{writer:05}");
         let what = || self.steps.store.display(&self.folder);
         let (mut files, PartMeta { owner: of, chunks, blobs }) =
-            self.read(&name)?.ok_or_else(|| storage::Error::NotFound { what: what() })?;
-        let bad = |got: String, due: String| {
-            Err(Error::BadManifest { what: what(), place: name.clone(), got, due })
+            self.read(&name)?.ok_or_else(|| storage::Error::NotFound { object: what() })?;
+        let bad = |found: String, expected: String| {
+            Err(Error::BadManifest { object: what(), place: name.clone(), found, expected })
         };
         if of != owner {
             return bad(format!("a part for {of}"), owner.to_owned());
         }
         if files.len() != chunks.len() + blobs.len() {
-            let due = format!("{} with chunks, {} with blobs", chunks.len(), blobs.len());
-            return bad(format!("{} files", files.len()), due);
+            let expected = format!("{} with chunks, {} with blobs", chunks.len(), blobs.len());
+            return bad(format!("{} files", files.len()), expected);
         }
         let extra = files.split_off(chunks.len());
         let (shards, blobs) = (files.into_iter().zip(chunks), extra.into_iter().zip(blobs));
@@ -177,7 +177,7 @@ impl<'a> Rendezvous<'a> {
             Err(Error::Storage(storage::Error::Exists { .. })) => {
                 let what = || self.steps.store.display(&self.folder);
                 let decided = self.decided()?;
-                Ok(decided.ok_or_else(|| storage::Error::NotFound { what: what() })?)
+                Ok(decided.ok_or_else(|| storage::Error::NotFound { object: what() })?)
             }
             Err(error) => Err(error),
         }
@@ -211,14 +211,23 @@ impl<'a> Rendezvous<'a> {
             Err(storage::Error::NotFound { .. }) => return Ok(None),
             read => read?,
         };
-        let what = self.store().display(&key);
-        let bad = |place: &str, got, due| {
-            Err(Error::BadManifest { what: what.clone(), place: place.to_owned(), got, due })
+        let object = self.store().display(&key);
+        let bad = |place: &str, found, expected| {
+            Err(Error::BadManifest {
+                object: object.clone(),
+                place: place.to_owned(),
+                found,
+                expected,
+            })
         };
         let (kind, _) = name.split_once('/').unwrap_or((name, ""));
-        let due = format!("feedline-ckpt-{kind}");
-        if (&format, version) != (&due, 1) {
-            return bad("format and version", format!("{format} {version}"), format!("{due} 1"));
+        let expected = format!("feedline-ckpt-{kind}");
+        if (&format, version) != (&expected, 1) {
+            return bad(
+                "format and version",
+                format!("{format} {version}"),
+                format!("{expected} 1"),
+            );
         }
         match serde_json::from_value(meta) {
             Ok(meta) => Ok(Some((files, meta))),

@@ -89,7 +89,7 @@ impl Checkpoints {
         let is_taken = self.store.list_names(&self.folder)?.contains(&name);
         let there = if is_taken { self.listing()? } else { Listing::new() };
         if is_taken && self.open_if_complete(step, &there)?.is_some() {
-            return Err(Error::StepExists { what: self.store.display(&target) });
+            return Err(Error::StepExists { object: self.store.display(&target) });
         }
         let (form, data, record, has_damaged) = if self.store.has_atomic_publish(&self.folder)? {
             let data = self.folder.join(&format!("{hidden}{name}-{mark}"))?;
@@ -181,43 +181,48 @@ impl Checkpoints {
         }
         if !there.contains_key(&record) {
             let data = format!("{target}/{DATA}");
-            let what = self.store.display(&target);
+            let object = self.store.display(&target);
             let is_begun = there.keys().any(|key| key.as_str().starts_with(&data));
-            return if is_begun { Err(Error::Uncommitted { what }) } else { Ok(target) };
+            return if is_begun { Err(Error::Uncommitted { object }) } else { Ok(target) };
         }
         self.read_record(step, &target, &record, there)
     }
 
     fn read_record(&self, step: u64, target: &Key, record: &Key, there: &Listing) -> Result<Key> {
-        let what = self.store.display(record);
-        let bad = |place: &str, got: String, due: String| {
-            Err(Error::BadManifest { what: what.clone(), place: place.to_owned(), got, due })
+        let object = self.store.display(record);
+        let bad = |place: &str, found: String, expected: String| {
+            Err(Error::BadManifest {
+                object: object.clone(),
+                place: place.to_owned(),
+                found,
+                expected,
+            })
         };
         let Manifest { format, version, files, meta } = Manifest::read(&*self.store, record)?;
         if (format.as_str(), version) != (COMMIT_FORMAT, 1) {
-            let due = format!("{COMMIT_FORMAT} 1");
-            return bad("format and version", format!("{format} {version}"), due);
+            let expected = format!("{COMMIT_FORMAT} 1");
+            return bad("format and version", format!("{format} {version}"), expected);
         }
-        let due = Committed { step };
+        let expected = Committed { step };
         match serde_json::from_value::<Committed>(meta) {
             Ok(meta) if meta.step == step => {}
-            Ok(meta) => return bad("meta", format!("{meta:?}"), format!("{due:?}")),
-            Err(error) => return bad("meta", error.to_string(), format!("{due:?}")),
+            Ok(meta) => return bad("meta", format!("{meta:?}"), format!("{expected:?}")),
+            Err(error) => return bad("meta", error.to_string(), format!("{expected:?}")),
         }
         let [manifest] = files.as_slice() else {
             return bad("files", format!("{} of them", files.len()), "a manifest alone".to_owned());
         };
         let folder = manifest.path.strip_suffix(&format!("/{MANIFEST}"));
         let Some(folder) = folder.filter(|f| f.starts_with(DATA) && !f.contains('/')) else {
-            let due = format!("{DATA}OWNER/{MANIFEST}");
-            return bad("files", format!("'{}'", manifest.path), due);
+            let expected = format!("{DATA}OWNER/{MANIFEST}");
+            return bad("files", format!("'{}'", manifest.path), expected);
         };
         let data = target.join(folder)?;
         match there.get(&data.join(MANIFEST)?) {
             Some(&bytes) if bytes == manifest.bytes => Ok(data),
-            got => bad(
+            found => bad(
                 &manifest.path,
-                got.map_or("none".to_owned(), |bytes| format!("{bytes} bytes")),
+                found.map_or("none".to_owned(), |bytes| format!("{bytes} bytes")),
                 format!("{} bytes, as were committed", manifest.bytes),
             ),
         }

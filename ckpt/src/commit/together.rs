@@ -186,8 +186,8 @@ impl JointSave<'_> {
         check_blobs(self.blobs)?;
         let writers = self.plan.writers();
         if self.together.writer >= writers {
-            let why = format!("the plan has {writers} writers");
-            return Err(Error::BadInput { what: self.what(), why });
+            let reason = format!("the plan has {writers} writers");
+            return Err(Error::BadInput { object: self.what(), reason });
         }
         Ok(())
     }
@@ -293,20 +293,25 @@ impl JointSave<'_> {
 
     /// Whether all files are there, as long as they were written, and no others.
     fn check(&self, place: &CommitTarget, written: &WrittenStep) -> Result<()> {
-        let what = self.steps.store.display(&place.data);
+        let object = self.steps.store.display(&place.data);
         let there = self.steps.listing_of(&place.data)?;
         for file in &written.files {
-            let got = there.get(&place.data.join(&file.path)?);
-            if got != Some(&file.bytes) {
-                let got = got.map_or("none".to_owned(), |bytes| format!("{bytes} bytes"));
-                let (place, due) = (file.path.clone(), format!("{} bytes", file.bytes));
-                return Err(Error::BadManifest { what, place, got, due });
+            let found = there.get(&place.data.join(&file.path)?);
+            if found != Some(&file.bytes) {
+                let found = found.map_or("none".to_owned(), |bytes| format!("{bytes} bytes"));
+                let (place, expected) = (file.path.clone(), format!("{} bytes", file.bytes));
+                return Err(Error::BadManifest { object, place, found, expected });
             }
         }
         if there.len() != written.files.len() {
-            let got = format!("{} files", there.len());
-            let due = format!("the {} that were planned", written.files.len());
-            return Err(Error::BadManifest { what, place: "its files".to_owned(), got, due });
+            let found = format!("{} files", there.len());
+            let expected = format!("the {} that were planned", written.files.len());
+            return Err(Error::BadManifest {
+                object,
+                place: "its files".to_owned(),
+                found,
+                expected,
+            });
         }
         Ok(())
     }
@@ -415,13 +420,13 @@ impl JointSave<'_> {
     /// What the others are told of an error of ours.
     fn told(&self, error: &Error) -> String {
         match error {
-            Error::Aborted { why, .. } => why.clone(),
+            Error::Aborted { reason, .. } => reason.clone(),
             error => format!("{}: {error}", self.label()),
         }
     }
 
-    fn aborted(&self, why: String) -> Error {
-        Error::Aborted { what: self.what(), why }
+    fn aborted(&self, reason: String) -> Error {
+        Error::Aborted { object: self.what(), reason }
     }
 
     fn report(&self, part: &WriterOutput, planned: Instant, durable: Instant) -> SaveReport {

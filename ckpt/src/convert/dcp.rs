@@ -19,19 +19,19 @@ const METADATA_BYTES_MAX: u64 = 1 << 30;
 pub(crate) fn open(url: &str) -> Result<Import> {
     let store = storage::open_url(url)?;
     let key = Key::new(METADATA)?;
-    let what = store.display(&key);
-    let bad = |offset: usize, got: &str, due: &str| Error::Corrupt {
-        what: what.clone(),
+    let object = store.display(&key);
+    let bad = |offset: usize, found: &str, expected: &str| Error::Corrupt {
+        object: object.clone(),
         offset: offset as u64,
-        got: got.to_owned(),
-        due: due.to_owned(),
+        found: found.to_owned(),
+        expected: expected.to_owned(),
     };
     if store.open(&key)?.len_bytes() > METADATA_BYTES_MAX {
         return Err(bad(0, "more than 1 GiB", "the metadata of a distributed checkpoint"));
     }
     let bytes = storage::read_all(&*store, &key)?;
     let (pickle, _) = Pickle::read(&bytes)
-        .map_err(|fault| bad(fault.offset, &fault.why, "a pickle of torch.distributed"))?;
+        .map_err(|fault| bad(fault.offset, &fault.reason, "a pickle of torch.distributed"))?;
     let (Some(tensors), Some(places)) = (
         pickle.get(pickle.root, "state_dict_metadata").and_then(|id| pickle.pairs(id)),
         pickle.get(pickle.root, "storage_data").and_then(|id| pickle.pairs(id)),
@@ -46,7 +46,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     let (mut made, mut dropped, names) = (Vec::new(), Vec::new(), Names::new());
     for &(name, entry) in tensors {
         let Some(name) = pickle.text(name) else { continue };
-        names.count(name, &what)?;
+        names.count(name, &object)?;
         let Some(boxes) = pickle.get(entry, "chunks").and_then(|id| pickle.items(id)) else {
             // Bytes: a pickled object, such as a step.
             dropped.push(name.to_owned());
@@ -61,7 +61,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         };
         let mut tensor = DerivedTensor::new(parameter.to_owned(), group, dtype, shape);
         for &chunk in boxes {
-            names.count(name, &what)?;
+            names.count(name, &object)?;
             let (start, spans) = span_of(&pickle, chunk)
                 .ok_or_else(|| bad(0, &format!("a box of '{name:.80}'"), "offsets and sizes"))?;
             let place = places.get(&(name, start.clone()));
@@ -71,8 +71,8 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             let from = chunk_of(&mut source, &*store, &mut files, name, place)?;
             let lens: Vec<u64> = spans.iter().map(|span| span.len).collect();
             if source.tensors()[from].shape != lens {
-                let got = format!("'{name:.80}' of {:?}", source.tensors()[from].shape);
-                return Err(bad(0, &got, &format!("a box of {lens:?}")));
+                let found = format!("'{name:.80}' of {:?}", source.tensors()[from].shape);
+                return Err(bad(0, &found, &format!("a box of {lens:?}")));
             }
             tensor.put(start, from, &region::whole(&lens));
         }
@@ -137,11 +137,11 @@ fn chunk_of(
     let object = store.open(&key)?;
     let len = object.len_bytes();
     let file = *files.entry((*path).to_owned()).or_insert_with(|| source.add_file(key, len));
-    let corrupt = |got: String| Error::Corrupt {
-        what: object.display(),
+    let corrupt = |found: String| Error::Corrupt {
+        object: object.display(),
         offset: within.offset,
-        got,
-        due: format!("the tensor '{name:.80}'"),
+        found,
+        expected: format!("the tensor '{name:.80}'"),
     };
     if within.offset.checked_add(within.bytes).is_none_or(|end| end > len) {
         return Err(corrupt(format!("{} bytes of {len}", within.bytes)));

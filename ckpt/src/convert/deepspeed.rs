@@ -202,9 +202,9 @@ fn moments(file: &TorchFile, state: Option<Id>, word: &str) -> Result<Vec<Tensor
 
 fn flat(file: &TorchFile, id: Id) -> Result<Tensor> {
     file.tensor(id, "a flat vector")?.ok_or_else(|| Error::Unfit {
-        what: "a flat vector of ZeRO".to_owned(),
-        got: "another object".to_owned(),
-        due: "a tensor".to_owned(),
+        object: "a flat vector of ZeRO".to_owned(),
+        found: "another object".to_owned(),
+        expected: "a tensor".to_owned(),
     })
 }
 
@@ -284,6 +284,6 @@ fn plain(name: &str) -> &str {
     name.strip_prefix("module.").unwrap_or(name)
 }
 
-fn unfit(source: &TensorSource, got: String, due: &str) -> Error {
-    Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
+fn unfit(source: &TensorSource, found: String, expected: &str) -> Error {
+    Error::Unfit { object: source.display().to_owned(), found, expected: expected.to_owned() }
 }

@@ -96,10 +96,10 @@ fn read_index(store: &Arc<dyn Storage>) -> Result<Index> {
     let key = Key::new(INDEX)?;
     let bytes = storage::read_small(&**store, &key, SMALL_BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|error| Error::Corrupt {
-        what: store.display(&key),
+        object: store.display(&key),
         offset: 0,
-        got: error.to_string(),
-        due: "a weight_map of names to files".to_owned(),
+        found: error.to_string(),
+        expected: "a weight_map of names to files".to_owned(),
     })
 }
 
@@ -114,10 +114,10 @@ fn add_file(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result
         let offset = start.checked_add(begin);
         let (Some(offset), Some(bytes)) = (offset, end.checked_sub(begin)) else {
             return Err(Error::Corrupt {
-                what: object.display(),
+                object: object.display(),
                 offset: 8,
-                got: format!("data_offsets [{begin}, {end}] of '{:.80}'", entry.name),
-                due: "a range".to_owned(),
+                found: format!("data_offsets [{begin}, {end}] of '{:.80}'", entry.name),
+                expected: "a range".to_owned(),
             });
         };
         let extents = vec![FileExtent { file, offset, bytes }];
@@ -158,11 +158,11 @@ pub fn export(
         return Err(unfit(source, format!("{} '{}'", other.group, other.name), "weights alone"));
     }
     if store.list_names(&folder.parent())?.iter().any(|name| name == folder.name()) {
-        return Err(storage::Error::Exists { what: store.display(folder) }.into());
+        return Err(storage::Error::Exists { object: store.display(folder) }.into());
     }
     if !store.has_atomic_publish(&folder.parent())? {
-        let (doing, what) = ("export a folder that appears at once", store.display(folder));
-        return Err(storage::Error::Unsupported { doing, what }.into());
+        let (operation, object) = ("export a folder that appears at once", store.display(folder));
+        return Err(storage::Error::Unsupported { operation, object }.into());
     }
     let name = |number: usize, count: usize| match count {
         1 => SINGLE.to_owned(),
@@ -173,8 +173,8 @@ pub fn export(
     let need_bytes = files.iter().map(|file| file.bytes(made)).sum::<u64>();
     let need_bytes = need_bytes + need_bytes / 50 + (1 << 20);
     if let Some(free) = store.free_bytes()?.filter(|&free| free < need_bytes) {
-        let (what, free_bytes) = (store.display(folder), Some(free));
-        return Err(storage::Error::NoSpace { what, need_bytes, free_bytes }.into());
+        let (object, free_bytes) = (store.display(folder), Some(free));
+        return Err(storage::Error::NoSpace { object, need_bytes, free_bytes }.into());
     }
     let staging = format!(".tmp-export-{}-{}", folder.name(), ProcessIdentity::new());
     let staging = folder.parent().join(&staging)?;
@@ -216,6 +216,6 @@ fn list(names: &[&str]) -> String {
     shown.join(", ") + more
 }
 
-fn unfit(source: &TensorSource, got: String, due: &str) -> Error {
-    Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
+fn unfit(source: &TensorSource, found: String, expected: &str) -> Error {
+    Error::Unfit { object: source.display().to_owned(), found, expected: expected.to_owned() }
 }

@@ -134,10 +134,10 @@ pub(crate) fn folder_by(
     let folder = Key::new(folder_of(text.trim()))?;
     if store.list_names(&folder)?.is_empty() {
         return Err(Error::Corrupt {
-            what: store.display(&key),
+            object: store.display(&key),
             offset: 0,
-            got: format!("'{:.80}'", text.trim()),
-            due: "the name of a folder beside it".to_owned(),
+            found: format!("'{:.80}'", text.trim()),
+            expected: "the name of a folder beside it".to_owned(),
         });
     }
     Ok((store, folder))

@@ -316,6 +316,6 @@ fn turn(from: &[u8], into: &mut [u8], spans: &[Span; 2], dtype: Dtype) {
     }
 }
 
-pub(crate) fn unfit(what: &str, got: String, due: &str) -> Error {
-    Error::Unfit { what: format!("'{what}'"), got, due: due.to_owned() }
+pub(crate) fn unfit(what: &str, found: String, expected: &str) -> Error {
+    Error::Unfit { object: format!("'{what}'"), found, expected: expected.to_owned() }
 }

@@ -375,8 +375,8 @@ fn qkv_rows(
     Ok(runs)
 }
 
-fn unfit(source: &TensorSource, got: String, due: &str) -> Error {
-    Error::Unfit { what: source.display().to_owned(), got, due: due.to_owned() }
+fn unfit(source: &TensorSource, found: String, expected: &str) -> Error {
+    Error::Unfit { object: source.display().to_owned(), found, expected: expected.to_owned() }
 }
 
 #[cfg(test)]

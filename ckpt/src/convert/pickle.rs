@@ -52,7 +52,7 @@ pub(crate) struct Pickle {
 #[derive(Debug)]
 pub(crate) struct Bad {
     pub(crate) offset: usize,
-    pub(crate) why: String,
+    pub(crate) reason: String,
     /// Whether more bytes might mend it.
     pub(crate) is_short: bool,
 }

@@ -45,9 +45,9 @@ impl RenameRules {
                 continue;
             }
             let rule = parse_line(line).ok_or_else(|| Error::Unfit {
-                what: format!("line {number} of {what}"),
-                got: format!("'{line:.200}'"),
-                due: "drop P, rename P -> NAME, transpose P, or split P axis N -> NAME, NAME"
+                object: format!("line {number} of {what}"),
+                found: format!("'{line:.200}'"),
+                expected: "drop P, rename P -> NAME, transpose P, or split P axis N -> NAME, NAME"
                     .to_owned(),
             })?;
             rules.push(rule);

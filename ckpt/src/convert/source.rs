@@ -58,7 +58,7 @@ pub struct SourceTensor {
 
 /// Tensors to be read in any order and in parts.
 pub struct TensorSource {
-    what: String,
+    object: String,
     tensors: Vec<SourceTensor>,
     store: Option<Arc<dyn Storage>>,
     files: Vec<(Key, u64)>,
@@ -71,7 +71,7 @@ pub struct TensorSource {
 
 impl fmt::Debug for TensorSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Source({}, {} tensors)", self.what, self.tensors.len())
+        write!(f, "Source({}, {} tensors)", self.object, self.tensors.len())
     }
 }
 
@@ -88,7 +88,7 @@ impl TensorSource {
         };
         let tensors = step.tensors().iter().map(tensor).collect();
         TensorSource {
-            what: step.display(),
+            object: step.display(),
             tensors,
             step: Some(step),
             ..TensorSource::empty(None)
@@ -96,13 +96,13 @@ impl TensorSource {
     }
 
     /// Of foreign files, which are added one by one.
-    pub(crate) fn of_files(store: &Arc<dyn Storage>, what: String) -> Self {
-        TensorSource { what, ..TensorSource::empty(Some(Arc::clone(store))) }
+    pub(crate) fn of_files(store: &Arc<dyn Storage>, object: String) -> Self {
+        TensorSource { object, ..TensorSource::empty(Some(Arc::clone(store))) }
     }
 
     fn empty(store: Option<Arc<dyn Storage>>) -> Self {
         TensorSource {
-            what: String::new(),
+            object: String::new(),
             tensors: Vec::new(),
             store,
             files: Vec::new(),
@@ -116,7 +116,7 @@ impl TensorSource {
     /// How messages name it.
     #[must_use]
     pub fn display(&self) -> &str {
-        &self.what
+        &self.object
     }
 
     /// All tensors.
@@ -156,37 +156,37 @@ impl TensorSource {
         shape: Vec<u64>,
         extents: Vec<FileExtent>,
     ) -> Result<usize> {
-        let due = region::elements(shape.iter().copied())
+        let expected = region::elements(shape.iter().copied())
             .and_then(|count| count.checked_mul(dtype.item_bytes()));
         self.extents += extents.len();
         if self.extents > EXTENTS_MAX {
-            let got = format!("more than {EXTENTS_MAX} runs of bytes up to '{name:.80}'");
-            let due = "fewer; hint: save contiguous tensors".to_owned();
-            return Err(Error::Unfit { what: self.what.clone(), got, due });
+            let found = format!("more than {EXTENTS_MAX} runs of bytes up to '{name:.80}'");
+            let expected = "fewer; hint: save contiguous tensors".to_owned();
+            return Err(Error::Unfit { object: self.object.clone(), found, expected });
         }
         let mut ends = Vec::with_capacity(extents.len());
-        let mut got = 0_u64;
+        let mut found = 0_u64;
         for extent in &extents {
             let (key, len) = &self.files[extent.file];
             let fits = extent.offset.checked_add(extent.bytes).is_some_and(|end| end <= *len);
             if !fits {
                 return Err(Error::Corrupt {
-                    what: self.file_name(key),
+                    object: self.file_name(key),
                     offset: extent.offset,
-                    got: format!("{} bytes of '{name}' in a file of {len}", extent.bytes),
-                    due: "bytes within the file".to_owned(),
+                    found: format!("{} bytes of '{name}' in a file of {len}", extent.bytes),
+                    expected: "bytes within the file".to_owned(),
                 });
             }
             // fits: files that are there, and no more extents than memory holds.
-            got = got.saturating_add(extent.bytes);
-            ends.push(got);
+            found = found.saturating_add(extent.bytes);
+            ends.push(found);
         }
-        if shape.len() > region::RANK_MAX || due != Some(got) {
+        if shape.len() > region::RANK_MAX || expected != Some(found) {
             return Err(Error::Corrupt {
-                what: self.what.clone(),
+                object: self.object.clone(),
                 offset: extents.first().map_or(0, |extent| extent.offset),
-                got: format!("{got} bytes for '{name}'"),
-                due: format!("those of {dtype} {shape:?}"),
+                found: format!("{found} bytes for '{name}'"),
+                expected: format!("those of {dtype} {shape:?}"),
             });
         }
         let place = TensorLocation::Extents(extents, ends);
@@ -285,8 +285,9 @@ impl TensorSource {
         let (key, len) = &self.files[file];
         let object = self.store().open(key)?;
         if object.len_bytes() != *len {
-            let (got, due) = (object.len_bytes().to_string(), format!("{len} bytes, as before"));
-            return Err(Error::Corrupt { what: object.display(), offset: *len, got, due });
+            let (found, expected) =
+                (object.len_bytes().to_string(), format!("{len} bytes, as before"));
+            return Err(Error::Corrupt { object: object.display(), offset: *len, found, expected });
         }
         if open.len() >= FILES_OPEN_MAX {
             open.clear();

@@ -51,7 +51,7 @@ impl Names {
 #[derive(Debug)]
 pub(crate) struct TorchFile {
     pub(crate) pickle: Pickle,
-    what: String,
+    object: String,
     file: usize,
     /// Where the file's own name for a storage leads.
     storages: HashMap<String, Member>,
@@ -87,9 +87,9 @@ impl TorchFile {
         }
     }
 
-    fn new(pickle: Pickle, what: String, file: usize, storages: HashMap<String, Member>) -> Self {
+    fn new(pickle: Pickle, object: String, file: usize, storages: HashMap<String, Member>) -> Self {
         let (runs_left, names) = (Cell::new(RUNS_MAX), Names::new());
-        TorchFile { pickle, what, file, storages, runs_left, names }
+        TorchFile { pickle, object, file, storages, runs_left, names }
     }
 
     /// A text of the pickle, to be copied.
@@ -98,8 +98,8 @@ impl TorchFile {
     /// [`Error::Corrupt`] for what is no text, or one too many.
     pub(crate) fn name(&self, id: Id) -> Result<&str> {
         let name = self.pickle.text(id);
-        let name = name.ok_or_else(|| corrupt_name(&self.what, "no text", "a name"))?;
-        self.names.count(name, &self.what)?;
+        let name = name.ok_or_else(|| corrupt_name(&self.object, "no text", "a name"))?;
+        self.names.count(name, &self.object)?;
         Ok(name)
     }
 
@@ -184,9 +184,10 @@ impl TorchFile {
         }
         let tensor = self.rebuilt(name, args, 0)?;
         tensor.map(Some).ok_or_else(|| Error::Unfit {
-            what: self.what.clone(),
-            got: format!("'{label:.80}' by {name:.80}"),
-            due: "a plain tensor; hint: sparse and quantized ones are to be saved dense".to_owned(),
+            object: self.object.clone(),
+            found: format!("'{label:.80}' by {name:.80}"),
+            expected: "a plain tensor; hint: sparse and quantized ones are to be saved dense"
+                .to_owned(),
         })
     }
 
@@ -231,11 +232,11 @@ impl TorchFile {
         stride: Id,
         dtype: Option<Dtype>,
     ) -> Result<Tensor> {
-        let bad = |got: String, due: &str| Error::Corrupt {
-            what: self.what.clone(),
+        let bad = |found: String, expected: &str| Error::Corrupt {
+            object: self.object.clone(),
             offset: 0,
-            got,
-            due: due.to_owned(),
+            found,
+            expected: expected.to_owned(),
         };
         let pickle = &self.pickle;
         let named = persistent(pickle, storage);
@@ -252,9 +253,9 @@ impl TorchFile {
         };
         let runs = runs(&shape, &strides, first, self.runs_left.get());
         let Some(runs) = runs.filter(|_| shape.len() == strides.len()) else {
-            let got = format!("shape {shape:?} with strides {strides:?}");
-            let due = "fewer than 4 million runs in a file; hint: save it with .contiguous()";
-            return Err(bad(got, due));
+            let found = format!("shape {shape:?} with strides {strides:?}");
+            let expected = "fewer than 4 million runs in a file; hint: save it with .contiguous()";
+            return Err(bad(found, expected));
         };
         self.runs_left.set(self.runs_left.get() - runs.len() as u64);
         let item = dtype.item_bytes();
@@ -262,8 +263,8 @@ impl TorchFile {
         for (start, len) in runs {
             let ends = start.checked_add(len).and_then(|end| end.checked_mul(item));
             if ends.is_none_or(|end| end > member.bytes) {
-                let got = format!("elements {start} to {} of storage '{key}'", start + len);
-                return Err(bad(got, &format!("a storage of {} bytes", member.bytes)));
+                let found = format!("elements {start} to {} of storage '{key}'", start + len);
+                return Err(bad(found, &format!("a storage of {} bytes", member.bytes)));
             }
             let (offset, bytes) = (member.offset + start * item, len * item);
             extents.push(FileExtent { file: self.file, offset, bytes });
@@ -285,9 +286,9 @@ impl TorchFile {
         depth: usize,
         found: &mut Vec<(String, Tensor)>,
     ) -> Result<()> {
-        self.names.count(&name, &self.what)?;
+        self.names.count(&name, &self.object)?;
         if depth > DEPTH_MAX {
-            return Err(corrupt_name(&self.what, &name, "dicts of 32 levels at most"));
+            return Err(corrupt_name(&self.object, &name, "dicts of 32 levels at most"));
         }
         if let Some(tensor) = self.tensor(id, &name)? {
             found.push((name, tensor));
@@ -408,16 +409,21 @@ fn read_member(part: &MemberObject<'_>, member: Member) -> Result<Vec<u8>> {
 }
 
 fn not_a_pickle(part: &MemberObject<'_>, start: u64, bad: &Bad) -> Error {
-    corrupt(part, start + bad.offset as u64, &bad.why, "a pickle of torch.save")
+    corrupt(part, start + bad.offset as u64, &bad.reason, "a pickle of torch.save")
 }
 
-fn corrupt(object: &dyn Object, offset: u64, got: &str, due: &str) -> Error {
-    Error::Corrupt { what: object.display(), offset, got: got.to_owned(), due: due.to_owned() }
+fn corrupt(object: &dyn Object, offset: u64, found: &str, expected: &str) -> Error {
+    Error::Corrupt {
+        object: object.display(),
+        offset,
+        found: found.to_owned(),
+        expected: expected.to_owned(),
+    }
 }
 
-fn corrupt_name(what: &str, name: &str, due: &str) -> Error {
-    let (what, due) = (what.to_owned(), due.to_owned());
-    Error::Corrupt { what, offset: 0, got: format!("'{name:.80}'"), due }
+fn corrupt_name(object: &str, name: &str, expected: &str) -> Error {
+    let (object, expected) = (object.to_owned(), expected.to_owned());
+    Error::Corrupt { object, offset: 0, found: format!("'{name:.80}'"), expected }
 }
 
 /// A part of an object, as an object.
@@ -437,10 +443,10 @@ impl Object for MemberObject<'_> {
             let end = read.offset.checked_add(read.buf.len() as u64);
             if end.is_none_or(|end| end > self.within.bytes) {
                 return Err(storage::Error::ShortRead {
-                    what: self.object.display(),
+                    object: self.object.display(),
                     offset: self.within.offset.saturating_add(read.offset),
-                    got: self.within.bytes.saturating_sub(read.offset),
-                    due: read.buf.len() as u64,
+                    found: self.within.bytes.saturating_sub(read.offset),
+                    expected: read.buf.len() as u64,
                     len_bytes: self.within.bytes,
                 });
             }

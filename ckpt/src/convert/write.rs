@@ -156,10 +156,10 @@ impl WriteJob<'_> {
         let entry = upload.finish()?;
         if (entry.bytes, entry.crc64) != due {
             return Err(Error::Corrupt {
-                what: self.store.display(&key),
+                object: self.store.display(&key),
                 offset: 0,
-                got: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
-                due: format!("{:016x} of {}, as they were handed over", due.1, due.0),
+                found: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
+                expected: format!("{:016x} of {}, as they were handed over", due.1, due.0),
             });
         }
         Ok((FileEntry { path, ..entry }, chunks))

@@ -37,12 +37,12 @@ pub(crate) fn is_zip(object: &dyn Object) -> Result<bool> {
 
 /// The members of an archive by name.
 pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
-    let bad = |offset: u64, got: &str, due: &str| {
+    let bad = |offset: u64, found: &str, expected: &str| {
         Err(Error::Corrupt {
-            what: object.display(),
+            object: object.display(),
             offset,
-            got: got.to_owned(),
-            due: due.to_owned(),
+            found: found.to_owned(),
+            expected: expected.to_owned(),
         })
     };
     let (start, bytes) = directory(object)?;
@@ -100,11 +100,11 @@ fn directory(object: &dyn Object) -> Result<(u64, u64)> {
     let tail_start = len.saturating_sub(END_BYTES + COMMENT_BYTES_MAX + 20);
     let mut tail = vec![0; (len - tail_start) as usize]; // fits: under 70,000
     object.read_many(&mut [RangeRead { offset: tail_start, buf: &mut tail }])?;
-    let bad = |offset: u64, due: &str| Error::Corrupt {
-        what: object.display(),
+    let bad = |offset: u64, expected: &str| Error::Corrupt {
+        object: object.display(),
         offset,
-        got: "none".to_owned(),
-        due: due.to_owned(),
+        found: "none".to_owned(),
+        expected: expected.to_owned(),
     };
     let found = tail.windows(4).rposition(|window| window == b"PK\x05\x06");
     let end = found.filter(|&at| tail.len() - at >= END_BYTES as usize);

@@ -108,10 +108,10 @@ impl Drain {
         // Before it becomes visible: what is there need not be read again.
         if sum.value() != file.crc64 {
             return Err(Error::Corrupt {
-                what: object.display(),
+                object: object.display(),
                 offset: 0,
-                got: format!("CRC-64 {:016x} of its {} bytes", sum.value(), file.bytes),
-                due: format!("{:016x} by the manifest", file.crc64),
+                found: format!("CRC-64 {:016x} of its {} bytes", sum.value(), file.bytes),
+                expected: format!("{:016x} by the manifest", file.crc64),
             });
         }
         upload.finish()?;

@@ -83,8 +83,8 @@ impl DiskState {
         options: OffloadOptions,
     ) -> Result<Self> {
         if !is_block_size(options.block_bytes) {
-            let why = format!("it has blocks of {} bytes", options.block_bytes);
-            return Err(Error::BadInput { what: "a state on a disk".to_owned(), why });
+            let reason = format!("it has blocks of {} bytes", options.block_bytes);
+            return Err(Error::BadInput { object: "a state on a disk".to_owned(), reason });
         }
         let locks = claim(&folders, owner, &form)?;
         let last = last(&folders, &form, options.block_bytes)?;
@@ -129,8 +129,8 @@ impl DiskState {
     /// Waits until the last generation is durable.
     pub(super) fn settle(&mut self) -> Result<()> {
         if let Some(first) = &self.failed {
-            let (what, first) = (self.folders[0].to_string(), first.clone());
-            return Err(storage::Error::Poisoned { what, first }.into());
+            let (object, first) = (self.folders[0].to_string(), first.clone());
+            return Err(storage::Error::Poisoned { object, first }.into());
         }
         let Some(settling) = self.settling.take() else { return Ok(()) };
         let settled = settling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -223,8 +223,8 @@ impl DiskState {
     pub(super) fn weights(&mut self, into: &mut [WeightsOut<'_>]) -> Result<()> {
         self.settle()?;
         let Some(last) = &self.last else {
-            let why = "it is filled or loaded first".to_owned();
-            return Err(Error::BadInput { what: "the weights of no state".to_owned(), why });
+            let reason = "it is filled or loaded first".to_owned();
+            return Err(Error::BadInput { object: "the weights of no state".to_owned(), reason });
         };
         last.slot.check_there()?;
         let block = self.block_bytes / ITEM_BYTES;

@@ -61,10 +61,10 @@ impl FolderOwner {
         };
         let mark = serde_json::from_value(meta).ok().filter(|_| format == FORMAT);
         mark.filter(|_| version == VERSION).map(Some).ok_or_else(|| Error::BadManifest {
-            what: store.display(&key),
+            object: store.display(&key),
             place: "format and version".to_owned(),
-            got: format!("{format} {version}"),
-            due: format!("{FORMAT} {VERSION}, and its fields"),
+            found: format!("{format} {version}"),
+            expected: format!("{FORMAT} {VERSION}, and its fields"),
         })
     }
 
@@ -92,23 +92,23 @@ pub(super) fn claim(
     form: &StateLayout,
 ) -> Result<Vec<Arc<dyn InPlaceFile>>> {
     if folders.len() != form.plan.folders() {
-        let why = format!("got {} folders, due {}", folders.len(), form.plan.folders());
-        return Err(Error::BadInput { what: "a state on disks, by its plan".to_owned(), why });
+        let reason = format!("got {} folders, due {}", folders.len(), form.plan.folders());
+        return Err(Error::BadInput { object: "a state on disks, by its plan".to_owned(), reason });
     }
     let locks = folders.iter().map(lock).collect::<Result<_>>()?;
     let mut unmarked = Vec::new();
     for (disk, folder) in folders.iter().enumerate() {
         let (rank, disks) = (form.rank, folders.len());
-        let due = FolderOwner { owner: owner.to_owned(), rank, disk, disks };
+        let expected = FolderOwner { owner: owner.to_owned(), rank, disk, disks };
         match FolderOwner::read(folder)? {
-            None => unmarked.push((folder, due)),
-            Some(got) if got == due => {}
-            Some(got) => {
+            None => unmarked.push((folder, expected)),
+            Some(found) if found == expected => {}
+            Some(found) => {
                 return Err(Error::BadManifest {
-                    what: folder.to_string(),
+                    object: folder.to_string(),
                     place: MARK.to_owned(),
-                    got: got.to_string(),
-                    due: due.to_string(),
+                    found: found.to_string(),
+                    expected: expected.to_string(),
                 });
             }
         }

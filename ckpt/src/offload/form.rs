@@ -94,8 +94,8 @@ pub fn plan(layout: &Layout) -> Result<Arc<SavePlan>> {
 pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
     check_groups(layout.specs())?;
     let bad = |_| Error::BadInput {
-        what: "a state on several disks".to_owned(),
-        why: format!("got {disks} disks"),
+        object: "a state on several disks".to_owned(),
+        reason: format!("got {disks} disks"),
     };
     let limits = PlanLimits {
         shard_bytes_max: u64::MAX,
@@ -126,8 +126,8 @@ fn role(group: Group) -> Option<usize> {
 }
 
 fn check_groups(specs: &[TensorSpec]) -> Result<()> {
-    let bad = |why: String| {
-        Err(Error::BadLayout { what: "a state kept beside the device".to_owned(), why })
+    let bad = |reason: String| {
+        Err(Error::BadLayout { object: "a state kept beside the device".to_owned(), reason })
     };
     if let Some(spec) = specs.iter().find(|spec| spec.dtype != Dtype::F32) {
         return bad(format!("{} is {}, due {}", spec.label(), spec.dtype, Dtype::F32));
@@ -146,9 +146,9 @@ impl StateLayout {
     /// Of one rank.
     pub(super) fn new(plan: Arc<SavePlan>, layout: &Layout, rank: u64) -> Result<Self> {
         check_groups(plan.specs())?;
-        let bad = |why: &str| {
-            let what = format!("the state of rank {rank}");
-            Err(Error::BadLayout { what, why: why.to_owned() })
+        let bad = |reason: &str| {
+            let object = format!("the state of rank {rank}");
+            Err(Error::BadLayout { object, reason: reason.to_owned() })
         };
         if plan.specs() != layout.specs() || plan.writers() as u64 != layout.mesh().ranks() {
             return bad("its plan is of another layout");
@@ -230,11 +230,11 @@ impl StateLayout {
                     file,
                     offset: offset + start as u64,
                 });
-                let segment = Segment { param, block, start, len, at: 0 };
+                let segment = Segment { param, block, start, len, tile_offset: 0 };
                 if let Some(tile) = tiles.last_mut()
                     && let Some(at) = tile.room_for(&places, len, tile_bytes_max)
                 {
-                    tile.segments.push(Segment { at, ..segment });
+                    tile.segments.push(Segment { tile_offset: at, ..segment });
                     tile.bytes = at + len;
                     continue;
                 }
@@ -280,7 +280,7 @@ pub(super) struct Segment {
     pub(super) start: usize,
     pub(super) len: usize,
     /// Where it begins in the tile, alike in all roles.
-    pub(super) at: usize,
+    pub(super) tile_offset: usize,
 }
 
 /// What is read, updated and written at once.
@@ -332,8 +332,8 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
         }
     }
     let other = |name: &str| Error::BadLayout {
-        what: format!("'{name}' of rank {rank}"),
-        why: "it has other parts of the moments than of the weights".to_owned(),
+        object: format!("'{name}' of rank {rank}"),
+        reason: "it has other parts of the moments than of the weights".to_owned(),
     };
     for (name, region, role, tensor) in moments {
         let key = (name, region);

@@ -98,27 +98,27 @@ impl CompleteGeneration {
     ) -> Result<Self> {
         let Folder { store, key } = &folders[0];
         let key = key.join(&record_name(number))?;
-        let what = store.display(&key);
-        let bad = |place: &str, got: String, due: String| Error::BadManifest {
-            what: what.clone(),
+        let object = store.display(&key);
+        let bad = |place: &str, found: String, expected: String| Error::BadManifest {
+            object: object.clone(),
             place: place.to_owned(),
-            got,
-            due,
+            found,
+            expected,
         };
         let Manifest { format, version, files, meta } = Manifest::read(&**store, &key)?;
         if (format.as_str(), version) != (FORMAT, VERSION) {
-            let due = format!("{FORMAT} {VERSION}");
-            return Err(bad("format and version", format!("{format} {version}"), due));
+            let expected = format!("{FORMAT} {VERSION}");
+            return Err(bad("format and version", format!("{format} {version}"), expected));
         }
         let meta: Meta = serde_json::from_value(meta)
             .map_err(|e| bad("meta", e.to_string(), "its fields and no others".to_owned()))?;
         let of = (meta.number, meta.rank, meta.fingerprint, meta.block_bytes);
-        let due = (number, form.rank, form.plan.fingerprint(), block_bytes);
-        if of != due {
+        let expected = (number, form.rank, form.plan.fingerprint(), block_bytes);
+        if of != expected {
             let text = |(number, rank, plan, block): (u64, usize, u64, u64)| {
                 format!("generation {number} of rank {rank}, plan {plan:016x}, blocks of {block}")
             };
-            return Err(bad("meta", text(of), text(due)));
+            return Err(bad("meta", text(of), text(expected)));
         }
         let slot = meta.slot;
         let mut sums = form.params.iter().map(|_| Default::default()).collect();
@@ -136,8 +136,8 @@ impl CompleteGeneration {
         let slot = GenerationFiles::open(folders, form, slot)?;
         for (file, form) in slot.files.iter().zip(&form.files) {
             if file.len_bytes() != form.bytes {
-                let (got, due) = (file.len_bytes(), form.bytes);
-                return Err(bad(&form.name, format!("{got} bytes"), format!("{due} bytes")));
+                let (found, expected) = (file.len_bytes(), form.bytes);
+                return Err(bad(&form.name, format!("{found} bytes"), format!("{expected} bytes")));
             }
         }
         let generation = Generation { number, step: meta.step, meta: meta.user };
@@ -154,10 +154,10 @@ impl CompleteGeneration {
             if got != due {
                 let place = tile.places[role];
                 return Err(Error::Corrupt {
-                    what: self.slot.files[place.file].display(),
-                    offset: place.offset + segment.at as u64,
-                    got: format!("CRC-64 {got:016x} of {} bytes", segment.len),
-                    due: format!("{due:016x}, as they were written"),
+                    object: self.slot.files[place.file].display(),
+                    offset: place.offset + segment.tile_offset as u64,
+                    found: format!("CRC-64 {got:016x} of {} bytes", segment.len),
+                    expected: format!("{due:016x}, as they were written"),
                 });
             }
         }

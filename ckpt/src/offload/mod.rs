@@ -356,8 +356,8 @@ impl Offload {
     pub fn begin(&mut self, adamw: &AdamW) -> Result<()> {
         self.begun = None;
         if self.generation().is_none() {
-            let why = "it is filled or loaded first".to_owned();
-            return Err(Error::BadInput { what: "an update of no state".to_owned(), why });
+            let reason = "it is filled or loaded first".to_owned();
+            return Err(Error::BadInput { object: "an update of no state".to_owned(), reason });
         }
         if let StateBacking::Disk(disk) = &mut self.home {
             disk.begin()?;
@@ -452,14 +452,14 @@ impl Offload {
 
 /// Refusals.
 impl Offload {
-    fn refused(&self, param: usize, got: &str, due: &str) -> Error {
-        let what = format!("'{}'", self.form.whole[param].name);
-        Error::BadRequest { what, got: got.to_owned(), due: due.to_owned() }
+    fn refused(&self, param: usize, found: &str, expected: &str) -> Error {
+        let object = format!("'{}'", self.form.whole[param].name);
+        Error::BadRequest { object, found: found.to_owned(), expected: expected.to_owned() }
     }
 
-    fn miscounted(&self, got: String) -> Error {
-        let what = "the parameters of a state".to_owned();
-        Error::BadRequest { what, got, due: self.form.whole.len().to_string() }
+    fn miscounted(&self, found: String) -> Error {
+        let object = "the parameters of a state".to_owned();
+        Error::BadRequest { object, found, expected: self.form.whole.len().to_string() }
     }
 
     fn check_count(&self, got: usize) -> Result<()> {

@@ -127,8 +127,8 @@ impl TilePipeline<'_> {
     fn write(&self, tile: &Tile, roles: &mut [&mut [u8]; ROLES]) -> Result<()> {
         let Some(slot) = self.into else { return Ok(()) };
         for (role, buf) in roles.iter_mut().enumerate() {
-            let ends = tile.segments.iter().map(|segment| segment.at + segment.len);
-            let begins = tile.segments.iter().skip(1).map(|segment| segment.at);
+            let ends = tile.segments.iter().map(|segment| segment.tile_offset + segment.len);
+            let begins = tile.segments.iter().skip(1).map(|segment| segment.tile_offset);
             let len = self.len(tile, role);
             for (end, begin) in ends.zip(begins.chain([len])) {
                 buf[end..begin].fill(0);
@@ -144,8 +144,8 @@ impl TilePipeline<'_> {
 fn parts<'b>(tile: &Tile, roles: [&'b mut [u8]; ROLES]) -> Parts<'b> {
     let (mut rest, mut begin) = (roles, 0);
     let cut = |segment: &Segment| {
-        let (skip, len) = (segment.at - begin, segment.len);
-        begin = segment.at + len;
+        let (skip, len) = (segment.tile_offset - begin, segment.len);
+        begin = segment.tile_offset + len;
         let own = std::mem::take(&mut rest).map(|role| role[skip..].split_at_mut(len));
         let [(weights, a), (exp_avgs, b), (exp_avg_sqs, c)] = own;
         rest = [a, b, c];

@@ -79,8 +79,8 @@ impl Checkpoints {
     }
 
     fn ready(&self, step: u64, state: &mut Offload) -> Result<ReadyFiles> {
-        let bad = |why: String| {
-            Err(Error::BadInput { what: format!("the state on a disk as step {step}"), why })
+        let bad = |reason: String| {
+            Err(Error::BadInput { object: format!("the state on a disk as step {step}"), reason })
         };
         let prefer = state.options.prefer;
         let StateBacking::Disk(disk) = &mut state.home else {
@@ -135,10 +135,10 @@ impl ReadyFiles {
         self.took(PublishMethod::Copy, entry.bytes);
         if (copied.bytes, copied.crc64) != (entry.bytes, entry.crc64) {
             return Err(Error::Corrupt {
-                what: work.display(),
+                object: work.display(),
                 offset: 0,
-                got: format!("CRC-64 {:016x} of {} bytes", copied.crc64, copied.bytes),
-                due: format!("{:016x} of {}, as they were written", entry.crc64, entry.bytes),
+                found: format!("CRC-64 {:016x} of {} bytes", copied.crc64, copied.bytes),
+                expected: format!("{:016x} of {}, as they were written", entry.crc64, entry.bytes),
             });
         }
         Ok((entry, chunks, name))

@@ -77,10 +77,10 @@ impl GenerationFiles {
         for file in &self.files {
             if file.names()? == 0 {
                 return Err(Error::Corrupt {
-                    what: file.display(),
+                    object: file.display(),
                     offset: 0,
-                    got: "a file that was removed while it was in use".to_owned(),
-                    due: "one that nobody else touches".to_owned(),
+                    found: "a file that was removed while it was in use".to_owned(),
+                    expected: "one that nobody else touches".to_owned(),
                 });
             }
         }

@@ -118,8 +118,8 @@ impl Spill {
     pub fn open(folders: Vec<Folder>, options: SpillOptions) -> Result<Self> {
         let options = options.checked();
         if folders.is_empty() {
-            let why = "it has no folder".to_owned();
-            return Err(Error::BadInput { what: "what leaves memory".to_owned(), why });
+            let reason = "it has no folder".to_owned();
+            return Err(Error::BadInput { object: "what leaves memory".to_owned(), reason });
         }
         let spaces = folders.into_iter().map(SpaceMap::open).collect::<Result<Vec<_>>>()?;
         let count = options.threads * spaces.len();
@@ -210,9 +210,9 @@ impl SpillHandle {
     pub fn take(mut self, into: &mut [u8]) -> Result<()> {
         if into.len() != self.len {
             return Err(Error::BadRequest {
-                what: format!("what is away in {}", self.shared.name()),
-                got: format!("memory of {} bytes", into.len()),
-                due: self.len.to_string(),
+                object: format!("what is away in {}", self.shared.name()),
+                found: format!("memory of {} bytes", into.len()),
+                expected: self.len.to_string(),
             });
         }
         let shared = Arc::clone(&self.shared);
@@ -233,7 +233,7 @@ impl Drop for SpillHandle {
     fn drop(&mut self) {
         for number in &self.extents {
             let extent = self.shared.lock().forget(*number);
-            match extent.map(|extent| extent.at) {
+            match extent.map(|extent| extent.state) {
                 Some(ExtentState::Memory(buffer) | ExtentState::Writing(buffer)) => {
                     self.shared.give(buffer, None);
                 }
@@ -273,7 +273,7 @@ impl SpillShared {
     /// Takes one extent from wherever it is.
     fn fetch(&self, number: u64, into: &mut [u8]) -> Result<()> {
         let mut extents = self.lock();
-        let SpillExtent { len, crc64, at, .. } = loop {
+        let SpillExtent { len, crc64, state: at, .. } = loop {
             extents.check(|| self.name())?;
             match extents.remove(number) {
                 Some(extent) => break extent,
@@ -302,7 +302,7 @@ impl SpillShared {
 
     /// Lets nothing go on after an error that is told here.
     fn fail(&self, error: &Error) {
-        let first = storage::Error::Poisoned { what: self.name(), first: error.to_string() };
+        let first = storage::Error::Poisoned { object: self.name(), first: error.to_string() };
         self.lock().fail(first.into());
         self.changed.notify_all();
     }

@@ -117,11 +117,11 @@ fn merge_replicas(
     if is_tiled(spec, &sources) {
         return Ok(sources);
     }
-    let why = format!(
+    let reason = format!(
         "{count} different parts of shape {:?} overlap, or leave gaps, in what the writers hold",
         spec.shape
     );
-    Err(Error::BadInput { what: spec.label(), why })
+    Err(Error::BadInput { object: spec.label(), reason })
 }
 
 fn is_tiled(spec: &TensorSpec, sources: &[HeldTensor]) -> bool {

@@ -182,7 +182,10 @@ fn errors_of_the_agent_come_back() {
     let (background, ..) = background(folder.temp.path());
     begin(&background, 1).wait().unwrap();
     let again = begin(&background, 1).wait().unwrap_err();
-    assert!(matches!(&again, Error::Agent { why } if why.contains("is saved already")), "{again}");
+    assert!(
+        matches!(&again, Error::Agent { reason } if reason.contains("is saved already")),
+        "{again}"
+    );
     let start = |command: Command, url: &str| {
         let started = Agent::start(command, url, "run", SERIAL, PATIENCE);
         started.unwrap_err().to_string()

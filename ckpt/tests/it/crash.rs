@@ -62,12 +62,12 @@ fn below<'a>(folder: &Key, key: &'a str) -> Option<&'a str> {
     key.strip_prefix(folder.as_str())?.strip_prefix('/')
 }
 
-fn exists(what: &Key) -> storage::Error {
-    storage::Error::Exists { what: what.to_string() }
+fn exists(object: &Key) -> storage::Error {
+    storage::Error::Exists { object: object.to_string() }
 }
 
-fn not_found(what: &Key) -> storage::Error {
-    storage::Error::NotFound { what: what.to_string() }
+fn not_found(object: &Key) -> storage::Error {
+    storage::Error::NotFound { object: object.to_string() }
 }
 
 impl Storage for Model {

@@ -77,8 +77,8 @@ fn a_read_sees_its_own_damage_only() {
                     continue;
                 }
                 match read.unwrap_err() {
-                    Error::Corrupt { what, offset, .. } => {
-                        assert!(what.ends_with(&chunk.file), "{what}");
+                    Error::Corrupt { object, offset, .. } => {
+                        assert!(object.ends_with(&chunk.file), "{object}");
                         assert!((offset..offset + 4096).contains(&place), "{offset} of {place}");
                     }
                     other => panic!("{other}"),

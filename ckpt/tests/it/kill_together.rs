@@ -54,8 +54,8 @@ fn child_saves_with_others_until_one_is_killed() {
             Ok(_) if writer == 0 => drop(steps.retain(2).unwrap()),
             Ok(_) => {}
             // Another was killed, which is what the parent is about to see.
-            Err(ckpt::Error::Aborted { why, .. }) => {
-                eprintln!("writer {writer}: {why}");
+            Err(ckpt::Error::Aborted { reason, .. }) => {
+                eprintln!("writer {writer}: {reason}");
                 return;
             }
             Err(error) => panic!("writer {writer}: {error}"),

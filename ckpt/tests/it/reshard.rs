@@ -45,7 +45,7 @@ impl Run {
     fn check_parts(&self, seed: u64) {
         for rank in 0..self.layout.mesh().ranks() {
             let mut memories = self.memories(rank);
-            for LocalRegion { tensor, region, at } in self.layout.parts(rank) {
+            for LocalRegion { tensor, region, offset: at } in self.layout.parts(rank) {
                 let shape = &self.layout.specs()[tensor].shape;
                 let (_, memory) = memories.iter_mut().find(|(of, _)| of.contains(&tensor)).unwrap();
                 for (place, id) in elements(&region, shape).into_iter().enumerate() {
@@ -73,7 +73,7 @@ impl Run {
         let bytes: Vec<Vec<Vec<u8>>> = ranks
             .map(|rank| {
                 let memories = self.memories(rank);
-                let part = |LocalRegion { tensor, region, at }: LocalRegion| {
+                let part = |LocalRegion { tensor, region, offset: at }: LocalRegion| {
                     let (_, memory) = memories.iter().find(|(of, _)| of.contains(&tensor)).unwrap();
                     let count = region.elements().unwrap() as usize;
                     let memory = memory[at as usize..][..count].to_vec();
@@ -118,7 +118,7 @@ impl Run {
         checkpoint.read(wants).unwrap();
         for (rank, (parts, buffers)) in ranks.zip(&all) {
             let memories = self.memories(rank);
-            for (LocalRegion { tensor, region, at }, buffer) in parts.iter().zip(buffers) {
+            for (LocalRegion { tensor, region, offset: at }, buffer) in parts.iter().zip(buffers) {
                 let (_, memory) = memories.iter().find(|(of, _)| of.contains(tensor)).unwrap();
                 let count = region.elements().unwrap() as usize;
                 let memory = memory[*at as usize..][..count].to_vec();

@@ -189,10 +189,10 @@ fn resume_bin(store: &Arc<dyn Storage>, prefix: &Key, from: SyncPoint) -> Result
     let object = store.open(&key)?;
     if object.len_bytes() != from.bytes {
         return Err(storage::Error::Corrupt {
-            what: object.display(),
+            object: object.display(),
             offset: object.len_bytes(),
-            got: format!("a file of {} bytes", object.len_bytes()),
-            due: format!("{}, as it was finished with", from.bytes),
+            found: format!("a file of {} bytes", object.len_bytes()),
+            expected: format!("{}, as it was finished with", from.bytes),
         }
         .into());
     }

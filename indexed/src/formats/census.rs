@@ -136,8 +136,8 @@ impl CensusReport {
     pub fn check_vocab(&self, vocab_size: u64) -> Result<()> {
         match self.token_range {
             Some((low, high)) if low < 0 || high.unsigned_abs() >= vocab_size => {
-                let due = format!("0 to {}", vocab_size.saturating_sub(1));
-                Err(Error::BadSetting { name: "ids", got: format!("{low} to {high}"), due })
+                let expected = format!("0 to {}", vocab_size.saturating_sub(1));
+                Err(Error::BadSetting { name: "ids", found: format!("{low} to {high}"), expected })
             }
             _ => Ok(()),
         }

@@ -251,8 +251,8 @@ fn whole_tokens(file: &str, bytes: u64, dtype: Dtype) -> Result<()> {
 }
 
 /// Formats that a writer or a reader cannot do a thing with.
-fn unfit(name: &'static str, got: impl Into<String>, due: impl Into<String>) -> Error {
-    Error::BadSetting { name, got: got.into(), due: due.into() }
+fn unfit(name: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+    Error::BadSetting { name, found: found.into(), expected: expected.into() }
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ fn single_precision_counts_as_megatron_does() {
     // 16,777,219 is 16,777,220 in single precision: a sample for which there is no token.
     let rule = SampleRule { seq_len: 1, add_extra_token: false, keep_last_partial: true };
     let error = rule.sample_count(16_777_219).unwrap_err();
-    assert!(matches!(error, Error::TooBig { got: 16_777_220, most: 16_777_219, .. }), "{error}");
+    assert!(matches!(error, Error::TooBig { found: 16_777_220, most: 16_777_219, .. }), "{error}");
 }
 
 #[test]

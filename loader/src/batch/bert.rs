@@ -79,8 +79,12 @@ impl BertAssemble {
     /// [`Error::Option`] for a setting out of its range.
     pub fn new(config: BertConfig, parts: Vec<MaskedPart>) -> Result<Self> {
         if config.seq_len < 4 {
-            let got = config.seq_len as u64;
-            return Err(Error::Option { name: "seq_len", got, due: "at least 4, to hold a token" });
+            let found = config.seq_len as u64;
+            return Err(Error::Option {
+                name: "seq_len",
+                found,
+                expected: "at least 4, to hold a token",
+            });
         }
         let masker = Masker::new(config.masking.clone())?;
         Ok(BertAssemble { config, masker, parts, decoded: Decoded::default(), text: Vec::new() })

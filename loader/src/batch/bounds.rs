@@ -70,8 +70,8 @@ impl SequenceBounds {
         let Some(&first) = self.offsets.last() else { return Ok(()) };
         let end = first as u64 + len as u64; // fits: no offset is negative
         let Ok(end) = i32::try_from(end) else {
-            let due = "few enough that all tokens of a batch are below 2^31";
-            return Err(Error::Option { name: "micro_batch", got: end, due });
+            let expected = "few enough that all tokens of a batch are below 2^31";
+            return Err(Error::Option { name: "micro_batch", found: end, expected });
         };
         self.offsets.extend(starts.iter().map(|&start| first + start as i32)); // fits: below `end`
         self.offsets.push(end);

@@ -133,12 +133,12 @@ impl EncDecAssemble {
             [("enc_seq_len", config.encoder_len), ("dec_seq_len", config.decoder_len)]
         {
             if len < 2 || i32::try_from(len).is_err() {
-                return Err(Error::Option { name, got: len as u64, due: "2 to 2147483647" });
+                return Err(Error::Option { name, found: len as u64, expected: "2 to 2147483647" });
             }
         }
         if config.sentinels.len() < 2 {
-            let got = config.sentinels.len() as u64;
-            return Err(Error::Option { name: "sentinels", got, due: "at least 2" });
+            let found = config.sentinels.len() as u64;
+            return Err(Error::Option { name: "sentinels", found, expected: "at least 2" });
         }
         Ok(EncDecAssemble {
             config,
@@ -267,8 +267,8 @@ fn check(part: EncDecPart, sample: &Sample<'_>) -> Result<()> {
     Err(error(sample, got, due))
 }
 
-fn error(sample: &Sample<'_>, got: String, due: String) -> Error {
-    Error::Sample { objective: OBJECTIVE, sample: sample.number, got, due }
+fn error(sample: &Sample<'_>, found: String, expected: String) -> Error {
+    Error::Sample { objective: OBJECTIVE, sample: sample.number, found, expected }
 }
 
 impl Assemble for EncDecAssemble {

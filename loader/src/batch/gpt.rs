@@ -117,12 +117,12 @@ impl GptAssemble {
     /// is needed.
     pub fn new(config: GptConfig, dtypes: Vec<Dtype>) -> Result<Self> {
         if config.seq_len == 0 || i32::try_from(config.seq_len).is_err() {
-            let got = config.seq_len as u64;
-            return Err(Error::Option { name: "seq_len", got, due: "1 to 2147483647" });
+            let found = config.seq_len as u64;
+            return Err(Error::Option { name: "seq_len", found, expected: "1 to 2147483647" });
         }
         if config.eod.is_none() && config.needs_eod() {
-            let due = "the id that ends a document, for what resets or masks there";
-            return Err(Error::Option { name: "eod", got: 0, due });
+            let expected = "the id that ends a document, for what resets or masks there";
+            return Err(Error::Option { name: "eod", found: 0, expected });
         }
         Ok(GptAssemble { config, dtypes, starts: Vec::new() })
     }
@@ -173,8 +173,8 @@ impl Assemble for GptAssemble {
             return Err(Error::Sample {
                 objective: "GPT",
                 sample: sample.number,
-                got: format!("{text_len} tokens"),
-                due: format!("at most {seq_len} and the label of the last"),
+                found: format!("{text_len} tokens"),
+                expected: format!("at most {seq_len} and the label of the last"),
             });
         }
         let place = row * seq_len..(row + 1) * seq_len;

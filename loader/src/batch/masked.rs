@@ -109,14 +109,26 @@ impl Masker {
     /// [`Error::Option`] for a setting out of its range.
     pub(super) fn new(masking: Masking) -> Result<Self> {
         if !(masking.probability > 0.0 && masking.probability < 1.0) {
-            let got = masking.probability as u64;
-            return Err(Error::Option { name: "masking_probability", got, due: "between 0 and 1" });
+            let found = masking.probability as u64;
+            return Err(Error::Option {
+                name: "masking_probability",
+                found,
+                expected: "between 0 and 1",
+            });
         }
         if masking.ngram_max == 0 {
-            return Err(Error::Option { name: "masking_max_ngram", got: 0, due: "at least 1" });
+            return Err(Error::Option {
+                name: "masking_max_ngram",
+                found: 0,
+                expected: "at least 1",
+            });
         }
         if masking.vocabulary.is_empty() {
-            return Err(Error::Option { name: "vocabulary", got: 0, due: "at least one id" });
+            return Err(Error::Option {
+                name: "vocabulary",
+                found: 0,
+                expected: "at least one id",
+            });
         }
         Ok(Masker {
             up_to: cumulative(masking.ngram_max, masking.lengths),

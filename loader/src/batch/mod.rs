@@ -46,8 +46,8 @@ fn of_dataset<'a, T>(
     each.get(origin.dataset as usize).ok_or_else(|| Error::Sample {
         objective,
         sample: origin.sample,
-        got: format!("dataset {} of a blend", origin.dataset),
-        due: format!("one of the {} that the batches were set up for", each.len()),
+        found: format!("dataset {} of a blend", origin.dataset),
+        expected: format!("one of the {} that the batches were set up for", each.len()),
     })
 }
 
@@ -69,8 +69,8 @@ fn check_bytes(objective: &'static str, dtype: Dtype, sample: &Sample<'_>) -> Re
     Err(Error::Sample {
         objective,
         sample: sample.number,
-        got: format!("{} bytes", sample.bytes.len()),
-        due: format!("{due} bytes, in pieces of whole tokens of {dtype}"),
+        found: format!("{} bytes", sample.bytes.len()),
+        expected: format!("{due} bytes, in pieces of whole tokens of {dtype}"),
     })
 }
 

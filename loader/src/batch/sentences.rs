@@ -33,8 +33,9 @@ impl MaskedPart {
     fn target_len(&self, objective: &'static str, sample: u64) -> Result<u32> {
         let samples = self.index.sample_count();
         if sample >= samples {
-            let (got, due) = ("no length for it".to_owned(), format!("one of {samples} samples"));
-            return Err(Error::Sample { objective, sample, got, due });
+            let (found, expected) =
+                ("no length for it".to_owned(), format!("one of {samples} samples"));
+            return Err(Error::Sample { objective, sample, found, expected });
         }
         Ok(self.index.sample(sample).target_len)
     }
@@ -47,8 +48,8 @@ impl Sentences<'_> {
     }
 
     /// An error about this sample.
-    pub(super) fn error(&self, objective: &'static str, got: String, due: String) -> Error {
-        Error::Sample { objective, sample: self.sample, got, due }
+    pub(super) fn error(&self, objective: &'static str, found: String, expected: String) -> Error {
+        Error::Sample { objective, sample: self.sample, found, expected }
     }
 
     /// An error about an id that the vocabulary has not.

@@ -79,11 +79,11 @@ impl T5Assemble {
             [("seq_len", config.encoder_len), ("decoder_seq_len", config.decoder_len)]
         {
             if len < 3 {
-                return Err(Error::Option { name, got: len as u64, due: "at least 3" });
+                return Err(Error::Option { name, found: len as u64, expected: "at least 3" });
             }
         }
         if config.sentinels.is_empty() {
-            return Err(Error::Option { name: "sentinels", got: 0, due: "at least one" });
+            return Err(Error::Option { name: "sentinels", found: 0, expected: "at least one" });
         }
         let masker = Masker::new(config.masking.clone())?;
         let (encoder, decoder) = (Vec::new(), Vec::new());

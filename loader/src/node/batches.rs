@@ -30,9 +30,13 @@ impl<A: Assemble> NodeBatches<A> {
         how: LoaderOptions,
         mut node: NodeOptions,
     ) -> Result<Self> {
-        let got = node.blocks.iter().max().map_or(0, |block| u64::from(*block) + 1);
-        if got != u64::from(how.ranks.count) {
-            return Err(Error::Option { name: "blocks", got, due: "as many as ranks.count" });
+        let found = node.blocks.iter().max().map_or(0, |block| u64::from(*block) + 1);
+        if found != u64::from(how.ranks.count) {
+            return Err(Error::Option {
+                name: "blocks",
+                found,
+                expected: "as many as ranks.count",
+            });
         }
         let ranks = how.ranks;
         node.micro_batch = how.micro_batch;
@@ -71,10 +75,10 @@ impl<A: Assemble> NodeBatches<A> {
         for (row, (number, bytes)) in samples.iter().enumerate() {
             self.pieces.clear();
             self.order.pieces(number, &mut self.pieces)?;
-            let due = self.pieces.iter().map(|piece| piece.len_bytes).sum();
-            if bytes.len() as u64 != due {
-                let (order, got) = (self.order.name(), bytes.len() as u64);
-                return Err(NodeError::Sample { order, sample: number, got, due }.into());
+            let expected = self.pieces.iter().map(|piece| piece.len_bytes).sum();
+            if bytes.len() as u64 != expected {
+                let (order, found) = (self.order.name(), bytes.len() as u64);
+                return Err(NodeError::Sample { order, sample: number, found, expected }.into());
             }
             let origin = self.order.origin(number);
             let sample = Sample { number, origin, pieces: &self.pieces, bytes };

@@ -21,14 +21,14 @@ pub enum NodeError {
         /// Its process.
         pid: u32,
         /// Why.
-        told: String,
+        reason: String,
     },
     /// The rank that reads failed.
     Failed {
         /// Its process.
         pid: u32,
         /// What it met.
-        told: String,
+        reason: String,
     },
     /// Nothing came from the rank that reads, or nobody took its place.
     Silent {
@@ -37,7 +37,7 @@ pub enum NodeError {
         /// For how long.
         waited: Duration,
         /// What it was last seen waiting for.
-        why: String,
+        reason: String,
     },
     /// Samples do not fit in a slot.
     Slot {
@@ -46,14 +46,14 @@ pub enum NodeError {
         /// How many.
         rows: usize,
         /// Bytes that they take.
-        got: usize,
+        found: usize,
         /// Bytes of a slot.
-        due: usize,
+        expected: usize,
     },
     /// What another rank sent is no batch.
     Message {
         /// Its length.
-        got: usize,
+        found: usize,
     },
     /// A sample that another rank read is not as long as the order has it here.
     Sample {
@@ -62,9 +62,9 @@ pub enum NodeError {
         /// The sample.
         sample: u64,
         /// Bytes that came.
-        got: u64,
+        found: u64,
         /// Bytes that its pieces have.
-        due: u64,
+        expected: u64,
     },
 }
 
@@ -76,31 +76,31 @@ impl fmt::Display for NodeError {
                 "this rank reads '{ours}', process {pid}, which reads for the node, '{theirs}'; \
                  hint: all ranks of a job must have one configuration and one version"
             ),
-            NodeError::Refused { pid, told } => {
+            NodeError::Refused { pid, reason: told } => {
                 write!(f, "process {pid}, which reads for the node, turned this rank away: {told}")
             }
-            NodeError::Failed { pid, told } => {
+            NodeError::Failed { pid, reason: told } => {
                 write!(f, "process {pid}, which reads for the node, failed: {told}")
             }
-            NodeError::Silent { pid: 0, waited, why } => {
-                write!(f, "no reader of the node within {} s: {why}", waited.as_secs())
+            NodeError::Silent { pid: 0, waited, reason } => {
+                write!(f, "no reader of the node within {} s: {reason}", waited.as_secs())
             }
-            NodeError::Silent { pid, waited, why } => write!(
+            NodeError::Silent { pid, waited, reason } => write!(
                 f,
-                "no batch from process {pid}, which reads for the node, within {} s: {why}",
+                "no batch from process {pid}, which reads for the node, within {} s: {reason}",
                 waited.as_secs()
             ),
-            NodeError::Slot { first_sample, rows, got, due } => write!(
+            NodeError::Slot { first_sample, rows, found, expected } => write!(
                 f,
-                "{rows} samples from {first_sample} on have {got} bytes, due at most {due}; \
+                "{rows} samples from {first_sample} on have {found} bytes, due at most {expected}; \
                  hint: sample_bytes_max is too small for this order"
             ),
-            NodeError::Message { got } => {
-                write!(f, "{got} bytes that are no batch came from the rank that reads")
+            NodeError::Message { found } => {
+                write!(f, "{found} bytes that are no batch came from the rank that reads")
             }
-            NodeError::Sample { order, sample, got, due } => write!(
+            NodeError::Sample { order, sample, found, expected } => write!(
                 f,
-                "sample {sample} of {order} came with {got} bytes, due {due}; \
+                "sample {sample} of {order} came with {found} bytes, due {expected}; \
                  hint: the rank that reads has another index"
             ),
         }

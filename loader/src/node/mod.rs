@@ -110,7 +110,7 @@ impl NodeOptions {
     }
 
     fn check(&self) -> Result<()> {
-        let odd = |name, got: u64, due| Err(Error::Option { name, got, due });
+        let odd = |name, found: u64, expected| Err(Error::Option { name, found, expected });
         let ranks = self.blocks.len();
         if ranks == 0 || ranks > RANKS_MAX {
             return odd("blocks", ranks as u64, "one for each rank, 1 to 256");

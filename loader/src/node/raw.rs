@@ -69,13 +69,13 @@ impl RawBatch {
         let end_of = |row: usize| if row == 0 { 0 } else { self.ends[row - 1] };
         let bytes = &self.bytes[end_of(rows.start)..end_of(rows.end)];
         let head = HEADER_BYTES + LEN_BYTES * rows.len();
-        let due = into.len();
+        let expected = into.len();
         let Some(into) = into.get_mut(..head + bytes.len()) else {
             return Err(NodeError::Slot {
                 first_sample: self.first_sample + rows.start as u64,
                 rows: rows.len(),
-                got: head + bytes.len(),
-                due,
+                found: head + bytes.len(),
+                expected,
             }
             .into());
         };
@@ -95,7 +95,7 @@ impl RawBatch {
 impl<'a> Samples<'a> {
     /// Reads a message. Another process wrote it.
     pub(super) fn parse(message: &'a [u8]) -> Result<Self> {
-        let broken = || Error::from(NodeError::Message { got: message.len() });
+        let broken = || Error::from(NodeError::Message { found: message.len() });
         let (first_sample, rest) = number(message).ok_or_else(broken)?;
         let (rows, rest) = number(rest).ok_or_else(broken)?;
         let lens_len = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(LEN_BYTES));

@@ -107,13 +107,13 @@ impl NodeClient {
             let pid = self.peer.pid();
             match tail {
                 RingEnd::End => return Ok(false),
-                RingEnd::Failed(told) => return Err(NodeError::Failed { pid, told }.into()),
+                RingEnd::Failed(told) => return Err(NodeError::Failed { pid, reason: told }.into()),
                 RingEnd::Open if !lives => self.find_another(deadline)?,
                 RingEnd::Open => {
                     let now = Instant::now();
                     if now >= deadline {
-                        let why = self.why();
-                        return Err(NodeError::Silent { pid, waited: now - start, why }.into());
+                        let reason = self.why();
+                        return Err(NodeError::Silent { pid, waited: now - start, reason }.into());
                     }
                     self.ring.wait(LOOK_EVERY.min(deadline - now))?;
                 }
@@ -170,8 +170,8 @@ fn find(
             }
         }
         if now >= deadline {
-            let why = "nobody took its place".to_owned();
-            return Err(NodeError::Silent { pid, waited: now - start, why }.into());
+            let reason = "nobody took its place".to_owned();
+            return Err(NodeError::Silent { pid, waited: now - start, reason }.into());
         }
         std::thread::sleep(KNOCK_EVERY);
     }
@@ -205,14 +205,14 @@ fn greet(
             };
             let pid = peer.pid();
             if kind == REFUSED {
-                return Err(NodeError::Refused { pid, told }.into());
+                return Err(NodeError::Refused { pid, reason: told }.into());
             }
             let ours = common.fingerprint.clone();
             Err(NodeError::Mismatch { pid, ours, theirs: told }.into())
         }
         _ => {
             let told = "its answer is not one of this version".to_owned();
-            Err(NodeError::Refused { pid: peer.pid(), told }.into())
+            Err(NodeError::Refused { pid: peer.pid(), reason: told }.into())
         }
     }
 }

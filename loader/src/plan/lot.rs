@@ -56,7 +56,7 @@ pub struct StoreReads {
     pub(crate) begun: usize,
     /// Extents that have not come.
     pub(crate) left: usize,
-    pub(crate) due: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     /// The files of the extents, ascending.
     pub(crate) objects: Vec<(u32, Arc<dyn Object>)>,
     /// The first error, and all extents that have not come because of one.
@@ -177,7 +177,7 @@ impl StoreReads {
         self.objects.clear();
         self.failed.clear();
         (self.used, self.begun, self.left) = (0, 0, 0);
-        (self.due, self.failure, self.kept_bytes) = (None, None, None);
+        (self.deadline, self.failure, self.kept_bytes) = (None, None, None);
     }
 
     /// The bytes of its samples.

@@ -200,7 +200,7 @@ fn refuses_what_it_cannot_deliver() {
     }
     // An index for longer samples than the loader was told of.
     let error = start(GptLoaderOptions { seq_len: 7, ..good }).unwrap().next_batch().unwrap_err();
-    assert!(matches!(error, Error::SampleLength { got: 9, due: 8, .. }), "{error}");
+    assert!(matches!(error, Error::SampleLength { found: 9, expected: 8, .. }), "{error}");
 }
 
 #[test]

@@ -42,8 +42,8 @@ impl SampleOrder for Troubled {
                 Trouble::Panics => panic!("the order panics, as it should in this test"),
                 Trouble::Fails(left) => {
                     if left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
-                        let (dataset, got, due) = (self.name(), 1, 0);
-                        return Err(Error::SampleLength { dataset, sample, got, due });
+                        let (dataset, found, expected) = (self.name(), 1, 0);
+                        return Err(Error::SampleLength { dataset, sample, found, expected });
                     }
                 }
             }

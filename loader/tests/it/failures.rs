@@ -157,7 +157,7 @@ fn a_file_that_is_not_the_one_it_was() {
     // Not whole from the start.
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     let error = read_on(&mut start(Arc::clone(&store)), 0).unwrap_err();
-    let due = Error::FileLength { what: String::new(), got: 100_000, due: FILE_BYTES };
+    let due = Error::FileLength { object: String::new(), found: 100_000, expected: FILE_BYTES };
     assert_eq!(std::mem::discriminant(&error), std::mem::discriminant(&due), "{error}");
     assert!(error.to_string().contains("got 100000 bytes, due 8388608"), "{error}");
     // Another has its name: what is open stays the one it was, to the last byte.

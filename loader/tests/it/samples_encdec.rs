@@ -203,6 +203,6 @@ fn refuses_three_datasets_of_different_documents() {
     let index = index(&context, 48);
     for datasets in [[context.clone(), short.clone(), offset], [context, target, short]] {
         let error = EncDecOrder::new(datasets, index.clone(), 48).unwrap_err();
-        assert!(matches!(error, Error::Triple { got: 1, due: 150, .. }), "{error}");
+        assert!(matches!(error, Error::Triple { found: 1, expected: 150, .. }), "{error}");
     }
 }

@@ -240,8 +240,8 @@ fn script(name: &str) -> Result<CharSet> {
     let set = plain.then(|| CharSet::new(&format!(r"\p{{script={name}}}"))).flatten();
     set.ok_or_else(|| Error::BadOption {
         name: "min-script",
-        got: format!("'{name}'"),
-        due: "a script of Unicode, such as han, latin or cyrillic".to_owned(),
+        found: format!("'{name}'"),
+        expected: "a script of Unicode, such as han, latin or cyrillic".to_owned(),
     })
 }
 

@@ -104,8 +104,8 @@ impl Tally {
 fn short(document: u64, input: &str) -> Result<u32> {
     u32::try_from(document).map_err(|_| Error::BadInput {
         input: input.to_owned(),
-        got: "more than 4294967295 documents".to_owned(),
-        due: "fewer at a time, where duplicates are looked for".to_owned(),
+        found: "more than 4294967295 documents".to_owned(),
+        expected: "fewer at a time, where duplicates are looked for".to_owned(),
     })
 }
 
@@ -304,8 +304,8 @@ impl CleanWriter {
             let names: Vec<&str> = self.tally.inputs.iter().map(|i| i.name.as_str()).collect();
             return Err(Error::BadInput {
                 input: names.join(", "),
-                got: "other documents than the first time".to_owned(),
-                due: "files that nobody writes while they are read".to_owned(),
+                found: "other documents than the first time".to_owned(),
+                expected: "files that nobody writes while they are read".to_owned(),
             });
         }
         let progress = self.tally.progress();

@@ -261,8 +261,8 @@ impl SplitOptions {
     }
 }
 
-fn bad<T>(name: &'static str, got: &str, due: &str) -> Result<T> {
-    Err(Error::BadOption { name, got: got.to_owned(), due: due.to_owned() })
+fn bad<T>(name: &'static str, found: &str, expected: &str) -> Result<T> {
+    Err(Error::BadOption { name, found: found.to_owned(), expected: expected.to_owned() })
 }
 
 fn share(name: &'static str, share: Option<f64>) -> Result<()> {

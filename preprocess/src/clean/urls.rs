@@ -23,9 +23,9 @@ impl UrlList {
     /// # Errors
     /// [`Error::BadInput`] if it is no text, [`Error::Storage`].
     pub(super) fn read(options: &UrlOptions) -> Result<Self> {
-        let bad = |got: String, due: &str| {
-            let (input, due) = (options.file.clone(), due.to_owned());
-            Error::BadInput { input, got, due }
+        let bad = |found: String, expected: &str| {
+            let (input, expected) = (options.file.clone(), expected.to_owned());
+            Error::BadInput { input, found, expected }
         };
         let (store, key) = storage::locate(&options.file)?;
         let len_bytes = store.open(&key)?.len_bytes();

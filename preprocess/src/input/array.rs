@@ -139,8 +139,8 @@ impl ArrayScan {
         self.state = ScanState::Behind;
     }
 
-    fn stumble(&self, got: String) -> LineFault {
-        let due = match self.state {
+    fn stumble(&self, found: String) -> LineFault {
+        let expected = match self.state {
             ScanState::Start => "a list, '['",
             ScanState::Opened => "an object or ']'",
             ScanState::Behind => "',' or ']'",
@@ -148,7 +148,7 @@ impl ArrayScan {
             ScanState::Element { .. } => "the end of the element, and ']'",
             ScanState::Closed => "nothing after the list",
         };
-        LineFault { column: 0, got, due: due.to_owned(), hint: None }
+        LineFault { column: 0, found, expected: expected.to_owned(), hint: None }
     }
 }
 

@@ -138,6 +138,6 @@ fn not_a_file(name: &str, error: storage::Error) -> Error {
     bad_input(name, got, "a file, a folder of files, a pipe, or - for standard input")
 }
 
-fn bad_input(name: &str, got: impl Into<String>, due: impl Into<String>) -> Error {
-    Error::BadInput { input: name.to_owned(), got: got.into(), due: due.into() }
+fn bad_input(name: &str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+    Error::BadInput { input: name.to_owned(), found: found.into(), expected: expected.into() }
 }

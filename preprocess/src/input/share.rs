@@ -23,8 +23,12 @@ impl Share {
         if i < n {
             return Ok(Share { i, n });
         }
-        let due = "I/N with I from 0 to N-1, such as 0/4";
-        Err(Error::BadOption { name: "shard", got: format!("{i}/{n}"), due: due.to_owned() })
+        let expected = "I/N with I from 0 to N-1, such as 0/4";
+        Err(Error::BadOption {
+            name: "shard",
+            found: format!("{i}/{n}"),
+            expected: expected.to_owned(),
+        })
     }
 
     /// Its first byte of so many, and the first of the next share.

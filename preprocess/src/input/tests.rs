@@ -463,12 +463,12 @@ fn lists_are_taken_apart() {
             let Some(BatchEnd::Line { fault, .. }) = go(bad, block_bytes).stop else {
                 panic!("{bad}")
             };
-            assert!(fault.got == got && fault.due.contains(due), "{bad}: {fault:?}");
+            assert!(fault.found == got && fault.expected.contains(due), "{bad}: {fault:?}");
         }
     }
     let long = format!("[\"{}\"]", "a".repeat(3000));
     let Some(BatchEnd::Line { fault, .. }) = go(&long, 64).stop else { panic!("too long") };
-    assert!(fault.due.contains("at most 1000 B"), "{fault:?}");
+    assert!(fault.expected.contains("at most 1000 B"), "{fault:?}");
 }
 
 fn names(folder: &Path, wanted: &[&str]) -> std::result::Result<Vec<String>, String> {

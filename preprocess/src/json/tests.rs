@@ -9,7 +9,7 @@ fn check(line: &str, due: Result<&str, (usize, &str)>) {
         match (finder.find(line), due) {
             (Ok(text), Ok(due)) => assert_eq!(text, due, "in {line}"),
             (Err(fault), Err((column, words))) => {
-                let said = format!("got {}, due {}", fault.got, fault.due);
+                let said = format!("got {}, due {}", fault.found, fault.expected);
                 assert!(said.contains(words), "of {line}: {said}");
                 assert_eq!(fault.column, column, "of {line}: {said}");
             }

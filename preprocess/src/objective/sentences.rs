@@ -120,6 +120,6 @@ fn first_chars(text: &str, chars: usize) -> &str {
     &text[..end]
 }
 
-fn bad(name: &'static str, got: String, due: &str) -> Error {
-    Error::BadOption { name, got, due: due.to_owned() }
+fn bad(name: &'static str, found: String, expected: &str) -> Error {
+    Error::BadOption { name, found, expected: expected.to_owned() }
 }

@@ -77,9 +77,9 @@ pub enum Dropped {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanError {
     /// What came.
-    pub got: String,
+    pub found: String,
     /// What was due.
-    pub due: String,
+    pub expected: String,
     /// What helps.
     pub hint: &'static str,
 }
@@ -104,8 +104,9 @@ impl SpanConfig {
     /// # Errors
     /// [`Error::BadOption`].
     pub fn check(&self) -> Result<()> {
-        let bad =
-            |name, got: String, due: &str| Err(Error::BadOption { name, got, due: due.to_owned() });
+        let bad = |name, found: String, expected: &str| {
+            Err(Error::BadOption { name, found, expected: expected.to_owned() })
+        };
         if !(self.density > 0.0 && self.density < 1.0) {
             return bad("noisy-density", self.density.to_string(), "above 0 and below 1");
         }
@@ -116,8 +117,8 @@ impl SpanConfig {
             return bad("max-sentinels", "0".to_owned(), "1 or more");
         }
         if self.vocab_size > self.ids.token_max() {
-            let due = format!("at most {} with {} ids", self.ids.token_max(), self.ids);
-            return bad("vocab-size", self.vocab_size.to_string(), &due);
+            let expected = format!("at most {} with {} ids", self.ids.token_max(), self.ids);
+            return bad("vocab-size", self.vocab_size.to_string(), &expected);
         }
         Ok(())
     }
@@ -152,8 +153,8 @@ pub fn corrupt(
 ) -> std::result::Result<(), SpanError> {
     if ids.len() < 2 || u32::try_from(ids.len()).is_err() {
         return Err(SpanError {
-            got: format!("a document of {} tokens", ids.len()),
-            due: "2 to 4294967295".to_owned(),
+            found: format!("a document of {} tokens", ids.len()),
+            expected: "2 to 4294967295".to_owned(),
             hint: "one token is kept and one hidden at least",
         });
     }
@@ -212,8 +213,8 @@ pub fn lay_out(
     let vocab_size = config.vocab_size;
     if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
         return Err(SpanError {
-            got: format!("token {id}"),
-            due: format!("below {vocab_size}, from where on ids are markers"),
+            found: format!("token {id}"),
+            expected: format!("below {vocab_size}, from where on ids are markers"),
             hint: "the size of the vocabulary may be of another tokenizer",
         });
     }
@@ -241,8 +242,8 @@ fn check_fits(
     let markers_max = ids.saturating_sub(u64::from(config.vocab_size));
     if spans.len() as u64 > markers_max {
         return Err(SpanError {
-            got: format!("a document of {tokens} tokens with {} spans", spans.len()),
-            due: format!("at most {markers_max} spans, as {} ids can mark", config.ids),
+            found: format!("a document of {tokens} tokens with {} spans", spans.len()),
+            expected: format!("at most {markers_max} spans, as {} ids can mark", config.ids),
             hint: "write ids of 32 bits, or cut the document",
         });
     }
@@ -255,8 +256,8 @@ fn check_fits(
     let offset_max = config.offsets.token_max();
     if largest > u64::from(offset_max) {
         return Err(SpanError {
-            got: format!("a document of {tokens} tokens with an offset of {largest}"),
-            due: format!("at most {offset_max}, as {} offsets hold", config.offsets),
+            found: format!("a document of {tokens} tokens with an offset of {largest}"),
+            expected: format!("at most {offset_max}, as {} offsets hold", config.offsets),
             hint: "write offsets of 32 bits, or cut the document",
         });
     }
@@ -315,7 +316,7 @@ fn mix(mut word: u64) -> u64 {
 
 impl fmt::Display for SpanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hide spans: got {}, due {}; hint: {}", self.got, self.due, self.hint)
+        write!(f, "hide spans: got {}, due {}; hint: {}", self.found, self.expected, self.hint)
     }
 }
 

@@ -17,7 +17,7 @@ struct Fixture {
     _folder: tempfile::TempDir,
     options: PreprocessOptions,
     inputs: Arc<dyn Storage>,
-    due: Vec<(String, Vec<u8>)>,
+    expected: Vec<(String, Vec<u8>)>,
 }
 
 impl Fixture {
@@ -48,11 +48,11 @@ impl Fixture {
         options.workers = 2;
         options.block_bytes = Some(700);
         options.commit_every = Duration::ZERO;
-        let mut fixture = Fixture { _folder: folder, options, inputs, due: Vec::new() };
+        let mut fixture = Fixture { _folder: folder, options, inputs, expected: Vec::new() };
         let store = FaultStore::new(2, FaultPlan::default());
         fixture.run(&store, ResumePolicy::Refuse).unwrap();
-        fixture.due = visible(&store);
-        assert_eq!(fixture.due.len(), 6);
+        fixture.expected = visible(&store);
+        assert_eq!(fixture.expected.len(), 6);
         fixture
     }
 
@@ -80,7 +80,7 @@ impl Fixture {
     fn check_visible(&self, store: &FaultStore, case: &str) {
         let visible = visible(store);
         for (name, bytes) in &visible {
-            let due = self.due.iter().find(|(due, _)| due == name);
+            let due = self.expected.iter().find(|(due, _)| due == name);
             let (_, due) = due.unwrap_or_else(|| panic!("{case}: {name} is under a final name"));
             // A manifest tells of the run: that it was gone on with.
             if let Some(prefix) = name.strip_suffix(".manifest.json") {
@@ -100,7 +100,7 @@ impl Fixture {
             Err(error) => panic!("{case}: gone on with: {error}"),
         }
         self.check_visible(store, case);
-        assert_eq!(visible(store).len(), self.due.len(), "{case}");
+        assert_eq!(visible(store).len(), self.expected.len(), "{case}");
         let draft = store.raw_paths().into_iter().find(|path| path.ends_with(".draft"));
         assert_eq!(draft, None, "{case}: left behind");
     }

@@ -94,8 +94,8 @@ impl EncDec {
         let unknown = lexicon.id("<unk>").ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
             line: None,
-            got: "no '<unk>'".to_owned(),
-            due: "a token for what is not in the vocabulary".to_owned(),
+            found: "no '<unk>'".to_owned(),
+            expected: "a token for what is not in the vocabulary".to_owned(),
         })?;
         let latin = lexicon.tokens().iter().map(|token| !token.contains(is_han)).collect();
         let space = lexicon.id(SPACE.encode_utf8(&mut [0; 4]));

@@ -80,10 +80,10 @@ impl Gpt2 {
         if special_tokens.is_empty() {
             return Ok(self);
         }
-        let bad = |got: String, due: &str| Error::BadOption {
+        let bad = |found: String, expected: &str| Error::BadOption {
             name: "tokenizer-special-tokens",
-            got,
-            due: due.to_owned(),
+            found,
+            expected: expected.to_owned(),
         };
         let known = self.vocab.ids();
         let mut added: Vec<AddedToken> = Vec::new();

@@ -216,6 +216,6 @@ pub(super) fn is_python_space(char: char) -> bool {
     char.is_whitespace() || matches!(char, '\x1c'..='\x1f')
 }
 
-fn bad(file: &str, line: Option<u64>, got: String, due: &str) -> Error {
-    Error::BadVocab { file: file.to_owned(), line, got, due: due.to_owned() }
+fn bad(file: &str, line: Option<u64>, found: String, expected: &str) -> Error {
+    Error::BadVocab { file: file.to_owned(), line, found, expected: expected.to_owned() }
 }

@@ -99,9 +99,9 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodeError {
     /// What came.
-    pub got: String,
+    pub found: String,
     /// What was due.
-    pub due: String,
+    pub expected: String,
 }
 
 /// Encodes one text after another. What it remembers changes its speed, never its ids.
@@ -188,10 +188,10 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
 /// As [`open_tokenizer`].
 pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
     if !["gpt2", "GPT2BPETokenizer"].contains(&spec.kind.as_str()) {
-        let got = format!("'{}'", spec.kind);
-        let due = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, \
+        let found = format!("'{}'", spec.kind);
+        let expected = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, \
                    wordpiece, bert-cased or null";
-        return Err(Error::BadOption { name: "tokenizer", got, due: due.to_owned() });
+        return Err(Error::BadOption { name: "tokenizer", found, expected: expected.to_owned() });
     }
     let tokenizer = match (&spec.vocab_file, &spec.merge_file) {
         (None, None) => Gpt2::built_in()?,
@@ -201,8 +201,8 @@ pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
                 Some(_) => ("vocab-file", "merge-file"),
                 None => ("merge-file", "vocab-file"),
             };
-            let (got, due) = (format!("no {other}"), "both or neither".to_owned());
-            return Err(Error::BadOption { name, got, due });
+            let (found, expected) = (format!("no {other}"), "both or neither".to_owned());
+            return Err(Error::BadOption { name, found, expected });
         }
     };
     Ok(tokenizer.with_special_tokens(&spec.special_tokens)?.with_keywords(Keywords::of(spec)))
@@ -213,7 +213,7 @@ fn refuse_special_tokens(spec: &TokenizerSpec) -> Result<()> {
     if spec.special_tokens.is_empty() {
         return Ok(());
     }
-    let got = format!("{} for the tokenizer '{}'", spec.special_tokens.join(" "), spec.kind);
-    let due = "none; gpt2, hf and files of Megatron's for tiktoken take some".to_owned();
-    Err(Error::BadOption { name: "tokenizer-special-tokens", got, due })
+    let found = format!("{} for the tokenizer '{}'", spec.special_tokens.join(" "), spec.kind);
+    let expected = "none; gpt2, hf and files of Megatron's for tiktoken take some".to_owned();
+    Err(Error::BadOption { name: "tokenizer-special-tokens", found, expected })
 }

@@ -27,17 +27,19 @@ impl Null {
     /// [`Error::BadOption`] for a spec that does not say how many, or with an end that is none of
     /// them.
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
-        let bad = |name, got: String, due: String| Err(Error::BadOption { name, got, due });
-        let due = || format!("how many ids there are, at least 1 and at most {VOCAB_SIZE_MAX}");
+        let bad =
+            |name, found: String, expected: String| Err(Error::BadOption { name, found, expected });
+        let expected =
+            || format!("how many ids there are, at least 1 and at most {VOCAB_SIZE_MAX}");
         let vocab_size = match spec.vocab_size {
             Some(count @ 1..=VOCAB_SIZE_MAX) => count,
-            Some(count) => return bad("vocab-size", count.to_string(), due()),
-            None => return bad("vocab-size", "none".to_owned(), due()),
+            Some(count) => return bad("vocab-size", count.to_string(), expected()),
+            None => return bad("vocab-size", "none".to_owned(), expected()),
         };
         let eod = spec.null_eod_id.unwrap_or(vocab_size - 1);
         if eod >= vocab_size {
-            let due = format!("an id below --vocab-size {vocab_size}");
-            return bad("null-tokenizer-eod-id", eod.to_string(), due);
+            let expected = format!("an id below --vocab-size {vocab_size}");
+            return bad("null-tokenizer-eod-id", eod.to_string(), expected);
         }
         Ok(Null { vocab_size, eod, eod_id: spec.null_eod_id })
     }
@@ -59,8 +61,8 @@ impl Tokenizer for Null {
     fn refused(&self, text: &str) -> Option<EncodeError> {
         let word = text.split_ascii_whitespace().find(|word| self.id(word).is_none())?;
         let shown: String = word.chars().take(40).collect();
-        let due = format!("ids below {}, spaces between them", self.vocab_size);
-        Some(EncodeError { got: format!("'{shown}' in the text"), due })
+        let expected = format!("ids below {}, spaces between them", self.vocab_size);
+        Some(EncodeError { found: format!("'{shown}' in the text"), expected })
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {

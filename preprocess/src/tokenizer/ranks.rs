@@ -12,8 +12,8 @@ const TOKEN_BYTES_MAX: usize = 1024;
 /// Why tokens make no vocabulary of byte-level BPE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
-    pub(crate) got: String,
-    pub(crate) due: String,
+    pub(crate) found: String,
+    pub(crate) expected: String,
 }
 
 /// Tokens by their bytes. The rank of each is its id.
@@ -23,10 +23,10 @@ pub(super) type Ids = HashMap<Box<[u8]>, u32>;
 pub(super) fn ids_of<'a>(tokens: impl IntoIterator<Item = (&'a [u8], u32)>) -> Result<Ids, Unfit> {
     let mut ids = Ids::new();
     for (token, id) in tokens {
-        let bad = |got: String, due: String| Err(Unfit { got, due });
+        let bad = |found: String, expected: String| Err(Unfit { found, expected });
         if !(1..=TOKEN_BYTES_MAX).contains(&token.len()) {
-            let got = format!("{} bytes of token {id}", token.len());
-            return bad(got, format!("1 to {TOKEN_BYTES_MAX} bytes"));
+            let found = format!("{} bytes of token {id}", token.len());
+            return bad(found, format!("1 to {TOKEN_BYTES_MAX} bytes"));
         }
         if id as usize >= ID_LIMIT {
             return bad(format!("id {id}"), format!("ids below {ID_LIMIT}"));
@@ -43,8 +43,8 @@ pub(super) fn merger(ids: &Ids) -> Result<Merger, Unfit> {
     let mut byte_ids = [0; 256];
     for (id, byte) in byte_ids.iter_mut().zip(0..=255_u8) {
         *id = *ids.get(&[byte] as &[u8]).ok_or_else(|| Unfit {
-            got: format!("no token for the byte {byte:#04x}"),
-            due: "one for each of the 256".to_owned(),
+            found: format!("no token for the byte {byte:#04x}"),
+            expected: "one for each of the 256".to_owned(),
         })?;
     }
     let mut tokens: Vec<(&[u8], u32)> = ids
@@ -54,7 +54,10 @@ pub(super) fn merger(ids: &Ids) -> Result<Merger, Unfit> {
         .collect();
     tokens.sort_unstable_by_key(|&(_, id)| id);
     if let Some(two) = tokens.windows(2).find(|two| two[0].1 == two[1].1) {
-        return Err(Unfit { got: format!("id {} twice", two[0].1), due: "one token".to_owned() });
+        return Err(Unfit {
+            found: format!("id {} twice", two[0].1),
+            expected: "one token".to_owned(),
+        });
     }
     let mut pairs = Vec::new();
     for &(token, id) in &tokens {

@@ -32,6 +32,11 @@ pub(super) fn read_text_if_any(file: &str) -> Result<Option<String>> {
 }
 
 /// What is wrong with a file as a whole.
-pub(super) fn bad(file: &str, got: impl Into<String>, due: &str) -> Error {
-    Error::BadVocab { file: file.to_owned(), line: None, got: got.into(), due: due.to_owned() }
+pub(super) fn bad(file: &str, found: impl Into<String>, expected: &str) -> Error {
+    Error::BadVocab {
+        file: file.to_owned(),
+        line: None,
+        found: found.into(),
+        expected: expected.to_owned(),
+    }
 }

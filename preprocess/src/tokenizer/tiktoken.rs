@@ -152,8 +152,8 @@ impl Tiktoken {
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
         let model = spec.model.as_deref().ok_or_else(|| Error::BadOption {
             name: "tokenizer-model",
-            got: "none".to_owned(),
-            due: "a file of tiktoken's kind".to_owned(),
+            found: "none".to_owned(),
+            expected: "a file of tiktoken's kind".to_owned(),
         })?;
         let bytes = read_bytes(model)?;
         let asked = spec.tiktoken_pattern.as_deref().map(pattern_of).transpose()?;
@@ -168,15 +168,15 @@ impl Tiktoken {
     }
 
     fn new(model: &str, parts: VocabParts, pattern: Pattern, eod: Option<&str>) -> Result<Self> {
-        let unfit = |unfit: Unfit| bad(model, unfit.got, &unfit.due);
+        let unfit = |unfit: Unfit| bad(model, unfit.found, &unfit.expected);
         let ranked = parts.tokens.iter().map(|(id, token)| (token.as_slice(), *id));
         let bpe = Bpe::from_ranks(ranked, pattern).map_err(unfit)?;
         let id_of = |token: &str| {
             let special = parts.specials.iter().find(|special| special.content == token);
             special.map(|special| special.id).ok_or_else(|| Error::BadOption {
                 name: "eod-token",
-                got: format!("'{token}'"),
-                due: format!("a special token of {model}"),
+                found: format!("'{token}'"),
+                expected: format!("a special token of {model}"),
             })
         };
         let eod = eod.map(id_of).transpose()?.or(parts.eod);
@@ -219,8 +219,8 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabPar
         tokens.push(token.ok_or_else(|| Error::BadVocab {
             file: model.to_owned(),
             line: Some(number),
-            got: format!("'{}'", line.chars().take(80).collect::<String>()),
-            due: format!("a token in base64, a space, and its rank below {ID_LIMIT}"),
+            found: format!("'{}'", line.chars().take(80).collect::<String>()),
+            expected: format!("a token in base64, a space, and its rank below {ID_LIMIT}"),
         })?);
     }
     let published = PUBLISHED.iter().find(|one| {
@@ -235,8 +235,8 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabPar
     let Some(pattern) = asked else {
         return Err(Error::BadOption {
             name: "tiktoken-pattern",
-            got: "none".to_owned(),
-            due: format!(
+            found: "none".to_owned(),
+            expected: format!(
                 "one of {PATTERN_NAMES}, for {model} with its {} tokens is no published vocabulary",
                 parts.tokens.len(),
             ),
@@ -295,8 +295,9 @@ fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabPart
 
 /// The names of Megatron's special tokens: given ones, or its own, then numbered ones.
 fn special_names(spec: &TokenizerSpec, count: u32, vocab_size: u32) -> Result<Vec<String>> {
-    let bad =
-        |name: &'static str, got: String, due: String| Err(Error::BadOption { name, got, due });
+    let bad = |name: &'static str, found: String, expected: String| {
+        Err(Error::BadOption { name, found, expected })
+    };
     if vocab_size as usize >= ID_LIMIT {
         return bad("vocab-size", vocab_size.to_string(), format!("less than {ID_LIMIT}"));
     }
@@ -305,12 +306,12 @@ fn special_names(spec: &TokenizerSpec, count: u32, vocab_size: u32) -> Result<Ve
         names = MEGATRON_SPECIALS.map(str::to_owned).to_vec();
     }
     if !MEGATRON_SPECIALS.iter().all(|one| names.iter().any(|name| name == one)) {
-        let due = format!("these among them: {}", MEGATRON_SPECIALS.join(" "));
-        return bad("tokenizer-special-tokens", names.join(" "), due);
+        let expected = format!("these among them: {}", MEGATRON_SPECIALS.join(" "));
+        return bad("tokenizer-special-tokens", names.join(" "), expected);
     }
     if !(names.len()..vocab_size as usize).contains(&(count as usize)) {
-        let due = format!("at least {} and less than --vocab-size {vocab_size}", names.len());
-        return bad("tiktoken-num-special-tokens", count.to_string(), due);
+        let expected = format!("at least {} and less than --vocab-size {vocab_size}", names.len());
+        return bad("tiktoken-num-special-tokens", count.to_string(), expected);
     }
     names.extend((names.len()..count as usize).map(|id| format!("<SPECIAL_{id}>")));
     let mut seen = std::collections::HashSet::new();
@@ -333,8 +334,8 @@ fn pattern_of(name: &str) -> Result<Pattern> {
         "qwen2" => Pattern::Qwen2,
         "deepseek3" => Pattern::DeepSeekV3,
         _ => {
-            let (got, due) = (format!("'{name}'"), PATTERN_NAMES.to_owned());
-            return Err(Error::BadOption { name: "tiktoken-pattern", got, due });
+            let (found, expected) = (format!("'{name}'"), PATTERN_NAMES.to_owned());
+            return Err(Error::BadOption { name: "tiktoken-pattern", found, expected });
         }
     })
 }

@@ -182,11 +182,11 @@ pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
 }
 
 pub(super) fn read_text(file: &str) -> Result<String> {
-    let bad = |got: String, due: &str| Error::BadVocab {
+    let bad = |found: String, expected: &str| Error::BadVocab {
         file: file.to_owned(),
         line: None,
-        got,
-        due: due.to_owned(),
+        found,
+        expected: expected.to_owned(),
     };
     let (store, key) = storage::locate(file)?;
     let len_bytes = store.open(&key)?.len_bytes();
@@ -207,13 +207,18 @@ struct VocabFiles<'a> {
 }
 
 impl VocabFiles<'_> {
-    fn vocab(&self, got: String, due: &str) -> Error {
-        Error::BadVocab { file: self.vocab.to_owned(), line: None, got, due: due.to_owned() }
+    fn vocab(&self, found: String, expected: &str) -> Error {
+        Error::BadVocab {
+            file: self.vocab.to_owned(),
+            line: None,
+            found,
+            expected: expected.to_owned(),
+        }
     }
 
-    fn merges(&self, line: u64, got: String, due: &str) -> Error {
+    fn merges(&self, line: u64, found: String, expected: &str) -> Error {
         let file = self.merges.to_owned();
-        Error::BadVocab { file, line: Some(line), got, due: due.to_owned() }
+        Error::BadVocab { file, line: Some(line), found, expected: expected.to_owned() }
     }
 }
 

@@ -53,8 +53,8 @@ fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
 }
 
 fn missing(spec: &TokenizerSpec, name: &'static str) -> Error {
-    let due = format!("the vocabulary of the tokenizer '{}'", spec.kind);
-    Error::BadOption { name, got: "none".to_owned(), due }
+    let expected = format!("the vocabulary of the tokenizer '{}'", spec.kind);
+    Error::BadOption { name, found: "none".to_owned(), expected }
 }
 
 fn jieba(spec: &TokenizerSpec) -> Result<Arc<Jieba>> {

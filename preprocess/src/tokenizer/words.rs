@@ -37,8 +37,8 @@ impl JiebaWords {
         let unknown = unknown.ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
             line: None,
-            got: "neither '<unk>' nor '[UNK]'".to_owned(),
-            due: "a token for what is not in the vocabulary".to_owned(),
+            found: "neither '<unk>' nor '[UNK]'".to_owned(),
+            expected: "a token for what is not in the vocabulary".to_owned(),
         })?;
         Ok(JiebaWords { jieba, lexicon, vocab_file: vocab_file.to_owned(), unknown })
     }

@@ -110,9 +110,14 @@ pub(crate) fn read(file: &str) -> Result<String, ConfigError> {
     let refuse = |source| ConfigError::Read { file: file.to_owned(), source };
     let (store, key) = storage::locate(file).map_err(refuse)?;
     let object = store.open(&key).map_err(refuse)?;
-    let corrupt = |got: String, due: &str| {
+    let corrupt = |found: String, expected: &str| {
         let what = object.display();
-        refuse(storage::Error::Corrupt { what, offset: 0, got, due: due.to_owned() })
+        refuse(storage::Error::Corrupt {
+            object: what,
+            offset: 0,
+            found,
+            expected: expected.to_owned(),
+        })
     };
     if object.len_bytes() > FILE_BYTES_MAX {
         return Err(corrupt(format!("{} bytes", object.len_bytes()), "at most 1 MiB"));

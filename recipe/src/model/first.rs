@@ -26,7 +26,7 @@ impl ParamSpec {
         let param = Param { name, shape: shape.clone(), split, stages: vec![0] };
         let layout = Layout::new(mesh, vec![param], &[(Group::Model, Dtype::F32)])?;
         for part in layout.parts(rank as u64) {
-            let out = &mut values[part.at as usize..]; // fits: memory
+            let out = &mut values[part.offset as usize..]; // fits: memory
             fill(&part.region, &shape, stream, std, out);
         }
         Ok(values)

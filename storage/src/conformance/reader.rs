@@ -52,7 +52,7 @@ fn read_one(reader: &mut dyn Reader, want: ReadRequest) -> Result<Completion, Er
 
 fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> ReadRequest {
     let buf = pool.take(len).expect("the pool has room for the window of a test");
-    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
+    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, deadline: None }
 }
 
 fn equals_a_model(store: &dyn Storage) -> Outcome {
@@ -105,9 +105,13 @@ fn edges(store: &dyn Storage) -> Outcome {
         for (offset, len, got) in [(4999, 2, 1), (5000, 1, 0), (u64::MAX, 4000, 0)] {
             let got = if name == "a" { got } else { 0 };
             let came = read_one(&mut *reader, want(&pool, &object, offset, len))?;
-            let told = matches!(came.outcome, Err(Error::ShortRead { offset: o, got: g, due, .. })
-                if o == offset && g == got && due == len as u64);
-            ensure!(told, "{len} bytes at {offset} of {name} gave {came:?}");
+            let is_short = match came.outcome {
+                Err(Error::ShortRead { offset: at, found, expected, .. }) => {
+                    (at, found, expected) == (offset, got, len as u64)
+                }
+                _ => false,
+            };
+            ensure!(is_short, "{len} bytes at {offset} of {name} gave {came:?}");
             ensure!(came.bytes().is_empty() && !came.buf.is_empty(), "the buffer was kept");
         }
     }

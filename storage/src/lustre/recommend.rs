@@ -24,7 +24,7 @@ pub struct Recommendation {
     /// Bytes on a target before the next has its turn.
     pub stripe_bytes: u32,
     /// In words.
-    pub why: String,
+    pub reason: String,
 }
 
 /// What is shorter is read by one request.
@@ -53,7 +53,7 @@ impl Recommendation {
     pub fn new(purpose: Purpose, bytes: u64, nodes: u32, targets: Option<u32>) -> Self {
         let known = targets.unwrap_or(u32::MAX).max(1);
         let size = ByteSize(bytes);
-        let (count, stripe_bytes, why) = match purpose {
+        let (count, stripe_bytes, reason) = match purpose {
             _ if bytes < SMALL_BYTES || purpose == Purpose::Index => (
                 1,
                 1 << 20,
@@ -91,7 +91,7 @@ impl Recommendation {
         };
         // All of them, if it is not known how many they are.
         let stripe_count = u16::try_from(count.min(known)).unwrap_or(LayoutComponent::ALL);
-        Recommendation { stripe_count, stripe_bytes, why }
+        Recommendation { stripe_count, stripe_bytes, reason }
     }
 
     fn data(bytes: u64, nodes: u32) -> (u32, u32, String) {

@@ -75,13 +75,13 @@ impl Address {
     pub(super) fn parse(url: &str) -> Result<Self> {
         // Without its options: a secret that stands there by mistake must not reach a log.
         let (shown, query) = url.split_once('?').unwrap_or((url, ""));
-        let bad = |why: String| Error::BadUrl { url: shown.to_owned(), why };
+        let bad = |reason: String| Error::BadUrl { url: shown.to_owned(), reason };
         let path = shown.strip_prefix("s3://").ok_or_else(|| bad("due: s3://bucket".to_owned()))?;
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
         if bucket.contains([':', '@']) {
             // Not repeated: what stands there is a secret.
             let url = "s3://...".to_owned();
-            return Err(Error::BadUrl { url, why: SECRET.to_owned() });
+            return Err(Error::BadUrl { url, reason: SECRET.to_owned() });
         }
         let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         if bucket.is_empty() || bucket.len() > 255 || !bucket.bytes().all(valid) {
@@ -94,7 +94,7 @@ impl Address {
         let mut options = S3Options::default();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            options.set(name, value).map_err(|why| bad(format!("{name}: {why}")))?;
+            options.set(name, value).map_err(|reason| bad(format!("{name}: {reason}")))?;
         }
         Ok(Address { bucket: bucket.to_owned(), prefix, options })
     }
@@ -102,8 +102,8 @@ impl Address {
     /// The same, its last component split off.
     pub(super) fn split(mut self, url: &str) -> Result<(Self, Key)> {
         if self.prefix == Key::root() {
-            let why = "it has no last component".to_owned();
-            return Err(Error::BadUrl { url: url.to_owned(), why });
+            let reason = "it has no last component".to_owned();
+            return Err(Error::BadUrl { url: url.to_owned(), reason });
         }
         let name = Key::new(self.prefix.name())?;
         self.prefix = self.prefix.parent();

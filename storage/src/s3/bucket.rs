@@ -186,15 +186,15 @@ impl Tries {
     }
 
     /// The error of the last try.
-    pub(super) fn error(&self, doing: &str, what: &str, failed: AttemptError) -> Error {
+    pub(super) fn error(&self, operation: &str, object: &str, failed: AttemptError) -> Error {
         if failed.is_absent() {
-            return Error::NotFound { what: what.to_owned() };
+            return Error::NotFound { object: object.to_owned() };
         }
         Error::Remote(Box::new(RemoteError {
-            doing: doing.to_owned(),
-            what: what.to_owned(),
+            operation: operation.to_owned(),
+            object: object.to_owned(),
             cause: failed.cause,
-            came: failed.came,
+            response: failed.response,
             request_id: failed.request_id,
             tries: self.made.max(1),
             waited: self.waited(),

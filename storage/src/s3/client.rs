@@ -59,8 +59,8 @@ impl Clients {
         let loaded = load(options, endpoint.is_some(), connections).await;
         let endpoint = endpoint.or_else(|| loaded.endpoint_url().map(str::to_owned));
         // Messages name it, so that of an environment or profile must hold no secret either.
-        if let Some(Err(why)) = endpoint.as_deref().map(address::endpoint) {
-            return Err(Error::BadUrl { url: "endpoint_url".to_owned(), why });
+        if let Some(Err(reason)) = endpoint.as_deref().map(address::endpoint) {
+            return Err(Error::BadUrl { url: "endpoint_url".to_owned(), reason });
         }
         let client = |idle| {
             let connections = Connections::new(&trust, proxy(endpoint.as_deref()), idle)?;
@@ -190,7 +190,7 @@ impl Connections {
         // The library asserts that certificates are certificates.
         catch_unwind(AssertUnwindSafe(build)).ok().flatten().ok_or_else(|| Error::BadUrl {
             url: "s3:".to_owned(),
-            why: "ca= or AWS_CA_BUNDLE names a file that holds no certificates".to_owned(),
+            reason: "ca= or AWS_CA_BUNDLE names a file that holds no certificates".to_owned(),
         })
     }
 }

@@ -80,9 +80,9 @@ pub(super) fn resume(
         // Completed, or taken away.
         None if state.upload.is_some() => match head(&live, &target.path, &target.name)? {
             Some(head) if head.metadata().and_then(|m| m.get(MARK)) == Some(&state.mark) => {
-                return Err(Error::NotFound { what: state_target.name });
+                return Err(Error::NotFound { object: state_target.name });
             }
-            Some(_) => return Err(Error::Exists { what: target.name }),
+            Some(_) => return Err(Error::Exists { object: target.name }),
             None if from.bytes > 0 => return Err(gone(&state, &target)),
             None => state.upload = None,
         },
@@ -132,8 +132,8 @@ fn to_bytes(name: &str, state: &UploadRecord) -> Result<Vec<u8>> {
 fn read(store: &dyn Storage, key: &Key) -> Result<UploadRecord> {
     let bytes = read_small(store, key, STATE_BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|e| {
-        let (what, due) = (store.display(key), "the state of a draft".to_owned());
-        Error::Corrupt { what, offset: 0, got: e.to_string(), due }
+        let (object, expected) = (store.display(key), "the state of a draft".to_owned());
+        Error::Corrupt { object, offset: 0, found: e.to_string(), expected }
     })
 }
 
@@ -150,10 +150,10 @@ fn cut(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()>
     }
     if at != from {
         let sum = |mark: SyncPoint| format!("{} bytes that sum to {:016x}", mark.bytes, mark.crc64);
-        let (what, offset) = (name.to_owned(), at.bytes.min(from.bytes));
-        let (got, due) =
+        let (object, offset) = (name.to_owned(), at.bytes.min(from.bytes));
+        let (found, expected) =
             (format!("parts of {}", sum(at)), format!("{}, as were synced", sum(from)));
-        return Err(Error::Corrupt { what, offset, got, due });
+        return Err(Error::Corrupt { object, offset, found, expected });
     }
     parts.truncate(count);
     Ok(())
@@ -201,16 +201,16 @@ fn compare(
     let mut offset = 0;
     for part in &state.parts {
         let due = (bare(part.etag.as_deref()), part.bytes);
-        let got = there.get(&part.number).map(|(etag, bytes)| (etag.as_str(), *bytes));
-        if got != Some(due) {
+        let found = there.get(&part.number).map(|(etag, bytes)| (etag.as_str(), *bytes));
+        if found != Some(due) {
             let words = |(etag, bytes): (&str, u64)| {
                 format!("part {} of {bytes} bytes with ETag {etag}", part.number)
             };
             return Err(Error::Corrupt {
-                what: target.name.clone(),
+                object: target.name.clone(),
                 offset,
-                got: got.map_or_else(|| format!("no part {}", part.number), words),
-                due: words(due),
+                found: found.map_or_else(|| format!("no part {}", part.number), words),
+                expected: words(due),
             });
         }
         offset += part.bytes;
@@ -221,10 +221,13 @@ fn compare(
 fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
     let id = state.upload.as_deref().unwrap_or("");
     Error::Corrupt {
-        what: target.name.clone(),
+        object: target.name.clone(),
         offset: 0,
-        got: format!("no multipart upload {id}"),
-        due: format!("its {} parts; hint: a life cycle rule aborts old uploads", state.parts.len()),
+        found: format!("no multipart upload {id}"),
+        expected: format!(
+            "its {} parts; hint: a life cycle rule aborts old uploads",
+            state.parts.len()
+        ),
     }
 }
 

@@ -31,22 +31,22 @@ pub(crate) fn examine(
     let name = prefix.join(&format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
     let live = Bucket::of(&bucket, &options).live()?;
     let what = format!("s3://{bucket}/{name}");
-    let probe = Probe { live: &live, key: &name, what: &what, doing };
+    let probe = Probe { live: &live, key: &name, object: &what, announce: doing };
     Ok(live.runtime.block_on(probe.run(trial)))
 }
 
 struct Probe<'a> {
     live: &'a ProcessBucket,
     key: &'a Key,
-    what: &'a str,
-    doing: &'a dyn Fn(&'static str),
+    object: &'a str,
+    announce: &'a dyn Fn(&'static str),
 }
 
 impl Probe<'_> {
     async fn run(&self, trial: ProbeDepth) -> BucketInfo {
         let mut facts =
             BucketInfo { endpoint: self.live.clients.endpoint.clone(), ..BucketInfo::default() };
-        (self.doing)("look at an object that is not there");
+        (self.announce)("look at an object that is not there");
         facts.clock_ahead_s = self.clock().await;
         let listed = self.list().await;
         let is_away = listed.as_ref().is_err_and(is_away);
@@ -74,10 +74,10 @@ impl Probe<'_> {
         doing: &'static str,
         asked: impl Future<Output = std::result::Result<T, AttemptError>>,
     ) -> Result<T> {
-        (self.doing)(doing);
+        (self.announce)(doing);
         let mut tries = Tries::default();
         let answered = self.live.once(&mut tries, self.live.answer_max(0), asked).await;
-        answered.map_err(|failed| tries.error(doing, self.what, failed))
+        answered.map_err(|failed| tries.error(doing, self.object, failed))
     }
 
     /// Seconds that the server's clock is ahead of ours, by the date of any answer.
@@ -106,19 +106,20 @@ impl Probe<'_> {
         self.ask("write", async { asked.await.map(drop).map_err(AttemptError::of) }).await
     }
 
-    async fn get(&self, range: Option<&str>, due: &[u8]) -> Result<()> {
+    async fn get(&self, range: Option<&str>, expected: &[u8]) -> Result<()> {
         let get = self.live.clients.usual.get_object().bucket(&self.live.bucket);
         let asked = get.key(self.key.as_str()).set_range(range.map(str::to_owned)).send();
-        let got = self.ask("read", async {
+        let found = self.ask("read", async {
             let body = asked.await.map_err(AttemptError::of)?.body.collect().await;
             body.map(AggregatedBytes::into_bytes).map_err(|e| AttemptError::of_body(&e))
         });
-        let got = got.await?;
-        if got == due {
+        let found = found.await?;
+        if found == expected {
             return Ok(());
         }
-        let (got, due) = (format!("{} bytes", got.len()), format!("{} others", due.len()));
-        Err(Error::Corrupt { what: self.what.to_owned(), offset: 0, got, due })
+        let (found, expected) =
+            (format!("{} bytes", found.len()), format!("{} others", expected.len()));
+        Err(Error::Corrupt { object: self.object.to_owned(), offset: 0, found, expected })
     }
 
     async fn delete(&self) -> Result<()> {
@@ -176,7 +177,7 @@ impl Probe<'_> {
     async fn rule(&self) -> Option<bool> {
         let get = self.live.clients.usual.get_bucket_lifecycle_configuration();
         let asked = get.bucket(&self.live.bucket).send();
-        (self.doing)("read the life cycle rules of");
+        (self.announce)("read the life cycle rules of");
         match tokio::time::timeout(self.live.options.stall, asked).await.ok()? {
             Ok(rules) => {
                 let aborts = |rule: &aws_sdk_s3::types::LifecycleRule| {
@@ -186,7 +187,7 @@ impl Probe<'_> {
             }
             Err(error) => {
                 let failed = AttemptError::of(error);
-                failed.came.contains("NoSuchLifecycleConfiguration").then_some(false)
+                failed.response.contains("NoSuchLifecycleConfiguration").then_some(false)
             }
         }
     }

@@ -16,13 +16,13 @@ pub(super) struct AttemptError {
     pub(super) cause: RemoteErrorKind,
     /// The status of the answer; 0 if there was none.
     pub(super) status: u16,
-    pub(super) came: String,
+    pub(super) response: String,
     pub(super) request_id: Option<String>,
 }
 
 impl AttemptError {
     pub(super) fn new(cause: RemoteErrorKind, came: impl Into<String>) -> Self {
-        AttemptError { cause, status: 0, came: came.into(), request_id: None }
+        AttemptError { cause, status: 0, response: came.into(), request_id: None }
     }
 
     pub(super) fn is_absent(&self) -> bool {
@@ -147,14 +147,14 @@ impl AttemptError {
             (_, 400..) => RemoteErrorKind::Refused,
             _ => RemoteErrorKind::Other,
         };
-        let mut came = format!("status {status}");
+        let mut response = format!("status {status}");
         for part in [code, message] {
             if !part.is_empty() {
-                came.push(' ');
-                came.push_str(part);
+                response.push(' ');
+                response.push_str(part);
             }
         }
-        AttemptError { cause, status, came, request_id: request_id.map(str::to_owned) }
+        AttemptError { cause, status, response, request_id: request_id.map(str::to_owned) }
     }
 }
 

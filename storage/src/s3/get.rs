@@ -141,7 +141,8 @@ impl Get<'_> {
             let before = at;
             let because = |mut failed: AttemptError| {
                 failed.request_id.clone_from(&id);
-                failed.came = format!("{}, after {before} of {} bytes", failed.came, self.len);
+                failed.response =
+                    format!("{}, after {before} of {} bytes", failed.response, self.len);
                 failed
             };
             let stalled =

@@ -116,7 +116,7 @@ impl Storage for S3 {
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
         let (live, target) = (self.live()?, self.target(key));
         if object::head(&live, &target.path, &target.name)?.is_some() {
-            return Err(Error::Exists { what: target.name });
+            return Err(Error::Exists { object: target.name });
         }
         Ok(Box::new(put::S3Upload::new(live, target, len_bytes_max)))
     }
@@ -150,16 +150,16 @@ impl Storage for S3 {
         let (live, path, name) = (self.live()?, self.path(key), self.display(key));
         // Deleting what is not there succeeds, so it is looked for first.
         if object::head(&live, &path, &name)?.is_none() {
-            return Err(Error::NotFound { what: name });
+            return Err(Error::NotFound { object: name });
         }
         list::delete(&live, &[path], &name)
     }
 
     fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        let what = format!("{} as {}", self.display(staged), self.display(target));
-        let doing = "publish (objects cannot be renamed, and copies do not appear all at once: \
+        let object = format!("{} as {}", self.display(staged), self.display(target));
+        let operation = "publish (objects cannot be renamed, and copies do not appear all at once: \
                      write them where they belong, and last the one that says they are complete)";
-        Err(Error::Unsupported { doing, what })
+        Err(Error::Unsupported { operation, object })
     }
 
     fn has_atomic_publish(&self, _folder: &Key) -> Result<bool> {
@@ -171,9 +171,9 @@ impl Storage for S3 {
     }
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
-        let why = "is the root, which is not deleted";
+        let reason = "is the root, which is not deleted";
         if *folder == Key::root() {
-            return Err(Error::BadKey { key: String::new(), why });
+            return Err(Error::BadKey { key: String::new(), reason });
         }
         let (live, name) = (self.live()?, self.display(folder));
         let listed = list::all(&live, &self.below(folder), &name)?;
@@ -196,7 +196,7 @@ impl Storage for S3 {
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         let (live, target, state) = (self.live()?, self.target(key), Self::draft_key(key)?);
         if object::head(&live, &target.path, &target.name)?.is_some() {
-            return Err(Error::Exists { what: target.name });
+            return Err(Error::Exists { object: target.name });
         }
         let draft = draft::begin(self, live, target, &state, self.target(&state))?;
         Ok(Box::new(draft))

@@ -46,13 +46,13 @@ pub(super) fn open(live: &ProcessBucket, path: String, name: String) -> Result<O
         // Without this a bucket that does not exist would be an object that does not exist.
         let ask = || async { why_not(live, &path).await.map_or(Ok(()), Err) };
         live.runtime.block_on(live.ask("open", &name, ask))?;
-        return Err(Error::NotFound { what: name });
+        return Err(Error::NotFound { object: name });
     };
     let len_bytes = head.content_length().and_then(|len| u64::try_from(len).ok());
     let (Some(len_bytes), Some(etag)) = (len_bytes, head.e_tag()) else {
-        let due = "a length and an ETag".to_owned();
-        let got = format!("{:?} and {:?}", head.content_length(), head.e_tag());
-        return Err(Error::Corrupt { what: name, offset: 0, got, due });
+        let expected = "a length and an ETag".to_owned();
+        let found = format!("{:?} and {:?}", head.content_length(), head.e_tag());
+        return Err(Error::Corrupt { object: name, offset: 0, found, expected });
     };
     Ok(Opened { path, name, len_bytes, etag: etag.to_owned() })
 }
@@ -77,13 +77,13 @@ impl S3Object {
 impl Opened {
     /// Refuses a read past the end.
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<()> {
-        let due = len as u64;
-        let got = self.len_bytes.saturating_sub(offset).min(due);
-        if got == due {
+        let expected = len as u64;
+        let found = self.len_bytes.saturating_sub(offset).min(expected);
+        if found == expected {
             return Ok(());
         }
-        let (what, len_bytes) = (self.name.clone(), self.len_bytes);
-        Err(Error::ShortRead { what, offset, got, due, len_bytes })
+        let (object, len_bytes) = (self.name.clone(), self.len_bytes);
+        Err(Error::ShortRead { object, offset, found, expected, len_bytes })
     }
 }
 

@@ -204,7 +204,11 @@ impl S3Upload {
         if multipart.begun == PARTS_MAX {
             let why = format!("{PARTS_MAX} parts are full; its length was not told beforehand");
             let source = std::io::Error::other(why);
-            return Err(Error::Io { doing: "write".into(), what: target.name.clone(), source });
+            return Err(Error::Io {
+                operation: "write".into(),
+                object: target.name.clone(),
+                source,
+            });
         }
         let most = (UNDER_WAY_BYTES_MAX / self.part.len() as u64).max(1);
         while multipart.under_way.len() as u64 >= most {
@@ -329,7 +333,7 @@ impl S3Upload {
             self.send_part()?;
         }
         let in_parts = self.multipart.is_some();
-        let taken = Error::Exists { what: self.target.name.clone() };
+        let taken = Error::Exists { object: self.target.name.clone() };
         if !self.make_visible()? {
             return Err(taken);
         }
@@ -345,8 +349,8 @@ impl S3Upload {
 impl Upload for S3Upload {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if let Some(first) = &self.first_failure {
-            let (what, first) = (self.target.name.clone(), first.clone());
-            return Err(Error::Poisoned { what, first });
+            let (object, first) = (self.target.name.clone(), first.clone());
+            return Err(Error::Poisoned { object, first });
         }
         let written = self.append(bytes);
         self.remember(written)
@@ -419,10 +423,10 @@ fn begin(live: &Arc<ProcessBucket>, target: &UploadTarget, mark: &str) -> Result
     };
     let begun = live.runtime.block_on(live.ask("begin to write", &target.name, ask))?;
     let id = CreateMultipartUploadOutput::upload_id(&begun).ok_or_else(|| Error::Corrupt {
-        what: target.name.clone(),
+        object: target.name.clone(),
         offset: 0,
-        got: "a multipart upload without a name".to_owned(),
-        due: "an upload id".to_owned(),
+        found: "a multipart upload without a name".to_owned(),
+        expected: "an upload id".to_owned(),
     })?;
     let (id, parts) = (id.to_owned(), Vec::new());
     Ok(Multipart { id, begun: 0, under_way: JoinSet::new(), parts })

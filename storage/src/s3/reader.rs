@@ -86,7 +86,7 @@ impl ReadBackend for S3Backend {
 }
 
 async fn read(live: &ProcessBucket, opened: &Opened, load: &mut BackendRead) -> (u64, Result<()>) {
-    let (offset, due, len) = (load.offset, load.due, load.len);
+    let (offset, due, len) = (load.offset, load.deadline, load.len);
     if let Err(e) = opened.check(offset, len) {
         return (0, Err(e));
     }

@@ -291,6 +291,6 @@ fn place(geometry: &Geometry, count: u32) -> usize {
     AT_MESSAGES + nth(geometry, count) * geometry.stride()
 }
 
-fn corrupt(at: usize, got: String, due: String) -> Error {
-    Error::Corrupt { what: "shared memory".to_owned(), offset: at as u64, got, due }
+fn corrupt(at: usize, found: String, expected: String) -> Error {
+    Error::Corrupt { object: "shared memory".to_owned(), offset: at as u64, found, expected }
 }

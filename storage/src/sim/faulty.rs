@@ -111,7 +111,7 @@ impl ReadFaultPlan {
         met
     }
 
-    fn try_meet(&self, what: &str, read: &RangeRead<'_>) -> Result<()> {
+    fn try_meet(&self, object: &str, read: &RangeRead<'_>) -> Result<()> {
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(read.buf.len() as u64, Ordering::Relaxed);
         let mut rng = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -125,10 +125,10 @@ impl ReadFaultPlan {
         let doing = || format!("read {} bytes at {} of", read.buf.len(), read.offset);
         if rng.chance(self.faults.io_per_mille) || touches(&self.faults.broken) {
             let source = io::Error::from_raw_os_error(libc::EIO);
-            return Err(Error::Io { doing: doing(), what: what.to_owned(), source });
+            return Err(Error::Io { operation: doing(), object: object.to_owned(), source });
         }
         if rng.chance(self.faults.stale_per_mille) {
-            return Err(Error::Stale { doing: doing(), what: what.to_owned() });
+            return Err(Error::Stale { operation: doing(), object: object.to_owned() });
         }
         Ok(())
     }

@@ -172,11 +172,12 @@ impl StoreModel {
     /// # Errors
     /// [`Error::BadUrl`] with what is wrong with which key.
     pub fn parse(text: &str, overrides: &[&str]) -> Result<Self> {
-        let bad = |what: &str, why: String| Error::BadUrl { url: what.to_owned(), why };
+        let bad = |what: &str, reason: String| Error::BadUrl { url: what.to_owned(), reason };
         let mut table: toml::Table =
             toml::from_str(text).map_err(|e| bad("the model of a store", e.to_string()))?;
         for set in overrides {
-            let refuse = |why: &str| bad(set, format!("{why}, due such as servers.stripes=8"));
+            let refuse =
+                |reason: &str| bad(set, format!("{reason}, due such as servers.stripes=8"));
             let (key, value) = set.split_once('=').ok_or_else(|| refuse("no '=' in it"))?;
             let path: Vec<&str> = key.trim().split('.').collect();
             let Some((last, way)) = path.split_last() else { return Err(refuse("no key")) };
@@ -193,7 +194,7 @@ impl StoreModel {
         let model: StoreModel = table.try_into().map_err(|e: toml::de::Error| {
             bad("the model of a store", e.to_string().trim_end().replace('\n', " "))
         })?;
-        model.check().map_err(|why| bad(&format!("the model {}", model.name), why))?;
+        model.check().map_err(|reason| bad(&format!("the model {}", model.name), reason))?;
         Ok(model)
     }
 

@@ -53,7 +53,7 @@ impl SimulationLayer {
             sim: Arc::clone(&self.sim),
             file: self.file(key),
             name: self.display(key),
-            at,
+            offset: at,
             flying: VecDeque::new(),
             flying_bytes: 0,
             last: SimulatedCompletion { done: 0, failure: None },
@@ -66,10 +66,10 @@ impl SimulationLayer {
         self.display(key).as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix)
     }
 
-    fn drafts(&self, doing: &'static str, key: &Key) -> Result<()> {
+    fn drafts(&self, operation: &'static str, key: &Key) -> Result<()> {
         match self.sim.model.meta.can_draft {
             true => Ok(()),
-            false => Err(Error::Unsupported { doing, what: self.display(key) }),
+            false => Err(Error::Unsupported { operation, object: self.display(key) }),
         }
     }
 }
@@ -99,7 +99,7 @@ impl Storage for SimulationLayer {
 
     fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
         if !self.sim.model.meta.can_publish {
-            return Err(Error::Unsupported { doing: "publish", what: self.display(target) });
+            return Err(Error::Unsupported { operation: "publish", object: self.display(target) });
         }
         self.named("publish", target, || self.inner.publish(staged, target))
     }
@@ -259,7 +259,7 @@ struct SimUpload<U: ?Sized> {
     file: u64,
     name: String,
     /// Where what was not yet asked for begins.
-    at: u64,
+    offset: u64,
     /// When each request is done, and its bytes.
     flying: VecDeque<(u64, u64)>,
     flying_bytes: u64,
@@ -274,10 +274,10 @@ impl<U: ?Sized + Upload> SimUpload<U> {
         let request = u64::from(self.sim.model.servers.request_kib) << 10;
         let len = self.inner.len_bytes();
         let until = if all { len } else { len / request * request };
-        while self.at < until {
-            let bytes = (request - self.at % request).min(until - self.at);
-            let ticket = self.sim.transfer(Op::Write, self.file, self.at, bytes);
-            self.at += bytes;
+        while self.offset < until {
+            let bytes = (request - self.offset % request).min(until - self.offset);
+            let ticket = self.sim.transfer(Op::Write, self.file, self.offset, bytes);
+            self.offset += bytes;
             self.flying.push_back((ticket.done, bytes));
             self.flying_bytes += bytes;
             self.last = self.last.and(ticket);

@@ -40,7 +40,7 @@ fn options(pool: &Arc<BufferPool>) -> ReaderOptions {
 
 fn submit(reader: &mut dyn Reader, pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64) {
     let (object, buf) = (Arc::clone(object), pool.take(600).unwrap());
-    reader.submit(ReadRequest { object, offset, len: 600, buf, tag: offset, due: None });
+    reader.submit(ReadRequest { object, offset, len: 600, buf, tag: offset, deadline: None });
 }
 
 fn reap(reader: &mut dyn Reader, count: usize) -> Vec<Completion> {
@@ -110,7 +110,7 @@ fn some_reads_hang_and_the_rest_goes_on() {
             assert!(came.tag >= 3 << 20 && came.buf.is_empty(), "{came:?}");
         }
         let oldest = StuckReads::oldest().unwrap();
-        assert!(oldest.what.ends_with(NAME) && oldest.offset >= 3 << 20, "{oldest}");
+        assert!(oldest.object.ends_with(NAME) && oldest.offset >= 3 << 20, "{oldest}");
         let named = format!("at {} of {}/{NAME}", 3 << 20, frozen.folder.display());
         let until = Instant::now() + PATIENCE;
         let heard = loop {

@@ -221,9 +221,9 @@ fn elsewhere_than_on_lustre_it_is_an_error_that_says_so() {
 fn layouts_are_recommended_by_what_a_file_is_for() {
     const GIB: u64 = 1 << 30;
     let of = |purpose, bytes, nodes, targets| {
-        let Recommendation { stripe_count, stripe_bytes, why } =
+        let Recommendation { stripe_count, stripe_bytes, reason } =
             Recommendation::new(purpose, bytes, nodes, targets);
-        assert!(!why.is_empty());
+        assert!(!reason.is_empty());
         let part = LayoutComponent::whole(stripe_count, stripe_bytes);
         assert_eq!(Striping { parts: vec![part] }.check(), Ok(()));
         (stripe_count, stripe_bytes >> 10)

@@ -18,7 +18,7 @@ fn bytes_of(len: usize) -> Vec<u8> {
 
 fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> ReadRequest {
     let buf = pool.take(len).unwrap();
-    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, due: None }
+    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, deadline: None }
 }
 
 /// Reaps until so many came, or a minute is past.

@@ -224,7 +224,7 @@ fn free_name(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
     match store.open(&key) {
         Err(storage::Error::NotFound { .. }) => Ok((store, key)),
         Err(error) => Err(error.into()),
-        Ok(_) => Err(storage::Error::Exists { what: store.display(&key) }.into()),
+        Ok(_) => Err(storage::Error::Exists { object: store.display(&key) }.into()),
     }
 }
 

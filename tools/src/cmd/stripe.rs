@@ -259,7 +259,7 @@ fn recommend(args: &RecommendArgs) -> Answer {
         For::Shared => Purpose::Shared,
     };
     let targets = args.targets.or_else(target_count);
-    let Recommendation { stripe_count, stripe_bytes, why } =
+    let Recommendation { stripe_count, stripe_bytes, reason } =
         Recommendation::new(purpose, args.bytes.0, args.nodes, targets);
     let part = LayoutComponent::whole(stripe_count, stripe_bytes);
     let count = if stripe_count == LayoutComponent::ALL {
@@ -271,9 +271,9 @@ fn recommend(args: &RecommendArgs) -> Answer {
     let set = format!("feedline stripe set FOLDER --count {count} --size {size}");
     Answer {
         path: None,
-        text: format!("{part}: {why}\n{set}\n"),
+        text: format!("{part}: {reason}\n{set}\n"),
         parts: vec![ComponentReport::of(&part)],
-        why: Some(why),
+        why: Some(reason),
         set: Some(set),
         ok: true,
     }

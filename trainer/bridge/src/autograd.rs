@@ -20,14 +20,14 @@ use crate::{Error, Result};
 /// [`Error::Lengths`]; [`Error::Collective`] if a collective of the graph lost a rank; or what
 /// libtorch says, such as that a root needs no gradient.
 pub fn backward<T: AsRef<Tensor>>(roots: &[T], grads: &[T]) -> Result<()> {
-    let doing = "go backward";
+    let operation = "go backward";
     if roots.len() != grads.len() {
-        return Err(Error::Lengths { doing, got: vec![roots.len(), grads.len()] });
+        return Err(Error::Lengths { operation, found: vec![roots.len(), grads.len()] });
     }
     let (roots, grads) = (pointers(roots), pointers(grads));
     // SAFETY: both lists hold `roots.len()` handles that their owners keep alive during the call.
     let code = unsafe { fb_backward(roots.as_ptr(), grads.as_ptr(), roots.len()) };
-    check(doing, code)
+    check(operation, code)
 }
 
 /// Takes the gradient from a leaf; `None` if it has none. The next backward then hands its result

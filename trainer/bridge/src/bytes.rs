@@ -41,7 +41,7 @@ pub fn is_alone(tensor: &Tensor) -> bool {
 }
 
 fn lendable_bytes(tensor: &Tensor) -> Result<usize> {
-    let refuse = |why| Err(Error::NotLendable { why });
+    let refuse = |reason| Err(Error::NotLendable { reason });
     if !tensor.defined() {
         return refuse("it is undefined");
     }

@@ -10,16 +10,16 @@ pub enum Error {
     /// A C++ exception, as text.
     Torch {
         /// What we were doing.
-        doing: &'static str,
+        operation: &'static str,
         /// What libtorch said.
         text: String,
     },
     /// Lists that belong together have different lengths.
     Lengths {
         /// What we were doing.
-        doing: &'static str,
+        operation: &'static str,
         /// How long each was.
-        got: Vec<usize>,
+        found: Vec<usize>,
     },
     /// An operation of several ranks did not come to its end.
     Collective {
@@ -35,7 +35,7 @@ pub enum Error {
     /// Ranks did not come to a place where they were waited for.
     Absent {
         /// The place.
-        doing: String,
+        operation: String,
         /// Who did not come.
         missing: Vec<usize>,
         /// How long they were waited for.
@@ -44,14 +44,14 @@ pub enum Error {
     /// A rank said that it cannot go on.
     Peer {
         /// Where it was waited for.
-        doing: String,
+        operation: String,
         /// Which rank, and why.
         text: String,
     },
     /// The store does not answer, or has no such key.
     Store {
         /// What we were doing.
-        doing: String,
+        operation: String,
         /// What came.
         text: String,
     },
@@ -65,7 +65,7 @@ pub enum Error {
     /// The memory of a tensor cannot be lent.
     NotLendable {
         /// What is in the way.
-        why: &'static str,
+        reason: &'static str,
     },
 }
 
@@ -89,23 +89,23 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Torch { doing, text } => write!(f, "{doing}: {text}"),
-            Error::Lengths { doing, got } => {
-                write!(f, "{doing}: got lists of {got:?} tensors, due equal lengths")
+            Error::Torch { operation, text } => write!(f, "{operation}: {text}"),
+            Error::Lengths { operation, found } => {
+                write!(f, "{operation}: got lists of {found:?} tensors, due equal lengths")
             }
             Error::Collective { op, group, ranks, text } => {
                 write!(f, "{op} on {group} (ranks {}): {text}", ranks_text(ranks))
             }
-            Error::Absent { doing, missing, after } => {
+            Error::Absent { operation, missing, after } => {
                 let noun = if missing.len() == 1 { "rank" } else { "ranks" };
                 let after = seconds(after.as_secs_f64());
-                write!(f, "{doing}: {noun} {} missing after {after}", ranks_text(missing))
+                write!(f, "{operation}: {noun} {} missing after {after}", ranks_text(missing))
             }
-            Error::Peer { doing, text } | Error::Store { doing, text } => {
-                write!(f, "{doing}: {text}")
+            Error::Peer { operation, text } | Error::Store { operation, text } => {
+                write!(f, "{operation}: {text}")
             }
             Error::Serve { address, text } => write!(f, "keep a store on {address}: {text}"),
-            Error::NotLendable { why } => write!(f, "lend the bytes of a tensor: {why}"),
+            Error::NotLendable { reason } => write!(f, "lend the bytes of a tensor: {reason}"),
         }
     }
 }

@@ -189,7 +189,7 @@ unsafe extern "C" {
 }
 
 /// The code that a call returned, as a result with the reason.
-pub(crate) fn check(doing: &'static str, code: c_int) -> Result<()> {
+pub(crate) fn check(operation: &'static str, code: c_int) -> Result<()> {
     match code {
         0 => Ok(()),
         2 => {
@@ -199,7 +199,7 @@ pub(crate) fn check(doing: &'static str, code: c_int) -> Result<()> {
             let lost = unsafe { *lost };
             Err(dist::explain(&lost, &last_error()))
         }
-        _ => Err(Error::Torch { doing, text: last_error() }),
+        _ => Err(Error::Torch { operation, text: last_error() }),
     }
 }
 

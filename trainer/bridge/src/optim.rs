@@ -42,10 +42,10 @@ pub fn fused_adamw(
     moments: &mut Moments<'_>,
     update: &AdamWStep,
 ) -> Result<()> {
-    let doing = "update by AdamW";
-    let got = vec![params.len(), grads.len(), moments.exp_avgs.len(), moments.exp_avg_sqs.len()];
-    if got.iter().any(|len| *len != params.len()) {
-        return Err(Error::Lengths { doing, got });
+    let operation = "update by AdamW";
+    let found = vec![params.len(), grads.len(), moments.exp_avgs.len(), moments.exp_avg_sqs.len()];
+    if found.iter().any(|len| *len != params.len()) {
+        return Err(Error::Lengths { operation, found });
     }
     let options = AdamW {
         step: update.step as f64,
@@ -72,7 +72,7 @@ pub fn fused_adamw(
             &raw const options,
         )
     };
-    check(doing, code)
+    check(operation, code)
 }
 
 /// The Euclidean norm of each tensor, summed in f64: one tensor of as many f64.

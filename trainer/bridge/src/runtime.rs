@@ -60,13 +60,13 @@ pub fn keep_freed_memory() -> bool {
 /// # Errors
 /// What libtorch says, such as that there is no such device.
 pub fn rng_state(device: Device) -> Result<Vec<u8>> {
-    let doing = "read the state of random numbers";
+    let operation = "read the state of random numbers";
     let mut out = ptr::null_mut();
     // SAFETY: `out` has room for one handle.
     let code = unsafe { fb_rng_get(generator(device), &raw mut out) };
-    let state = take(doing, code, out)?;
+    let state = take(operation, code, out)?;
     Vec::try_from(&state)
-        .map_err(|error: tch::TchError| Error::Torch { doing, text: error.to_string() })
+        .map_err(|error: tch::TchError| Error::Torch { operation, text: error.to_string() })
 }
 
 /// Goes back to a state that [`rng_state`] gave.

@@ -119,8 +119,8 @@ impl Writer<'_> {
             let new = stream.push(&bytes);
             *tokens += 1;
             if at_once {
-                let doing = "write to standard output".to_owned();
-                return print(&new).map_err(|source| trainer::Error::Run { doing, source });
+                let operation = "write to standard output".to_owned();
+                return print(&new).map_err(|source| trainer::Error::Run { operation, source });
             }
             text.push_str(&new);
             Ok(())

@@ -53,17 +53,17 @@ impl TrainedArgs {
 /// Says now and then on standard error how far something has come.
 struct ProgressPrinter {
     begun: Instant,
-    told: Instant,
+    printed: Instant,
 }
 
 impl ProgressPrinter {
     fn new() -> Self {
-        ProgressPrinter { begun: Instant::now(), told: Instant::now() }
+        ProgressPrinter { begun: Instant::now(), printed: Instant::now() }
     }
 
     fn tell(&mut self, done: u64, total: u64, what: &str) {
-        if self.told.elapsed() >= Duration::from_secs(10) {
-            self.told = Instant::now();
+        if self.printed.elapsed() >= Duration::from_secs(10) {
+            self.printed = Instant::now();
             let seconds = self.begun.elapsed().as_secs();
             _ = writeln!(io::stderr(), "{done} of {total} {what} in {seconds}s");
         }

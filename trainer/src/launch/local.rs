@@ -172,7 +172,8 @@ impl Rank {
         if launch.ranks > 1 && WAITING.iter().all(|name| std::env::var_os(name).is_none()) {
             command.env(WAITING[0], "passive");
         }
-        let mut child = command.spawn().map_err(|source| Error::Run { doing: doing(), source })?;
+        let mut child =
+            command.spawn().map_err(|source| Error::Run { operation: doing(), source })?;
         if let Some(out) = child.stdout.take() {
             forward(out, rank, Outlet::Out, lines.clone());
         }
@@ -328,7 +329,7 @@ impl Outlets {
             Outlet::Err => &mut self.err,
         };
         to.write_all(&line.text).and_then(|()| to.flush()).map_err(|source: io::Error| Error::Run {
-            doing: "pass on what the ranks say".to_owned(),
+            operation: "pass on what the ranks say".to_owned(),
             source,
         })
     }

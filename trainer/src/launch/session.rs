@@ -132,8 +132,8 @@ impl Session {
         let told = match self.store.get("size", self.timeout) {
             Ok(told) => told,
             Err(bridge::Error::Store { .. }) => {
-                let (doing, after) = ("stage/store".to_owned(), self.timeout);
-                return Err(bridge::Error::Absent { doing, missing: vec![0], after }.into());
+                let (operation, after) = ("stage/store".to_owned(), self.timeout);
+                return Err(bridge::Error::Absent { operation, missing: vec![0], after }.into());
             }
             Err(error) => return Err(error.into()),
         };

@@ -61,7 +61,7 @@ impl Watchdog {
         };
         let thread = thread::Builder::new().name(name).spawn(run);
         let thread = thread.map_err(|source| crate::Error::Run {
-            doing: "start a thread that watches".to_owned(),
+            operation: "start a thread that watches".to_owned(),
             source,
         })?;
         Ok(Watchdog { stop: Some(stop), thread: Some(thread) })

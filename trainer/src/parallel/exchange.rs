@@ -30,7 +30,7 @@ struct Slice {
     /// Elements of a row's slice; those of the last rows may be shorter, and are padded.
     each: i64,
     /// Where the slice begins in a row.
-    at: i64,
+    offset: i64,
 }
 
 impl Slice {
@@ -49,7 +49,7 @@ impl Buffer {
         let slices = elements.into_iter().map(|elements| {
             let count = elements as u64; // fits: a tensor's size
             let first = slice_of(Slices::Blocks, count, replicas as u64, 0);
-            let slice = Slice { elements, each: first.end as i64, at: row };
+            let slice = Slice { elements, each: first.end as i64, offset: row };
             row += slice.each;
             slice
         });
@@ -98,7 +98,7 @@ impl Buffer {
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn unpack_own(&self, row: &Tensor, replica: usize) -> Result<Vec<Tensor>> {
-        let view = |slice: &Slice| Ok(row.f_narrow(0, slice.at, slice.of(replica).1)?);
+        let view = |slice: &Slice| Ok(row.f_narrow(0, slice.offset, slice.of(replica).1)?);
         self.slices.iter().map(view).collect()
     }
 
@@ -109,7 +109,7 @@ impl Buffer {
     pub fn unpack(&self, rows: &Tensor) -> Result<Vec<Tensor>> {
         let tensor = |slice: &Slice| {
             let piece = |replica: usize| {
-                let at = replica as i64 * self.row + slice.at; // fits: a place in memory
+                let at = replica as i64 * self.row + slice.offset; // fits: a place in memory
                 Ok(rows.f_narrow(0, at, slice.of(replica).1)?)
             };
             let pieces = (0..self.replicas).map(piece).collect::<Result<Vec<Tensor>>>()?;

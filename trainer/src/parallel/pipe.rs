@@ -54,7 +54,7 @@ pub struct Pipe<'a> {
     asked: HashMap<Action, (Vec<Tensor>, Vec<Work>)>,
     /// To whom, for which place of his list, and the messages.
     sent: Vec<(usize, usize, Vec<Work>)>,
-    doing: &'a RankActivity,
+    activity: &'a RankActivity,
 }
 
 impl<'a> Pipe<'a> {
@@ -65,11 +65,11 @@ impl<'a> Pipe<'a> {
         shape: Pipeline,
         lists: &[Vec<Action>],
         (kind, device): (Kind, Device),
-        doing: &'a RankActivity,
+        activity: &'a RankActivity,
     ) -> Self {
         let places = lists.iter().map(|list| list.iter().copied().zip(0..).collect()).collect();
         let (asked, sent) = (HashMap::new(), Vec::new());
-        Pipe { group, shape, kind, device, places, asked, sent, doing }
+        Pipe { group, shape, kind, device, places, asked, sent, activity }
     }
 
     /// Asks for the inputs of the first of these actions that come from other ranks. `shapes` says
@@ -110,7 +110,7 @@ impl<'a> Pipe<'a> {
         let Some((tensors, works)) = self.asked.remove(action) else { return Ok(None) };
         let own = self.group.rank();
         let (from, input) = action.after(own, self.shape).expect("it was asked for");
-        self.doing.set(|| format!("waits for {input} of rank {}", self.group.members()[from]));
+        self.activity.set(|| format!("waits for {input} of rank {}", self.group.members()[from]));
         wait_all(works)?;
         let place = self.places[from][&input];
         let (taken, sent) =
@@ -147,7 +147,7 @@ impl<'a> Pipe<'a> {
     /// # Errors
     /// [`crate::Error::Bridge`].
     pub fn finish(self) -> Result<()> {
-        self.doing.set(|| "waits for what it sent to be taken".to_owned());
+        self.activity.set(|| "waits for what it sent to be taken".to_owned());
         wait_all(self.sent.into_iter().flat_map(|(_, _, works)| works).collect())
     }
 }

@@ -49,7 +49,7 @@ pub struct RankNetwork<'a> {
     /// Numbers of the computation.
     pub kind: Kind,
     /// For whoever watches.
-    pub doing: &'a RankActivity,
+    pub activity: &'a RankActivity,
 }
 
 impl RankNetwork<'_> {
@@ -133,14 +133,14 @@ impl<'a> ScheduleRun<'a> {
                 pipe.ask(&actions[at..], |action| parts.shapes(action, rows[action.micro]))?;
                 input = pipe.take(action)?;
             }
-            self.parts.doing.set(|| action.to_string());
+            self.parts.activity.set(|| action.to_string());
             self.expect(&actions[at..]);
             match action.pass {
                 Pass::Forward => self.forward(action, input.unwrap_or_default())?,
                 Pass::Backward => self.backward(action, input.unwrap_or_default())?,
             }
         }
-        self.parts.doing.set(|| "sums gradients over replicas".to_owned());
+        self.parts.activity.set(|| "sums gradients over replicas".to_owned());
         let grads = self.grads.finish()?;
         if let Some(pipe) = self.pipe {
             pipe.finish()?;

@@ -78,9 +78,9 @@ fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
         let rank = session.world().rank;
         let error = session
             .stage(StartupStage::Data, || {
-                let doing = "open the corpus".to_owned();
+                let operation = "open the corpus".to_owned();
                 let source = std::io::ErrorKind::NotFound.into();
-                if rank == 1 { Err(Error::Run { doing, source }) } else { Ok(()) }
+                if rank == 1 { Err(Error::Run { operation, source }) } else { Ok(()) }
             })
             .unwrap_err();
         (error.is_peer_lost(), error.to_string(), session.abort(&error))

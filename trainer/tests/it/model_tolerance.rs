@@ -153,7 +153,7 @@ fn weights(trainer: &Trainer) -> Vec<(usize, Vec<[i64; 2]>, Vec<f32>)> {
         for part in parts.into_iter().filter(|part| part.tensor < count) {
             let spans = part.region.spans.iter();
             let spans = spans.map(|span| [span.start as i64, span.len as i64]).collect();
-            let at = part.at as usize;
+            let at = part.offset as usize;
             let len = part.region.elements().expect("a small tensor") as usize;
             boxes.push((part.tensor, spans, flat[at..at + len].to_vec()));
         }

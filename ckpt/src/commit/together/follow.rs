@@ -36,11 +36,13 @@ impl JointSave<'_> {
             // The part was there although that was an error, and all went well.
             (Err(_), Ok(())) => Ok(self.report(&WriterOutput::default(), planned, durable)),
             // Somebody else was first, and ours may follow from that.
-            (Err(_), Err(Error::Aborted { why, .. })) if told.is_some_and(|told| told != why) => {
-                Err(self.aborted(why))
+            (Err(_), Err(Error::Aborted { reason, .. }))
+                if told.is_some_and(|told| told != reason) =>
+            {
+                Err(self.aborted(reason))
             }
-            (Ok(_), Err(Error::Aborted { why, .. }))
-                if self.cancelled().is_some_and(|told| told == why) =>
+            (Ok(_), Err(Error::Aborted { reason, .. }))
+                if self.cancelled().is_some_and(|told| told == reason) =>
             {
                 Err(Error::Cancelled)
             }
@@ -112,19 +114,24 @@ impl JointSave<'_> {
         let theirs = (step, writers, fingerprint, block_bytes, codec);
         if theirs != ours {
             let (ours, theirs) = (plan_text(ours), plan_text(theirs));
-            let why = format!(
+            let reason = format!(
                 "it is {ours}, and writer 0 has {theirs}; hint: all processes are to plan the same \
                  tensors, held alike, with the same options"
             );
-            return Err(Error::BadInput { what: self.what(), why });
+            return Err(Error::BadInput { object: self.what(), reason });
         }
         let name = step_name(step);
         let is_place = announce.data.starts_with(&format!("{STAGING}{name}-"))
             || announce.data.starts_with(&format!("{name}/data-"));
         if !is_place || !announce.record.starts_with(&format!("{name}/")) {
-            let (what, place) = (self.what(), "the announcement".to_owned());
-            let got = format!("files in '{}', committed by '{}'", announce.data, announce.record);
-            return Err(Error::BadManifest { what, place, got, due: format!("those of {name}") });
+            let (object, place) = (self.what(), "the announcement".to_owned());
+            let found = format!("files in '{}', committed by '{}'", announce.data, announce.record);
+            return Err(Error::BadManifest {
+                object,
+                place,
+                found,
+                expected: format!("those of {name}"),
+            });
         }
         let below = |name: &str| self.steps.folder.join(name);
         Ok(AnnouncedSave {

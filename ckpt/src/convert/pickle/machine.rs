@@ -361,13 +361,13 @@ impl Machine<'_> {
         }
     }
 
-    fn bad<T>(&self, why: String) -> Result<T> {
-        Err(Bad { offset: self.at, why, is_short: false })
+    fn bad<T>(&self, reason: String) -> Result<T> {
+        Err(Bad { offset: self.at, reason, is_short: false })
     }
 
     fn short<T>(&self) -> Result<T> {
-        let why = "the end of the bytes".to_owned();
-        Err(Bad { offset: self.at, why, is_short: true })
+        let reason = "the end of the bytes".to_owned();
+        Err(Bad { offset: self.at, reason, is_short: true })
     }
 }
 

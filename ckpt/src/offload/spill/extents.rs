@@ -15,7 +15,7 @@ pub(super) struct SpillExtent {
     pub(super) crc64: u64,
     /// Whether it was announced, and has a place in `wanted` or `ahead`.
     is_wanted: bool,
-    pub(super) at: ExtentState,
+    pub(super) state: ExtentState,
 }
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Extents {
     /// Refuses to go on after an error.
     pub(super) fn check(&mut self, what: impl FnOnce() -> String) -> Result<()> {
         let Some((error, first)) = &mut self.failed else { return Ok(()) };
-        let again = || storage::Error::Poisoned { what: what(), first: first.clone() }.into();
+        let again = || storage::Error::Poisoned { object: what(), first: first.clone() }.into();
         Err(error.take().unwrap_or_else(again))
     }
 
@@ -117,13 +117,13 @@ impl Extents {
     /// Forgets the copy in memory of an extent that is on the disk.
     fn evict(&mut self, number: u64) -> Option<Zeros> {
         let extent = self.all.get_mut(&number)?;
-        match std::mem::replace(&mut extent.at, ExtentState::Reading) {
+        match std::mem::replace(&mut extent.state, ExtentState::Reading) {
             ExtentState::Both(buffer, place) => {
-                (extent.at, extent.is_wanted) = (ExtentState::Disk(place), false);
+                (extent.state, extent.is_wanted) = (ExtentState::Disk(place), false);
                 Arc::into_inner(buffer)
             }
             other => {
-                extent.at = other;
+                extent.state = other;
                 None
             }
         }
@@ -134,7 +134,7 @@ impl Extents {
         let number = self.next;
         self.next += 1;
         let at = ExtentState::Memory(Arc::new(buffer));
-        self.all.insert(number, SpillExtent { len, crc64, is_wanted: false, at });
+        self.all.insert(number, SpillExtent { len, crc64, is_wanted: false, state: at });
         self.dirty.insert(number);
         self.report.put_bytes += len as u64;
         number
@@ -142,7 +142,7 @@ impl Extents {
 
     /// Takes an extent away; `None` while it is read, and what is needed of it is not there yet.
     pub(super) fn remove(&mut self, number: u64) -> Option<SpillExtent> {
-        if matches!(self.all.get(&number)?.at, ExtentState::Reading) {
+        if matches!(self.all.get(&number)?.state, ExtentState::Reading) {
             return None;
         }
         self.forget(number)
@@ -171,7 +171,7 @@ impl Extents {
             let Some(extent) = self.all.get_mut(&number).filter(|extent| !extent.is_wanted) else {
                 continue;
             };
-            match extent.at {
+            match extent.state {
                 ExtentState::Disk(_) => {
                     extent.is_wanted = true;
                     self.wanted.push_back(number);
@@ -190,7 +190,7 @@ impl Extents {
     pub(super) fn urge(&mut self, numbers: &[u64]) {
         for &number in numbers.iter().rev() {
             let Some(extent) = self.all.get_mut(&number) else { continue };
-            if matches!(extent.at, ExtentState::Disk(_)) {
+            if matches!(extent.state, ExtentState::Disk(_)) {
                 if std::mem::replace(&mut extent.is_wanted, true) {
                     self.wanted.retain(|other| *other != number);
                 }
@@ -213,7 +213,7 @@ impl Extents {
             let extent = self.all.get_mut(&number).expect("what is wanted is there");
             let (len, crc64) = (extent.len, extent.crc64);
             if let ExtentState::Disk(place) =
-                std::mem::replace(&mut extent.at, ExtentState::Reading)
+                std::mem::replace(&mut extent.state, ExtentState::Reading)
             {
                 self.ahead.push_back(number);
                 self.flying += 1;
@@ -223,11 +223,11 @@ impl Extents {
         }
         let Some(number) = self.dirty.pop_first() else { return Ok(None) };
         let extent = self.all.get_mut(&number).expect("what is dirty is there");
-        let ExtentState::Memory(buffer) = &extent.at else {
+        let ExtentState::Memory(buffer) = &extent.state else {
             unreachable!("what is dirty is in memory")
         };
         let (len, buffer) = (extent.len, Arc::clone(buffer));
-        extent.at = ExtentState::Writing(Arc::clone(&buffer));
+        extent.state = ExtentState::Writing(Arc::clone(&buffer));
         self.flying += 1;
         Ok(Some(ExtentTask::Write { number, len, buffer }))
     }
@@ -256,7 +256,7 @@ impl Extents {
             self.give(buffer);
             return Some(place);
         };
-        extent.at = ExtentState::Both(buffer, place);
+        extent.state = ExtentState::Both(buffer, place);
         self.clean.insert(number);
         None
     }
@@ -285,7 +285,7 @@ impl Extents {
             self.idle.push(buffer);
             return Some(place);
         };
-        extent.at = ExtentState::Both(Arc::new(buffer), place);
+        extent.state = ExtentState::Both(Arc::new(buffer), place);
         None
     }
 }

@@ -122,10 +122,10 @@ impl FileRange {
             return Ok(());
         }
         Err(Error::Corrupt {
-            what: self.file.display(),
+            object: self.file.display(),
             offset,
-            got: format!("{len} bytes with the CRC-64 {got:016x}"),
-            due: format!("{due:016x}, as they were written"),
+            found: format!("{len} bytes with the CRC-64 {got:016x}"),
+            expected: format!("{due:016x}, as they were written"),
         })
     }
 }

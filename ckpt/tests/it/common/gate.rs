@@ -55,8 +55,8 @@ fn pass(gate: &(Mutex<Way>, Condvar), key: &Key) -> Result<()> {
     match way {
         Way::Broken => Err(pulled(key)),
         Way::Full if key.as_str().ends_with(".safetensors") => {
-            let what = key.as_str().to_owned();
-            Err(storage::Error::NoSpace { what, need_bytes: 4096, free_bytes: Some(17) })
+            let object = key.as_str().to_owned();
+            Err(storage::Error::NoSpace { object, need_bytes: 4096, free_bytes: Some(17) })
         }
         Way::Panics => panic!("pulled"),
         Way::Open | Way::Shut | Way::Full => Ok(()),

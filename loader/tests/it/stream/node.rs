@@ -144,7 +144,7 @@ fn the_ranks_of_a_node_are_those_that_are_read_for() {
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![Dtype::U16]).unwrap();
     let three = node(&job("three"), 0, 3);
     let error = NodeBatches::start(order, assemble, how(0, RANKS), three).unwrap_err();
-    assert!(matches!(error, Error::Option { name: "blocks", got: 3, .. }), "{error}");
+    assert!(matches!(error, Error::Option { name: "blocks", found: 3, .. }), "{error}");
     // Alone on its node, and at the end of all samples.
     let mut last = batches(&corpus.path, how(SAMPLES - 1, Ranks::ALONE), node(&job("last"), 0, 1));
     assert_eq!(last.next_batch().unwrap().unwrap().rows, 1);

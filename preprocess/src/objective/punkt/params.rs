@@ -91,10 +91,10 @@ fn read_text(file: &str) -> Result<String> {
     })
 }
 
-fn bad(file: &str, line: Option<u64>, got: &str, due: &str) -> Error {
-    let got = match line {
-        Some(_) => format!("'{}'", got.chars().take(80).collect::<String>().escape_debug()),
-        None => got.to_owned(),
+fn bad(file: &str, line: Option<u64>, found: &str, expected: &str) -> Error {
+    let found = match line {
+        Some(_) => format!("'{}'", found.chars().take(80).collect::<String>().escape_debug()),
+        None => found.to_owned(),
     };
-    Error::BadVocab { file: file.to_owned(), line, got, due: due.to_owned() }
+    Error::BadVocab { file: file.to_owned(), line, found, expected: expected.to_owned() }
 }

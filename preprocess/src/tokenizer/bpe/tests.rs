@@ -64,13 +64,13 @@ fn unfit_vocabularies_are_refused() {
         (&[0; 1025], 256, "1025 bytes of token 256"),
     ] {
         let unfit = with(token, id).unwrap_err();
-        assert!(unfit.got.contains(words), "{unfit:?}");
+        assert!(unfit.found.contains(words), "{unfit:?}");
     }
     let mut twice = bytes.clone();
     twice.extend([(b"ab".to_vec(), 300), (b"cd".to_vec(), 300)]);
-    assert!(from_ranks(&twice, Pattern::Whole).unwrap_err().got.contains("id 300 twice"));
+    assert!(from_ranks(&twice, Pattern::Whole).unwrap_err().found.contains("id 300 twice"));
     let unfit = from_ranks(&bytes[1..], Pattern::Whole).unwrap_err();
-    assert!(unfit.got.contains("no token for the byte 0x00"), "{unfit:?}");
+    assert!(unfit.found.contains("no token for the byte 0x00"), "{unfit:?}");
 }
 
 /// Both parts of a text that is cut where it may be give the ids of the whole.

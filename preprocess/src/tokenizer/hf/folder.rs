@@ -33,8 +33,8 @@ impl Folder {
     pub(super) fn of(spec: &TokenizerSpec) -> Result<Self> {
         let model = spec.model.clone().ok_or_else(|| Error::BadOption {
             name: "tokenizer-model",
-            got: "none".to_owned(),
-            due: "a tokenizer.json or its folder".to_owned(),
+            found: "none".to_owned(),
+            expected: "a tokenizer.json or its folder".to_owned(),
         })?;
         let named = model.ends_with(".json").then(|| model.clone());
         let prefix = match (&named, model.rfind('/')) {
@@ -73,8 +73,8 @@ impl Folder {
         if let Some(token) = asked {
             let id = id_of(token).ok_or_else(|| Error::BadOption {
                 name: "eod-token",
-                got: format!("'{token}'"),
-                due: format!("a token of {}", self.model),
+                found: format!("'{token}'"),
+                expected: format!("a token of {}", self.model),
             })?;
             return Ok(Some(id));
         }

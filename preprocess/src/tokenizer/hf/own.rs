@@ -272,7 +272,7 @@ fn bytes(
         ids.iter().filter_map(|(token, &id)| Some((bytes_of(token)?, id))).collect();
     let whole = whole.iter().filter(|(token, _)| !token.is_empty());
     let with = bpe.with_whole_pieces(whole.map(|(token, id)| (token.as_slice(), *id)));
-    let bpe = with.map_err(|unfit| format!("{}, due {}", unfit.got, unfit.due))?;
+    let bpe = with.map_err(|unfit| format!("{}, due {}", unfit.found, unfit.expected))?;
     Ok(Core::Bytes(Box::new(bpe)))
 }
 

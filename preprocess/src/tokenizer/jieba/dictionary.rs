@@ -160,14 +160,14 @@ pub(super) fn frequency(text: &str) -> Option<u64> {
     text.parse().ok().filter(|&frequency| digits && frequency <= FREQUENCY_MAX)
 }
 
-pub(super) fn bad_line(file: &str, number: u64, line: &str, due: &str) -> Error {
+pub(super) fn bad_line(file: &str, number: u64, line: &str, expected: &str) -> Error {
     // A line may be the whole of a file that is something else.
     let shown: String = line.chars().take(80).collect();
-    let (got, due) = (format!("'{shown}'"), due.to_owned());
-    Error::BadVocab { file: file.to_owned(), line: Some(number), got, due }
+    let (found, expected) = (format!("'{shown}'"), expected.to_owned());
+    Error::BadVocab { file: file.to_owned(), line: Some(number), found, expected }
 }
 
-fn bad_file(file: &str, got: &str, due: &str) -> Error {
-    let (got, due) = (got.to_owned(), due.to_owned());
-    Error::BadVocab { file: file.to_owned(), line: None, got, due }
+fn bad_file(file: &str, found: &str, expected: &str) -> Error {
+    let (found, expected) = (found.to_owned(), expected.to_owned());
+    Error::BadVocab { file: file.to_owned(), line: None, found, expected }
 }

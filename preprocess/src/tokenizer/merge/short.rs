@@ -13,7 +13,7 @@ const UNRANKED: u64 = (NONE as u64) << POSITION_BITS;
 /// wait for what was just written into a part of it.
 #[derive(Debug)]
 pub(super) struct Short<const BYTES: usize> {
-    at: [u32; BYTES],
+    ids: [u32; BYTES],
     ranked: [u64; BYTES],
     alive: u64,
 }
@@ -23,8 +23,8 @@ impl<const BYTES: usize> Short<BYTES> {
     #[inline]
     pub(super) fn new(merger: &Merger, piece: &[u8]) -> Self {
         const { assert!(BYTES <= SHORT_BYTES_MAX && BYTES.is_power_of_two() && BYTES >= 4) };
-        let mut short = Short { at: [0; BYTES], ranked: [UNRANKED; BYTES], alive: 0 };
-        for (id, &byte) in short.at.iter_mut().zip(piece) {
+        let mut short = Short { ids: [0; BYTES], ranked: [UNRANKED; BYTES], alive: 0 };
+        for (id, &byte) in short.ids.iter_mut().zip(piece) {
             *id = merger.byte_ids[usize::from(byte)];
         }
         for (i, (ranked, bytes)) in short.ranked.iter_mut().zip(piece.windows(2)).enumerate() {
@@ -37,7 +37,7 @@ impl<const BYTES: usize> Short<BYTES> {
     /// Merges the pair of lowest rank. False: there is none.
     #[inline(always)]
     pub(super) fn step(&mut self, merger: &Merger) -> bool {
-        let Short { at, ranked, alive } = self;
+        let Short { ids: at, ranked, alive } = self;
         let lowest = lowest(ranked);
         if lowest >= UNRANKED {
             return false;
@@ -62,7 +62,7 @@ impl<const BYTES: usize> Short<BYTES> {
     pub(super) fn push_ids(&self, ids: &mut Vec<u32>) {
         let mut alive = self.alive;
         while alive != 0 {
-            ids.push(self.at[alive.trailing_zeros() as usize % BYTES]);
+            ids.push(self.ids[alive.trailing_zeros() as usize % BYTES]);
             alive &= alive - 1;
         }
     }

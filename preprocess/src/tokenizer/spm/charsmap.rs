@@ -55,9 +55,9 @@ impl Charsmap {
 
     /// As [`Charsmap::new`]; `key` is called with every string that is replaced.
     pub(super) fn with_keys(file: &str, bytes: &[u8], mut key: impl FnMut(&str)) -> Result<Self> {
-        let bad = |got: String, due: &str| {
-            let (file, got) = (file.to_owned(), format!("in the precompiled_charsmap, {got}"));
-            Error::BadVocab { file, line: None, got, due: due.to_owned() }
+        let bad = |found: String, expected: &str| {
+            let (file, found) = (file.to_owned(), format!("in the precompiled_charsmap, {found}"));
+            Error::BadVocab { file, line: None, found, expected: expected.to_owned() }
         };
         let Some((len, rest)) = bytes.split_first_chunk() else {
             return match bytes.len() {
@@ -67,8 +67,8 @@ impl Charsmap {
         };
         let len = u32::from_le_bytes(*len) as usize;
         if len == 0 || !len.is_multiple_of(4) || len > rest.len() {
-            let due = format!("a multiple of 4 from 4 to {}", rest.len());
-            return Err(bad(format!("a trie of {len} bytes"), &due));
+            let expected = format!("a multiple of 4 from 4 to {}", rest.len());
+            return Err(bad(format!("a trie of {len} bytes"), &expected));
         }
         let (units, blob) = rest.split_at(len);
         let blob = std::str::from_utf8(blob)
@@ -83,7 +83,7 @@ impl Charsmap {
                 key(text);
                 Ok(())
             })
-            .map_err(|got| bad(got.to_owned(), "a trie of texts"))?;
+            .map_err(|found| bad(found.to_owned(), "a trie of texts"))?;
         Ok(charsmap)
     }
 

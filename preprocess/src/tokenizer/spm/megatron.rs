@@ -33,7 +33,11 @@ pub(crate) const KINDS: [&str; 4] =
 /// # Errors
 /// As [`SentencePiece::open`], and [`Error::BadOption`].
 pub(crate) fn open(spec: &TokenizerSpec) -> Result<Megatron> {
-    let bad = |name, got: String, due: &str| Error::BadOption { name, got, due: due.to_owned() };
+    let bad = |name, found: String, expected: &str| Error::BadOption {
+        name,
+        found,
+        expected: expected.to_owned(),
+    };
     let model = spec.model.as_ref();
     let model = model.ok_or_else(|| {
         bad("tokenizer-model", "nothing".to_owned(), "the .model file of SentencePiece")
@@ -41,9 +45,9 @@ pub(crate) fn open(spec: &TokenizerSpec) -> Result<Megatron> {
     let flavor = match (spec.legacy, spec.kind.as_str()) {
         (true, "SentencePieceTokenizer") => Flavor::Old { extra_ids: spec.vocab_extra_ids },
         _ if spec.vocab_extra_ids > 0 => {
-            let got = spec.vocab_extra_ids.to_string();
-            let due = "0, or --tokenizer SentencePieceTokenizer --legacy-tokenizer";
-            return Err(bad("vocab-extra-ids", got, due));
+            let found = spec.vocab_extra_ids.to_string();
+            let expected = "0, or --tokenizer SentencePieceTokenizer --legacy-tokenizer";
+            return Err(bad("vocab-extra-ids", found, expected));
         }
         (true, "GPTSentencePieceTokenizer") => Flavor::OldGpt,
         (true, "Llama2Tokenizer") => Flavor::OldLlama2,
@@ -83,8 +87,11 @@ impl Megatron {
     /// of a model without a beginning, or too many extra ids.
     pub(crate) fn open(path: &str, flavor: Flavor) -> Result<Self> {
         let model = SentencePiece::open(path)?;
-        let bad =
-            |name, got: String, due: &str| Error::BadOption { name, got, due: due.to_owned() };
+        let bad = |name, found: String, expected: &str| Error::BadOption {
+            name,
+            found,
+            expected: expected.to_owned(),
+        };
         let mut specials = Vec::new();
         let mut vocab_size = model.size();
         let mut eod = model.eos;
@@ -92,8 +99,8 @@ impl Megatron {
             Flavor::Core | Flavor::OldGpt => {}
             Flavor::OldLlama2 if model.bos.is_some() => {}
             Flavor::OldLlama2 => {
-                let got = format!("{path}, a model without a beginning of text");
-                return Err(bad("tokenizer-model", got, "one with <s>"));
+                let found = format!("{path}, a model without a beginning of text");
+                return Err(bad("tokenizer-model", found, "one with <s>"));
             }
             Flavor::Old { extra_ids } if extra_ids > EXTRA_IDS_MAX => {
                 return Err(bad("vocab-extra-ids", extra_ids.to_string(), "at most 65536"));

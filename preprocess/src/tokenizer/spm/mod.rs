@@ -87,8 +87,8 @@ impl SentencePiece {
             return Err(Error::BadVocab {
                 file: path.to_owned(),
                 line: None,
-                got: format!("{len_bytes} bytes"),
-                due: "a model of at most 256 MiB".to_owned(),
+                found: format!("{len_bytes} bytes"),
+                expected: "a model of at most 256 MiB".to_owned(),
             });
         }
         SentencePiece::from_bytes(path, &storage::read_all(store.as_ref(), &key)?)

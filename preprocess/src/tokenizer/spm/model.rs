@@ -127,11 +127,11 @@ impl<'a> SpmModel<'a> {
                 _ => {}
             }
         }
-        let bad = |got: String, due: &str| Error::BadVocab {
+        let bad = |found: String, expected: &str| Error::BadVocab {
             file: file.to_owned(),
             line: None,
-            got,
-            due: due.to_owned(),
+            found,
+            expected: expected.to_owned(),
         };
         let (unk, reserved) = index(&pieces, &bad)?;
         let byte_ids = byte_ids(&pieces, trainer.byte_fallback, &bad)?;

@@ -142,7 +142,7 @@ impl<'a> Field<'a> {
     }
 }
 
-fn bad(file: &str, at: usize, got: &str, due: &str) -> Error {
-    let (file, got) = (file.to_owned(), format!("{got} at byte {at}"));
-    Error::BadVocab { file, line: None, got, due: due.to_owned() }
+fn bad(file: &str, at: usize, found: &str, expected: &str) -> Error {
+    let (file, found) = (file.to_owned(), format!("{found} at byte {at}"));
+    Error::BadVocab { file, line: None, found, expected: expected.to_owned() }
 }

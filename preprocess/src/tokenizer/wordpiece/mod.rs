@@ -68,8 +68,8 @@ impl WordPiece {
         let unknown = lexicon.id("[UNK]").ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
             line: None,
-            got: "no '[UNK]'".to_owned(),
-            due: "a token for what is not in the vocabulary".to_owned(),
+            found: "no '[UNK]'".to_owned(),
+            expected: "a token for what is not in the vocabulary".to_owned(),
         })?;
         let sign = |byte: usize| {
             let sign = char::from(byte as u8); // fits: below 128

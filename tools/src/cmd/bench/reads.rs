@@ -274,7 +274,7 @@ impl BenchInFlight {
                 len: cut.len,
                 buf,
                 tag,
-                due: None,
+                deadline: None,
             });
             self.sent += 1;
         }

@@ -188,10 +188,10 @@ fn exists(outcome: storage::Result<()>) -> storage::Result<()> {
     match outcome {
         Err(Error::Exists { .. }) => Ok(()),
         Ok(()) => Err(Error::Corrupt {
-            what: "a second write of one name".to_owned(),
+            object: "a second write of one name".to_owned(),
             offset: 0,
-            got: "it was taken".to_owned(),
-            due: "it refused".to_owned(),
+            found: "it was taken".to_owned(),
+            expected: "it refused".to_owned(),
         }),
         Err(error) => Err(error),
     }

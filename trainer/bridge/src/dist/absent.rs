@@ -146,7 +146,8 @@ impl Store {
         for group in self.groups() {
             let Some(wait) = group.waits() else { continue };
             let collective = wait.peer.is_none() && wait.age >= age;
-            if collective && group.told.fetch_max(wait.number, Ordering::Relaxed) < wait.number {
+            if collective && group.announced.fetch_max(wait.number, Ordering::Relaxed) < wait.number
+            {
                 group.tell(&self.at(&group.store), wait.number, wait.op)?;
             }
         }

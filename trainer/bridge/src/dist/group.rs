@@ -54,7 +54,7 @@ pub(crate) struct Inner {
     /// The store, below a name that is the group's.
     pub(super) store: Store,
     /// The newest collective that others were told we wait for.
-    pub(super) told: AtomicU64,
+    pub(super) announced: AtomicU64,
 }
 
 // SAFETY: the shim holds a lock while an operation is started, and c10d's groups may be waited for
@@ -87,10 +87,10 @@ impl Group {
         members: &[usize],
         options: &GroupOptions,
     ) -> Result<Self> {
-        let doing = "connect a group";
+        let operation = "connect a group";
         let text = |text: &str| {
             CString::new(text)
-                .map_err(|_| Error::Torch { doing, text: format!("{text:?} has a NUL in it") })
+                .map_err(|_| Error::Torch { operation, text: format!("{text:?} has a NUL in it") })
         };
         let (interface, address) = match &options.listen {
             Listen::Interface(name) => (Some(text(name)?), None),
@@ -154,10 +154,10 @@ impl Group {
         options: &GroupOptions,
         create: impl FnOnce(&CString, u64, *mut *mut RawGroup) -> i32,
     ) -> Result<Self> {
-        let doing = "connect a group";
+        let operation = "connect a group";
         if rank >= members.len() || i32::try_from(members.len()).is_err() {
             let text = format!("{name}: rank {rank} of {} members", members.len());
-            return Err(Error::Torch { doing, text });
+            return Err(Error::Torch { operation, text });
         }
         let place = format!("group/{name}");
         if members.len() > 1 {
@@ -169,7 +169,7 @@ impl Group {
         let code = create(&own.key("c10d")?, id, &raw mut raw);
         if code != 0 {
             let text = format!("{name}: {}", absent::one_line(&ffi::last_error()));
-            return Err(Error::Torch { doing, text });
+            return Err(Error::Torch { operation, text });
         }
         let raw = NonNull::new(raw).expect("the call succeeded");
         let inner = Arc::new(Inner {
@@ -179,7 +179,7 @@ impl Group {
             members: members.to_vec(),
             device,
             store: own,
-            told: AtomicU64::new(0),
+            announced: AtomicU64::new(0),
         });
         absent::register(id, &inner);
         Ok(Group(inner))
@@ -336,7 +336,7 @@ impl Group {
 
 fn tag_of(tag: u32) -> Result<i32> {
     i32::try_from(tag).map_err(|_| Error::Torch {
-        doing: "tag a message",
+        operation: "tag a message",
         text: format!("got {tag}, due at most {}", i32::MAX),
     })
 }

@@ -70,7 +70,7 @@ impl Store {
     /// [`Error::Store`] if it is not there in time.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
         let doing = || format!("connect to the store on {host}:{port}");
-        open(host, port, false, timeout).map_err(|text| Error::Store { doing: doing(), text })
+        open(host, port, false, timeout).map_err(|text| Error::Store { operation: doing(), text })
     }
 
     /// A second connection of the same rank to the same store. It may take as long as the first.
@@ -126,7 +126,7 @@ impl Store {
             return self.value(key);
         }
         let text = format!("it is not there after {}", absent::seconds(timeout.as_secs_f64()));
-        Err(Error::Store { doing: self.doing(&format!("get '{key}'")), text })
+        Err(Error::Store { operation: self.doing(&format!("get '{key}'")), text })
     }
 
     /// The value of a key, if it is there.
@@ -212,10 +212,10 @@ impl Store {
                 return Ok(());
             }
             let text = String::from_utf8_lossy(&verdict).into_owned();
-            return Err(Error::Peer { doing: name.to_owned(), text });
+            return Err(Error::Peer { operation: name.to_owned(), text });
         }
         let missing = place.missing(members)?;
-        Err(Error::Absent { doing: name.to_owned(), missing, after: timeout })
+        Err(Error::Absent { operation: name.to_owned(), missing, after: timeout })
     }
 
     /// Tells all that wait at `name` that `rank` will not come.
@@ -252,7 +252,7 @@ impl Store {
     /// A key as it stands in the store.
     pub(super) fn key(&self, key: &str) -> Result<CString> {
         CString::new(format!("{}{key}", self.prefix)).map_err(|_| Error::Store {
-            doing: self.doing("name a key"),
+            operation: self.doing("name a key"),
             text: format!("{key:?} has a NUL in it"),
         })
     }
@@ -288,7 +288,7 @@ impl Store {
         within: Duration,
         call: impl FnOnce(*mut RawStore) -> (c_int, T) + Send + 'static,
     ) -> Result<T> {
-        let refuse = |text: String| Error::Store { doing: self.doing(what), text };
+        let refuse = |text: String| Error::Store { operation: self.doing(what), text };
         if self.connection.is_stuck.load(Ordering::Relaxed) {
             return Err(refuse("an earlier call was not answered".to_owned()));
         }

@@ -130,7 +130,7 @@ pub fn pieces(trainer: &Trainer) -> Pieces {
         let values = bits(held.tensor);
         for part in held.parts {
             let places = places(&part.region, &specs[part.tensor].shape);
-            let at = part.at as usize;
+            let at = part.offset as usize;
             let values = values[at..at + places.len()].to_vec();
             pieces.push((part.tensor, places, values));
         }

@@ -77,7 +77,7 @@ fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
 
 struct WorkerShare {
     child: Child,
-    told: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl WorkerShare {
@@ -89,12 +89,12 @@ impl WorkerShare {
         command.arg(format!("--shard-bytes={}B", args.shard_bytes.0));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("the process has no standard output")?;
-        Ok(WorkerShare { child, told: BufReader::new(stdout) })
+        Ok(WorkerShare { child, stdout: BufReader::new(stdout) })
     }
 
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
-        self.told.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         Ok(line.trim_end().to_owned())
     }
 }
